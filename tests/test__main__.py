@@ -11,10 +11,10 @@ import synapse_replication
 
 
 class MainTests(SynchronousTestCase):
-    """The package, run as a program."""
+    """Tests for the package run as a program."""
 
     def test_is_the_command(self) -> None:
-        """It is the command ``synapse-replication``."""
+        """The package runs the command ``synapse-replication``."""
         found = subprocess.run(
             [sys.executable, "-m", "synapse_replication", "--version"],
             capture_output=True,

@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication import api
 
-#: The names that other implementations gave first.
+#: Names that other implementations of the protocol use.
 KNOWN = {
     "BaseReplicationStreamProtocol",
     "CancelTaskCommand",
@@ -51,14 +51,14 @@ KNOWN = {
 
 class ApiTests(SynchronousTestCase):
     def test_all_is_there(self) -> None:
-        """Every public name can be imported, and is listed once, in order."""
+        """Every public name can be imported and is listed once."""
         for name in api.__all__:
             self.assertTrue(hasattr(api, name), name)
         names = [*api.__all__]
         self.assertEqual(len(names), len(set(names)))
 
     def test_nothing_else(self) -> None:
-        """What is imported and is no module is listed."""
+        """Every imported name that is not a module is listed."""
         hidden = {"MappingProxyType", "TYPE_CHECKING", "Any", "annotations"}
         found = {
             name
@@ -68,15 +68,15 @@ class ApiTests(SynchronousTestCase):
         self.assertEqual(found - hidden - set(api.__all__), set())
 
     def test_known_names(self) -> None:
-        """The names that the field knows are there."""
+        """Names known from other implementations are public."""
         self.assertEqual(KNOWN - set(api.__all__), set())
 
     def test_unknown_name(self) -> None:
-        """Another name is an AttributeError, as of any module."""
+        """An unknown name is an AttributeError, as in any module."""
         self.assertFalse(hasattr(api, "no_such_name"))
 
     def test_without_driver(self) -> None:
-        """Everything but the database can be used without its driver."""
+        """Everything but the database can be used without psycopg2."""
         code = (
             "import sys; sys.modules['psycopg2'] = None\n"
             "from synapse_replication import api\n"
@@ -90,7 +90,7 @@ class ApiTests(SynchronousTestCase):
         self.assertEqual(done.stdout, "good\n")
 
     def test_core_without_twisted(self) -> None:
-        """The package itself and its core import no Twisted."""
+        """The package and its core do not import Twisted."""
         code = (
             "import sys\n"
             "import synapse_replication.wire.rdata\n"

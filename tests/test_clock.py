@@ -29,7 +29,7 @@ class ReactorClockTests(SynchronousTestCase):
         self.assertEqual(self.clock.time_msec(), 12500)
 
     def test_call_later(self) -> None:
-        """A call is made after its delay, unless it was taken back."""
+        """A call is made after its delay unless it is cancelled."""
         calls: list[str] = []
         self.clock.call_later(2, calls.append, "made")
         self.clock.call_later(2, calls.append, "taken back").cancel()
@@ -37,7 +37,7 @@ class ReactorClockTests(SynchronousTestCase):
         self.assertEqual(calls, ["made"])
 
     def test_sleep(self) -> None:
-        """Sleeping takes as long as was said."""
+        """``sleep`` fires after its delay."""
         sleeping = self.clock.sleep(2)
         self.assertNoResult(sleeping)
         self.reactor.advance(2)
@@ -45,7 +45,7 @@ class ReactorClockTests(SynchronousTestCase):
 
 
 class Failures(ReplicationObserver):
-    """Remembers what failed."""
+    """Records failures."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, BaseException]] = []
@@ -64,7 +64,7 @@ class BackgroundProcessesTests(SynchronousTestCase):
         await self.gate
 
     def test_waits_for_all(self) -> None:
-        """Whoever waits for all processes waits until the last has ended."""
+        """``wait`` fires when the last process has ended."""
         self.processes("one", self.wait_for_gate)
         waiting = self.processes.wait()
         self.assertEqual(self.processes.count, 1)
@@ -74,7 +74,9 @@ class BackgroundProcessesTests(SynchronousTestCase):
         self.assertEqual(self.processes.count, 0)
 
     def test_failure_is_reported(self) -> None:
-        """A process that fails is reported by its description, and ends well."""
+        """
+        A process that fails is reported by its description, and its Deferred succeeds.
+        """
         error = RuntimeError("no")
         process = self.processes("one", self.wait_for_gate)
         self.gate.errback(error)
@@ -83,7 +85,7 @@ class BackgroundProcessesTests(SynchronousTestCase):
         self.assertEqual(self.processes.count, 0)
 
     def test_failure_at_once(self) -> None:
-        """A process that fails before it waits for anything is reported, too."""
+        """A process that fails before it waits for anything is reported as well."""
         self.gate.errback(RuntimeError("no"))
         self.successResultOf(self.processes("one", self.wait_for_gate))
         self.assertEqual(len(self.observer.seen), 1)

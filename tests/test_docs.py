@@ -1,4 +1,4 @@
-"""What the manual shows works: its examples run, its commands exist."""
+"""Tests that the examples of the manual run and its commands exist."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def declared_orders() -> TableStream:
 
 class ConfigurationExamplesTests(SynchronousTestCase):
     def test_main_process(self) -> None:
-        """The example of a homeserver's configuration has no mistake."""
+        """The example of a homeserver's configuration is valid."""
         config = load_config([str(EXAMPLES / "homeserver.yaml")], Purpose.MAIN)
         self.assertEqual(
             config.writers["events"], ("event_persister1", "event_persister2")
         )
 
     def test_tls(self) -> None:
-        """The example of TLS lacks nothing but the files that it names."""
+        """The example of TLS is valid except that the files it names are missing."""
         files = [str(EXAMPLES / name) for name in ("homeserver.yaml", "tls.yaml")]
         with self.assertRaises(ConfigError) as caught:
             load_config(files, Purpose.WORKER)
@@ -69,14 +69,14 @@ class ConfigurationExamplesTests(SynchronousTestCase):
         self.assertIn("No such file or directory: '/etc/synapse/", problem.problem)
 
     def test_worker(self) -> None:
-        """The example of a worker's file goes with it."""
+        """The example of a worker's file is valid with the homeserver's file."""
         files = [str(EXAMPLES / name) for name in ("homeserver.yaml", "worker.yaml")]
         config = load_config(files, Purpose.WORKER)
         self.assertEqual(config.instance_name, "stream_writer1")
         self.assertEqual(config.writers["typing"], ("stream_writer1",))
 
     def test_direct_tcp(self) -> None:
-        """The example of direct TCP goes with the homeserver's file, too."""
+        """The example of direct TCP is valid with the homeserver's file."""
         files = [
             str(EXAMPLES / name) for name in ("homeserver.yaml", "direct_tcp.yaml")
         ]
@@ -85,7 +85,7 @@ class ConfigurationExamplesTests(SynchronousTestCase):
 
     def test_sentinel(self) -> None:
         """
-        In the example of Sentinel nothing is wrong but that its files are not here.
+        The example of Sentinel is valid except that the files it names are missing.
         """
         files = [str(EXAMPLES / name) for name in ("homeserver.yaml", "sentinel.yaml")]
         with self.assertRaises(ConfigError) as caught:
@@ -96,14 +96,14 @@ class ConfigurationExamplesTests(SynchronousTestCase):
         )
 
     def test_tracing(self) -> None:
-        """The example of tracing goes with the homeserver's file."""
+        """The example of tracing is valid with the homeserver's file."""
         files = [str(EXAMPLES / name) for name in ("homeserver.yaml", "tracing.yaml")]
         config = load_config(files, Purpose.MAIN)
         assert config.tracing is not None
         self.assertEqual(config.tracing.endpoint, "http://localhost:4318/v1/traces")
 
     def test_declared_stream(self) -> None:
-        """The stream that is declared in YAML is the one declared in Python."""
+        """The YAML and the Python example declare the same stream."""
         config = load_config([str(EXAMPLES / "orders.yaml")], Purpose.MAIN)
         (stream,) = config.streams
         assert isinstance(stream, TableStream)
@@ -137,7 +137,7 @@ class CodeExamplesTests(SynchronousTestCase):
         self.assertEqual(written, [expected, expected])
 
     def test_sink(self) -> None:
-        """The example of a sink prints what it is given."""
+        """The example of a sink prints the rows and positions delivered to it."""
         row_type: Any = declared_orders().row_type
         sink = run_example("order_sink.py")["make_sink"](None, {})
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -149,7 +149,10 @@ class CodeExamplesTests(SynchronousTestCase):
         )
 
     def test_stream_in_memory(self) -> None:
-        """The example of a stream in memory is added, written and read over a fetch."""
+        """
+        The example of a stream in memory is written here and fetched from other
+        writers.
+        """
         fetched: list[tuple[str, str, int, int]] = []
 
         def fetch_from_writer(name: str) -> UpdateFunction:
@@ -186,7 +189,7 @@ class CodeExamplesTests(SynchronousTestCase):
         self.assertEqual(fetched, [("cursors", "other", 3, 5)])
 
     def test_hooks(self) -> None:
-        """The example of hooks subscribes, and says what it is told."""
+        """The example of hooks logs a stalled stream."""
         reactor = Clock()
         clock: Any = SimpleNamespace(call_later=reactor.callLater)
         failures: list[object] = []
@@ -205,7 +208,7 @@ class CodeExamplesTests(SynchronousTestCase):
         self.assertEqual(failures, [])
 
     def test_observer(self) -> None:
-        """The example of an observer counts, and prints what was discarded."""
+        """The example of an observer counts and prints discarded rows."""
         registry = CollectorRegistry()
         observer = run_example("observer.py")["make_observer"](
             registry, "example.com", "w1"
@@ -231,16 +234,16 @@ class CodeExamplesTests(SynchronousTestCase):
 
 class ApiPageTests(SynchronousTestCase):
     def test_every_public_name(self) -> None:
-        """The reference has every public name, once, and no other one."""
+        """The reference lists every public name once, and no other name."""
         page = (ROOT / "docs" / "api.rst").read_text()
         documented = re.findall(r"^\.\. auto\w+:: (\w+)$", page, re.MULTILINE)
         self.assertEqual(sorted(documented), sorted(api.__all__))
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a page that can be wrapped, with their numbers.
+    """Yield the number and text of lines of a page that can be wrapped.
 
-    Without literal blocks, tables, titles, and lines that are one long word.
+    Skips literal blocks, tables and titles; a line of one or two long words is empty.
     """
     literal: int | None = None
     in_table = False
@@ -277,7 +280,7 @@ class LanguageTests(SynchronousTestCase):
 
 class ImagesTests(SynchronousTestCase):
     def test_diagram(self) -> None:
-        """The drawing of a row's path has every word of its source."""
+        """The drawing of a row's path contains every label of its source."""
         images = ROOT / "docs" / "images"
         source = (images / "path-of-a-row.dot").read_text()
         drawn = html.unescape((images / "path-of-a-row.svg").read_text())
@@ -322,7 +325,9 @@ class FailureModesTests(SynchronousTestCase):
             self.assertTrue(callable(getattr(test, method)), name)
 
     def test_references_in_code(self) -> None:
-        """Each reference from a module leads to a rule; a module has one at most."""
+        """
+        Each module has at most one reference to the page, and it names existing rules.
+        """
         page = (ROOT / "docs" / "failure-modes.rst").read_text()
         rules = set(re.findall(r"^\.\. _(failure-[\w-]+):$", page, re.MULTILINE))
         found = 0
@@ -337,7 +342,7 @@ class FailureModesTests(SynchronousTestCase):
         self.assertGreater(found, 20)
 
     def test_each_rule_has_a_test(self) -> None:
-        """Each rule of the page is followed by at least one test."""
+        """Each rule of the page names at least one test."""
         page = (ROOT / "docs" / "failure-modes.rst").read_text()
         _, *rules = page.split(".. _failure-")
         for rule in rules:
@@ -346,7 +351,7 @@ class FailureModesTests(SynchronousTestCase):
 
 class TableExampleTests(SynchronousTestCase):
     def test_tables_fit_the_declaration(self) -> None:
-        """The table of the example has the columns that the stream declares."""
+        """The example's table has the columns that the stream declares."""
         declared = declared_orders()
         dsn = shared_postgres().new_database()
         with (
@@ -370,7 +375,7 @@ class TableExampleTests(SynchronousTestCase):
 def leaf_commands(
     command: click.Command, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Yield each command that is not a group, with the words that call it."""
+    """Yield each command that is not a group, with its words."""
     if not isinstance(command, click.Group):
         yield path, command
         return
@@ -402,7 +407,7 @@ class CommandsInThePagesTests(SynchronousTestCase):
             self.fail(f"{where}: {line}: {error}")
 
     def test_commands_exist(self) -> None:
-        """Each command that a page shows exists, with the options that it shows."""
+        """Each command shown on a page exists, with the options shown."""
         shown = [
             (page.name, line.strip())
             for page in PAGES
@@ -414,7 +419,7 @@ class CommandsInThePagesTests(SynchronousTestCase):
             self.check(page, line)
 
     def test_examples_in_help(self) -> None:
-        """The help of each command ends with examples, which can be run as they are."""
+        """The help of each command ends with examples that are valid command lines."""
         commands = list(leaf_commands(cli))
         self.assertGreater(len(commands), 18)
         for path, command in commands:
@@ -426,7 +431,7 @@ class CommandsInThePagesTests(SynchronousTestCase):
                 self.check(name, line)
 
     def test_exit_statuses(self) -> None:
-        """The table of exit statuses has a row for each command, and no other."""
+        """The table of exit statuses has exactly one row for each command."""
         page = (ROOT / "docs" / "commands.rst").read_text()
         table = page.partition("Exit status\n")[2].partition("\n.. click::")[0]
         rows = re.findall(r"^   \* - (``(?:.|\n       ``)*)$", table, re.MULTILINE)
@@ -435,7 +440,7 @@ class CommandsInThePagesTests(SynchronousTestCase):
         self.assertEqual(sorted(names), sorted(commands))
 
     def test_links_between_pages_lead_somewhere(self) -> None:
-        """The files that the README links to are there."""
+        """The files that the README links to exist."""
         text = (ROOT / "README.rst").read_text()
         links = re.findall(r"<((?:docs/|CHANGES)[^>]*)>`_", text)
         self.assertGreater(len(links), 4)

@@ -1,4 +1,4 @@
-"""The tree of errors."""
+"""Tests for the tree of errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from synapse_replication.errors import (
 
 
 def drawn_tree() -> dict[str, str]:
-    """Read the picture in the module's docstring: parent by child."""
+    """Return the tree drawn in the module's docstring, as parent by child."""
     assert errors.__doc__ is not None
     parents: dict[str, str] = {}
     path: list[str] = []
@@ -40,10 +40,10 @@ def drawn_tree() -> dict[str, str]:
 
 
 class TreeTests(SynchronousTestCase):
-    """What derives from what."""
+    """Tests for the inheritance of the errors."""
 
     def test_picture(self) -> None:
-        """The picture in the docstring is what the classes are."""
+        """The tree drawn in the docstring matches the classes."""
         classes = {
             name: value
             for name, value in vars(errors).items()
@@ -69,17 +69,17 @@ class TreeTests(SynchronousTestCase):
 
 
 class MessageTests(SynchronousTestCase):
-    """What the errors say and carry."""
+    """Tests for the messages and attributes of the errors."""
 
     def test_excerpt(self) -> None:
-        """Text of others is short and printable in a message."""
+        """Foreign text in a message is short and printable."""
         self.assertEqual(excerpt("a\n\x1b[31m\u202e"), r"a\n\x1b[31m\u202e")
         self.assertEqual(excerpt(b"a\xff"), r"a\ufffd")
         self.assertEqual(excerpt("x" * 121), "x" * 120 + "...")
         self.assertEqual(excerpt("x" * 120), "x" * 120)
 
     def test_wire(self) -> None:
-        """Errors about lines name the command, and carry the figures."""
+        """Errors about lines name the command, and have the numbers as attributes."""
         too_long = LineTooLongError("RDATA", 20000, 16384)
         self.assertEqual((too_long.length, too_long.limit), (20000, 16384))
         self.assertIn("RDATA line of 20000 bytes", str(too_long))
@@ -100,7 +100,7 @@ class MessageTests(SynchronousTestCase):
         self.assertEqual(str(TokenError("m1~", "why")), "m1~ is not a token: why")
 
     def test_config(self) -> None:
-        """All mistakes of a configuration are told at once."""
+        """All mistakes of a configuration are reported at once."""
         problems = [
             ConfigProblem("a.yaml", "redis.port", "it is no number", "write 6379"),
             ConfigProblem("b.yaml", "server_name", "it is missing", "add it"),
@@ -115,7 +115,7 @@ class MessageTests(SynchronousTestCase):
         self.assertIn("redis.port", repr(problems[0]))
 
     def test_http(self) -> None:
-        """A failed request is told with its status, or with the lack of one."""
+        """A failed request is reported with its status, or as unanswered."""
         refused = HttpCatchUpError("GET", "http://x/y", 401, "no", "set the secret")
         self.assertEqual(
             str(refused), "GET http://x/y answered 401: no; set the secret"
@@ -124,7 +124,7 @@ class MessageTests(SynchronousTestCase):
         self.assertEqual(str(silent), "GET http://x/y did not answer: timed out")
 
     def test_storage(self) -> None:
-        """A sequence that is behind is told with the SQL that repairs it."""
+        """A sequence that is behind is reported with the SQL that repairs it."""
         error = SequenceBehindError("events_stream_seq", "table events", 5, 9)
         self.assertEqual(error.hint, "SELECT setval('events_stream_seq', 9, true);")
         for part in (
@@ -138,7 +138,7 @@ class MessageTests(SynchronousTestCase):
         self.assertIn("leave the sequence as it is: look at row 1", str(far))
 
     def test_wait(self) -> None:
-        """A wait that ended in vain tells how far the writer is."""
+        """A wait that timed out reports the position of the writer."""
         error = WaitTimeoutError("events", "w1", 9, 5)
         self.assertEqual((error.position, error.current), (9, 5))
         self.assertIn("events of w1 is at 5 and did not reach 9", str(error))

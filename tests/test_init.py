@@ -1,4 +1,4 @@
-"""The package itself."""
+"""Tests for importing the package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 import synapse_replication
 
-#: Imports the pure core, then names what it brought with it.
+#: Imports the pure core, then prints the top-level modules that were loaded.
 PROGRAM = """
 import importlib, pkgutil, sys
 import synapse_replication, synapse_replication.errors
@@ -22,10 +22,10 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 
 
 class ImportTests(SynchronousTestCase):
-    """What an import brings with it."""
+    """Tests for what an import loads."""
 
     def test_core_without_twisted(self) -> None:
-        """The streams and the wire format are of use without a reactor or driver."""
+        """The streams and the wire format load neither a reactor nor a driver."""
         result = subprocess.run(
             [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
         )
@@ -48,5 +48,5 @@ class ImportTests(SynchronousTestCase):
         )
 
     def test_version(self) -> None:
-        """The version can be asked for."""
+        """The package has a version."""
         self.assertRegex(synapse_replication.__version__, r"^\d+\.\d+")

@@ -1,4 +1,4 @@
-"""Alert rules, dashboard and runbook fit each other and the metrics that exist."""
+"""Tests that alert rules, dashboard and runbook match each other and the metrics."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from synapse_replication.instrumentation.status.model import StallReason
 DOCS = Path(__file__).parent.parent / "docs"
 MONITORING = DOCS / "monitoring"
 
-#: Labels that Prometheus adds, and the one that all our metrics have.
+#: Labels that Prometheus adds, and the label of all our metrics.
 COMMON = {"instance", "job", "server_name"}
 
 
 def exposed() -> dict[str, set[str]]:
-    """Return the labels of each metric, by the name under which it is exposed."""
+    """Return the labels of each metric by its exposed name."""
     return {
         metric.name + "_total" * (metric.kind is MetricKind.COUNTER): {
             *metric.labels,
@@ -50,15 +50,15 @@ def panel_targets() -> list[dict[str, Any]]:
 
 
 def run_promtool(*arguments: str) -> None:
-    """Have promtool look at files of ``docs/monitoring``.
+    """Run promtool on files of ``docs/monitoring``.
 
-    :raises SkipTest: if there is no promtool.
-    :raises AssertionError: if it finds something.
+    :raises SkipTest: if promtool is not installed.
+    :raises AssertionError: if it reports an error.
     """
     promtool = shutil.which("promtool")
     if promtool is None:
         raise SkipTest(
-            "there is no promtool, so rules and expressions are not checked by "
+            "promtool is not installed, so rules and expressions are not checked by "
             "Prometheus itself; install Debian's package prometheus"
         )
     done = subprocess.run(
@@ -73,7 +73,9 @@ def run_promtool(*arguments: str) -> None:
 
 class MonitoringTests(SynchronousTestCase):
     def check(self, expression: str, text: str) -> None:
-        """See that an expression's metrics exist, and have the labels of a text."""
+        """
+        Check that an expression's metrics exist and have the labels used in the text.
+        """
         names = re.findall(r"synapse_\w+", expression)
         self.assertTrue(names, expression)
         for name in names:
@@ -86,17 +88,17 @@ class MonitoringTests(SynchronousTestCase):
             self.assertLessEqual(used, exposed()[name], expression)
 
     def test_rules(self) -> None:
-        """Each alert asks for metrics and labels that there are."""
+        """Each alert uses existing metrics and labels."""
         for rule in rules():
             self.check(rule["expr"], rule["annotations"]["summary"])
 
     def test_dashboard(self) -> None:
-        """Each panel asks for metrics and labels that there are."""
+        """Each panel uses existing metrics and labels."""
         for target in panel_targets():
             self.check(target["expr"], target["legendFormat"])
 
     def test_dashboard_has_room(self) -> None:
-        """No panel lies on another, and none has the number of another."""
+        """No two panels overlap or have the same number."""
         panels = dashboard()["panels"]
         taken: set[tuple[int, int]] = set()
         for panel in panels:
@@ -113,9 +115,7 @@ class MonitoringTests(SynchronousTestCase):
         self.assertEqual(len(set(numbers)), len(numbers))
 
     def test_runbook(self) -> None:
-        """
-        For each alert, and each reason that it may have, the runbook has an answer.
-        """
+        """The runbook has a section for each alert, and an answer for each reason."""
         sections = re.split(r"\n(\w+)\n-+\n", (DOCS / "runbook.rst").read_text())
         answers = dict(zip(sections[1::2], sections[2::2], strict=True))
         self.assertEqual(list(answers), [rule["alert"] for rule in rules()])
@@ -128,7 +128,7 @@ class MonitoringTests(SynchronousTestCase):
             self.assertIn(f"``{DiscardReason(name).value}``\n", answers[rule["alert"]])
 
     def test_each_alert_is_tested(self) -> None:
-        """Promtool is asked about each alert: that it fires, and that it does not."""
+        """The promtool tests have a case in which each alert fires."""
         cases = yaml.safe_load((MONITORING / "alerts_test.yaml").read_text())["tests"]
         fires = {
             asked["alertname"]
@@ -139,12 +139,14 @@ class MonitoringTests(SynchronousTestCase):
         self.assertEqual(fires, {rule["alert"] for rule in rules()})
 
     def test_promtool(self) -> None:
-        """What is to fire fires, and a short blip does not."""
+        """
+        According to promtool, alerts fire when they should, and not for a short blip.
+        """
         run_promtool("check", "rules", "alerts.yaml")
         run_promtool("test", "rules", "alerts_test.yaml")
 
     def test_dashboard_is_understood(self) -> None:
-        """Prometheus can read each panel's expression."""
+        """Prometheus can parse each panel's expression."""
         rules = [
             {
                 "record": f"panel:{index}",
@@ -154,13 +156,13 @@ class MonitoringTests(SynchronousTestCase):
             }
             for index, target in enumerate(panel_targets())
         ]
-        self.assertNotIn("$", json.dumps(rules), "a variable that is not replaced")
+        self.assertNotIn("$", json.dumps(rules), "a variable is not replaced")
         path = Path(self.mktemp()).absolute()
         path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
         run_promtool("check", "rules", str(path))
 
     def test_variables(self) -> None:
-        """The lists to choose from are made of metrics and labels that there are."""
+        """The dashboard's variables use existing metrics and labels."""
         queries = [
             variable["query"]
             for variable in dashboard()["templating"]["list"]

@@ -1,4 +1,4 @@
-"""What a built wheel holds: the product and the public test kit, nothing else."""
+"""Tests that a wheel contains the product and the public test kit, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(build_meta.build_wheel(sys.argv[1]))
 
 
 class WheelTests(SynchronousTestCase):
-    """Builds a wheel of a copy of the checkout, without a network."""
+    """Builds a wheel from a copy of the checkout, without a network."""
 
     def setUp(self) -> None:
         folder = Path(self.mktemp()).absolute()
@@ -52,7 +52,7 @@ class WheelTests(SynchronousTestCase):
         (self.wheel,) = built.glob("*.whl")
 
     def test_contents(self) -> None:
-        """It holds the package with its data, is small, and says whose it is."""
+        """The wheel contains the package with its data, is small, and has metadata."""
         self.assertLess(self.wheel.stat().st_size, MAX_SIZE)
         with zipfile.ZipFile(self.wheel) as wheel:
             names = set(wheel.namelist())
@@ -79,7 +79,7 @@ class WheelTests(SynchronousTestCase):
             self.assertTrue(metadata[key], key)
 
     def test_packages(self) -> None:
-        """Each folder with modules is a package, or it would be left out."""
+        """Each folder with modules is a package, so that the wheel contains it."""
         config = configparser.ConfigParser(interpolation=None)
         config.read(ROOT / "setup.cfg")
         include = config["options.packages.find"]["include"].split()

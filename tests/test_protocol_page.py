@@ -1,4 +1,4 @@
-"""The annotated session of the manual is what a real deployment said."""
+"""Tests that the manual's annotated session matches a real deployment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "protocol.rst"
 
 
 def session() -> list[str]:
-    """Return the lines of the session, in order."""
+    """Return the lines of the session in order."""
     blocks = re.findall(
         r"^\.\. code-block:: text\n   :class: session\n\n((?:   .+\n)+)",
         PAGE.read_text(),
@@ -36,7 +36,7 @@ PERSISTERS = ("event_persister1", "event_persister2")
 
 class AnnotatedSessionTests(SynchronousTestCase):
     def test_recorded(self) -> None:
-        """Each line is in the recording, and they are in its order."""
+        """The recording has every line of the session, in the same order."""
         lines = session()
         self.assertGreater(len(lines), 10)
         recorded = (
@@ -48,7 +48,7 @@ class AnnotatedSessionTests(SynchronousTestCase):
             self.assertIn(line, recorded, f"{line} is not there, or not in this order")
 
     def test_what_it_says(self) -> None:
-        """A reader of that session delivers what the page says, and fetches nothing."""
+        """A reader of the session delivers what the page says, and fetches nothing."""
         events, typing = (SourceStream(name, Row) for name in ("events", "typing"))
         for stream in (events, typing):
             name = stream.description.name

@@ -11,7 +11,7 @@ class RecentDictTests(SynchronousTestCase):
     """Tests for RecentDict."""
 
     def test_evicts_the_oldest(self) -> None:
-        """Beyond the bound the entry goes that was written longest ago."""
+        """Beyond the bound, the entry that was written longest ago is evicted."""
         recent: RecentDict[str, int] = RecentDict(2)
         recent["a"] = 1
         recent["b"] = 2

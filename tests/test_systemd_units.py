@@ -1,4 +1,4 @@
-"""The unit files of ``docs/systemd``, as systemd itself reads them."""
+"""Tests for the unit files of ``docs/systemd`` with systemd itself."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from synapse_replication.cli.main import cli
 UNITS = Path(__file__).parent.parent / "docs" / "systemd"
 PROGRAM = "/opt/synapse-replication/bin/synapse-replication"
 
-#: Ten times the exposure, from 0 to 10, that ``systemd-analyze security`` may find.
+#: Ten times the greatest exposure, from 0 to 10, that ``systemd-analyze security`` may
+#: report.
 MAX_EXPOSURE = 15
-#: The first version that looks at files alone.
+#: The first version that can check files offline.
 OLDEST = 250
 
 
 def systemd_analyze() -> str:
-    """Find the program."""
+    """Return the path of ``systemd-analyze``."""
     program = shutil.which("systemd-analyze")
     if program is None:
-        raise SkipTest("there is no systemd-analyze; it comes with systemd")
+        raise SkipTest("systemd-analyze is not installed; it comes with systemd")
     version = subprocess.run([program, "--version"], capture_output=True, text=True)
     found = re.match(r"systemd (\d+)", version.stdout)
     if found is None or int(found[1]) < OLDEST:
@@ -39,7 +40,9 @@ def systemd_analyze() -> str:
 
 class UnitFilesTests(SynchronousTestCase):
     def installed(self) -> list[str]:
-        """Put the files where what they start is, and a worker of a name."""
+        """
+        Copy the unit files with an existing program, and the worker's with a name.
+        """
         folder = Path(tempfile.mkdtemp(prefix="units-"))
         self.addCleanup(shutil.rmtree, folder)
         paths = []
@@ -59,13 +62,13 @@ class UnitFilesTests(SynchronousTestCase):
         return text
 
     def test_verify(self) -> None:
-        """Systemd finds nothing to say against them."""
+        """``systemd-analyze verify`` reports nothing."""
         paths = self.installed()
         self.assertEqual(len(paths), 2)
         self.assertEqual(self.run_it("verify", "--man=no", *paths).strip(), "")
 
     def test_hardened(self) -> None:
-        """They are let do little beyond what they need."""
+        """The units have few permissions beyond those they need."""
         for path in self.installed():
             self.run_it(
                 "security", "--offline=yes", f"--threshold={MAX_EXPOSURE}", path
@@ -81,7 +84,7 @@ class UnitFilesTests(SynchronousTestCase):
         return parsed
 
     def test_commands(self) -> None:
-        """What they start are commands that there are, with options that there are."""
+        """The units start existing commands with existing options."""
         for parser in self.settings():
             start = parser["Service"]["ExecStart"].split()
             self.assertEqual(start[0], PROGRAM)
@@ -89,14 +92,14 @@ class UnitFilesTests(SynchronousTestCase):
             self.assertEqual(result.exit_code, 0, result.output)
 
     def test_exit_status(self) -> None:
-        """A mistake in the configuration ends a process for good, not in a loop."""
+        """A mistake in the configuration does not lead to a restart loop."""
         for parser in self.settings():
             self.assertEqual(
                 int(parser["Service"]["RestartPreventExitStatus"]), EXIT_USAGE
             )
 
     def test_alike(self) -> None:
-        """Main and workers are hardened alike."""
+        """Main and workers have the same settings."""
         main, worker = self.settings()
         for parser in (main, worker):
             for name in ("ExecStart", "ExecReload"):
@@ -106,7 +109,7 @@ class UnitFilesTests(SynchronousTestCase):
 
 class OverrideTests(SynchronousTestCase):
     def test_verify(self) -> None:
-        """Systemd accepts the drop-in file beside a unit like that of Synapse."""
+        """Systemd accepts the drop-in file for a unit like Synapse's."""
         folder = Path(tempfile.mkdtemp(prefix="units-"))
         self.addCleanup(shutil.rmtree, folder)
         unit = folder / "matrix-synapse.service"

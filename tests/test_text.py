@@ -22,6 +22,6 @@ class PrintableTests(SynchronousTestCase):
     """Tests for printable."""
 
     def test_escapes(self) -> None:
-        """Control characters are escaped, other text is left alone."""
+        """Control characters are escaped, and other text is unchanged."""
         self.assertEqual(printable("caf\u00e9 \u2615"), "caf\u00e9 \u2615")
         self.assertEqual(printable("a\x1b[2Jb\n"), "a\\x1b[2Jb\\n")

@@ -1,4 +1,4 @@
-"""The tutorial works: its files are written and its commands run, from the page."""
+"""Tests that the tutorial's files and commands work as written on the page."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from synapse_replication.testing.servers import (
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "tutorial-orders.rst"
 
-#: For what takes a moment, in s; never waited for in full if all is well.
+#: Timeout in s for things that take a moment; never reached if they happen.
 PATIENCE = 60.0
 
-#: The entry point of an installation, for the package of this checkout. Its folder,
-#: and not the current one, is where Python looks first, as in an installation.
+#: The entry point of an installation, for the package of this checkout. As in an
+#: installation, Python looks in its folder first and not in the current one.
 _ENTRY_POINT = f"""#!{sys.executable}
 import sys
 sys.path.insert(1, {str(ROOT)!r})
@@ -55,8 +55,8 @@ _DIRECTIVE = re.compile(
 class Block:
     """A block of the page.
 
-    :ivar caption: the file that it is, if it is one.
-    :ivar part: the class of a block of commands; empty for those that just run.
+    :ivar caption: the name of the file, if it is one.
+    :ivar part: the class of a block of commands; empty if they just run.
     :ivar body: its text.
     """
 
@@ -66,7 +66,7 @@ class Block:
 
 
 def read_page() -> list[Block]:
-    """Return the files and the commands of the tutorial, in order."""
+    """Return the files and the commands of the tutorial in order."""
     blocks = []
     for match in _DIRECTIVE.finditer(PAGE.read_text()):
         options = dict(re.findall(r":(\w+): (.*)", match["options"]))
@@ -84,7 +84,7 @@ def commands(block: Block) -> list[str]:
 
 
 class Terminal:
-    """A command that runs until it is interrupted, and the lines that it prints."""
+    """A command that runs until it is interrupted, with the lines that it prints."""
 
     def __init__(self, command: str, folder: Path, environ: dict[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -94,15 +94,15 @@ class Terminal:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # What a shell runs in the background ignores SIGINT, and so does all
-            # that it starts.
+            # A command in the background of a shell ignores SIGINT, and so does
+            # everything that it starts.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self._timer = threading.Timer(PATIENCE, self._process.kill)
         self._timer.start()
 
     def wait_for(self, found: Callable[[str], bool]) -> list[str]:
-        """Read lines until one is found; return them.
+        """Read and return lines until one matches.
 
         :raises AssertionError: if the command ends, or time runs out, before that.
         """
@@ -115,7 +115,7 @@ class Terminal:
         raise AssertionError("".join(lines))
 
     def interrupt(self) -> int:
-        """Press Ctrl+C; return the exit status."""
+        """Press Ctrl+C and return the exit status."""
         self._process.send_signal(signal.SIGINT)
         self._process.communicate()
         self._timer.cancel()
@@ -123,7 +123,7 @@ class Terminal:
 
 
 class WalkthroughTestCase(SynchronousTestCase):
-    """A folder, a database named ``shop`` and the programs that a newcomer has."""
+    """A folder, a database named ``shop``, and the programs of an installation."""
 
     def setUp(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tutorial-"))
@@ -176,12 +176,12 @@ class WalkthroughTestCase(SynchronousTestCase):
 
 class TutorialTests(WalkthroughTestCase):
     def test_page(self) -> None:
-        """A newcomer who types what the page says gets what the page promises."""
+        """Following the page gives the results that it promises."""
         blocks = read_page()
         for block in blocks:
             if block.caption:
                 path = self.folder / block.caption
-                # A Redis of our own, with a channel of our own.
+                # Use our Redis, and a channel of our own.
                 text = block.body.replace("6379", str(self.redis.port))
                 path.write_text(text.replace("shop.example.com", self.folder.name))
             elif not block.part:
@@ -212,7 +212,7 @@ class TutorialTests(WalkthroughTestCase):
         self.assertEqual(received, [t for t in self.written() if begin <= t <= end])
 
     def written(self) -> list[int]:
-        """Return the tokens in the table, one for each row."""
+        """Return the tokens in the table, one per row."""
         with contextlib.closing(
             psycopg2.connect(shared_postgres().dsn("shop"))
         ) as connection:
@@ -221,9 +221,9 @@ class TutorialTests(WalkthroughTestCase):
             return [token for (token,) in cursor.fetchall()]
 
     def wait_for_journal(self, command: str, found: Callable[[int], bool]) -> list[int]:
-        """Look at the journal until its last token is found; return all its tokens.
+        """Wait until the journal's last token matches, and return all of its tokens.
 
-        There is one for each row, so that a row that is missing or doubled shows.
+        There is one for each row, so that a missing or doubled row shows.
         """
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
@@ -236,7 +236,7 @@ class TutorialTests(WalkthroughTestCase):
 
 
 class OwnHostTests(WalkthroughTestCase):
-    """The complete server in docs/examples/homeserver.py."""
+    """Tests for the complete server in docs/examples/homeserver.py."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -263,7 +263,7 @@ class OwnHostTests(WalkthroughTestCase):
         self.environ["PYTHONPATH"] = str(ROOT)
 
     def test_two_processes(self) -> None:
-        """The reader receives both streams, by Redis and by HTTP, and both stop."""
+        """The reader receives both streams, over Redis and over HTTP, and both stop."""
         command = f"{shlex.quote(sys.executable)} homeserver.py "
         with self.terminal(command + "writer") as writer:
             writer.wait_for(lambda line: "Connected: redis\n" in line)
@@ -277,6 +277,6 @@ class OwnHostTests(WalkthroughTestCase):
             for line in lines
             for place in re.findall(r"^cursors .*place=(\d+)", line)
         ]
-        # What was written before the reader started came over HTTP.
+        # Rows written before the reader started came over HTTP.
         self.assertEqual(places, list(range(len(places))))
         self.assertGreater(len(places), 1)

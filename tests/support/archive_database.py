@@ -8,7 +8,7 @@ import psycopg2
 
 __all__ = ["Key", "add_rows", "make_tables", "read_keys"]
 
-#: What a row is known by: stream, writer, token.
+#: Identifies a row: stream, writer, token.
 Key = tuple[str, str, int]
 
 _TABLES = """
@@ -30,7 +30,7 @@ INSERT INTO stream_positions VALUES
     ('receipts', 'w1', 0), ('receipts', 'w2', 0), ('receipts', 'slow', 0);
 """
 
-# Writer "slow" has every tenth row, and tells of it only when it is asked to catch up.
+# Writer "slow" has every tenth row, and its position is stored only on request.
 _RECEIPTS = """
 INSERT INTO receipts_linearized
 SELECT nextval('receipts_sequence'), '!room' || n % 7, 'm.read', '@user' || n % 50,
@@ -43,7 +43,7 @@ UPDATE stream_positions SET stream_id = (
 WHERE stream_name = 'receipts' AND ({with_slow} OR instance_name <> 'slow')
 """
 
-# 2026-01-01 and two more days.
+# 2026-01-01 and the two days after it.
 _CACHES = """
 INSERT INTO cache_invalidation_stream_by_instance
 SELECT nextval('cache_invalidation_stream_seq'), 'w' || 1 + n % 2, 'get_user',
@@ -60,7 +60,7 @@ SELECT 'caches', instance_name, stream_id FROM cache_invalidation_stream_by_inst
 
 
 def make_tables(dsn: str) -> None:
-    """Make the tables, empty."""
+    """Create the tables, empty."""
     with closing(psycopg2.connect(dsn)) as connection, connection:
         connection.cursor().execute(_TABLES)
 
@@ -68,8 +68,8 @@ def make_tables(dsn: str) -> None:
 def add_rows(dsn: str, count: int, *, with_slow: bool = True) -> None:
     """Write ``count`` rows of each stream, and the positions of their writers.
 
-    :param with_slow: also the position of the writer that is slow: without, its rows
-        are there and not complete.
+    :param with_slow: also store the position of the slow writer: without it, its rows
+        exist but do not count as complete.
     """
     with closing(psycopg2.connect(dsn)) as connection, connection:
         cursor = connection.cursor()

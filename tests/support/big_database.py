@@ -1,13 +1,13 @@
-"""A database with as much history as one wants, made fast: five million rows.
+"""Fills a database quickly with a long history: five million rows.
 
 ::
 
     python -m tests.support.big_database --dsn DSN [--rows N]
 
-Tables, indexes, sequences and ``stream_positions`` are as Synapse has them, columns
-that no query of ours touches are left out. Events, receipts, device lists and
+Tables, indexes, sequences and ``stream_positions`` are those of Synapse, but columns
+that none of our queries uses are left out. Events, receipts, device lists and
 to-device messages have four writers, whose ids alternate; one id in a thousand was
-given out and rolled back. Everybody writes caches. Names and times are made up, and
+allocated and rolled back. Every writer writes caches. Names and times are made up, and
 the same each time.
 """
 
@@ -21,7 +21,7 @@ import click
 
 __all__ = ["SHARES", "WRITERS", "big_config", "fill_database"]
 
-#: Who writes.
+#: The writers.
 WRITERS = ("writer1", "writer2", "writer3", "writer4")
 
 #: How rows are divided among streams.
@@ -36,10 +36,10 @@ SHARES: Mapping[str, float] = MappingProxyType(
     }
 )
 
-#: When the first row was written, ms since the epoch: 10 October 2026, UTC.
+#: Time of the first row, ms since the epoch: 10 October 2026, UTC.
 FIRST_MS = 1_791_590_400_000
 
-#: From the first row to the last, ms: thirty days.
+#: Time from the first row to the last, ms: thirty days.
 DURATION_MS = 30 * 86_400_000
 
 _TABLES = """
@@ -110,11 +110,11 @@ CREATE FUNCTION pg_temp.room(id bigint) RETURNS text IMMUTABLE LANGUAGE sql AS
     $$ SELECT '!room' || (id * 104729) % 700 || 'AbCdEf:example.org' $$;
 """
 
-# One id in a thousand was given out and never used.
+# One id in a thousand was allocated and never used.
 _IDS = "FROM generate_series(1, %(last)s::bigint) AS id WHERE id %% 1000 <> 999"
 _WHEN = "%(first_ms)s + (id::float / %(last)s * %(duration_ms)s)::bigint"
 
-#: From stream to the statements that fill its tables; ids end at ``last``.
+#: The statements that fill the tables of each stream; ids end at ``last``.
 _FILL: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "events": (
@@ -215,10 +215,10 @@ _PLACES: Mapping[str, tuple[str, str | None, str, str]] = MappingProxyType(
 
 
 def fill_database(dsn: str, rows: int = 5_000_000) -> dict[str, int]:
-    """Make the tables in an empty database, and fill them.
+    """Create the tables in an empty database and fill them.
 
-    :param dsn: of the database, as libpq writes it.
-    :param rows: about how many rows the tables have together.
+    :param dsn: of the database, in libpq's format.
+    :param rows: approximate total number of rows.
     :return: the last id of each stream.
     """
     import psycopg2
@@ -261,7 +261,7 @@ def fill_database(dsn: str, rows: int = 5_000_000) -> dict[str, int]:
 
 
 def big_config(conninfo: Mapping[str, str]) -> str:
-    """Write the configuration of the homeserver that such a database is of.
+    """Return the configuration of a homeserver for such a database.
 
     :param conninfo: libpq's parameters.
     :return: YAML.
@@ -286,10 +286,12 @@ def big_config(conninfo: Mapping[str, str]) -> str:
 
 
 @click.command()
-@click.option("--dsn", required=True, help="An empty database, as libpq writes it.")
-@click.option("--rows", default=5_000_000, show_default=True, help="How many, about.")
+@click.option("--dsn", required=True, help="DSN of an empty database.")
+@click.option(
+    "--rows", default=5_000_000, show_default=True, help="About how many rows."
+)
 def main(dsn: str, rows: int) -> None:
-    """Fill an empty database with the history of a homeserver that never was."""
+    """Fill an empty database with the history of a made-up homeserver."""
     for stream, last in fill_database(dsn, rows).items():
         click.echo(f"{stream}: ids up to {last}")
 

@@ -1,6 +1,6 @@
-"""A small driver of the Matrix client API, for tests against a real homeserver.
+"""A small client of the Matrix client API, for tests against a real homeserver.
 
-Everything blocks: a test of real processes waits for answers anyhow. One
+All calls block, since a test of real processes waits for responses anyway. One
 :class:`ClientApi` is one listener; one :class:`ApiUser` is one logged-in device.
 """
 
@@ -22,15 +22,15 @@ from synapse_replication.errors import ReplicationError
 
 __all__ = ["ApiError", "ApiUser", "ClientApi", "timeline_messages"]
 
-#: How long an answer may take, in s.
+#: Timeout of a response, in s.
 ANSWER_TIMEOUT = 60.0
 
 
 class ApiError(ReplicationError):
-    """The homeserver refused a request.
+    """Raised if the homeserver rejects a request.
 
     :ivar status: the HTTP status.
-    :ivar body: the beginning of the answer.
+    :ivar body: the beginning of the response.
     """
 
     def __init__(self, method: str, path: str, status: int, body: str) -> None:
@@ -59,7 +59,7 @@ class ClientApi:
         token: str | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Any:
-        """Make one request and give the JSON value of its answer.
+        """Send one request and return the JSON value of its response.
 
         :raises ApiError: if the status is not 200.
         :raises OSError: if the connection failed or broke.
@@ -97,7 +97,7 @@ class ClientApi:
             connection.close()
 
     def register(self, name: str, shared_secret: str) -> ApiUser:
-        """Make a user by the registration shared secret.
+        """Create a user with the registration shared secret.
 
         :param name: the local part of the new user's id.
         """
@@ -138,7 +138,7 @@ class ApiUser:
     )
 
     def at(self, api: ClientApi) -> ApiUser:
-        """Return the same device, talking to another listener."""
+        """Return the same device, connected to another listener."""
         return attrs.evolve(self, api=api)
 
     def call(
@@ -148,7 +148,7 @@ class ApiUser:
         body: Any = None,
         query: Mapping[str, str] | None = None,
     ) -> Any:
-        """Make a request below ``/_matrix/client/v3``."""
+        """Send a request below ``/_matrix/client/v3``."""
         return self.api.request(
             method,
             f"/_matrix/client/v3{path}",
@@ -161,7 +161,7 @@ class ApiUser:
         return f"{self.device_id}.{next(self._transactions)}.{secrets.token_hex(4)}"
 
     def create_room(self, *invited: ApiUser) -> str:
-        """Make a public room and give its id."""
+        """Create a public room and return its id."""
         answer = self.call(
             "POST",
             "/createRoom",
@@ -179,9 +179,9 @@ class ApiUser:
     def send_message(
         self, room_id: str, text: str, transaction: str | None = None
     ) -> str:
-        """Send a text message and give the id of its event.
+        """Send a text message and return the id of its event.
 
-        :param transaction: the id of a request that is made again, perhaps after its
+        :param transaction: the id of a request that is sent again, perhaps after its
             answer was lost: the message is sent once.
         """
         transaction = transaction or self._transaction()
@@ -193,7 +193,7 @@ class ApiUser:
         return str(answer["event_id"])
 
     def create_note(self, room_id: str, text: str) -> str:
-        """Send an event that is no message, and give its id."""
+        """Send an event that is not a message, and return its id."""
         answer = self.call(
             "PUT",
             f"/rooms/{_quote(room_id)}/send/org.example.note/{self._transaction()}",
@@ -202,7 +202,7 @@ class ApiUser:
         return str(answer["event_id"])
 
     def redact(self, room_id: str, event_id: str) -> str:
-        """Redact an event and give the id of the redaction."""
+        """Redact an event and return the id of the redaction."""
         answer = self.call(
             "PUT",
             f"/rooms/{_quote(room_id)}/redact/{_quote(event_id)}/{self._transaction()}",
@@ -211,7 +211,7 @@ class ApiUser:
         return str(answer["event_id"])
 
     def type_in(self, room_id: str, typing: bool = True) -> None:
-        """Say that the user is typing, for 20 s, or has stopped."""
+        """Report that the user is typing, for 20 s, or has stopped."""
         self.call(
             "PUT",
             f"/rooms/{_quote(room_id)}/typing/{_quote(self.user_id)}",
@@ -245,7 +245,7 @@ class ApiUser:
         )
 
     def set_push_rule(self, pattern: str) -> None:
-        """Add a push rule for messages that hold a word."""
+        """Add a push rule for messages that contain a word."""
         self.call(
             "PUT",
             f"/pushrules/global/content/{_quote(pattern)}",
@@ -308,9 +308,9 @@ class ApiUser:
     def sync(
         self, since: str | None = None, timeout_ms: int = 0, limit: int = 10_000
     ) -> dict[str, Any]:
-        """Call ``/sync`` once and give its whole answer.
+        """Call ``/sync`` once and return its whole response.
 
-        :param limit: the most events of a room.
+        :param limit: the greatest number of events per room.
         """
         query = {
             "timeout": str(timeout_ms),
@@ -324,7 +324,7 @@ class ApiUser:
 
 
 def timeline_messages(answer: Mapping[str, Any], room_id: str) -> list[str]:
-    """Return the texts that an answer of ``/sync`` shows of a room, in order."""
+    """Return the texts of a room in a response of ``/sync``, in order."""
     room = answer.get("rooms", {}).get("join", {}).get(room_id, {})
     return [
         event["content"]["body"]

@@ -1,13 +1,12 @@
-"""A proxy before Redis, or before a listener, that cuts a link in one direction.
+"""A proxy for Redis or a listener that cuts a link in one direction.
 
-Theory of operation: a process publishes on one connection and subscribes on
-another. Which of them a connection is shows when ``SUBSCRIBE`` passes; a connection
-over direct TCP is like one that publishes. While a direction is cut its bytes vanish,
-and the connection stays open: neither end hears of it. When it is healed, each
-connection that lost bytes is closed, as TCP does not let bytes vanish in the middle of
-a stream.
+Theory of operation: a process publishes on one connection and subscribes on another.
+The proxy tells them apart by ``SUBSCRIBE``; a connection over direct TCP counts as one
+that publishes. While a direction is cut its bytes are dropped, and the connection stays
+open, so that neither end notices. When it is healed, each connection that lost bytes is
+closed, as TCP does not lose bytes in the middle of a stream.
 
-Blocking sockets in threads of its own; its methods may be called in any thread.
+Uses blocking sockets in its own threads; its methods may be called in any thread.
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ import threading
 
 __all__ = ["Cut", "LinkProxy"]
 
-#: Bytes that are passed on at a time.
+#: Most bytes forwarded at a time.
 CHUNK = 65536
 
-#: s that the target may take to accept.
+#: Timeout in s for the target to accept.
 CONNECT_TIMEOUT = 5.0
 
 _SUBSCRIBE = b"SUBSCRIBE"
 
 
 class Cut(enum.Enum):
-    """Which bytes vanish."""
+    """Which bytes are dropped."""
 
-    PUBLISHES = "publishes"  #: what a process sends where it does not subscribe
-    REPLIES = "replies"  #: what is sent to it there
-    SUBSCRIPTION = "subscription"  #: what is sent to a process that subscribed
-    PINGS = "pings"  #: what it sends there
+    PUBLISHES = "publishes"  #: sent by a process on a publishing connection
+    REPLIES = "replies"  #: received by it there
+    SUBSCRIPTION = "subscription"  #: received by a process on its subscription
+    PINGS = "pings"  #: sent by it there
 
     @property
     def to_target(self) -> bool:
-        """Whether it is what a process sends."""
+        """Whether the process sends these bytes."""
         return self in (Cut.PUBLISHES, Cut.PINGS)
 
     @property
     def of_subscriptions(self) -> bool:
-        """Whether it is on connections that subscribed."""
+        """Whether these bytes are on connections that subscribed."""
         return self in (Cut.SUBSCRIPTION, Cut.PINGS)
 
 
 class _Pair:
-    """A connection of a process, and ours to the target for it."""
+    """A connection from a process, and ours to the target."""
 
     def __init__(self, process: socket.socket, target: socket.socket) -> None:
         self.process = process
@@ -58,17 +57,17 @@ class _Pair:
 
     def close(self) -> None:
         for end in (self.process, self.target):
-            # Wakes the thread that reads from it; closed by the last one.
+            # Wakes the thread that reads from the socket; the last one closes it.
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
 
 class LinkProxy:
-    """Passes connections on to a target.
+    """Forwards connections to a target.
 
     :param target: host and port.
-    :param port: where to listen, for one that takes the place of another; 0 for any.
-    :ivar port: where it listens, on the loopback interface, from the beginning.
+    :param port: the port to listen on, to replace an earlier proxy; 0 for any.
+    :ivar port: the port on the loopback interface, open from the start.
     """
 
     def __init__(self, target: tuple[str, int], port: int = 0) -> None:
@@ -82,12 +81,12 @@ class LinkProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self, what: Cut) -> None:
-        """Let bytes vanish from now on, of new connections, too."""
+        """Drop these bytes from now on, also on new connections."""
         with self._lock:
             self._cut = what
 
     def heal(self) -> None:
-        """Let nothing vanish any more, and close what has lost bytes."""
+        """Stop dropping bytes, and close every connection that lost some."""
         with self._lock:
             self._cut = None
             broken = [pair for pair in self._pairs if pair.lost_bytes]
@@ -99,7 +98,7 @@ class LinkProxy:
         with self._lock:
             self._closed = True
             pairs = list(self._pairs)
-        # A thread that waits in accept() is woken by this, not by close().
+        # Only shutdown() wakes a thread in accept(); close() does not.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -119,7 +118,8 @@ class LinkProxy:
             try:
                 target = socket.create_connection(self._target, CONNECT_TIMEOUT)
             except OSError:
-                # The process learns it as it would without us: its end is closed.
+                # The process sees what it would see without the proxy: a closed
+                # connection.
                 return
             target.settimeout(None)
             with target:
@@ -150,7 +150,7 @@ class LinkProxy:
                     tail = seen[-len(_SUBSCRIBE) :]
                 if not self._vanishes(pair, to_target):
                     sink.sendall(data)
-        # An end that was lost is lost for both.
+        # If one end is closed, so is the other.
         pair.close()
 
     def _vanishes(self, pair: _Pair, to_target: bool) -> bool:

@@ -1,4 +1,4 @@
-"""The recording of a real deployment, of which the package ships the beginning."""
+"""The recording of a real deployment; the package ships its beginning."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 __all__ = ["FULL_RECORDING"]
 
-#: The whole of the traffic: 21,168 commands, 10,159 of them rows.
+#: The complete traffic: 21,168 commands, 10,159 of them rows.
 FULL_RECORDING = Path(__file__).parent / "data" / "startup_drive.jsonl.xz"

@@ -1,4 +1,4 @@
-"""A collector of spans, to see what processes send."""
+"""A collector of the spans that processes send."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["SpanCollector"]
 
 
 class SpanCollector:
-    """Takes spans by OTLP over HTTP.
+    """Receives spans by OTLP over HTTP.
 
-    :ivar requests: ``(path, headers)`` of each.
-    :ivar spans: ``(instance, span)`` of all.
+    :ivar requests: ``(path, headers)`` of each request.
+    :ivar spans: ``(instance, span)`` of each span.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class SpanCollector:
                 self.end_headers()
 
             def log_message(self, *args: Any) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"

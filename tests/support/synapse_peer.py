@@ -1,13 +1,12 @@
-"""A real Synapse deployment as real processes, seen from outside only.
+"""A real Synapse deployment as real processes, used as a black box.
 
-Theory of operation: :class:`SynapseDeployment` writes one shared
-``homeserver.yaml`` and a ``worker.yaml`` for each worker into a folder, and starts
-a process for each with an interpreter that has matrix-synapse installed. How a
-process is started is a *launcher*: a function from its module and its arguments
-to a command line, so that a test may start it as it comes (:func:`stock`) or
-on our replication (:func:`ours`). Everything here blocks, as in
-:mod:`synapse_replication.testing.servers`, and processes end with the thread
-that started them.
+Theory of operation: :class:`SynapseDeployment` writes one shared ``homeserver.yaml``
+and a ``worker.yaml`` for each worker into a folder, and starts a process for each with
+an interpreter that has matrix-synapse installed. A *launcher* determines how a process
+is started: a function from its module and its arguments to a command line, so that a
+test can start it stock (:func:`stock`) or on our replication (:func:`ours`). All calls
+block, as in :mod:`synapse_replication.testing.servers`, and processes end with the
+thread that started them.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ __all__ = ["SynapseDeployment"]
 
 
 class SynapseDeployment:
-    """A homeserver of several processes.
+    """A homeserver with several processes.
 
     :param database: the connection parameters of an empty database (UTF8, C
-        locale), as psycopg2 takes them.
+        locale), in psycopg2's form.
     :param redis: the ``redis`` section of the configuration, without ``enabled``.
-    :param workers: the workers; the main process is always there.
+    :param workers: the workers, in addition to the main process.
     :param stream_writers: the writers by stream, as in the configuration.
     :param launchers: how each process is started, by its instance name; those
-        that are not named start as they come.
-    :param settings: more of ``homeserver.yaml``.
-    :param environ: more environment variables of the processes.
+        that are not named start stock.
+    :param settings: further settings of ``homeserver.yaml``.
+    :param environ: further environment variables of the processes.
     :ivar directory: the folder of configuration and logs.
     :ivar processes: by instance name, the main one first.
     :ivar config_file: the shared ``homeserver.yaml``.
@@ -182,7 +181,7 @@ class SynapseDeployment:
             "suppress_key_server_warning": True,
             "federation_domain_whitelist": [],
             "presence": {"enabled": True},
-            # /sync shows so many events of a room at once.
+            # The most events of a room that /sync may return at once.
             "filter_timeline_limit": 100_000,
             "rc_message": plenty,
             "rc_registration": plenty,
@@ -230,9 +229,9 @@ class SynapseDeployment:
         return self.processes[MAIN]
 
     def start(self) -> SynapseDeployment:
-        """Start all: the main process, which fills the database, then the rest.
+        """Start the main process, which fills the database, then the workers.
 
-        :raises ServerStartError: if one did not come up; all are stopped again.
+        :raises ServerStartError: if one did not start; all are stopped again.
         """
         try:
             self.main.start()
@@ -246,12 +245,12 @@ class SynapseDeployment:
         return self
 
     def halt(self) -> None:
-        """Stop all processes, workers first, and keep configuration and logs."""
+        """Stop all processes, workers first; configuration and logs remain."""
         for process in reversed(self.processes.values()):
             process.stop()
 
     def stop(self) -> None:
-        """Stop all for good, and remove the folder. May be called twice."""
+        """Stop all processes and remove the folder. May be called twice."""
         self.halt()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -269,11 +268,13 @@ class SynapseDeployment:
     # -- use ----------------------------------------------------------------------
 
     def register(self, name: str) -> ApiUser:
-        """Make a user by way of the main process."""
+        """Create a user on the main process."""
         return self.main.api.register(name, self.registration_secret)
 
     def problems(self) -> dict[str, list[str]]:
-        """Return what the logs tell of errors, by process; nothing for a good one."""
+        """
+        Return the errors in the logs by process, without processes that have none.
+        """
         found = {
             process.name: process.problems() for process in self.processes.values()
         }

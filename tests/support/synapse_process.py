@@ -32,15 +32,15 @@ __all__ = [
     "stock",
 ]
 
-#: How long a process may take to start (it may share two cores with others and
-#: has an empty database to fill) and to stop, in s.
+#: Timeouts in s for a process to start (it may share two cores with others, and has an
+#: empty database to fill) and to stop.
 START_TIMEOUT = 120.0
 STOP_TIMEOUT = 30.0
 
-#: What the main process is called in ``stream_writers`` and on the wire.
+#: The name of the main process in ``stream_writers`` and on the wire.
 MAIN = "master"
 
-#: The environment variable that names the Python to start processes with.
+#: The environment variable that names the Python interpreter of the processes.
 PEER_PYTHON = "SYNAPSE_REPLICATION_SYNAPSE_PYTHON"
 
 _LOG_MARKS = (" - ERROR - ", " - CRITICAL - ", "Traceback (most recent call last)")
@@ -50,15 +50,15 @@ Launcher: TypeAlias = Callable[[str, Sequence[str]], list[str]]
 
 
 def interpreter() -> str:
-    """Return the Python that has matrix-synapse installed.
+    """Return the Python interpreter that has matrix-synapse installed.
 
-    It is this one, unless SYNAPSE_REPLICATION_SYNAPSE_PYTHON names another.
+    This is the running one, unless SYNAPSE_REPLICATION_SYNAPSE_PYTHON names another.
     """
     return os.environ.get(PEER_PYTHON, sys.executable)
 
 
 def stock(module: str, arguments: Sequence[str]) -> list[str]:
-    """Start a module as it comes: a :data:`Launcher`."""
+    """Start an unchanged module: a :data:`Launcher`."""
     return [interpreter(), "-m", module, *arguments]
 
 
@@ -79,9 +79,9 @@ class WorkerSpec:
     """A worker.
 
     :ivar name: its instance name.
-    :ivar resources: of its client listener, if it is to have one: ``client``,
+    :ivar resources: of its client listener, if it has one: ``client``,
         ``federation``.
-    :ivar settings: more of its own configuration, which goes before what all share.
+    :ivar settings: further settings, which override the shared ones.
     """
 
     name: str
@@ -94,9 +94,9 @@ class SynapseProcess:
 
     :ivar name: its instance name, ``master`` for the main process.
     :ivar log: the path of its log.
-    :ivar api: where it serves the client API; only ``/health`` if its specification
-        gives it no resource.
-    :ivar launcher: how it is started the next time.
+    :ivar api: the listener of the client API; only ``/health`` if its specification
+        has no resources.
+    :ivar launcher: starts it the next time.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class SynapseProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether it was started and has not exited."""
         return self._process is not None and self._process.poll() is None
 
     def launch(self) -> None:
-        """Start it and do not wait for it."""
+        """Start it without waiting for it."""
         if self._process is not None:
             return
         with self.log.open("ab") as output:
@@ -147,9 +147,9 @@ class SynapseProcess:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait until it answers.
+        """Wait until it responds.
 
-        :raises ServerStartError: if it ended, or took too long.
+        :raises ServerStartError: if it exited, or took too long.
         """
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT
@@ -162,7 +162,7 @@ class SynapseProcess:
             time.sleep(0.1)
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start it and wait until it responds."""
         self.launch()
         self.wait_until_ready()
 
@@ -188,11 +188,11 @@ class SynapseProcess:
         return self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
+        """Kill it with SIGKILL."""
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Send SIGSTOP: its connections stay open, and it says nothing more."""
+        """Send SIGSTOP: its connections stay open, but it sends nothing."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -200,7 +200,7 @@ class SynapseProcess:
         os.kill(self.pid, signal.SIGCONT)
 
     def restart(self, launcher: Launcher | None = None) -> None:
-        """Stop it in order and start it again, perhaps in another way."""
+        """Stop it and start it again, perhaps with another launcher."""
         self.stop()
         if launcher is not None:
             self.launcher = launcher
@@ -211,18 +211,18 @@ class SynapseProcess:
         return self._log_text()[-length:].strip()
 
     def problems(self) -> list[str]:
-        """Return the lines of its log that tell of an error, with what follows each."""
+        """Return the lines of its log that report an error, each with its context."""
         return log_problems(self._log_text().splitlines())
 
     def _log_text(self) -> str:
-        # One that was never started has none.
+        # A process that was never started has no log.
         return self.log.read_text("utf-8", "replace") if self.log.exists() else ""
 
 
 def log_problems(lines: Iterable[str], context: int = 25) -> list[str]:
-    """Find errors and tracebacks in the lines of a log.
+    """Return the errors and tracebacks in the lines of a log.
 
-    :param context: the most lines that an error is reported with.
+    :param context: the greatest number of lines per error.
     """
     found: list[list[str]] = []
     left = 0

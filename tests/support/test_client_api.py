@@ -1,4 +1,4 @@
-"""Tests for the driver of the client API, against a small HTTP server."""
+"""Tests for the client of the client API, against a small HTTP server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.client_api import (
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):
-    """Answers all requests alike and remembers them."""
+    """Sends the same response to all requests, and records them."""
 
     def _answer(self) -> None:
         assert isinstance(self.server, _Server)
@@ -58,9 +58,7 @@ class ClientApiTests(SynchronousTestCase):
         self.user = ApiUser(self.api, "@a:test", "DEV", "secret")
 
     def test_message(self) -> None:
-        """
-        A message is sent to its room under a new transaction id each time.
-        """
+        """A message is sent to its room with a new transaction id each time."""
         self.server.answer = {"event_id": "$1"}
         self.assertEqual(self.user.send_message("!r:test", "hi"), "$1")
         self.user.send_message("!r:test", "hi")
@@ -74,7 +72,7 @@ class ClientApiTests(SynchronousTestCase):
 
     def test_refusal(self) -> None:
         """
-        A refused request raises, with status and body, and does not show the token.
+        A rejected request raises with status and body, and does not show the token.
         """
         self.server.status = 403
         self.server.answer = {"errcode": "M_FORBIDDEN"}
@@ -84,15 +82,13 @@ class ClientApiTests(SynchronousTestCase):
         self.assertNotIn("secret", str(error) + repr(self.user))
 
     def test_health(self) -> None:
-        """
-        A process that answers is healthy; a port where nobody listens is not.
-        """
+        """A process that responds is healthy; a port without a listener is not."""
         self.assertTrue(self.api.is_healthy())
         self.assertFalse(ClientApi("127.0.0.1", free_port()).is_healthy())
 
     def test_timeline_messages(self) -> None:
         """
-        The texts of a room's messages are given in order, redacted ones left out.
+        The texts of a room's messages are returned in order, without redacted ones.
         """
         events = [
             {"type": "m.room.message", "content": {"body": "1"}},

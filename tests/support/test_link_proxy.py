@@ -8,7 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tests.support.link_proxy import Cut, LinkProxy
 
-#: s that something may take to come, and that what must not come is waited for.
+#: Seconds to wait for bytes that must arrive, and for bytes that must not.
 SOON = 5.0
 NEVER = 0.1
 
@@ -47,7 +47,7 @@ class LinkProxyTests(SynchronousTestCase):
         return process, server
 
     def test_all_passes(self) -> None:
-        """What is not cut goes both ways, and so does an end."""
+        """Without a cut, bytes and the end of a connection pass in both directions."""
         process, server = self.connect()
         self.assert_passes(process, server)
         self.assert_passes(server, process)
@@ -55,7 +55,7 @@ class LinkProxyTests(SynchronousTestCase):
         self.assertEqual(process.recv(100), b"")
 
     def test_publishes_vanish(self) -> None:
-        """Publishes are lost while replies and the subscription go on both ways."""
+        """Publishes are dropped while replies and the subscription still pass."""
         process, server = self.connect()
         subscriber, channel = self.subscribe()
         self.proxy.cut(Cut.PUBLISHES)
@@ -65,7 +65,7 @@ class LinkProxyTests(SynchronousTestCase):
         self.assert_passes(channel, subscriber)
 
     def test_replies_vanish(self) -> None:
-        """Replies to publishes are lost, and the publishes arrive."""
+        """Replies to publishes are dropped while the publishes arrive."""
         process, server = self.connect()
         subscriber, channel = self.subscribe()
         self.proxy.cut(Cut.REPLIES)
@@ -75,7 +75,7 @@ class LinkProxyTests(SynchronousTestCase):
         self.assert_passes(channel, subscriber)
 
     def test_pings_vanish(self) -> None:
-        """What a subscriber sends is lost, and messages reach it."""
+        """Data from a subscriber is dropped while messages still reach it."""
         publishing = self.connect()
         process, server = self.subscribe()
         self.proxy.cut(Cut.PINGS)
@@ -84,7 +84,7 @@ class LinkProxyTests(SynchronousTestCase):
         self.assert_passes(*publishing)
 
     def test_subscription_vanishes(self) -> None:
-        """What is sent to a subscriber is lost while publishes go on."""
+        """Messages to a subscriber are dropped while publishes still arrive."""
         publishing = self.connect()
         process, server = self.subscribe()
         self.proxy.cut(Cut.SUBSCRIPTION)
@@ -93,7 +93,7 @@ class LinkProxyTests(SynchronousTestCase):
         self.assert_passes(*publishing)
 
     def test_healing_closes_what_lost_bytes(self) -> None:
-        """No stream goes on with a hole in it; the others stay."""
+        """A connection that lost bytes is closed; the others stay open."""
         process, server = self.connect()
         subscription = self.subscribe()
         self.proxy.cut(Cut.PUBLISHES)
@@ -105,7 +105,7 @@ class LinkProxyTests(SynchronousTestCase):
         self.assert_passes(*self.connect())
 
     def test_no_target(self) -> None:
-        """A connection is closed if nothing answers behind."""
+        """A connection is closed if the target does not accept."""
         self.target.close()
         with socket.create_connection(("127.0.0.1", self.proxy.port), SOON) as process:
             self.assertEqual(process.recv(100), b"")

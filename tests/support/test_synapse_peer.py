@@ -1,6 +1,4 @@
-"""Tests for the harness around a real Synapse; the real one is in
-tests.external.synapse/.
-"""
+"""Tests for the harness of a real Synapse, which tests.external.synapse runs."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ class LogProblemsTests(SynchronousTestCase):
     """Tests for log_problems."""
 
     def test_finds_errors_with_what_follows(self) -> None:
-        """
-        An error is reported with the lines that follow it, and a good line is not.
-        """
+        """An error is reported with the lines that follow it; other lines are not."""
         lines = [
             "2026-01-01 - synapse - 1 - INFO - x - fine",
             "2026-01-01 - synapse - 2 - ERROR - x - bad",
@@ -32,15 +28,13 @@ class LogProblemsTests(SynchronousTestCase):
 
     def test_bounds_each_problem(self) -> None:
         """
-        What follows an error is cut off, so that a later error is one of its own.
+        The lines of an error are limited, so that a later error is a separate one.
         """
         bad = "t - synapse - 2 - CRITICAL - x - bad"
         self.assertEqual(log_problems([bad, "a", "b", bad], 2), [f"{bad}\na", bad])
 
     def test_good_log(self) -> None:
-        """
-        A log without errors has no problems.
-        """
+        """A log without errors has no problems."""
         self.assertEqual(log_problems(["t - synapse - 2 - WARNING - x - hm"]), [])
 
 
@@ -48,7 +42,7 @@ class SynapseDeploymentTests(SynchronousTestCase):
     """Tests for the configuration and the processes of a deployment."""
 
     def _deployment(self, body: str) -> SynapseDeployment:
-        """Build one whose processes run a Python program of ours."""
+        """Return a deployment whose processes run a given Python program."""
 
         def launcher(module: str, arguments: Sequence[str]) -> list[str]:
             return [sys.executable, "-c", body, module, *arguments]
@@ -64,9 +58,7 @@ class SynapseDeploymentTests(SynchronousTestCase):
         return deployment
 
     def test_configuration(self) -> None:
-        """
-        The files name every process in instance_map, and each worker has a file.
-        """
+        """The files name every process in instance_map, and each worker has a file."""
         deployment = self._deployment("")
         shared = yaml.safe_load(deployment.config_file.read_text())
         self.assertEqual(sorted(shared["instance_map"]), ["main", "sync1"])
@@ -77,7 +69,7 @@ class SynapseDeploymentTests(SynchronousTestCase):
 
     def test_process_that_ends(self) -> None:
         """
-        A process that ends before it answers is reported with the end of its log.
+        A process that exits before it responds is reported with the end of its log.
         """
         deployment = self._deployment("raise SystemExit('no such database')")
         error = self.assertRaises(ServerStartError, deployment.start)
@@ -85,9 +77,7 @@ class SynapseDeploymentTests(SynchronousTestCase):
         self.assertRaises(ServerStartError, lambda: deployment.main.pid)
 
     def test_stop_removes_the_folder(self) -> None:
-        """
-        Stopping for good leaves nothing behind, and may be done twice.
-        """
+        """stop() removes everything and may be called twice."""
         deployment = self._deployment("")
         deployment.stop()
         deployment.stop()

@@ -1,4 +1,4 @@
-"""Tests of the doubles: they do what the real things promise, and no more."""
+"""Tests that the doubles do what the real objects promise."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.handlers.fixtures import Row
 
 
 class MemoryHostTests(SynchronousTestCase):
-    """A host whose time stands still."""
+    """Tests for a host whose time advances only when the test says so."""
 
     def test_offers_what_a_host_offers(self) -> None:
-        """The host has the streams that it was given, and those that it writes."""
+        """The host has the given streams, and replicates those that it writes."""
         stream = SourceStream("s", Row)
         host = MemoryHost(stream, SourceStream("t", Row), written=["s"])
         contract: ReplicationHost = host
@@ -38,7 +38,7 @@ class MemoryHostTests(SynchronousTestCase):
         self.assertFalse(contract.stores_user_ips)
 
     def test_time(self) -> None:
-        """Both clocks move only when the test moves them."""
+        """Both clocks advance only when the test advances them."""
         host = MemoryHost()
         self.assertEqual(host.clock.time_msec(), EPOCH_MS)
         slept = host.clock.sleep(2)
@@ -50,7 +50,7 @@ class MemoryHostTests(SynchronousTestCase):
         self.assertEqual(host.clock.time_msec(), EPOCH_MS + 2000)
 
     def test_notifier(self) -> None:
-        """Who asked is told of a write."""
+        """A registered callback is called after a write."""
         host = MemoryHost()
         rung: list[int] = []
         host.notifier.add_replication_callback(lambda: rung.append(1))
@@ -58,7 +58,7 @@ class MemoryHostTests(SynchronousTestCase):
         self.assertEqual(rung, [1])
 
     def test_commands(self) -> None:
-        """Calls are kept, answered and failed as the test says."""
+        """Calls are recorded, and answered or failed as the test says."""
         commands = MemoryHost().commands
         commands.syncing = [SyncingUser("@a:b", None, 1)]
         self.assertEqual(len(list(commands.get_currently_syncing_users())), 1)
@@ -72,10 +72,10 @@ class MemoryHostTests(SynchronousTestCase):
 
 
 class MemoryConnectionTests(SynchronousTestCase):
-    """A connection that goes nowhere."""
+    """Tests for a connection without a peer."""
 
     def test_keeps_lines(self) -> None:
-        """Commands and lines are kept in order, as text."""
+        """Commands and lines are recorded in order, as text."""
         connection = MemoryConnection()
         seam: ReplicationConnection = connection
         seam.send_command(ReplicateCommand())
@@ -88,30 +88,30 @@ class MemoryConnectionTests(SynchronousTestCase):
         self.assertEqual(connection.writes, [1, 1, 2])
 
     def test_refuses_long_lines(self) -> None:
-        """A line that is too long is refused, with all that came with it."""
+        """A line that is too long is rejected with all lines sent with it."""
         connection = MemoryConnection(max_line_length=5)
         with self.assertRaises(LineTooLongError):
             connection.send_lines("RDATA", [b"short", b"longer"])
         self.assertEqual(connection.take(), [])
 
     def test_breaks(self) -> None:
-        """A broken connection raises what it was told to."""
+        """A broken connection raises the given exception."""
         connection = MemoryConnection()
         connection.broken = ValueError()
         self.assertRaises(ValueError, connection.send_command, PingCommand("1"))
 
     def test_control(self) -> None:
-        """Why it was closed is kept."""
+        """The reason for closing is recorded."""
         connection = MemoryConnection()
         connection.close_with_error("why")
         self.assertEqual(connection.closed_with, ["why"])
 
 
 class SourceStreamTests(SynchronousTestCase):
-    """A store that answers when it is told to."""
+    """Tests for a stream whose store answers when the test says so."""
 
     def test_pages_do_not_split_tokens(self) -> None:
-        """A page ends between tokens, and says that there is more."""
+        """A page ends between tokens, and reports whether there are more."""
         stream = SourceStream("s", Row, page_rows=2)
         stream.persist("w", 1, ["a"])
         stream.persist("w", 2, ["b"], ["c"])
@@ -130,7 +130,7 @@ class SourceStreamTests(SynchronousTestCase):
         )
 
     def test_held(self) -> None:
-        """A held store answers with what it has when it answers."""
+        """A held store answers with the rows that it has at the time of the answer."""
         stream = SourceStream("s", Row)
         stream.is_held = True
         first, second = (stream.get_updates_since("w", 0, 9) for _ in range(2))
@@ -142,7 +142,7 @@ class SourceStreamTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(second).updates, [(1, ["a"])])
 
     def test_local_updates(self) -> None:
-        """Our own rows move our token; whether there are any is a guess or known."""
+        """Own rows advance the own token; whether there are any is a guess or known."""
         stream = SourceStream("s", Row, instance_name="w")
         stream.persist("w", 3, ["a"])
         self.assertEqual(stream.minimal_local_current_token(), 3)
@@ -153,10 +153,10 @@ class SourceStreamTests(SynchronousTestCase):
 
 
 class RecordingSinkTests(SynchronousTestCase):
-    """A sink that takes rows when it is told to."""
+    """Tests for a sink that accepts rows when the test says so."""
 
     def test_takes_and_advances(self) -> None:
-        """Rows are kept and move the stream on, never back; positions may."""
+        """Rows are recorded and never move the stream back; positions may."""
         stream = SourceStream("s", Row)
         sink = MemoryHost(stream).rows
         for token in (5, 3):

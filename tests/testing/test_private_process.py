@@ -1,4 +1,4 @@
-"""What all private servers share."""
+"""Tests for functions that all private servers share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class PrivateProcessTests(SynchronousTestCase):
             listener.bind(("127.0.0.1", free_port()))
 
     def test_binaries(self) -> None:
-        """A program is a binary; a script, a text and nothing at all are none."""
+        """
+        An executable binary is recognised, but not a script, a text or a missing file.
+        """
         self.assertTrue(is_binary(Path(sys.executable)))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "program"
@@ -38,7 +40,7 @@ class PrivateProcessTests(SynchronousTestCase):
             self.assertFalse(is_binary(path))
 
     def test_wheels(self) -> None:
-        """A package's folder is found without importing it, if it is there."""
+        """The folder of an installed package is found without importing it."""
         self.assertIsNone(wheel_folder("no_such_package"))
         found = wheel_folder("twisted")
         assert found is not None

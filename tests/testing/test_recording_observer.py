@@ -1,4 +1,4 @@
-"""Tests of the observer that remembers."""
+"""Tests for the observer that records events."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from synapse_replication.testing.recording_observer import RecordingObserver
 
 
 class RecordingObserverTests(SynchronousTestCase):
-    """An observer that remembers."""
+    """Tests for RecordingObserver."""
 
     def test_remembers(self) -> None:
-        """What is told is kept, counted where it has a count."""
+        """Events are recorded, with the sum of their counts."""
         observer = RecordingObserver()
         for _ in range(2):
             observer.discarded("s", "w", DiscardReason.OLD_TOKEN, 2)

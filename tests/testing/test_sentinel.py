@@ -10,7 +10,7 @@ from synapse_replication.testing.servers import PrivateRedis
 
 class PrivateSentinelTests(SynchronousTestCase):
     def test_watches(self) -> None:
-        """It asks for its password, and tells where its master is."""
+        """A Sentinel requires its password and knows the address of its master."""
         with PrivateRedis() as master, PrivateSentinel(master, password="p") as one:
             self.assertEqual(
                 one.command("SENTINEL", "get-master-addr-by-name", "mymaster"),

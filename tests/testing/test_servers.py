@@ -1,4 +1,4 @@
-"""The private servers, which most tests of adapters stand on."""
+"""Tests for the private servers that most tests of adapters use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from synapse_replication.testing.servers import (
 
 
 def query(dsn: str, sql: str) -> list[tuple[object, ...]]:
-    """Run one statement and give what it returns."""
+    """Run one statement and return its rows."""
     connection = psycopg2.connect(dsn)
     try:
         with connection, connection.cursor() as cursor:
@@ -41,7 +41,7 @@ def query(dsn: str, sql: str) -> list[tuple[object, ...]]:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether there is a process, which is more than a zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -50,7 +50,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Look every 10 ms, for 20 s at most."""
+    """Check the condition every 10 ms, for at most 20 s."""
     deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline
@@ -61,13 +61,13 @@ class PrivatePostgresTests(SynchronousTestCase):
     """Tests for :class:`PrivatePostgres`."""
 
     def start(self, **options: bool) -> PrivatePostgres:
-        """Start one that is stopped in the end."""
+        """Start a server that is stopped after the test."""
         server = PrivatePostgres(**options)  # type: ignore[arg-type]
         self.addCleanup(server.stop)
         return server.start()
 
     def test_survives(self) -> None:
-        """What was committed is there after kill -9, and after a restart."""
+        """Committed rows survive kill -9 and a restart."""
         server = self.start()
         dsn = server.new_database()
         query(dsn, "CREATE TABLE notes (id int)")
@@ -82,7 +82,7 @@ class PrivatePostgresTests(SynchronousTestCase):
             self.assertEqual(query(dsn, "SELECT count(*) FROM notes"), [(kept,)])
 
     def test_restart_in_use(self) -> None:
-        """After kill -9 it starts again though its own children are still busy."""
+        """After kill -9 it starts again even if its child processes are still busy."""
         server = self.start()
         busy = psycopg2.connect(server.dsn())
         self.addCleanup(busy.close)
@@ -92,7 +92,7 @@ class PrivatePostgresTests(SynchronousTestCase):
         self.assertEqual(query(server.dsn(), "SELECT 1"), [(1,)])
 
     def test_settings(self) -> None:
-        """By default it does not wait for the disk; durable, it does."""
+        """By default it does not wait for the disk, but with ``durable`` it does."""
         dsn = shared_postgres().dsn()
         for name, value in (
             ("fsync", "off"),
@@ -109,7 +109,7 @@ class PrivatePostgresTests(SynchronousTestCase):
             ).close()
 
     def test_databases(self) -> None:
-        """Each database is a new one, and can be named."""
+        """Each database is new, and can be given a name."""
         server = shared_postgres()
         self.assertIs(server, shared_postgres())
         self.assertNotEqual(server.new_database(), server.new_database())
@@ -125,7 +125,7 @@ class PrivatePostgresTests(SynchronousTestCase):
         )
 
     def test_stopped(self) -> None:
-        """Stopped, its process and its folder are gone; stopping twice is no error."""
+        """After a stop its process and folder are gone; stopping twice is no error."""
         with PrivatePostgres() as server:
             pid, folder = server.pid, server.directory
             server.freeze()
@@ -136,7 +136,7 @@ class PrivatePostgresTests(SynchronousTestCase):
             _ = server.pid
 
     def test_bad_settings(self) -> None:
-        """A server that does not come up says why."""
+        """A server that does not start reports the reason."""
         server = PrivatePostgres(settings={"no_such_setting": "1"})
         self.addCleanup(server.stop)
         with self.assertRaisesRegex(ServerStartError, "no_such_setting"):
@@ -147,7 +147,7 @@ class PrivateRedisTests(SynchronousTestCase):
     """Tests for :class:`PrivateRedis`."""
 
     def test_restarted(self) -> None:
-        """Killed or restarted it has the same port, and has forgotten everything."""
+        """After a kill or a restart it has the same port and no data."""
         with PrivateRedis(password="hush") as server:
             port = server.port
             self.assertEqual(server.command("SET", "a", 1), "OK")
@@ -165,7 +165,7 @@ class PrivateRedisTests(SynchronousTestCase):
         self.assertFalse(is_alive(pid))
 
     def test_options(self) -> None:
-        """Users, limits and the rest are as ``redis.conf`` has them."""
+        """Users, limits and other settings are passed to ``redis.conf``."""
         with PrivateRedis(
             acl=["user bob on >secret ~* &* +@all"],
             settings={"maxclients": "7"},
@@ -174,7 +174,7 @@ class PrivateRedisTests(SynchronousTestCase):
             self.assertIn("bob", server.command("ACL", "USERS"))
 
     def test_frozen(self) -> None:
-        """Frozen it does not answer; thawed it does."""
+        """A frozen server does not run; a thawed one responds."""
         with PrivateRedis() as server:
             server.freeze()
             wait_until(
@@ -184,11 +184,11 @@ class PrivateRedisTests(SynchronousTestCase):
             self.assertEqual(server.command("PING"), "PONG")
 
     def test_shared(self) -> None:
-        """One is shared by the tests of a process."""
+        """The tests of a process share one server."""
         self.assertIs(shared_redis(), shared_redis())
 
     def test_tls_missing(self) -> None:
-        """A binary without TLS is refused with what to install."""
+        """A binary without TLS is rejected with what to install."""
         if has_tls(find_redis()):
             self.skipTest("this Redis speaks TLS")
         nothing = Path(os.devnull)
@@ -196,7 +196,7 @@ class PrivateRedisTests(SynchronousTestCase):
             PrivateRedis(tls=RedisTls(nothing, nothing, nothing)).start()
 
     def test_orphaned(self) -> None:
-        """When its launcher is killed, it ends too."""
+        """When its launcher is killed, it ends as well."""
         script = (
             "import time\n"
             "from synapse_replication.testing.servers import PrivateRedis\n"
@@ -231,14 +231,17 @@ class FindTests(SynchronousTestCase):
         self.folder = Path(folder.name)
 
     def make(self, name: str, content: bytes) -> Path:
-        """Make a program."""
+        """Create an executable file."""
         path = self.folder / name
         path.write_bytes(content)
         path.chmod(0o755)
         return path
 
     def test_named(self) -> None:
-        """What an environment variable names is taken, or it is said what is wrong."""
+        """
+        The program in the environment variable is used, or the error names the
+        variable.
+        """
         variable = "SYNAPSE_REPLICATION_POSTGRES_BIN"
         with self.assertRaisesRegex(ServerStartError, variable):
             find_postgres({variable: str(self.folder)})
@@ -252,7 +255,7 @@ class FindTests(SynchronousTestCase):
         self.assertEqual(find_redis({variable: str(redis)}), redis)
 
     def test_path(self) -> None:
-        """On ``PATH`` a binary is taken, behind a symbolic link too."""
+        """A binary on ``PATH`` is used, also behind a symbolic link."""
         for name in ("postgres", "initdb", "redis-server"):
             self.make(name, b"\x7fELF")
         linked = self.folder / "linked"
@@ -264,7 +267,7 @@ class FindTests(SynchronousTestCase):
         )
 
     def test_wrapper(self) -> None:
-        """A script of that name on ``PATH`` is skipped: its pid is not the server's."""
+        """A script on ``PATH`` is skipped: its pid is not the server's."""
         for name in ("postgres", "initdb", "redis-server"):
             self.make(name, b"#!/bin/sh\n")
         environ = {"PATH": str(self.folder)}

@@ -1,4 +1,5 @@
-"""Bugs that others had, put back on purpose: the simulation must find each.
+"""
+Bugs of other implementations, reintroduced on purpose: the simulation must find each.
 
 Each is a set of parts of which one is wrong; the rest is the real code.
 """
@@ -25,15 +26,15 @@ __all__ = ["BUGS", "FOUND_BY"]
 
 
 class _AsksBeforeItHears(RedisSubscriber):
-    """REPLICATE goes out before the subscription is confirmed."""
+    """Sends REPLICATE before the subscription is confirmed."""
 
     def authenticated(self) -> None:
         super().report_connection()
-        # As slow as a subscription may be.
+        # A slow subscription.
         self.factory.reactor_clock.callLater(0.1, super().authenticated)
 
     def report_connection(self) -> None:
-        """It was reported already."""
+        """Do nothing: it was reported already."""
 
 
 class _RowsDuringCatchUp(RowHandler):
@@ -48,7 +49,7 @@ class _RowsDuringCatchUp(RowHandler):
 
 
 class _DoesNotWaitForCatchUp(StreamReceiver):
-    """Rows that arrive during a catch-up are delivered at once."""
+    """Delivers rows that arrive during a catch-up at once."""
 
     row_handler_type = _RowsDuringCatchUp
 
@@ -69,7 +70,7 @@ class _BatchesByStream(RowHandler):
 
 
 class _OneBatchPerStream(StreamReceiver):
-    """The rows of a batch are gathered by stream, not by writer."""
+    """Collects the rows of a batch by stream instead of by writer."""
 
     row_handler_type = _BatchesByStream
 
@@ -83,7 +84,7 @@ class _DropsAllBatches(AnnouncementHandler):
 
 
 class _PositionDropsAllBatches(StreamReceiver):
-    """The POSITION of one writer drops the unfinished batches of all."""
+    """Drops the unfinished batches of all writers at the POSITION of one."""
 
     announcement_handler_type = _DropsAllBatches
 
@@ -100,28 +101,30 @@ class _ConnectsAllWriters(RowHandler):
 
 
 class _ConnectsStreams(StreamReceiver):
-    """A POSITION of one writer makes the rows of all writers welcome."""
+    """Accepts the rows of all writers after the POSITION of one."""
 
     row_handler_type = _ConnectsAllWriters
 
 
 class _ForgetsUnreadableRows(StreamReceiver):
-    """A row that cannot be read is skipped, the others are kept."""
+    """Skips an unreadable row of a batch, and delivers the others."""
 
     def enqueue_lost_row(self, link: Link, instance_name: str) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 class _AnnouncesOnRemotePositions(WriterPositions):
-    """What others announce moves the announced position over an own id that is
-    finished while another is being fetched, and ``local`` does not follow."""
+    """
+    Moves the announced position past a finished id of its own when another writer
+    announces during a fetch, while ``local`` stays behind.
+    """
 
     _moved_to = 0
 
     def advance(self, instance_name: str, id_: int) -> None:
         super().advance(instance_name, id_)
         if self.is_writer and self.lowest_in_flight() is None:
-            # Ids being fetched are not looked at.
+            # Ignores ids that are being fetched.
             self._moved_to = self.max_finished
 
     @property
@@ -136,7 +139,7 @@ class _AnnouncesOnRemotePositions(WriterPositions):
 
 
 class _IgnoresFetches(WriterPositions):
-    """Between nextval and its registration, an id counts for nothing."""
+    """Ignores an id between nextval and its registration."""
 
     def lowest_floor(self) -> int | None:
         return None
@@ -146,7 +149,7 @@ class _IgnoresFetches(WriterPositions):
 
 
 class _ComparesNoEpochs(StreamReceiver):
-    """Only a lower POSITION says that a writer in memory began again."""
+    """Detects a restarted writer of a stream in memory only by a lower POSITION."""
 
     def enqueue_epoch(
         self, link: Link, instance_name: str, token: int, epoch: str
@@ -155,7 +158,7 @@ class _ComparesNoEpochs(StreamReceiver):
 
 
 class _SavesNoEpochs(StreamReceiver):
-    """What a process hears first is taken for the epoch of what it saved."""
+    """Takes the first epoch received for the epoch of the saved positions."""
 
     _first: dict[str, str] | None = None
 
@@ -168,15 +171,17 @@ class _SavesNoEpochs(StreamReceiver):
 
 
 class _TrustsPersistedUpto(HostStream):
-    """Of a writer, what all writers have persisted counts as delivered."""
+    """Treats everything that all writers have persisted as delivered."""
 
     def current_token(self, instance_name: str) -> int:
         return int(self.original.current_token(instance_name))
 
 
 class _LateBaseline(HostStream):
-    """Of an undeclared writer, rows up to what the host knows when the writer is
-    first asked about count as delivered, not up to what it knew at the start."""
+    """
+    Starts an undeclared writer at the host's position of the first query about it, not
+    at that of the start.
+    """
 
     def current_token(self, instance_name: str) -> int:
         received = self._received
@@ -192,22 +197,24 @@ class _LateBaseline(HostStream):
 
 
 class _RevealsRows(HostStream):
-    """Positions are taken at once: users who ask then are never shown a row of
-    another writer that this process missed and is about to fetch."""
+    """
+    Accepts positions at once, so that users are never shown a row of another writer
+    that this process missed and is about to fetch.
+    """
 
     def writers_behind(self, instance_name: str, token: int) -> list[str]:
         return []
 
 
 class _DrainsNobody(PostgresStream):
-    """What a removed writer had committed is not looked for."""
+    """Does not look for the committed rows of a removed writer."""
 
     async def find_removed_writers(self) -> Mapping[str, RemovedWriter]:
         return {}
 
 
 class _LooksOnlyAtTheStart(PostgresStream):
-    """A reader that runs does not hear of a writer's removal."""
+    """Does not notice the removal of a writer while running."""
 
     _has_looked = False
 
@@ -237,7 +244,7 @@ BUGS: Mapping[str, Parts] = {
     "removed, running": Parts(stream=_LooksOnlyAtTheStart),
 }
 
-#: The first seed that found each when this was written: where to begin to look.
+#: The seed that first found each bug when this was written: where to start the search.
 FOUND_BY: Mapping[str, int] = {
     "reconnect-order": 31,
     "interleaved-batches": 14,

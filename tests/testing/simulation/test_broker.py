@@ -1,4 +1,4 @@
-"""The broker double: channels, orders, cut-offs."""
+"""Tests for the broker double: channels, order, disconnections."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class SimulatedBrokerTests(SynchronousTestCase):
         return factory.client.data
 
     def test_publish(self) -> None:
-        """Who subscribed gets what is published, the publisher their number."""
+        """Subscribers get what is published, and the publisher gets their number."""
         reader, writer = self.connect("r"), self.connect("w")
         self.assertIn(b"subscribe", self.say(reader, b"SUBSCRIBE", b"hs"))
         self.assertEqual(self.say(writer, b"PUBLISH", b"hs", b"PING 1"), b":1\r\n")
@@ -81,7 +81,7 @@ class SimulatedBrokerTests(SynchronousTestCase):
         self.assertEqual(self.published[0], ("w", b"PING 1"))
 
     def test_auth(self) -> None:
-        """AUTH works, stalls, or fails."""
+        """AUTH succeeds, fails, or gets no reply."""
         client = self.connect("r")
         self.assertEqual(self.say(client, b"AUTH", b"x"), b"+OK\r\n")
         self.broker.auth_fails = True
@@ -91,7 +91,7 @@ class SimulatedBrokerTests(SynchronousTestCase):
         self.assertEqual(self.say(client, b"PING"), b"+PONG\r\n")
 
     def test_slow_subscriber(self) -> None:
-        """A subscriber that does not take what it is sent is cut off."""
+        """A subscriber that does not read is disconnected."""
         reader, writer = self.connect("r"), self.connect("w")
         self.say(reader, b"SUBSCRIBE", b"hs")
         self.network.slowness["r"] = 10_000.0
@@ -102,7 +102,10 @@ class SimulatedBrokerTests(SynchronousTestCase):
         self.assertEqual(self.say(writer, b"PUBLISH", b"hs", b"y"), b":0\r\n")
 
     def test_restart(self) -> None:
-        """A broker that goes down loses everybody, and refuses until it is back."""
+        """
+        A broker that stops disconnects everyone, and refuses connections until it
+        restarts.
+        """
         reader = self.connect("r")
         self.broker.stop()
         self.settle()

@@ -1,4 +1,4 @@
-"""The simulation finds bugs that others had: by an invariant, not by a crash."""
+"""Tests that the simulation finds known bugs by an invariant, not by a crash."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.testing.simulation.runner import simulate
 from tests.testing.simulation.bugs import BUGS, FOUND_BY
 
-#: How many seeds may pass before a bug is found.
+#: The greatest number of seeds needed to find a bug.
 MAX_SEEDS = 150
 
 
@@ -22,7 +22,7 @@ class BugTests(SynchronousTestCase):
         self.fail(f"{MAX_SEEDS} seeds do not find the bug of {case}")
 
     def test_asks_before_it_hears(self) -> None:
-        """REPLICATE before the subscription is confirmed."""
+        """REPLICATE is sent before the subscription is confirmed."""
         self.check("reconnect-order")
 
     def test_does_not_wait_for_catch_up(self) -> None:
@@ -38,11 +38,11 @@ class BugTests(SynchronousTestCase):
         self.check("position-during-batch")
 
     def test_connects_streams(self) -> None:
-        """A POSITION connects another writer."""
+        """A POSITION makes another writer live."""
         self.check("gap-per-writer")
 
     def test_forgets_unreadable_rows(self) -> None:
-        """The rest of a batch joins the next one."""
+        """The rest of a batch with an unreadable row joins the next batch."""
         self.check("unreadable-row")
 
     def test_announces_on_remote_positions(self) -> None:
@@ -54,11 +54,11 @@ class BugTests(SynchronousTestCase):
         self.check("unregistered-id")
 
     def test_compares_no_epochs(self) -> None:
-        """The rows of a writer that started again and passed us are missed."""
+        """Rows of a writer that restarted and overtook its old position are missed."""
         self.check("typing-reset")
 
     def test_saves_no_epochs(self) -> None:
-        """So are they if the reader starts again, too."""
+        """Rows of a restarted writer are missed by a reader that restarted as well."""
         self.check("typing-reset, saved")
 
     def test_trusts_persisted_upto(self) -> None:
@@ -66,11 +66,11 @@ class BugTests(SynchronousTestCase):
         self.check("shared token")
 
     def test_late_baseline(self) -> None:
-        """Rows that were written while a process starts are skipped."""
+        """Rows written while a process starts are skipped."""
         self.check("late baseline")
 
     def test_reveals_rows(self) -> None:
-        """A position is taken before another writer's rows below it."""
+        """A position is accepted before another writer's rows below it."""
         self.check("revealed rows")
 
     def test_drains_nobody(self) -> None:
@@ -78,5 +78,5 @@ class BugTests(SynchronousTestCase):
         self.check("removed")
 
     def test_looks_only_at_the_start(self) -> None:
-        """A reader that runs misses what a killed writer had not sent."""
+        """A running reader misses rows that a killed writer had not sent."""
         self.check("removed, running")

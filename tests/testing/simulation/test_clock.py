@@ -1,4 +1,4 @@
-"""Simulated time goes from one call to the next."""
+"""Tests for simulated time, which advances from one call to the next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from synapse_replication.testing.simulation.clock import (
 
 class SimulatedClockTests(SynchronousTestCase):
     def test_each_at_its_time(self) -> None:
-        """Calls are made in order, each at the time for which it was asked."""
+        """Calls are made in order, each at its scheduled time."""
         clock = SimulatedClock()
         made: list[tuple[str, float]] = []
         for name, at in (("b", 2.0), ("a", 1.0), ("c", 2.0), ("d", 9.0)):
@@ -23,7 +23,7 @@ class SimulatedClockTests(SynchronousTestCase):
         self.assertEqual(clock.seconds(), 5.0)
 
     def test_later(self) -> None:
-        """A call that is put off is made in its new place."""
+        """A call that is delayed is made in its new place."""
         clock = SimulatedClock()
         made: list[str] = []
         first = clock.callLater(1.0, made.append, "first")
@@ -33,7 +33,7 @@ class SimulatedClockTests(SynchronousTestCase):
         self.assertEqual(made, ["second", "first"])
 
     def test_no_end(self) -> None:
-        """What goes round without end is an error."""
+        """Calls that reschedule themselves without an end are an error."""
         clock = SimulatedClock()
 
         def again() -> None:

@@ -1,4 +1,4 @@
-"""The database double: sequences, visibility, retries, faults."""
+"""Tests for the database double: sequences, visibility, retries, faults."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         return self.successResultOf(asked)
 
     def test_writers_of_rows(self) -> None:
-        """Writers are found by rows above an id, and by name."""
+        """Writers are found by rows above an id and by name."""
         for id_ in (5, 7):
             self.insert(id_)
         self.settle()
@@ -100,7 +100,7 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.clock.run_until(self.clock.seconds() + 1)
 
     def test_ids_are_not_rolled_back(self) -> None:
-        """Ids go up, also after a transaction that took some failed."""
+        """Ids increase even if the transaction that allocated some fails."""
         self.assertEqual(self.next_ids(2), [2, 3])
 
         def run(txn: Any) -> None:
@@ -113,7 +113,7 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.assertEqual(self.next_ids(), [5])
 
     def test_commit(self) -> None:
-        """Rows are seen from the commit on, which comes before its answer."""
+        """Rows are visible from the commit on, which precedes its reply."""
         done = self.insert(2)
         self.assertEqual(self.committed, [])
         self.settle()
@@ -121,7 +121,7 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.assertEqual(self.committed, [("events", "w", 2)])
 
     def test_id_is_used(self) -> None:
-        """An id that another transaction used is refused."""
+        """An id that another transaction used is rejected."""
         self.insert(2)
         self.settle()
         again = self.insert(2)
@@ -129,7 +129,7 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.failureResultOf(again, psycopg2.IntegrityError)
 
     def test_down(self) -> None:
-        """What is not committed when the server goes down never will be."""
+        """Transactions that are open when the server stops are never committed."""
         done = self.insert(2)
         self.database.point = lambda point, name: self.database.stop()
         self.settle()
@@ -140,7 +140,7 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.assertEqual(self.committed, [])
 
     def test_lost_answer(self) -> None:
-        """A commit whose answer is lost is a commit, and a failure."""
+        """A commit whose reply is lost is committed, and fails for the caller."""
         self.database.lost_answer_chance = 1.0
         done = self.insert(2)
         self.settle()
@@ -148,7 +148,9 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.assertEqual(self.committed, [("events", "w", 2)])
 
     def test_repeated(self) -> None:
-        """A transaction that met another is run again, and at last fails."""
+        """
+        A transaction with serialization failures is retried, and fails in the end.
+        """
         self.database.retry_chance = 1.0
         done = self.insert(2)
         self.settle()
@@ -156,7 +158,7 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.assertEqual(self.committed, [])
 
     def test_behind(self) -> None:
-        """A sequence falls behind, and is brought forward."""
+        """A sequence falls behind, and can be moved forward."""
         self.next_ids(40)
         self.database.fall_behind(32)
         self.assertEqual(self.next_ids(), [10])
@@ -164,7 +166,7 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.assertEqual(self.next_ids(), [51])
 
     def test_dead(self) -> None:
-        """The dead get no answer; what they committed may be there."""
+        """A killed process gets no reply."""
         done = self.insert(2)
         self.reactor.kill()
         self.settle()

@@ -1,4 +1,4 @@
-"""The ledger tells what is wrong, and lets pass what is right."""
+"""Tests that the ledger reports violations and accepts correct runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _rows(*ids: int, epoch: int = 1) -> list[SimulatedRow]:
 
 
 class LedgerTests(SynchronousTestCase):
-    """Writer w committed row 20 as token 2, rows 50 and 51 as 5."""
+    """Writer w committed row 20 as token 2, and rows 50 and 51 as token 5."""
 
     def setUp(self) -> None:
         self.ledger = Ledger(
@@ -41,7 +41,7 @@ class LedgerTests(SynchronousTestCase):
         self.ledger.delivered(self.reader, stream, "w", token, _rows(*ids))
 
     def test_all_is_well(self) -> None:
-        """Whole tokens in order, then a position."""
+        """Whole tokens in order, then a position, are accepted."""
         self.deliver(2, 20)
         self.deliver(5, 50, 51)
         self.ledger.position(self.reader, "events", "w", 9)
@@ -51,23 +51,23 @@ class LedgerTests(SynchronousTestCase):
         self.assertEqual(lacks, ["r lacks 2 of caches of w, it is at 1"])
 
     def test_lost(self) -> None:
-        """A token that was skipped."""
+        """A skipped token is a violation."""
         self.assertIn("got 5 and not 2", self.refused(self.deliver, 5, 50, 51))
 
     def test_lost_by_position(self) -> None:
-        """A position that passes rows."""
+        """A position that passes undelivered rows is a violation."""
         self.assertIn(
             "passes 2",
             self.refused(self.ledger.position, self.reader, "events", "w", 3),
         )
 
     def test_doubled(self) -> None:
-        """A token twice."""
+        """A token delivered twice is a violation."""
         self.deliver(2, 20)
         self.assertIn("got 2 and not 5", self.refused(self.deliver, 2, 20))
 
     def test_doubled_idempotent(self) -> None:
-        """A token twice, where it does no harm; but none may be lost."""
+        """A stream with idempotent rows may repeat a token, but not skip one."""
         self.deliver(2, 20, stream="caches")
         self.deliver(2, 20, stream="caches")
         self.assertIn(
@@ -76,18 +76,18 @@ class LedgerTests(SynchronousTestCase):
         )
 
     def test_torn(self) -> None:
-        """A batch without its first row."""
+        """A batch without its first row is a violation."""
         self.deliver(2, 20)
         self.assertIn("got rows [51] as 5", self.refused(self.deliver, 5, 51))
 
     def test_covered(self) -> None:
-        """A POSITION over a committed row."""
+        """A POSITION whose range contains a committed row is a violation."""
         self.assertIn(
             "covers", self.refused(self.ledger.announced, "events", "w", 2, 5)
         )
 
     def test_overtaken(self) -> None:
-        """A commit at or below what somebody has passed."""
+        """A commit at or below a delivered token is a violation."""
         self.deliver(2, 20)
         self.deliver(5, 50, 51)
         self.assertIn(
@@ -95,7 +95,7 @@ class LedgerTests(SynchronousTestCase):
         )
 
     def test_announced_before_commit(self) -> None:
-        """A commit at or below what its writer announced."""
+        """A commit at or below the writer's announced position is a violation."""
         self.ledger.announced("events", "w", 7, 7)
         self.assertIn(
             "before it committed",
@@ -103,7 +103,7 @@ class LedgerTests(SynchronousTestCase):
         )
 
     def test_goes_back(self) -> None:
-        """A stream that never starts again goes back."""
+        """A position that goes back in a stream that is never reset is a violation."""
         self.deliver(2, 20)
         self.assertIn(
             "goes back",
@@ -111,7 +111,10 @@ class LedgerTests(SynchronousTestCase):
         )
 
     def test_in_memory(self) -> None:
-        """The newest row of each key; a new life after a reset; a hidden one."""
+        """
+        A stream in memory keeps the newest row of each key, and may be reset, openly or
+        unnoticed.
+        """
         self.ledger.delivered(self.reader, "typing", "w", 1, _rows(7))
         self.ledger.position(self.reader, "typing", "w", 0)
         self.assertEqual(self.reader.views["typing"], {})
@@ -128,9 +131,9 @@ class LedgerTests(SynchronousTestCase):
         )
 
     def test_shown_before_it_was_delivered(self) -> None:
-        """A homeserver shows a stream as seen past a row that is still to come."""
+        """A homeserver that shows a stream past an undelivered row is a violation."""
         self.ledger.committed("events", "w", 7, [(70, "k")])
-        # What is in the table at the start is not new to anybody.
+        # Rows in the table at the start count as delivered.
         self.ledger.shown(self.reader, "events", 6)
         self.assertIn(
             "did not get 7 of w",
@@ -138,7 +141,7 @@ class LedgerTests(SynchronousTestCase):
         )
 
     def test_kept_over_a_crash(self) -> None:
-        """A reader that keeps what it was handed goes on with it."""
+        """A reader that persists its rows resumes with them."""
         self.ledger.delivered(self.reader, "typing", "w", 1, _rows(7))
         self.ledger.ends("r")
         again = self.ledger.begins("r", {}, self.reader)

@@ -1,4 +1,4 @@
-"""The command line of the simulation."""
+"""Tests for the command line of the simulation."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from synapse_replication.testing.simulation.__main__ import main
 
 class MainTests(SynchronousTestCase):
     def test_seeds(self) -> None:
-        """A range of seeds: what was done, and how it ended."""
+        """A range of seeds prints what was done and how it ended."""
         result = CliRunner().invoke(main, ["--seeds", "3:5", "--jobs", "1"])
         self.assertEqual(result.exit_code, 0, result.output)
         self.assertIn("2 seeds, 0 failed, in ", result.output)
         self.assertIn("rows delivered", result.output)
 
     def test_one(self) -> None:
-        """One seed, with all that happens."""
+        """One seed with ``-v`` prints every event."""
         result = CliRunner().invoke(main, ["--seed", "3", "-v"])
         self.assertIn("the faults are over", result.output)
         self.assertIn("1 seeds, 0 failed", result.output)
 
     def test_no_range(self) -> None:
-        """A range that is none is refused with an example."""
+        """An invalid range is rejected with an example."""
         for text in ("3:3", "x", "1:y"):
             result = CliRunner().invoke(main, ["--seeds", text])
             self.assertEqual(result.exit_code, 2)

@@ -1,4 +1,4 @@
-"""Bytes arrive late, in order and in pieces, or not at all."""
+"""Tests for the simulated network, which delays, splits and drops bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PipeTests(SynchronousTestCase):
         )
 
     def test_in_order(self) -> None:
-        """A write that travels faster does not overtake; the end comes last."""
+        """A faster write does not overtake a slower one, and the end comes last."""
         self.pipe.write(b"a")
         self.latency = 0.1
         self.pipe.write(b"b")
@@ -41,7 +41,7 @@ class PipeTests(SynchronousTestCase):
         self.assertEqual(self.pipe.in_flight, 0)
 
     def test_in_pieces(self) -> None:
-        """Bytes that were written together come apart anywhere, none is lost."""
+        """Bytes written together may be split anywhere, and none is lost."""
         self.splitting.chance, self.splitting.seconds = 0.9, 0.1
         self.pipe.write(b"0123456789")
         self.pipe.write(b"abcdefghij")
@@ -50,7 +50,7 @@ class PipeTests(SynchronousTestCase):
         self.assertEqual(b"".join(self.arrived), b"0123456789abcdefghij")
 
     def test_cut(self) -> None:
-        """A pipe that is cut delivers nothing, and nobody is told."""
+        """A pipe that is cut delivers nothing, not even its end."""
         self.pipe.write(b"a")
         self.pipe.is_cut = True
         self.pipe.write(b"b")
@@ -59,14 +59,14 @@ class PipeTests(SynchronousTestCase):
         self.assertEqual((self.arrived, self.ends), ([], []))
 
     def test_closed(self) -> None:
-        """A pipe that is closed loses what is on its way."""
+        """A closed pipe drops the bytes in flight."""
         self.pipe.write(b"a")
         self.pipe.close()
         self.clock.run_until(9.0)
         self.assertEqual((self.arrived, self.ends), ([], []))
 
     def test_end_within(self) -> None:
-        """What would come too late is lost, then comes the end."""
+        """Bytes that would arrive too late are dropped before the end."""
         self.latency = 0.1
         self.pipe.write(b"a")
         self.latency = 5.0

@@ -1,4 +1,4 @@
-"""A simulated process: nothing reaches it once it is dead."""
+"""Tests for a simulated process, which receives nothing once it is dead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from synapse_replication.testing.simulation.reactor import ProcessReactor
 
 class ProcessReactorTests(SynchronousTestCase):
     def test_dead(self) -> None:
-        """What a process asked for does not happen after its death."""
+        """Calls that a process scheduled are not made after its death."""
         clock = SimulatedClock()
         network = SimulatedNetwork(clock, Random(1))
         reactor = ProcessReactor(clock, network, "p")

@@ -1,4 +1,4 @@
-"""The simulated cluster holds its invariants, seed by seed."""
+"""Tests that the simulated cluster holds its invariants, seed by seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ SEEDS = 200
 
 class SimulateTests(SynchronousTestCase):
     def test_invariants(self) -> None:
-        """No row is lost, doubled, reordered or covered, and all ends in agreement."""
+        """
+        No row is lost, doubled, reordered or covered, and all processes agree in the
+        end.
+        """
         failures = []
         for seed in range(SEEDS):
             result = simulate(seed)
@@ -22,7 +25,7 @@ class SimulateTests(SynchronousTestCase):
         self.assertEqual(failures, [])
 
     def test_replay(self) -> None:
-        """The same seed is the same story, to the last detail."""
+        """The same seed gives the same run in every detail."""
         stories: list[list[tuple[float, str]]] = []
         for _ in range(2):
             story: list[tuple[float, str]] = []
@@ -33,7 +36,7 @@ class SimulateTests(SynchronousTestCase):
         self.assertEqual(stories[0], stories[1])
 
     def test_seeds_differ(self) -> None:
-        """Another seed is another story."""
+        """Different seeds give different runs."""
         first, second = simulate(1), simulate(2)
         self.assertNotEqual(first.counts.faults, second.counts.faults)
         self.assertNotEqual(first.committed_rows, second.committed_rows)
