@@ -1,4 +1,4 @@
-"""Text for people to read."""
+"""Text for display to users."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class CommandsOut:
         return tuple(self._channels)
 
     def subscribe_to_channel(self, channel_name: str) -> None:
-        """Subscribe to a Redis channel besides the main one.
+        """Subscribe to a Redis channel in addition to the main one.
 
         :param channel_name: the part of the channel's name after ``<server_name>/``.
             With ``USER_IP``, the command sink's ``on_user_ip`` is called.
@@ -70,7 +70,7 @@ class CommandsOut:
         is_syncing: bool,
         last_sync_ms: int | None = None,
     ) -> None:
-        """Announce that a user began or ceased to sync with this process.
+        """Announce that a user started or stopped syncing with this process.
 
         Syncing users are announced again on each new link, and withdrawn when the
         process stops.

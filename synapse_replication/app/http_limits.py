@@ -2,12 +2,12 @@
 
 Theory of operation: no resource here accepts a body, so a request that announces one,
 by its length or in chunks, is answered with 413 once its headers are read; the body is
-not read. (Twisted would store it, and parse a form, before it calls any code of ours.)
-A request for a host that this listener does not serve may come from a web page whose
-domain was made to resolve to this machine (DNS rebinding); it is answered with 421. An
-address is always served, because rebinding needs a domain name. When too many
-connections are open, the one that has been idle for the longest time is closed, so that
-idle clients cannot lock out others.
+not read. (Twisted would store it, and parse a form, before it calls any code of this
+package.) A request for a host that this listener does not serve may come from a web
+page whose domain was made to resolve to this machine (DNS rebinding); it is answered
+with 421. An address is always served, because rebinding needs a domain name. When too
+many connections are open, the one that has been idle for the longest time is closed, so
+that idle clients cannot lock out others.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _MisdirectedResource(Resource):
 class BoundedSite(Site):
     """A site that refuses bodies and unknown hosts, and limits its connections.
 
-    :param hosts: the host names that it serves, besides addresses; see
+    :param hosts: the host names that it serves, in addition to addresses; see
         :func:`served_hosts`. ``None`` for any.
     :param timeout: how long a connection may be idle, in s.
     :param max_connections: the most connections that are open at a time.

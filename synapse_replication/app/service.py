@@ -369,8 +369,8 @@ class ProcessService(Service):
                 for stream in written
             }
         )
-        self._stops.add("looking for hooks", self._hooks.stop)
-        self._stops.add("looking at lag", self._observers.stop_sampling)
+        self._stops.add("stopping the hooks", self._hooks.stop)
+        self._stops.add("stopping the sampling", self._observers.stop_sampling)
 
     async def _listen(
         self, description: str, factory: IProtocolFactory, tls: bool

@@ -47,7 +47,7 @@ class StopSteps:
                 await ending
             except Exception as error:  # noqa: BLE001 -- logged; the next steps run
                 self.log.warn(
-                    "A step of the stop failed, {what}: {error}",
+                    "A step of the stop failed ({what}): {error}",
                     what=what,
                     error=str(error) or type(error).__name__,
                 )

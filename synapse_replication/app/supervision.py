@@ -163,7 +163,7 @@ class SupervisedProcess:
                 error=error,
             )
             self._process.configuration_reloaded(str(error), ())
-            return "the configuration on disk has mistakes, see the log"
+            return "the configuration on disk is invalid, see the log"
         old, backlog = self._config, None
         self._set_log_level(new.log_level)
         if old.extension is not None and new.extension is not None:

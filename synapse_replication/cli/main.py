@@ -296,14 +296,24 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
 )
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line.")
-@click.option("--stream", "streams", multiple=True, help="Only this stream.")
-@click.option("--writer", "writers", multiple=True, help="Only this instance.")
+@click.option(
+    "--stream",
+    "streams",
+    multiple=True,
+    help="Print only this stream. May be repeated.",
+)
+@click.option(
+    "--writer",
+    "writers",
+    multiple=True,
+    help="Print only this writer. May be repeated.",
+)
 @click.option(
     "--command",
     "commands",
     multiple=True,
     type=click.Choice(tuple(COMMANDS), case_sensitive=False),
-    help="Only this command.",
+    help="Print only this command. May be repeated.",
 )
 @click.option(
     "--positions", is_flag=True, help="At the end, print each writer's position."

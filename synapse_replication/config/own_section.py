@@ -56,7 +56,7 @@ class DirectTcpSection(StrictSection):
     )
     listen: Names = Field(
         default_factory=list,
-        description="Endpoints to listen on, besides the listeners of type "
+        description="Endpoints to listen on, in addition to the listeners of type "
         "``replication``; for instance "
         "``ssl:9092:privateKey=key.pem:certKey=crt.pem``.",
     )

@@ -102,8 +102,8 @@ class ProcessConfig:
         connect to: of the main process, and of each other process whose rows this
         one follows, since a listener sends what its own process writes. Empty if
         Redis is used.
-    :ivar tcp_listen: endpoint descriptions on which to serve direct TCP, besides the
-        listeners of that type.
+    :ivar tcp_listen: endpoint descriptions on which to serve direct TCP, in addition to
+        the listeners of that type.
     :ivar listeners: the listeners that serve a resource of this package.
     :ivar streams: standard streams (by name) and declared ones.
     :ivar writers: the writers of each stream, by its name on the wire; empty for a

@@ -48,7 +48,8 @@ class Listener:
 class HttpConfig:
     """Limits of the HTTP listeners.
 
-    :ivar allowed_hosts: host names that they serve besides those of this machine.
+    :ivar allowed_hosts: host names that they serve in addition to those of this
+        machine.
     :ivar max_connections: the most open connections of one listener.
     """
 

@@ -53,7 +53,7 @@ class RedisConfig:
 
     @property
     def place(self) -> str:
-        """The address as text for people."""
+        """The address as text for display."""
         if self.sentinel is not None:
             at = ", ".join(f"{host}:{port}" for host, port in self.sentinel.places)
             return f"the master {self.sentinel.master} of the Sentinels at {at}"

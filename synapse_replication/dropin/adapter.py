@@ -94,10 +94,10 @@ class _HostDelayedCall:
 class HostRows:
     """The host's data handler, as a :class:`RowSink`.
 
-    The position of one writer can move the token up to which the host's users have
-    seen everything past a row of another writer that this process missed. A user
-    who asks between that and the row's delivery is never shown the row. Therefore
-    rows of others at or below a position are fetched and delivered before it.
+    The position of one writer can move the token up to which the host's users have seen
+    everything past a row of another writer that this process missed. A user who syncs
+    between that and the row's delivery is never shown the row. Therefore rows of other
+    writers at or below a position are fetched and delivered before it.
 
     A position may also be the id of another writer's row, which lies above an id in
     flight and may not be delivered yet. To the host it would be an id that is
@@ -209,10 +209,10 @@ class HostRows:
     ) -> bool:
         """Fetch and deliver the rows that a position of another writer reveals.
 
-        Never more than these: above them an id may be in flight whose row, once it is
-        committed, would look old.
+        No further rows are fetched: above them, an id may be in flight whose row, once
+        committed, would look like a late row.
 
-        :param behind: the writers whose rows are looked for.
+        :param behind: the writers whose rows are fetched.
         :param instance_name: the writer that announced ``token``.
         :return: whether all rows up to ``token`` are delivered.
         """
@@ -220,14 +220,14 @@ class HostRows:
         upto = stream.seen_by_all(instance_name, token)
         cursors = dict.fromkeys(stream.writers(), upto)
         for writer in behind:
-            # What a false position of this writer may have hidden is delivered, too:
-            # a row beyond it would make it look true.
+            # Also deliver rows that a false position of this writer may have hidden,
+            # because a row beyond that position would seem to confirm it.
             cursors[writer] = self._silent[name].start_of(
                 writer, stream.current_token(writer)
             )
         end = 0
         while end < token or upto < end:
-            # What was delivered may have moved it.
+            # Delivered rows may have advanced it.
             seen = max(upto, stream.seen_by_all(instance_name, token))
             if end and upto < end and seen == upto:
                 # An id above it may be in flight.
@@ -314,7 +314,7 @@ class HostCommands:
         is_syncing: bool,
         last_sync_ms: int,
     ) -> Awaitable[None] | None:
-        """Record that a user began, continued or ceased to sync."""
+        """Record that a user started, continued or stopped syncing."""
         if not self._writes_presence:
             return None
         updating: Awaitable[None] = (

@@ -9,14 +9,15 @@ from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 
 __all__ = ["DISTANCE", "plausible_distance", "whole_number"]
 
-#: The variable that says how far beyond its sequence a position is believed.
+#: The environment variable for the distance beyond its sequence up to which a position
+#: is believed.
 DISTANCE = "SYNAPSE_REPLICATION_PLAUSIBLE_DISTANCE"
 
 
 def whole_number(variable: str, default: int) -> int:
-    """Return the number that a variable of the environment holds.
+    """Return the number in an environment variable.
 
-    :raises StreamConfigurationError: if it is none, or below 0.
+    :raises StreamConfigurationError: if the value is not a whole number of 0 or more.
     """
     value = os.environ.get(variable, str(default))
     if not (value.isascii() and value.isdigit()):

@@ -83,7 +83,8 @@ class HostStream:
         that its answers about local updates are correct.
     :param ids: the generator of the stream's ids, if it is this package's and has a
         sequence.
-    :param plausible_distance: the most ids that a position may exceed what is known by.
+    :param plausible_distance: the most ids by which a plausible position exceeds the
+        known ones.
     :ivar original: the host's own object.
     """
 

@@ -106,7 +106,7 @@ class PeerHeartbeat:
 
     :ivar epoch: the peer's random id, chosen at each start.
     :ivar version: the version of its software; empty if not stated.
-    :ivar where: where it runs, for people; empty if not stated.
+    :ivar where: where it runs, for display; empty if not stated.
     :ivar is_leaving: it said goodbye.
     :ivar positions: for each stream that it writes, by name: the reported token, and
         its age in s when the message was sent.
@@ -267,7 +267,7 @@ class ReplicationObserver:
     def duplicate_instance(self, instance_name: str, places: str) -> None:
         """Record two processes with one name.
 
-        :param places: where they run, as text for people.
+        :param places: where they run, as text for display.
         """
 
     def unknown_fields(self, connection: str, count: int) -> None:

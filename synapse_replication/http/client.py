@@ -149,7 +149,7 @@ def make_agent(
     # twisted.web is only partly typed.
     web: Any = twisted.web.client
     pool = web.HTTPConnectionPool(reactor, persistent=True)
-    # A retry needs a new txn_id, so the pool must not repeat a request by itself.
+    # A retry needs a new txn_id, so the pool must not repeat a request on its own.
     pool.retryAutomatically = False
     sockets = [at.path for at in locations.values() if at.path is not None]
     endpoints = _Endpoints(reactor, sockets, tls_for)
@@ -289,7 +289,7 @@ class HttpCatchUpClient:
     ) -> tuple[str, bytes]:
         """Send a GET request for a path below the replication resource.
 
-        :return: the URL, as text for people, and the response body.
+        :return: the URL, as text for display, and the response body.
         """
         location = self._locations.get(instance_name)
         if location is None:

@@ -75,7 +75,7 @@ class LinkUp:
 
 @attrs.frozen
 class LinkDown:
-    """A link went down; ``why`` is text for people."""
+    """A link went down; ``why`` is text for display."""
 
     connection: str
     why: str
@@ -117,7 +117,7 @@ class CatchUpProgress:
 
 @attrs.frozen
 class Stalled:
-    """A writer's rows have stopped arriving; ``detail`` is text for people."""
+    """A writer's rows have stopped arriving; ``detail`` is text for display."""
 
     stream_name: str
     instance_name: str
@@ -136,7 +136,7 @@ class Resynced:
 
 @attrs.frozen
 class WriterRoleChanged:
-    """A known instance began or ceased to write a stream."""
+    """A known instance started or stopped writing a stream."""
 
     stream_name: str
     instance_name: str
@@ -168,7 +168,7 @@ class PositionPersisted:
 
 @attrs.frozen
 class PositionPersistFailed:
-    """Persisting a position failed and is retried; ``why`` is text for people."""
+    """Persisting a position failed and is retried; ``why`` is text for display."""
 
     stream_name: str
     instance_name: str
@@ -180,7 +180,7 @@ class PositionPersistFailed:
 class ConfigurationReloaded:
     """The configuration was reloaded, or the reload failed.
 
-    :ivar problem: why the old configuration stays in use, as text for people; empty if
+    :ivar problem: why the old configuration stays in use, as text for display; empty if
         the new one is in use.
     :ivar needs_restart: the keys whose changes take effect only after a restart.
     """

@@ -88,7 +88,7 @@ class RedisOptions:
 
     @property
     def address(self) -> str:
-        """The address, as text for people."""
+        """The address, as text for display."""
         if self.sentinel is not None:
             return f"Sentinel's {self.sentinel.master}"
         if self.path is not None:

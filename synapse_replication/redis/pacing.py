@@ -26,8 +26,8 @@ __all__ = [
 #: Limits of unacknowledged publishes: 3 ms of work for Redis, more on a busy machine.
 #: Lower limits would reduce the throughput there by a fifth.
 HIGH_WATERMARK, LOW_WATERMARK = 1_000, 500
-#: The same limits while there is other traffic besides the pages of rows: it should be
-#: delayed by less than 1 ms.
+#: The same limits while there is traffic other than pages of rows: it should be delayed
+#: by less than 1 ms.
 SHARED_HIGH_WATERMARK, SHARED_LOW_WATERMARK = 250, 100
 #: A publish of fewer lines than this is not a page of rows, but other traffic.
 SHORT_LINES = 10
@@ -73,7 +73,7 @@ class Pacing:
         self.is_paused = False
 
     def becomes_ready(self, unacknowledged: int, now: float) -> bool:
-        """Return whether the sender has ceased to be behind; true once each time."""
+        """Return whether the sender is no longer behind; true only once each time."""
         limit = SHARED_LOW_WATERMARK if now < self._shared_until else LOW_WATERMARK
         if self.was_behind and not self.is_paused and unacknowledged <= limit:
             self.was_behind = False

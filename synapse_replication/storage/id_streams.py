@@ -66,7 +66,7 @@ class IdStream:
 
 
 class Lookup(enum.Enum):
-    """A way to look up the ids of a table."""
+    """An access path to the ids of a table."""
 
     BY_ID = "an index that begins with the id"
     BY_WRITER = "an index that begins with writer and id"
@@ -75,7 +75,7 @@ class Lookup(enum.Enum):
 
 
 def find_lookups(txn: Any, column: IdColumn) -> set[Lookup]:
-    """Return the ways to look up the ids of a table, from the system catalogue."""
+    """Return the access paths to a table's ids, from the system catalogue."""
     txn.execute(queries.INDEXES, {"table": queries.identifier(column.table)})
     indexes = [list(columns) for columns, _ in txn.fetchall()]
     lookups = set()
@@ -93,7 +93,7 @@ def find_lookups(txn: Any, column: IdColumn) -> set[Lookup]:
 
 
 def best_lookup(txn: Any, column: IdColumn) -> Lookup:
-    """Return the best way to look up ids of all writers, from the system catalogue."""
+    """Return the best access path to all writers' ids, from the system catalogue."""
     lookups = find_lookups(txn, column)
     return Lookup.BY_ID if Lookup.BY_ID in lookups else lookups.pop()
 

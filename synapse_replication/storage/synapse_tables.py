@@ -159,7 +159,7 @@ def _event_query(
             writer_column="instance_name",
             columns=tuple(columns.split(", ")),
             kind=kind,
-            # The time at which an event ceased to be an outlier is not stored.
+            # The database does not store when an event stops being an outlier.
             written_ms="received_ts" if is_events else None,
             negative=negative,
         ),

@@ -4,7 +4,7 @@ Theory of operation: the writer holds its newest rows in a log that is bounded i
 and bytes; the oldest rows are evicted, a whole token at a time. Readers receive rows
 as they are sent, and request rows that they missed from the writer.
 
-A reader that requests evicted rows has missed them for good:
+A reader that requests evicted rows has missed them permanently:
 
 * If the stream has a ``key`` (for ``typing``, the room), each row is the complete state
   of its key and replaces older rows of the same key. The newest evicted row of each

@@ -272,7 +272,7 @@ class WriterPositions:
         return self._fetches[fetch]
 
     def writer_position(self, instance_name: str) -> int:
-        """Return the position that a writer announced (our own: :attr:`announced`)."""
+        """Return a writer's announced position; :attr:`announced` for this instance."""
         if self.is_writer and instance_name == self.instance_name:
             return self._announced
         return self._others.get(instance_name, self._persisted_upto)
@@ -424,9 +424,9 @@ class WriterPositions:
         run = self._finished.run_from(upto)
         if run > upto:
             if self._in_flight_heap:
-                # Another instance may learn that our row is committed before we do,
-                # for instance by finding it in the table when it starts. Do not
-                # advance over an id that is not finished here.
+                # Another instance may detect that a row of this one is committed before
+                # this one does, for instance by finding it in the table when it starts.
+                # Do not advance over an id that is not finished here.
                 run = min(run, self._in_flight_heap[0] - 1)
             if run > upto:
                 upto = run

@@ -91,7 +91,7 @@ class BaseReplicationStreamProtocol(Protocol):
         NAME once it was received.
     :ivar is_established: the link came up and the handler was notified.
     :ivar close_reason: why the connection was closed; ``None`` while it is open.
-    :ivar close_text: the same, as text for people.
+    :ivar close_text: the same, as text for display.
     """
 
     role: ClassVar[Role]

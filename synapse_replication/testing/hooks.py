@@ -1,4 +1,4 @@
-"""Hooks that nothing reports to, for a host whose process has no observers."""
+"""Hooks without events, for a host whose process has no observers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["silent_hooks"]
 def silent_hooks(
     clock: Clock, observer: ReplicationObserver | None = None
 ) -> ReplicationHooks:
-    """Return hooks that hear nothing.
+    """Return hooks that never receive an event.
 
     :param observer: receives the failures of callbacks.
     """

@@ -37,7 +37,7 @@ class RecordingCommands:
         is_syncing: bool,
         last_sync_ms: int,
     ) -> Awaitable[None] | None:
-        """Record that a user began, continued or ceased to sync."""
+        """Record that a user started, continued or stopped syncing."""
         return self._call(
             "on_user_sync", instance_id, user_id, device_id, is_syncing, last_sync_ms
         )

@@ -63,7 +63,7 @@ class TimeLimits:
             self._closing_since = min(now, self._closing_since + late)
 
     def expired(self, now: float, *, is_connecting: bool) -> str | None:
-        """Return which limit of an open connection has passed, as text for people."""
+        """Return which limit of an open connection has passed, as text for display."""
         if is_connecting and now >= self._handshake_ends:
             return (
                 f"no NAME within {NAME_TIMEOUT:.0f} s; send it first"

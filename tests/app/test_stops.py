@@ -43,5 +43,5 @@ class StopStepsTests(SynchronousTestCase):
         self.assertFalse(self.successResultOf(stopped))
         self.assertEqual(self.calls, ["last"])
         texts = [formatEvent(event) for event in logs]
-        self.assertIn("A step of the stop failed, failing: ", texts[0])
-        self.assertIn("A step of the stop failed, hanging: ", texts[1])
+        self.assertIn("A step of the stop failed (failing): ", texts[0])
+        self.assertIn("A step of the stop failed (hanging): ", texts[1])

@@ -178,7 +178,7 @@ class SupervisedProcessTests(FilesMixin):
         ((problem, later),) = self.process.reloads
         self.assertIn("synapse_replication.log_level", problem)
         self.assertEqual(later, ())
-        self.assertIn("has mistakes, see the log", self.notify.sent[-1][0])
+        self.assertIn("is invalid, see the log", self.notify.sent[-1][0])
         self.assertEqual(self.notify.sent[-1][1], "READY=1")
 
     def test_no_file(self) -> None:

@@ -187,7 +187,7 @@ class SystemdTests(DeploymentTestCase):
         self.assertNotIn("only after a restart of this process", self.log_of("worker"))
 
         self.reload(worker, log_level="loud", extension={"backlog_rows": 7})
-        self.wait_until_told("STATUS", "has mistakes, see the log")
+        self.wait_until_told("STATUS", "is invalid, see the log")
         log = self.log_of("worker")
         self.assertIn("synapse_replication.log_level", log)
         self.assertIn("the old one stays in use", log)

@@ -89,7 +89,7 @@ def _source_options(command: _Command, *, required: bool) -> _Command:
         "config_paths",
         multiple=True,
         metavar="FILE",
-        help="The homeserver's YAML file, or a folder of them. May be given again: "
+        help="The homeserver's YAML file, or a folder of them. May be repeated: "
         "later files win per top-level key.",
     )
     @click.option(

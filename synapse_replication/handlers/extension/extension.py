@@ -120,7 +120,7 @@ class ReplicationExtension:
     :param epochs: the peers' epochs, which outlive connections.
     :param backlog: retains the sent rows; ``None`` if this instance does not serve
         them.
-    :param where: where this process runs, for people; one word.
+    :param where: where this process runs, for display; one word.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""The state of a process as a value, and the observer that keeps it current."""
+"""The state of a process as a value, and the observer that updates it."""

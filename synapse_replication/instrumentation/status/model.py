@@ -120,7 +120,7 @@ class WriterStatus:
         no catch-up runs.
     :ivar reason: why the writer is stalled; ``None`` if it is not.
     :ivar stalled_for: how long it has been stalled, in s.
-    :ivar detail: an explanation of the reason, for people.
+    :ivar detail: an explanation of the reason, for display.
     :ivar history: samples of the lag over the last minutes, oldest first.
     """
 
@@ -162,7 +162,7 @@ class PeerStatus:
     """Another instance of the deployment, known by its heartbeats.
 
     :ivar version: the version of its software; empty if it sends none.
-    :ivar where: its machine and process id, for people.
+    :ivar where: its machine and process id, for display.
     :ivar last_heard: the time in s since its last heartbeat.
     :ivar is_gone: whether it announced its exit, or its heartbeats stopped.
     """
@@ -179,7 +179,7 @@ class PeerStatus:
 class DuplicateStatus:
     """An instance name that two processes use.
 
-    :ivar places: the locations of the two processes, for people.
+    :ivar places: the locations of the two processes, for display.
     :ivar last_heard: the time in s since the duplicate was last detected.
     """
 
@@ -228,11 +228,11 @@ class StallGroup:
     """Writers that are stalled for the same reason.
 
     :ivar writers: all of them.
-    :ivar names: the names of the first few, for people.
+    :ivar names: the names of the first few, for display.
     :ivar reason: the value of the :class:`StallReason`, which is also the name of its
         entry in the runbook.
     :ivar stalled_for: the longest time in s that one of them has been stalled.
-    :ivar detail: an explanation of the reason, for people.
+    :ivar detail: an explanation of the reason, for display.
     :ivar remedy: the advice to the operator.
     """
 

@@ -88,7 +88,8 @@ class WriterRecord:
     sampled: tuple[int | None, int | None, str | None] | None = None
     sampled_at: float = 0.0
 
-    #: The writer's reported position if it is below ours, and since when it is.
+    #: The writer's reported position if it is below that of this process, and since
+    #: when.
     behind_us: int | None = None
     behind_us_since: float = 0.0
 
@@ -162,7 +163,7 @@ class PeerRecord:
     """The state of one peer that uses the extension.
 
     :ivar heartbeat: its last heartbeat.
-    :ivar heard: the monotonic time in s when that arrived.
+    :ivar heard: the monotonic time in s at which the last heartbeat arrived.
     """
 
     heartbeat: PeerHeartbeat

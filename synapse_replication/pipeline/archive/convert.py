@@ -62,7 +62,7 @@ def convert_archive(
     store = open_store(archive)
     if store.streams() or store.table(store.wire_uri) is not None:
         raise PipelineError(
-            f"{store.uri} holds an archive; give a new place, or remove what a "
+            f"{store.uri} has an archive; name a new location, or remove what a "
             "conversion that was cut off left there"
         )
     known = {**standard_tables(), **(tables or {})}

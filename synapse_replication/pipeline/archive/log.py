@@ -79,9 +79,9 @@ def read_state(table: DeltaTable) -> TableState:
             offset = StreamOffset.from_json(json.loads(commit[_OFFSET]))
             return TableState(table.version(), batch, offset)
     raise PipelineError(
-        f"the log of {table.table_uri} no longer tells up to where batch {batch} goes: "
+        f"the log of {table.table_uri} no longer contains the offset of batch {batch}: "
         "it was cleaned by another program; restore the table from a backup, or "
-        "archive to a new place"
+        "archive to a new location"
     )
 
 

@@ -205,7 +205,7 @@ def _form(given: Mapping[str, str], streams: Sequence[str] | None) -> RowForm:
         ) from None
     if form is RowForm.TYPED and (streams is None or len(streams) != 1):
         raise PipelineError(
-            "option rows is 'typed', which wants one stream, as each has columns of "
+            "option rows is 'typed', which requires one stream, as each has columns of "
             "its own; name it by the option streams"
         )
     return form

@@ -31,13 +31,14 @@ class StandardStream:
     :ivar description: its name, row type and properties.
     :ivar writers_key: the key of ``stream_writers`` that names its writers; ``None`` if
         they cannot be configured.
-    :ivar anybody_writes: every instance writes it without being declared, so it has no
-        positions in ``stream_positions``.
+    :ivar anybody_writes: whether every instance may write it without being declared, so
+        that it has no positions in ``stream_positions``.
     :ivar sequence: the sequence of its ids; ``None`` if it is held in memory.
     :ivar id_columns: the columns that store its ids.
     :ivar positions_name: its name in ``stream_positions``; ``None`` if it has no
         positions there.
-    :ivar negative: ids are stored as negative numbers; tokens on the wire are positive.
+    :ivar negative: whether ids are stored as negative numbers; tokens on the wire are
+        positive.
     :ivar key: for a stream held in memory, returns the key that a row describes, if
         rows replace older rows of the same key.
     """

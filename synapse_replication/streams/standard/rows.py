@@ -50,7 +50,7 @@ __all__ = [
 
 @attrs.frozen
 class EventsStreamEventRow:
-    """An event was persisted, or ceased to be an outlier.
+    """An event was persisted, or is no longer an outlier.
 
     :ivar type: the event's type, for instance ``m.room.message``.
     :ivar state_key: ``None`` if it is not a state event.

@@ -1,4 +1,4 @@
-"""The invariants that must hold at every moment, under all faults: the :class:`Ledger`.
+"""The invariants that must hold at all times, under all faults: the :class:`Ledger`.
 
 For each stream in tables, each writer, and each epoch of each reader:
 

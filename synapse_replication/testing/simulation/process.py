@@ -386,7 +386,7 @@ class Process:
     ) -> StreamUpdateResult:
         """Ask another process, as over HTTP."""
         process = await self._ask(instance_name)
-        # As the client does: a process that we know by its epoch must have it still.
+        # Like the client, reject a process whose epoch has changed.
         epoch = self.epochs.epoch_of(instance_name)
         if epoch is not None and epoch != process.host.identity.instance_id:
             raise HttpCatchUpError("GET", instance_name, 409, "another epoch")

@@ -82,7 +82,7 @@ def simulate(
     :param parts: classes to use instead of the real ones, to check that bugs are found.
     :param trace_to: called with (time, text) for each event.
     """
-    # What was there before is not of this seed, and takes longer to look through.
+    # Exclude existing objects, which do not belong to this seed, from collections.
     gc.freeze()
     with _unhandled_errors() as unhandled:
         result = _simulate(Run(seed, parts, trace_to), seed)
@@ -278,7 +278,7 @@ class Run:
             for _ in cluster.writers
         )
         others = counts.garbled + counts.sink_failures + counts.collapses
-        # Each may be asked about, taken back, and caught up with once more.
+        # Each false position may cause a check, a rewind and a further catch-up.
         others += 6 * counts.faults["lie"] + counts.fallbacks
         for name, made in counts.catch_ups.items():
             allowed = (

@@ -100,7 +100,7 @@ class ServerCommand(_WordCommand):
 
 
 class NameCommand(_TextCommand):
-    """A label for the connection, for people.
+    """A label for the connection, for display.
 
     :ivar data: the name.
     """
@@ -122,7 +122,7 @@ class PingCommand(_TextCommand):
 class ErrorCommand(_TextCommand):
     """Report of a protocol violation; the sender then closes the connection.
 
-    :ivar data: a text for people.
+    :ivar data: a text for display.
     """
 
     __slots__ = ()

@@ -149,4 +149,4 @@ class ConvertTests(SynchronousTestCase):
         error = self.assertRaises(
             PipelineError, convert_archive, str(self.old), str(self.new)
         )
-        self.assertIn("holds an archive", str(error))
+        self.assertIn("has an archive", str(error))

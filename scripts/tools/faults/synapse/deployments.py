@@ -32,7 +32,7 @@ PROCESSES = (MAIN, *WORKERS)
 class Mixture:
     """A selection of processes that run with this package's replication.
 
-    :ivar title: a title for people.
+    :ivar title: a title for display.
     :ivar on_ours: the names of the processes.
     :ivar options: the options of ``synapse-replication exec``.
     :ivar only_on_demand: whether it is excluded from a full run.

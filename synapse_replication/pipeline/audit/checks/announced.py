@@ -60,7 +60,7 @@ def announced_absent(
     :param ids: of :func:`.audit_ids.known_ids`.
     :param tokens: of :func:`.audit_wire.wire_tokens`.
     :param idempotent: names of streams whose late rows are delivered.
-    :param sole_writers: the only writer of a stream whose tables tell none.
+    :param sole_writers: the only writer of each stream whose tables do not store it.
     :return: LOST_COLUMNS.
     """
     columns = tokens.select(*TOKEN_COLUMNS)
@@ -146,7 +146,7 @@ def not_seen_findings(
     :param ids: of :func:`.audit_ids.known_ids`.
     :param tokens: of :func:`.audit_wire.wire_tokens`.
     :param idempotent: names of streams whose late rows are delivered.
-    :param sole_writers: the only writer of a stream whose tables tell none.
+    :param sole_writers: the only writer of each stream whose tables do not store it.
     """
     columns = tokens.select(*TOKEN_COLUMNS)
     before = (

@@ -126,7 +126,7 @@ def not_archived_findings(ids: DataFrame, purged: DataFrame) -> DataFrame:
         sf.col("last_token").alias("high"),
     )
     same_stream = sf.col("stream") == sf.col("its_stream")
-    # Rows without a writer form a group of their own.
+    # Rows without a writer form a separate group.
     same_name = sf.col("instance_name").eqNullSafe(sf.col("its_name"))
     within = sf.col("stream_id").between(sf.col("low"), sf.col("high"))
     lacking = (
