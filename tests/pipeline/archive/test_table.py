@@ -132,7 +132,7 @@ class CommitTests(TableTests):
             line.get("commitInfo", {}).pop("synapse_replication.offset", None)
         commit.write_text("\n".join(map(json.dumps, lines)))
         error = self.assertRaises(PipelineError, open_table, self.folder)
-        self.assertIn("no longer tells up to where batch 1 goes", str(error))
+        self.assertIn("no longer contains the offset of batch 1", str(error))
 
 
 class EvolutionTests(TableTests):
