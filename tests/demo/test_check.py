@@ -40,42 +40,42 @@ GOOD = entries((1, [["a"]]), (3, [["b"], ["b"]]), (4, [{"k": 1}]), (9, []))
 
 class CompareTests(SynchronousTestCase):
     def test_all_is_well(self) -> None:
-        """Each row once and in order is good, whatever came of other writers."""
+        """Each row once and in order is good; rows of other writers are ignored."""
         found = tally([*GOOD, Entry("events", "w2", 2, [["x"]])])
         self.assertEqual(counts(found), (4, 4, 0, 0, 0))
         self.assertEqual((found.final_position, found.last_token), (9, 4))
         self.assertTrue(found.is_good)
 
     def test_missing(self) -> None:
-        """A row that did not come is missing, one of two equal ones too."""
+        """A row that was not received is missing, even one of two equal rows."""
         found = tally(entries((3, [["b"]]), (4, [{"k": 1}])))
         self.assertEqual(counts(found), (4, 2, 2, 0, 0))
         self.assertFalse(found.is_good)
 
     def test_duplicated(self) -> None:
-        """A row that came twice is duplicated, even if it came out of order."""
+        """A row received twice is duplicated, even if it was out of order."""
         found = tally([*GOOD[:3], *entries((3, [["b"]]))])
         self.assertEqual(counts(found), (4, 5, 0, 1, 1))
         self.assertFalse(found.is_good)
 
     def test_altered(self) -> None:
-        """A row that came as another is missing, and one that nobody wrote."""
+        """An altered row counts as one missing and one duplicated row."""
         found = tally(entries((1, [["A"]]), *[(e.token, e.rows) for e in GOOD[1:]]))
         self.assertEqual(counts(found), (4, 4, 1, 1, 0))
 
     def test_under_another_token(self) -> None:
-        """A row under a token that is not its own is not what was written."""
+        """A row under another token counts as one missing and one duplicated row."""
         found = tally(entries((2, [["a"]]), *[(e.token, e.rows) for e in GOOD[1:]]))
         self.assertEqual(counts(found), (4, 4, 1, 1, 0))
 
     def test_out_of_order(self) -> None:
-        """Rows behind those of a greater token are out of order."""
+        """A row received after one with a greater token is out of order."""
         found = tally([GOOD[1], GOOD[0], GOOD[2]])
         self.assertEqual(counts(found), (4, 4, 0, 0, 1))
         self.assertFalse(found.is_good)
 
     def test_not_level(self) -> None:
-        """A reader that never heard of a writer, or is behind it, is not good."""
+        """A reader without a position, or behind the writer, is not good."""
         found = compare("events", "w1", "r1", [], [])
         self.assertIsNone(found.final_position)
         self.assertFalse(found.is_good)
@@ -84,7 +84,7 @@ class CompareTests(SynchronousTestCase):
 
 class ReadEntriesTests(SynchronousTestCase):
     def test_a_torn_last_line_is_passed_over(self) -> None:
-        """What a kill left half written is not there."""
+        """An incomplete last line is skipped."""
         path = Path(self.mktemp())
         path.write_text(
             '{"stream":"s","writer":"w","token":1,"rows":[["a"]]}\n{"stream":"s"'

@@ -33,7 +33,7 @@ class DeploymentTests(SynchronousTestCase):
         }
 
     def test_files_have_no_mistakes(self) -> None:
-        """Each process's configuration is good, and says who it is and writes."""
+        """Each process's configuration is valid, with its name, modules and sink."""
         configs = self.configs(self.start(use_redis=True))
         for name, config in configs.items():
             self.assertEqual(config.instance_name, name)
@@ -45,7 +45,7 @@ class DeploymentTests(SynchronousTestCase):
         )
 
     def test_status_page(self) -> None:
-        """The last reader serves the page that is said to be there, here alone."""
+        """The last reader serves the status page, on the loopback interface only."""
         deployment = self.start(use_redis=True)
         listener = self.configs(deployment)[READERS[-1]].listeners[-1]
         self.assertEqual(listener.addresses, ("127.0.0.1",))
@@ -54,7 +54,7 @@ class DeploymentTests(SynchronousTestCase):
         )
 
     def test_direct_tcp(self) -> None:
-        """Without Redis, each process connects to each other that writes."""
+        """Without Redis, each process connects to every other writer."""
         deployment = self.start(use_redis=False)
         self.assertIsNone(deployment.redis)
         configs = self.configs(deployment)
@@ -65,7 +65,7 @@ class DeploymentTests(SynchronousTestCase):
             self.assertEqual(connected, others)
 
     def test_written_rows_come_from_their_source(self) -> None:
-        """Rows are read from the table; those in memory, from the writer's notes."""
+        """Written rows are read from the table, or for memory from the writer's log."""
         deployment = self.start(use_redis=True)
         dsn = deployment.postgres.dsn("demo")
         with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
@@ -89,7 +89,7 @@ class DeploymentTests(SynchronousTestCase):
         )
 
     def test_nothing_is_left(self) -> None:
-        """What was started is stopped, and its folders are removed."""
+        """After close() the folders are removed."""
         deployment = self.start(use_redis=True)
         folders = [deployment.directory, deployment.postgres.directory]
         deployment.close()

@@ -26,7 +26,7 @@ def printed(*tallies: Tally) -> str:
 
 class ShowTableTests(SynchronousTestCase):
     def test_every_figure_is_shown(self) -> None:
-        """However narrow the screen is, no figure is cut."""
+        """On a narrow screen no figure is truncated."""
         (row,) = (
             line for line in printed(GOOD).splitlines() if "event_writer1" in line
         )
@@ -37,13 +37,15 @@ class ShowTableTests(SynchronousTestCase):
         )
 
     def test_a_reader_that_is_behind_is_marked(self) -> None:
-        """A position below the writer's last row is shown with it."""
+        """A position below the writer's last row is shown together with it."""
         self.assertIn("90 of 98", printed(attrs.evolve(GOOD, final_position=90)))
 
 
 class PositionsAgreeTests(SynchronousTestCase):
     def test_agreement(self) -> None:
-        """Readers agree if they end at one position of the stream, its last row's."""
+        """
+        Readers agree if they end at the same position of the stream, at its last row.
+        """
         other = attrs.evolve(GOOD, reader="reader2")
         self.assertTrue(positions_agree([GOOD, other]))
         self.assertFalse(
@@ -60,7 +62,7 @@ class PositionsAgreeTests(SynchronousTestCase):
 
 class TextScreenTests(SynchronousTestCase):
     def test_a_file_gets_a_line_for_each_tenth(self) -> None:
-        """Where there is no terminal, progress is told ten times at most."""
+        """Without a terminal, progress is printed at most ten times."""
         file = io.StringIO()
         with TextScreen(Console(file=file)) as screen:
             screen.say("Writing [all] of it")
@@ -72,7 +74,7 @@ class TextScreenTests(SynchronousTestCase):
         self.assertEqual(len(lines), 11)
 
     def test_a_terminal_gets_bars(self) -> None:
-        """On a terminal there is a bar for each count, gone at the end."""
+        """On a terminal there is a bar for each count."""
         file = io.StringIO()
         terminal = Console(
             file=file, force_terminal=True, width=80, _environ={"TERM": "xterm"}

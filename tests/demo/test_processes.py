@@ -24,7 +24,7 @@ class ReplicationProcessTests(SynchronousTestCase):
         self.addCleanup(self.process.kill)
 
     def test_one_that_ends_is_told_with_its_log(self) -> None:
-        """A process that does not come up is named, with what it said last."""
+        """A process that does not start is reported with the end of its log."""
         self.process.start()
         with self.assertRaises(ServerStartError) as caught:
             wait_until_ready([self.process])
@@ -32,14 +32,14 @@ class ReplicationProcessTests(SynchronousTestCase):
         self.assertIn("/nowhere/homeserver.yaml", str(caught.exception))
 
     def test_one_that_was_not_started(self) -> None:
-        """A process that was not started is neither ready nor to be stopped."""
+        """A process that was not started is not ready and need not be stopped."""
         self.process.check()
         self.process.ask_to_stop()
         self.assertFalse(self.process.is_ready())
         self.assertIsNone(self.process.wait())
 
     def test_kill(self) -> None:
-        """A process that is killed is gone, and may be started again."""
+        """A killed process may be started again."""
         self.process.start()
         self.process.kill()
         self.process.check()

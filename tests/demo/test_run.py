@@ -19,7 +19,7 @@ FINISHED = {"finished": True}
 
 
 class ListScreen:
-    """Keeps what it is told."""
+    """Records what is shown."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -33,7 +33,7 @@ class ListScreen:
 
 
 class FileDeployment:
-    """A deployment whose processes have done all their work at once."""
+    """A deployment whose processes finish their work at once."""
 
     redis = None
     finishes = True
@@ -92,7 +92,7 @@ class RunDemoTests(SynchronousTestCase):
         return run_demo(cast(Deployment, deployment), self.screen, 1, with_faults=False)
 
     def test_it_ends_when_the_readers_are_level(self) -> None:
-        """Once each reader has what was written, all is compared."""
+        """Once each reader has every written row, all rows are compared."""
         tallies = self.run_with([TYPING], [TYPING])
         self.assertEqual(self.screen.counts, {"written": 1, "reader1": 1, "reader2": 1})
         found = [tally for tally in tallies if tally.stream_name == "typing"]
@@ -105,18 +105,18 @@ class RunDemoTests(SynchronousTestCase):
         self.assertEqual(len(tallies), 2 * (2 + 2 + 1 + 1 + 1 + 1))
 
     def test_an_exit_status_is_told(self) -> None:
-        """A process that did not end in order is named."""
+        """A process with a failing exit status is reported."""
         self.run_with([TYPING], [TYPING])
         self.assertIn("reader1 ended with status -9", self.screen.lines)
 
     def test_a_writer_that_failed_ends_it(self) -> None:
-        """Nobody waits for rows that will not come."""
+        """If a writer fails, the demo ends with its error."""
         with self.assertRaises(DemoError) as caught:
             self.run_with([{"failed": "the disk is full"}], [])
         self.assertIn("the disk is full", str(caught.exception))
 
     def test_a_writer_that_hangs_ends_it(self) -> None:
-        """A writer that writes no more and has not finished is not waited for."""
+        """If a writer stops writing before it has finished, the demo ends."""
         self.patch(run, "WRITE_TIMEOUT", 0.0)
         self.patch(run, "POLL", 0.0)
         self.finishes = False

@@ -22,7 +22,7 @@ LINES = [
 
 class MakeScriptTests(SynchronousTestCase):
     def test_batches_are_writes(self) -> None:
-        """Rows that shared a token are written together, by the writer's stand-in."""
+        """Rows that shared a token are written together, by the mapped writer."""
         self.assertEqual(
             list(make_script(LINES, 4)),
             [
@@ -33,36 +33,36 @@ class MakeScriptTests(SynchronousTestCase):
         )
 
     def test_a_short_recording_is_repeated(self) -> None:
-        """There are at least as many rows as were asked for; no batch is cut."""
+        """There are at least the requested rows, and no batch is split."""
         writes = list(make_script(LINES, 7))
         self.assertEqual([write.row_number for write in writes], [0, 1, 2, 4, 5, 6])
         self.assertEqual(sum(len(write.rows) for write in writes), 8)
 
     def test_a_recording_without_rows_is_refused(self) -> None:
-        """Nothing is repeated for ever in search of rows that are not there."""
+        """A recording without rows of the demo's streams is rejected."""
         with self.assertRaises(ValueError):
             next(make_script(["REPLICATE ", LINES[4]], 1))
 
     def test_a_recording_that_cannot_be_read_is_refused(self) -> None:
-        """A line of RDATA that is none is told, not skipped."""
+        """A malformed RDATA line is an error and not skipped."""
         with self.assertRaises(ValueError) as caught:
             next(make_script(["RDATA typing stream_writer1 x y"], 1))
         self.assertIn("cannot be read", str(caught.exception))
 
     def test_rows_are_made_as_they_are_needed(self) -> None:
-        """A million rows are not made before the first is written."""
+        """Writes are generated lazily."""
         first = list(islice(make_script(LINES, 10**9), 2))
         self.assertEqual(len(first), 2)
 
 
 class StreamsTests(SynchronousTestCase):
     def test_every_writer_has_something_to_write(self) -> None:
-        """The streams name each process that writes, and no other."""
+        """The streams name exactly the writing processes."""
         named = {
             name for stream in STREAMS.values() for name in stream.writers.values()
         }
         self.assertEqual(named, set(WRITERS))
 
     def test_only_typing_is_in_memory(self) -> None:
-        """All but the stream of typing notifications have a table."""
+        """All streams except typing have a table."""
         self.assertEqual([s.name for s in STREAMS.values() if s.in_memory], ["typing"])

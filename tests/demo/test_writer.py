@@ -23,7 +23,7 @@ WRITES = [
 
 
 class MemoryHost:
-    """As much of a host as the writer asks for."""
+    """A host with only what the writer uses."""
 
     def __init__(self, write: Callable[[list[Any]], Any]) -> None:
         self.reactor = Clock()
@@ -73,7 +73,7 @@ class ScriptWriterTests(SynchronousTestCase):
         return [json.loads(line) for line in self.log_file.read_text().splitlines()]
 
     def test_it_waits_to_be_told(self) -> None:
-        """Nothing is written before the file that says to begin is there."""
+        """Nothing is written before the begin file exists."""
         host = self.start(self.write)
         host.reactor.pump([POLL] * 100)
         self.assertEqual(self.written, [])
@@ -82,7 +82,7 @@ class ScriptWriterTests(SynchronousTestCase):
         self.assertEqual(self.written, [[["a"]]])
 
     def test_it_keeps_to_the_rate(self) -> None:
-        """Each write is made when the rows before it are due, and noted down."""
+        """Each write is made when the rows before it are due, and is logged."""
         self.begin_file.touch()
         host = self.start(self.write)
         host.reactor.advance(0.9)
@@ -109,7 +109,7 @@ class ScriptWriterTests(SynchronousTestCase):
         )
 
     def test_a_failure_is_noted(self) -> None:
-        """A write that fails is in the log, so that nobody waits for the rest."""
+        """A write that fails is logged and reported."""
 
         async def fail(rows: list[Any]) -> int:
             raise ValueError("no")
@@ -120,7 +120,7 @@ class ScriptWriterTests(SynchronousTestCase):
         self.assertEqual(host.failures, ["no"])
 
     def test_it_stops_before_a_write_that_is_due_later(self) -> None:
-        """A stop is over soon, however late the next write is due."""
+        """A stop ends soon, however late the next write is due."""
         self.begin_file.touch()
         host = self.start(self.write, rate=0.01)
         ended = self.writer.stopService()
@@ -130,7 +130,7 @@ class ScriptWriterTests(SynchronousTestCase):
         self.assertEqual(self.log()[-1], {"finished": False})
 
     def test_it_stops_between_two_writes(self) -> None:
-        """A process that is stopped ends the write that is under way, and no more."""
+        """A stop waits for the current write, and no further one is made."""
         under_way: Deferred[int] = Deferred()
         self.begin_file.touch()
         host = self.start(lambda rows: under_way)

@@ -1,4 +1,4 @@
-"""A stream and its directory for the tests of this folder."""
+"""Doubles of a stream and its directory for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from synapse_replication.streams.stream import (
 
 
 class ListStream:
-    """A stream whose rows are in a list; pages of two rows.
+    """A stream whose rows are in a list, in pages of two rows.
 
-    :ivar stuck: fetching waits for ever, and this is what it waits for.
+    :ivar stuck: a Deferred that every fetch waits for.
     """
 
     def __init__(self, name: str, rows: Sequence[tuple[int, Any]] = ()) -> None:
@@ -58,7 +58,7 @@ class ListStream:
 
 
 class Directory:
-    """Knows some streams and writes some of them."""
+    """A directory of streams, some of which this process writes."""
 
     def __init__(self, *streams: Stream, writes: Sequence[Stream] = ()) -> None:
         self._streams = {stream.description.name: stream for stream in streams}
@@ -72,7 +72,7 @@ class Directory:
 
 
 class FailureObserver(ReplicationObserver):
-    """Gathers failures, and how many requests were refused with which status."""
+    """Records failures, and counts rejected requests by status."""
 
     def __init__(self) -> None:
         self.failures: list[BaseException] = []
@@ -87,7 +87,7 @@ class FailureObserver(ReplicationObserver):
 
 @attrs.frozen
 class Place:
-    """Where a process is."""
+    """The address of a process."""
 
     host: str | None = "writer.example"
     port: int | None = 9093

@@ -1,4 +1,4 @@
-"""The client, against the real resource in memory and over real sockets."""
+"""Tests for the client, with the real resource in memory and over real sockets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROWS = [(2, ["a"]), (3, ["b"]), (5, ["c"])]
 
 
 class Canned(Resource):
-    """Answers everything with one status and body, and keeps the requests."""
+    """Answers every request with one status and body, and records the requests."""
 
     isLeaf = True  # noqa: N815
 
@@ -65,7 +65,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         place: Location | None = None,
         epoch: str | None = None,
     ) -> HttpCatchUpClient:
-        """Join a client to a resource."""
+        """Return a client connected to a resource."""
         self.agent = RequestTraversalAgent(resource or self.resource)
         return HttpCatchUpClient(
             self.agent,
@@ -76,14 +76,14 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         )
 
     def fetch(self, client: HttpCatchUpClient) -> StreamUpdateResult:
-        """Ask for everything."""
+        """Fetch all rows."""
         asking = Deferred.fromCoroutine(
             client.get_updates_since("events", "writer1", 1, 9)
         )
         return self.successResultOf(asking)
 
     def fail_to_fetch(self, client: HttpCatchUpClient) -> HttpCatchUpError:
-        """Ask for everything, and be refused."""
+        """Fetch all rows, and return the error."""
         asking = Deferred.fromCoroutine(
             client.get_updates_since("events", "writer1", 1, 9)
         )
@@ -99,7 +99,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         )
 
     def test_update_function(self) -> None:
-        """It can be used as a stream's update function."""
+        """The client can be used as a stream's update function."""
         fetch = self.make_client().for_stream("events")
 
         async def ask() -> StreamUpdateResult:
@@ -109,14 +109,17 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertEqual(page, StreamUpdateResult([(5, ["c"])], 9, False))
 
     def test_epoch(self) -> None:
-        """The epoch is checked where it is known; stock processes are not told one."""
+        """
+        A request with the writer's current epoch is answered; one with another gets
+        409.
+        """
         client = self.make_client(self.make_extended(), epoch="abc")
         self.assertEqual(self.fetch(client).upto_token, 3)
         client = self.make_client(self.make_extended(), epoch="older")
         self.assertEqual(self.fail_to_fetch(client).status, 409)
 
     def test_backlog(self) -> None:
-        """Rows that were sent come from memory; what is not there is gone."""
+        """Rows come from the backlog; for older ones the status is 410."""
         backlog = Backlog(BacklogOptions())
         backlog.of("events").add(3, [(4, [b'["x"]', b'["y"]'])])
         client = self.make_client(self.make_extended(backlog))
@@ -136,7 +139,9 @@ class HttpCatchUpClientTests(SynchronousTestCase):
             self.assertEqual(getattr(failure.value, "status", None), status)
 
     def test_writer_that_hangs(self) -> None:
-        """The backlog is waited for a short time only: there is another source."""
+        """
+        A request for the backlog has a short timeout, since there is another source.
+        """
         self.events.stuck = Deferred()
         client = self.make_client()
         asking = Deferred.fromCoroutine(
@@ -148,7 +153,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.failureResultOf(asking, HttpCatchUpError)
 
     def make_extended(self, backlog: Backlog | None = None) -> Resource:
-        """Make the resource of a process that speaks the extension."""
+        """Return the resource of a process that supports the extension."""
         return ReplicationResource(
             Directory(self.events),
             "writer1",
@@ -175,7 +180,9 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertEqual(first.getHeader("Accept"), "application/json")
 
     def test_wrong_secret(self) -> None:
-        """A refusal says what to repair, and no secret, not even an echoed one."""
+        """
+        The error for a wrong secret has a hint and no secret, not even an echoed one.
+        """
         error = self.fail_to_fetch(self.make_client(secret="wrong"))
         self.assertEqual(error.status, 401)
         self.assertIn("worker_replication_secret", str(error))
@@ -185,25 +192,25 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertNotIn("wrong", str(error).replace("wrong secret", ""))
 
     def test_stock_refusal(self) -> None:
-        """Stock says 500 to a wrong secret: the hint names that."""
+        """Stock answers 500 to a wrong secret, and the hint says so."""
         stock = Canned(500, b'{"errcode":"M_UNKNOWN","error":"Internal server error"}')
         error = self.fail_to_fetch(self.make_client(stock))
         self.assertEqual(error.status, 500)
         self.assertIn("worker_replication_secret", str(error))
 
     def test_wrong_listener(self) -> None:
-        """A port that serves something else is said to be the wrong one."""
+        """For a port that serves something else, the hint names instance_map."""
         error = self.fail_to_fetch(self.make_client(Resource()))
         self.assertEqual(error.status, 404)
         self.assertIn("instance_map", str(error))
 
     def test_other_refusal(self) -> None:
-        """What else is refused is repeated with its status."""
+        """Any other error is reported with its status and body."""
         error = self.fail_to_fetch(self.make_client(Canned(400, b"M_UNKNOWN")))
         self.assertEqual((error.status, error.body), (400, "M_UNKNOWN"))
 
     def test_no_page(self) -> None:
-        """An answer of another form is an error, whatever its status."""
+        """A malformed response is an error, whatever its status."""
         for body in (
             b"<html>",
             b"[]",
@@ -216,7 +223,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
             self.assertEqual(error.status, 200)
 
     def test_status(self) -> None:
-        """A process is asked how it stands; what it says is not looked at."""
+        """The status of a process is returned without being parsed."""
         self.resource = ReplicationResource(
             Directory(self.events),
             "writer1",
@@ -228,13 +235,13 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(asking), b"fine")
 
     def test_no_status(self) -> None:
-        """A process of another kind has none."""
+        """The status of a process that does not support it is an error."""
         asking = Deferred.fromCoroutine(self.make_client().get_status("writer1"))
         error = self.failureResultOf(asking, HttpCatchUpError).value
         self.assertEqual(error.status, 404)
 
     def test_unknown_instance(self) -> None:
-        """A writer that is not in the map is named, with the key to repair."""
+        """For a writer that is not in instance_map, the hint is to add it."""
         asking = Deferred.fromCoroutine(
             self.make_client().get_updates_since("events", "writer2", 1, 9)
         )
@@ -242,7 +249,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertIn("add writer2 to instance_map", str(error))
 
     def test_silence(self) -> None:
-        """A process that does not answer in time is given up."""
+        """A request without a response in time fails."""
         self.events.stuck = Deferred()
         asking = Deferred.fromCoroutine(
             self.make_client().get_updates_since("events", "writer1", 1, 9)
@@ -255,7 +262,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertIn("did not answer: no response within 30 s", str(error))
 
     def test_too_long(self) -> None:
-        """An answer without end is cut off."""
+        """A response that is too long fails."""
         agent = RequestTraversalAgent(Canned(200, b"[" * 200))
         client = HttpCatchUpClient(
             agent, {"writer1": Place()}, None, self.clock, max_answer_length=100
@@ -264,7 +271,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertIn("longer than 100 bytes", str(error))
 
     def test_url(self) -> None:
-        """Errors show where was asked: with TLS, or by a Unix socket."""
+        """Errors show the URL, with TLS or of a Unix socket."""
         for place, shown in (
             (Place(tls=True), "https://writer.example:9093/_synapse/"),
             (Place(host="::1", port=80), "http://[::1]/_synapse/"),
@@ -275,10 +282,10 @@ class HttpCatchUpClientTests(SynchronousTestCase):
 
 
 class RealSocketTests(TestCase):
-    """The client and the resource on a real reactor."""
+    """Tests for client and resource on a real reactor."""
 
     async def test_ports_and_unix_sockets(self) -> None:
-        """Rows come over a port and over a Unix socket, on connections kept open."""
+        """Rows arrive over a port and over a Unix socket, on persistent connections."""
         from twisted.internet import reactor as untyped_reactor  # noqa: TID251
 
         reactor: Any = untyped_reactor
@@ -324,7 +331,8 @@ class RealSocketTests(TestCase):
 
     async def test_tls(self) -> None:
         """
-        Rows come over TLS; who is not whom we meant, or does not let us in, is told.
+        Rows arrive over TLS; a wrong server certificate, or a rejected client, is
+        reported with its reason.
         """
         from twisted.internet import reactor as untyped_reactor  # noqa: TID251
 

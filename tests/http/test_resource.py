@@ -1,4 +1,4 @@
-"""The resource, asked by treq in memory."""
+"""Tests for the resource with treq in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.treq: Any = self.make_treq(Directory(self.events, self.typing))
 
     def make_treq(self, directory: Directory, secret: str | None = "hush") -> StubTreq:
-        """Serve a directory."""
+        """Return a treq that requests the resource of a directory."""
         return StubTreq(
             ReplicationResource(
                 directory, "writer1", secret, self.observer
@@ -50,7 +50,7 @@ class ReplicationResourceTests(SynchronousTestCase):
         params: dict[str, str] | None = None,
         headers: dict[str, str] | None = None,
     ) -> tuple[int, Any]:
-        """Return the status and the JSON of an answer."""
+        """Return the status and the JSON body of a response."""
         response = self.successResultOf(
             self.treq.request(
                 method,
@@ -64,7 +64,7 @@ class ReplicationResourceTests(SynchronousTestCase):
         )
 
     def test_status(self) -> None:
-        """A process that can says how it stands, to who has the secret."""
+        """A process that has a status serves it to requests with the secret."""
         url = _BASE + "status"
         self.assertEqual(self.ask(url)[0], 404)
         resource = ReplicationResource(
@@ -76,7 +76,7 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.assertEqual(self.ask(url, method="POST")[0], 405)
 
     def test_page(self) -> None:
-        """Our own rows in the range come as a page that says where it ends."""
+        """The rows in the range are returned as a page with its end."""
         self.assertEqual(
             self.ask(),
             (
@@ -87,18 +87,18 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.assertEqual(self.events.asked, [("writer1", 1, 9)])
 
     def test_repeated(self) -> None:
-        """A request that is repeated, with whatever id, gets the same answer."""
+        """A repeated request gets the same response."""
         self.assertEqual(self.ask(), self.ask())
 
     def test_empty_range(self) -> None:
-        """A range that ends before it begins has no rows, and is echoed."""
+        """A range that ends before it begins has no rows, and its end is echoed."""
         self.assertEqual(
             self.ask(params={"from_token": "649", "upto_token": "0"}),
             (200, {"updates": [], "upto_token": 0, "limited": False}),
         )
 
     def test_secret(self) -> None:
-        """Who does not bear the secret gets 401 and learns nothing of streams."""
+        """A request without the secret gets 401, whether or not the stream exists."""
         for headers in ({}, {"Authorization": "Bearer hus"}, {"Authorization": "hush"}):
             for url in (_EVENTS, _BASE + "get_repl_stream_updates/unknown/abc"):
                 status, body = self.ask(url, headers=headers)
@@ -108,12 +108,12 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.assertEqual(self.observer.refusals, {401: 6})
 
     def test_no_secret_configured(self) -> None:
-        """Where no secret is configured, none is asked for."""
+        """If no secret is configured, none is required."""
         self.treq = self.make_treq(Directory(self.events), secret=None)
         self.assertEqual(self.ask(headers={})[0], 200)
 
     def test_bad_parameters(self) -> None:
-        """A parameter that is missing or no integer is named in a 400."""
+        """A parameter that is missing or not an integer is named in a 400."""
         for params, code, name in (
             ({"upto_token": "9"}, "M_MISSING_PARAM", "from_token"),
             ({"from_token": "1"}, "M_MISSING_PARAM", "upto_token"),
@@ -143,8 +143,10 @@ class ReplicationResourceTests(SynchronousTestCase):
     def test_any_request(
         self, path: list[bytes], params: dict[str, str], secret: str
     ) -> None:
-        """Whatever is asked is answered with rows or one clear error, and only to who
-        has the secret; it is never a failure of ours."""
+        """
+        Any request gets rows or one clear error, never a failure of ours, and rows only
+        with the secret.
+        """
         treq: Any = StubTreq(
             ReplicationResource(
                 Directory(self.events),
@@ -180,12 +182,12 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.assertEqual(self.observer.failures, [])
 
     def test_unknown_stream(self) -> None:
-        """A stream that nobody heard of is a 400."""
+        """An unknown stream is a 400."""
         status, body = self.ask(_BASE + "get_repl_stream_updates/%FF/abc")
         self.assertEqual((status, body["errcode"]), (400, "M_UNKNOWN"))
 
     def test_no_transaction_id(self) -> None:
-        """Without the random id there is nothing at that path, as in stock."""
+        """Without the random id the path does not exist, as in stock."""
         for path in (
             "get_repl_stream_updates/events",
             "get_repl_stream_updates/events/",
@@ -195,12 +197,12 @@ class ReplicationResourceTests(SynchronousTestCase):
             self.assertEqual(self.ask(_BASE + path)[0], 404)
 
     def test_other_methods(self) -> None:
-        """Only GET is answered."""
+        """Only GET is allowed."""
         for method in ("POST", "PUT", "DELETE"):
             self.assertEqual(self.ask(method=method)[0], 405)
 
     def test_memory_of_another(self) -> None:
-        """A stream in another process's memory is refused with a clear error."""
+        """A stream in another process's memory is rejected with a hint."""
         url = _BASE + "get_repl_stream_updates/typing/abc"
         status, body = self.ask(url)
         self.assertEqual(status, 400)
@@ -209,25 +211,28 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.assertEqual(self.ask(url)[0], 200)
 
     def test_source_fails(self) -> None:
-        """A failure to fetch is a 500 that says why; the observer hears of it."""
+        """A failure to fetch is a 500 with the reason, and is reported."""
         self.events.error = CatchUpError("rows were forgotten")
         self.assertEqual(self.ask()[1]["error"], "rows were forgotten")
         self.assertEqual(self.observer.failures, [self.events.error])
 
     def test_bug_is_not_shown(self) -> None:
-        """The text of an unforeseen error goes to the observer alone."""
+        """The text of an unexpected error is reported, but not sent."""
         self.events.error = RuntimeError("password is 1234")
         status, body = self.ask()
         self.assertEqual((status, body["error"]), (500, "internal error"))
         self.assertEqual(self.observer.failures, [self.events.error])
 
     def test_rows_that_json_cannot_say(self) -> None:
-        """A row that cannot be encoded is a failure of ours, not a hung request."""
+        """A row that cannot be encoded is a 500, not a request without a response."""
         self.events.rows = [(2, [float("nan"), None])]
         self.assertEqual(self.ask()[0], 500)
 
     def test_asker_goes_away(self) -> None:
-        """Rows that arrive after the asker left are dropped without an error."""
+        """
+        A fetch that fails after the client disconnected is reported, without another
+        error.
+        """
         stuck: Deferred[StreamUpdateResult] = Deferred()
         self.events.stuck = stuck
         asking = self.treq.request("GET", _EVENTS, params=_RANGE, headers=_SECRET)

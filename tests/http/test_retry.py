@@ -1,4 +1,4 @@
-"""Trying again."""
+"""Tests for retried requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAGE = StreamUpdateResult([], 9, False)
 
 
 class TestClock:
-    """A host's clock over Twisted's for tests."""
+    """A host's clock over Twisted's test clock."""
 
     def __init__(self) -> None:
         self.reactor = ReactorClock()
@@ -52,14 +52,14 @@ class WithRetriesTests(SynchronousTestCase):
     async def fetch(
         self, instance_name: str, from_token: int, upto_token: int, limit: int
     ) -> StreamUpdateResult:
-        """Fail with the next status, or answer if there is none left."""
+        """Fail with the next status, or return a page if there is none left."""
         self.asked += 1
         if self.statuses:
             raise HttpCatchUpError("GET", "http://x", self.statuses.pop(0), "no")
         return _PAGE
 
     def start(self) -> Deferred[StreamUpdateResult]:
-        """Ask once, with retries."""
+        """Fetch once, with retries."""
         retrying = with_retries(self.fetch, self.clock, lambda: 0.5)
 
         async def ask() -> StreamUpdateResult:
@@ -68,11 +68,11 @@ class WithRetriesTests(SynchronousTestCase):
         return Deferred.fromCoroutine(ask())
 
     def test_answer(self) -> None:
-        """What is answered is given at once."""
+        """A response is returned at once."""
         self.assertEqual(self.successResultOf(self.start()), _PAGE)
 
     def test_lost_answer(self) -> None:
-        """A request whose answer was lost is made again, a little later."""
+        """A request without a response, or with a 503, is retried after a delay."""
         self.statuses = [None, 503]
         asking = self.start()
         self.assertEqual(self.asked, 1)
@@ -84,7 +84,7 @@ class WithRetriesTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(asking), _PAGE)
 
     def test_bounded(self) -> None:
-        """After so many attempts the last error stands."""
+        """After the last attempt, its error is raised."""
         self.statuses = [None, None, 500, None]
         asking = self.start()
         self.clock.reactor.pump([1.0] * 10)
@@ -92,7 +92,7 @@ class WithRetriesTests(SynchronousTestCase):
         self.assertEqual((self.asked, error.status), (3, 500))
 
     def test_refusal(self) -> None:
-        """A refusal that another try would meet too is not tried again."""
+        """An error that a retry cannot help is not retried."""
         self.statuses = [401]
         self.failureResultOf(self.start(), HttpCatchUpError)
         self.assertEqual(self.asked, 1)

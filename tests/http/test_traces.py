@@ -1,4 +1,4 @@
-"""Client and resource, joined: one trace on both sides."""
+"""Tests that client and resource share one trace."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TracesTests(SynchronousTestCase):
         self.assertEqual(server.context.trace_id, client.context.trace_id)
 
     def test_from_the_source(self) -> None:
-        """What the writer does for a request is below the reader's span of it."""
+        """The writer's span is a child of the reader's span of the request."""
         asking = Deferred.fromCoroutine(
             self.client.get_updates_since("events", "writer1", 1, 9)
         )
@@ -62,7 +62,7 @@ class TracesTests(SynchronousTestCase):
         self.check_spans()
 
     def test_from_the_backlog(self) -> None:
-        """So it is when the answer comes from the writer's memory."""
+        """The same holds for a response from the backlog."""
         asking = Deferred.fromCoroutine(
             self.client.get_backlog("events", "writer1", "e1", 1, 2)
         )
@@ -70,7 +70,10 @@ class TracesTests(SynchronousTestCase):
         self.check_spans()
 
     def test_refused(self) -> None:
-        """A request that is refused is a span with an error, and none at the writer."""
+        """
+        A rejected request has a span with an error at the reader, and none at the
+        writer.
+        """
         asking = Deferred.fromCoroutine(
             self.client.get_updates_since("nothing", "writer1", 1, 9)
         )

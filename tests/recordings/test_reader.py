@@ -30,13 +30,13 @@ class ReadRecordingTests(SynchronousTestCase):
         return list(read_recording(path))
 
     def test_plain_and_compressed(self) -> None:
-        """A recording reads the same, whether compressed or not."""
+        """A recording reads the same, compressed or not."""
         self.assertEqual(self.read(GOOD), [PING])
         self.assertEqual(self.read(gzip.compress(GOOD)), [PING])
         self.assertEqual(self.read(lzma.compress(GOOD)), [PING])
 
     def test_lines_are_numbered_from_one(self) -> None:
-        """Each record knows its line in the file; blank lines are skipped."""
+        """Each record has its line number in the file; blank lines are skipped."""
         records = self.read(GOOD + b"\n" + GOOD.rstrip())
 
         self.assertEqual(
@@ -51,7 +51,7 @@ class ReadRecordingTests(SynchronousTestCase):
         )
 
     def test_what_is_no_record_is_given_in_its_place(self) -> None:
-        """A wrong line is reported with its number, and reading goes on."""
+        """An invalid line is reported with its number, and reading continues."""
         for wrong in (
             b"not json",
             b"[]",
@@ -71,7 +71,9 @@ class ReadRecordingTests(SynchronousTestCase):
             self.assertEqual(third.line, PING.line)
 
     def test_a_file_that_was_cut_off(self) -> None:
-        """What is left of a compressed file is read, and the damage reported."""
+        """
+        The rest of a truncated compressed file is read, and the damage is reported.
+        """
         whole = gzip.compress(b"".join(_numbered(n) for n in range(5000)))
 
         *records, last = self.read(whole[: len(whole) // 2])
@@ -81,7 +83,7 @@ class ReadRecordingTests(SynchronousTestCase):
         self.assertIn("damaged", str(last))
 
     def test_no_such_file(self) -> None:
-        """A file that is not there is an error of the system's."""
+        """A missing file is an OSError."""
         self.assertRaises(OSError, list, read_recording(Path(self.mktemp())))
 
 
@@ -95,7 +97,7 @@ class ShippedRecordingTests(SynchronousTestCase):
     """Tests for the recording that comes with the package."""
 
     def test_it_is_there(self) -> None:
-        """It can be found and read to its end: the beginning of the full one."""
+        """The shipped recording is readable and is the beginning of the full one."""
         records = list(read_recording(shipped_recording()))
 
         self.assertEqual(len(records), 9_000)

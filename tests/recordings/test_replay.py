@@ -25,10 +25,10 @@ def replay_lines(*lines: str) -> Report:
 
 
 class ReplayTests(SynchronousTestCase):
-    """Tests for what a recording adds up to."""
+    """Tests for the report of a recording."""
 
     def test_the_full_recording(self) -> None:
-        """The recording of a real deployment gives what others counted in it."""
+        """The report of a real deployment's recording has the known counts."""
         report = replay_records(read_recording(FULL_RECORDING))
         value = report.to_json()
 
@@ -93,7 +93,7 @@ class ReplayTests(SynchronousTestCase):
         )
 
     def test_a_recording_may_begin_in_the_middle(self) -> None:
-        """Rows before the first POSITION count; they had one before the recording."""
+        """Rows before the first POSITION of a recording count."""
         report = replay_lines(
             'RDATA to_device w batch ["@1:x"]',
             'RDATA to_device w 70 ["@2:x"]',
@@ -108,14 +108,14 @@ class ReplayTests(SynchronousTestCase):
         self.assertTrue(report.is_clean)
 
     def test_a_writer_without_a_token_has_no_position(self) -> None:
-        """A batch that never ends in the recording says nothing of its writer."""
+        """A batch without an end gives its writer no position."""
         report = replay_lines('RDATA to_device w batch ["@1:x"]')
 
         self.assertEqual(report.last_position, {})
         self.assertEqual(report.batches, {})
 
     def test_repeated_rows(self) -> None:
-        """Rows at or below a position are counted, delivered or not."""
+        """Rows at or below a position are counted, whether delivered or not."""
         report = replay_lines(
             "POSITION caches w 5 5",
             'RDATA caches w 7 ["f",["a"],1]',
@@ -135,7 +135,7 @@ class ReplayTests(SynchronousTestCase):
         self.assertTrue(report.is_clean)
 
     def test_a_writer_begins_again(self) -> None:
-        """An earlier POSITION of ``typing`` is a reset, of ``events`` it is not."""
+        """A lower POSITION is a reset of ``typing``, but not of ``events``."""
         report = replay_lines(
             "POSITION typing w 649 649",
             "POSITION typing w 0 0",
@@ -152,7 +152,7 @@ class ReplayTests(SynchronousTestCase):
         )
 
     def test_gaps(self) -> None:
-        """A POSITION that does not join the last one is shown as a possible gap."""
+        """A POSITION that does not follow the last position is a possible gap."""
         report = replay_lines("POSITION events w 5 5", "POSITION events w 7 9")
 
         self.assertEqual(report.gaps, [Gap("events", "w", 5, 9)])
@@ -160,7 +160,9 @@ class ReplayTests(SynchronousTestCase):
         self.assertTrue(report.is_clean)
 
     def test_unparsable_lines(self) -> None:
-        """What does not parse is named by line, and costs no other line."""
+        """
+        An unparsable line is reported by number, and other lines are not affected.
+        """
         records: list[Record | RecordingError] = [
             Record(1, 0.0, "", b"POSITION typing w 1 1"),
             Record(2, 0.0, "", b'RDATA typing w x ["!r",[]]'),
@@ -177,7 +179,7 @@ class ReplayTests(SynchronousTestCase):
         self.assertFalse(report.is_clean)
 
     def test_rows_that_are_no_json(self) -> None:
-        """A row that is no JSON, NaN included, is named by its line."""
+        """A row that is not valid JSON, such as NaN, is reported by its line."""
         for row in ('["!r",[]', '["!r",[NaN]]', ""):
             report = replay_lines(
                 "POSITION typing w 1 1",
@@ -189,7 +191,7 @@ class ReplayTests(SynchronousTestCase):
             self.assertFalse(report.is_clean)
 
     def test_rows_that_do_not_fit_their_stream(self) -> None:
-        """A row of the wrong form is discarded with a reason that is no good."""
+        """A row of the wrong form is discarded, and the recording is not clean."""
         report = replay_lines("POSITION typing w 1 1", "RDATA typing w 2 [1,2]")
 
         self.assertEqual(report.discarded, {(DiscardReason.UNDECODABLE, "typing"): 1})
@@ -197,7 +199,9 @@ class ReplayTests(SynchronousTestCase):
         self.assertEqual(report.rdata_rows, {"typing": 1})
 
     def test_newer_peers(self) -> None:
-        """An unknown stream and unknown fields are counted, and no harm."""
+        """
+        An unknown stream and unknown fields are counted, and the recording is clean.
+        """
         report = replay_lines(
             "POSITION new_stream w 1 1",
             'RDATA new_stream w 2 ["x"]',
@@ -213,7 +217,7 @@ class ReplayTests(SynchronousTestCase):
         self.assertTrue(report.is_clean)
 
     def test_every_command(self) -> None:
-        """Commands without rows are counted, and nothing is done with them."""
+        """Commands without rows are only counted."""
         lines = (
             "REPLICATE ",
             "USER_SYNC id @a:x DEV start 5",

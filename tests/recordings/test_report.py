@@ -11,10 +11,12 @@ from synapse_replication.recordings.report import Gap, Report, describe
 
 
 class ReportTests(SynchronousTestCase):
-    """Tests for what a replay reports."""
+    """Tests for the report of a replay."""
 
     def test_clean(self) -> None:
-        """Repeats, news that are none, and unknown streams are explained."""
+        """
+        With repeated rows, redundant positions and unknown streams, a report is clean.
+        """
         report = Report()
         for reason in (
             DiscardReason.OLD_TOKEN,
@@ -26,7 +28,7 @@ class ReportTests(SynchronousTestCase):
         self.assertTrue(report.is_clean)
 
     def test_not_clean(self) -> None:
-        """A lost row, a line that does not parse and a failure are not."""
+        """With a lost row, an unparsable line or a failure, a report is not clean."""
         lost, unparsable, failed = Report(), Report(), Report()
         lost.discarded[DiscardReason.UNDECODABLE, "events"] += 1
         unparsable.add_unparsable(3, "no")
@@ -36,7 +38,7 @@ class ReportTests(SynchronousTestCase):
             self.assertFalse(report.is_clean)
 
     def test_unparsable_lines_are_bounded(self) -> None:
-        """A file that is no recording at all does not fill the memory."""
+        """The number of stored unparsable lines is bounded."""
         report = Report()
         for number in range(2000):
             report.add_unparsable(number, "no")
@@ -72,7 +74,7 @@ class ReportTests(SynchronousTestCase):
         )
 
     def test_for_people(self) -> None:
-        """The text names everything, and says which discards are not explained."""
+        """The text contains everything, and marks unexplained discards."""
         text = "\n".join(describe(self.make()))
 
         self.assertIn("7 lines", text)

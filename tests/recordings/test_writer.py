@@ -51,7 +51,7 @@ class RecordingFilesTests(SynchronousTestCase):
         return ".jsonl.gz" if self.compressed else ".jsonl"
 
     def test_line(self) -> None:
-        """A line has both times, the channel, and what came, exactly."""
+        """A line has both times, the channel, and the exact line received."""
         files = self.record()
         files.see("x.test", b'RDATA caches m batch ["f", ["x"],  1]')
         files.close()
@@ -72,7 +72,7 @@ class RecordingFilesTests(SynchronousTestCase):
         )
 
     def test_partial_until_closed(self) -> None:
-        """While it is written, a file has a name that no reader takes."""
+        """An open file has a name that readers ignore."""
         files = self.record()
         files.see("x", b"PING 1")
         (name,) = self.names()
@@ -82,7 +82,7 @@ class RecordingFilesTests(SynchronousTestCase):
         self.assertEqual(self.lines(name), ["PING 1"])
 
     def test_rolls_by_size(self) -> None:
-        """A file that is large enough is closed, and the next begins."""
+        """A file that is large enough is closed, and the next one begun."""
         files = self.record(roll_bytes=150)
         for number in range(7):
             files.see("x", b"PING %d" % number)
@@ -94,7 +94,7 @@ class RecordingFilesTests(SynchronousTestCase):
         )
 
     def test_rolls_by_time(self) -> None:
-        """A file that is old enough is closed, also when nothing more comes."""
+        """A file that is old enough is closed, even if nothing more is recorded."""
         files = self.record()
         files.tick()
         self.assertEqual(self.names(), [])
@@ -109,7 +109,7 @@ class RecordingFilesTests(SynchronousTestCase):
         self.assertEqual(len(self.names()), 1)
 
     def test_synced_each_second(self) -> None:
-        """What was seen is on disk a second later, once."""
+        """Recorded lines are synced to disk once, by the next tick."""
         synced: list[int] = []
         self.patch(os, "fsync", synced.append)
         files = self.record()
@@ -125,7 +125,7 @@ class RecordingFilesTests(SynchronousTestCase):
         self.assertIn(b"PING 1", content)
 
     def test_no_personal_data(self) -> None:
-        """USER_IP is not written, however it is spelled, and over whichever channel."""
+        """USER_IP is not written, in any spelling or on any channel."""
         files = self.record()
         files.see("x", b'USER_IP @u:s ["syt_secret","1.2.3.4","agent","DEV",17]')
         files.see("x", b' USER_IP\t["syt_secret"]')
@@ -135,7 +135,7 @@ class RecordingFilesTests(SynchronousTestCase):
         self.assertEqual(self.lines(self.names()[0]), ["PING 1"])
 
     def test_killed(self) -> None:
-        """After a kill the whole lines are kept, and a torn one is not."""
+        """After a kill, complete lines are recovered and an incomplete one is not."""
         files = self.record()
         for number in range(3):
             files.see("x", b"PING %d" % number)
@@ -157,7 +157,7 @@ class RecordingFilesTests(SynchronousTestCase):
         return [(len(content), 3), (len(content) - 1, 2), (line, 1), (5, 0), (0, 0)]
 
     def test_killed_while_mending(self) -> None:
-        """A start that is cut off itself is made up for by the next."""
+        """A recovery that was interrupted is completed at the next start."""
         files = self.record()
         files.see("x", b"PING 1")
         files.close()
@@ -168,7 +168,7 @@ class RecordingFilesTests(SynchronousTestCase):
         self.assertEqual(self.lines(name), ["PING 1"])
 
     def test_two_recorders(self) -> None:
-        """A folder has one recorder; the second is told so."""
+        """A second recorder in the same folder fails with an error that says so."""
         first = self.record()
         error = self.assertRaises(RecordingWriteError, self.record)
         self.assertIn("another process records into", str(error))
@@ -176,7 +176,7 @@ class RecordingFilesTests(SynchronousTestCase):
         self.record()
 
     def test_full_disk(self) -> None:
-        """A disk that is full is named, with what to do."""
+        """A full disk is an error with the folder and a hint."""
         files = self.record()
         files.see("x", b"PING 1")
         self.assertIsNotNone(files._current)
@@ -191,17 +191,17 @@ class RecordingFilesTests(SynchronousTestCase):
         self.assertRaises(RecordingWriteError, files.close)
 
     def test_folder_cannot_be_made(self) -> None:
-        """A folder that cannot be made is named."""
+        """The error for a folder that cannot be created names it."""
         self.folder.write_text("")
         error = self.assertRaises(RecordingWriteError, self.record)
         self.assertIn(str(self.folder), str(error))
 
 
 class CompressedFilesTests(RecordingFilesTests):
-    """The same with gzip."""
+    """Runs the same tests with gzip."""
 
     compressed = True
 
     def cuts(self, content: bytes) -> list[tuple[int, int]]:
-        # What was flushed can be read, though the end of the file is missing.
+        # Flushed data can be read although the end of the file is missing.
         return [(len(content), 3), (20, 0), (5, 0), (0, 0)]

@@ -1,4 +1,4 @@
-"""Tests for :mod:`scripts.tools.hostile`: what is sent is what the wire allows."""
+"""Tests for :mod:`scripts.tools.hostile`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from synapse_replication.wire.rdata import RefusedLine, read_lines
 
 class HostileTests(SynchronousTestCase):
     def test_well_formed_lines(self) -> None:
-        """Lines that are to be accepted are, and those that are to be refused, not."""
+        """Lines meant to be accepted parse, and lines meant to be rejected do not."""
         for lines, kind in (
             (hostile.server_up_lines(), RemoteServerUpCommand),
             (hostile.made_up_writers(), PositionCommand),
@@ -29,10 +29,10 @@ class HostileTests(SynchronousTestCase):
                 self.assertIsInstance(item, kind)
 
     def test_forged_epochs(self) -> None:
-        """Each message is well-formed and has another epoch."""
+        """Each message is well formed and has a different epoch."""
         messages = [parse_message(each) for each in islice(hostile.forged_epochs(), 3)]
         self.assertEqual(len({message.epoch for message in messages}), 3)
 
     def test_attacks_have_names_of_their_own(self) -> None:
-        """One attack can be chosen by its name."""
+        """Attacks have unique names."""
         self.assertEqual(len({attack.what for attack in ATTACKS}), len(ATTACKS))

@@ -1,4 +1,4 @@
-"""What lies in a transport's buffers."""
+"""Tests for the sizes of reads and of a transport's buffers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from synapse_replication.transport.tls import server_context
 
 
 class SocketTransport:
-    """As much of Twisted's TCP transport as is looked at."""
+    """The attributes of Twisted's TCP transport that are read."""
 
     def __init__(self, end: socket.socket) -> None:
         self.dataBuffer = b"12345"
@@ -38,37 +38,37 @@ class SocketTransport:
 
 
 class ReadSizeTests(SynchronousTestCase):
-    """``ReadSize``."""
+    """Tests for ``ReadSize``."""
 
     def setUp(self) -> None:
         self.transport = SimpleNamespace(bufferSize=USUAL_READ)
         self.read_size = ReadSize()
 
     def receive(self, *lengths: int) -> int:
-        """Bring so much with each read; give what the next asks for."""
+        """Report reads of these lengths, and return the size of the next read."""
         for length in lengths:
             self.read_size.received(self.transport, length)
         return int(self.transport.bufferSize)
 
     def test_grows(self) -> None:
-        """A read that brings all that was asked for has more behind it."""
+        """A read that fills its buffer doubles the size of the next one."""
         self.assertEqual(self.receive(USUAL_READ - 1), USUAL_READ)
         self.assertEqual(self.receive(USUAL_READ), 2 * USUAL_READ)
         self.assertEqual(self.receive(2 * USUAL_READ - 1), 2 * USUAL_READ)
         self.assertEqual(self.receive(2 * USUAL_READ), 4 * USUAL_READ)
 
     def test_bounded(self) -> None:
-        """It does not grow for ever."""
+        """The size does not grow beyond a bound."""
         self.assertEqual(self.receive(*[LARGEST_READ] * 9), LARGEST_READ)
 
     def test_shrinks(self) -> None:
-        """When the peer takes breaks again, reads are as usual again."""
+        """When reads are small again, their size shrinks to the usual one."""
         self.receive(*[LARGEST_READ] * 9)
         self.assertEqual(self.receive(LARGEST_READ // 2), LARGEST_READ // 2)
         self.assertEqual(self.receive(*[10] * 9), USUAL_READ)
 
     def test_real_transport(self) -> None:
-        """A real transport heeds it."""
+        """A real transport uses the size."""
         one, other = socket.socketpair()
         self.addCleanup(other.close)
         received: list[int] = []
@@ -87,15 +87,15 @@ class ReadSizeTests(SynchronousTestCase):
 
 
 class ReadBuffersTests(SynchronousTestCase):
-    """``read_buffers``."""
+    """Tests for ``read_buffers``."""
 
     def test_no_socket(self) -> None:
-        """A transport without a socket has nothing in the kernel."""
+        """A transport without a socket has empty buffers."""
         self.assertEqual(read_buffers(StringTransport()), TransportBuffers(0, 0, 0))
         self.assertEqual(read_buffers(None), TransportBuffers(0, 0, 0))
 
     def test_socket(self) -> None:
-        """What is in the process and what is in the kernel is told apart."""
+        """Bytes in the process and bytes in the kernel are counted separately."""
         one, other = socket.socketpair()
         self.addCleanup(one.close)
         self.addCleanup(other.close)
@@ -105,7 +105,10 @@ class ReadBuffersTests(SynchronousTestCase):
         self.assertEqual(buffers.kernel_send, 0)
 
     def test_tls(self) -> None:
-        """Over TLS they are those of the socket below, before and in the handshake."""
+        """
+        Over TLS, the buffers are those of the socket below it, even before the
+        handshake.
+        """
         one, other = socket.socketpair()
         self.addCleanup(one.close)
         self.addCleanup(other.close)
@@ -127,7 +130,7 @@ class ReadBuffersTests(SynchronousTestCase):
         )
 
     def test_closed_socket(self) -> None:
-        """A socket that was closed meanwhile does no harm."""
+        """A socket that was closed meanwhile has empty kernel buffers."""
         one, other = socket.socketpair()
         one.close()
         other.close()

@@ -17,14 +17,14 @@ class OneLineTests(SynchronousTestCase):
     """Tests for :func:`one_line`."""
 
     def test_refused(self) -> None:
-        """What the system says is not said twice, and ends without a full stop."""
+        """The system's message is not repeated, and has no full stop."""
         error = ConnectionRefusedError(
             osError=errno.ECONNREFUSED, string="Connection refused"
         )
         self.assertEqual(one_line(error), "Connection refused")
 
     def test_without_number(self) -> None:
-        """An error of Twisted alone keeps its words, in one line."""
+        """An error of Twisted without a number keeps its text, on one line."""
         self.assertEqual(
             one_line(DNSLookupError("no results for\n\thostname lookup: nosuch.")),
             "DNS lookup failed: no results for hostname lookup: nosuch",
@@ -43,18 +43,18 @@ class DestinationTests(SynchronousTestCase):
         return destination(connector)
 
     def test_tcp(self) -> None:
-        """Host and port are named."""
+        """A TCP address is described by host and port."""
         self.assertEqual(
             self.describe(IPv4Address("TCP", "redis.example", 6379)),
             "redis.example:6379",
         )
 
     def test_unix(self) -> None:
-        """The path of a socket is named."""
+        """A Unix socket is described by its path."""
         self.assertEqual(self.describe(UNIXAddress(b"/run/redis")), "/run/redis")
 
     def test_unknown(self) -> None:
-        """Nothing is named before the destination is known."""
+        """An unknown destination is described by an empty text."""
         self.assertEqual(self.describe(None), "")
         self.assertEqual(at("", "refused"), "refused")
         self.assertEqual(at("h:1", "refused"), "h:1: refused")

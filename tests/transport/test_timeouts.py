@@ -1,4 +1,4 @@
-"""Tests for time-outs under a clock that steps."""
+"""Tests for timeouts under a clock that jumps."""
 
 from __future__ import annotations
 
@@ -17,18 +17,14 @@ class TimeoutTests(SynchronousTestCase):
         self.timeout = Timeout(self.clock, 30.0, self.calls.append, "late")
 
     def test_in_time(self) -> None:
-        """
-        The function is called after the time.
-        """
+        """The function is called after the timeout."""
         self.clock.pump([1.0] * 29)
         self.assertEqual((self.calls, self.timeout.active()), ([], True))
         self.clock.pump([1.0] * 2)
         self.assertEqual((self.calls, self.timeout.active()), (["late"], False))
 
     def test_clock_steps(self) -> None:
-        """
-        A step of the clock takes one step of the time-out.
-        """
+        """A jump of the clock uses up only one step of the timeout."""
         self.clock.advance(3600.0)
         self.clock.pump([30.0 / STEPS] * (STEPS - 2))
         self.assertEqual(self.calls, [])
@@ -36,9 +32,7 @@ class TimeoutTests(SynchronousTestCase):
         self.assertEqual(self.calls, ["late"])
 
     def test_cancelled(self) -> None:
-        """
-        A time-out that was cancelled calls nothing, whichever step it was in.
-        """
+        """A cancelled timeout calls nothing, whichever step it was in."""
         self.clock.advance(20.0)
         self.timeout.cancel()
         self.clock.pump([10.0] * 10)

@@ -20,9 +20,9 @@ from synapse_replication.transport.tls import client_context, explain, server_co
 
 
 class _End(Protocol):
-    """Says hello, and keeps what came and how it ended.
+    """Sends hello, and records what it received and why it was closed.
 
-    :ivar heard: fires with what came, or with nothing if it ended before.
+    :ivar heard: fires with the data received, or with no bytes if closed before.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class CertificatesTests(TestCase):
         self.client = self.authority.issue("client")
 
     async def shake_hands(self, client: Any, server: Any) -> None:
-        """Connect two ends, until both heard something or ended."""
+        """Connect two ends, and wait until both have received data or been closed."""
         from twisted.internet import reactor as untyped  # noqa: TID251
 
         reactor: Any = untyped
@@ -87,18 +87,20 @@ class CertificatesTests(TestCase):
         )
 
     def assert_refused(self, client: str, server: str) -> None:
-        """See that nothing was heard, and that both ends were told why."""
+        """Assert that no data was received, and that both ends have the reason."""
         self.assertEqual(self.heard, [b"", b""])
         self.assertIn(client, self.client_end.why)
         self.assertIn(server, self.server_end.why)
 
     async def test_both_are_verified(self) -> None:
-        """Two ends of one authority hear each other."""
+        """Two ends with certificates of one authority accept each other."""
         await self.connect()
         self.assertEqual(self.heard, [b"hello"] * 2)
 
     async def test_renewed(self) -> None:
-        """What connects takes the certificate of now; a broken one is skipped."""
+        """
+        New connections use the current certificate file; a broken file is ignored.
+        """
         other = PrivateAuthority(self.folder, "other").issue("stranger")
         mine = self.folder / "mine.pem"
         pairs = [
@@ -124,12 +126,12 @@ class CertificatesTests(TestCase):
             self.assertEqual(self.heard, [b"hello"] * 2)
 
     async def test_client_without_certificate(self) -> None:
-        """A client that has none hears and says nothing; both ends are told why."""
+        """A client without a certificate is rejected; both ends have the reason."""
         await self.connect(certificate_file=None, private_key_file=None)
         self.assert_refused("asks for a certificate", "without a certificate")
 
     async def test_client_of_another_authority(self) -> None:
-        """A client's certificate by somebody else is refused."""
+        """A client certificate of another authority is rejected."""
         other = PrivateAuthority(self.folder, "other").issue("stranger")
         await self.connect(
             certificate_file=other.certificate, private_key_file=other.private_key
@@ -140,7 +142,10 @@ class CertificatesTests(TestCase):
         )
 
     async def test_server_of_another_authority(self) -> None:
-        """A server's certificate by somebody else is refused; the server is told."""
+        """
+        A server certificate of another authority is rejected; the server has the
+        reason.
+        """
         other = PrivateAuthority(self.folder, "other")
         await self.connect(authority_file=other.certificate)
         self.assert_refused(
@@ -149,13 +154,13 @@ class CertificatesTests(TestCase):
         )
 
     async def test_another_name(self) -> None:
-        """A certificate for another name is refused, with the name that was wanted."""
+        """A certificate for another name is rejected with the expected name."""
         for name in ("writer.example", "127.0.0.1"):
             await self.connect(name)
             self.assert_refused(f"is not for {name}; connect by a name", "")
 
     async def test_no_certificate_asked(self) -> None:
-        """A server without an authority for clients lets everybody in."""
+        """A server without an authority for clients accepts every client."""
         await self.shake_hands(
             client_context("main.example", authority_file=self.authority.certificate),
             server_context(self.server.certificate, self.server.private_key),
@@ -163,7 +168,7 @@ class CertificatesTests(TestCase):
         self.assertEqual(self.heard, [b"hello"] * 2)
 
     async def test_folder_of_authorities(self) -> None:
-        """Authorities may be in a folder; each of them is trusted."""
+        """Authorities may be in a folder, and each of them is trusted."""
         folder = self.folder / "trusted"
         folder.mkdir()
         shutil.copy(self.authority.certificate, folder / "b.pem")
@@ -173,7 +178,7 @@ class CertificatesTests(TestCase):
         self.assertEqual(self.heard, [b"hello"] * 2)
 
     async def test_chain(self) -> None:
-        """What stands between a certificate and its authority is shown with it."""
+        """Intermediate certificates are sent with a certificate."""
         between = PrivateAuthority(self.folder, "between", self.authority)
         pairs = [between.issue("s", "main.example"), between.issue("c")]
         chains = []
@@ -207,7 +212,7 @@ class CertificatesTests(TestCase):
         self.assertEqual(self.heard, [b"hello"] * 2)
 
     def test_bad_files(self) -> None:
-        """Each file that does not hold what it should is named."""
+        """Each file with invalid content is named."""
         empty = self.folder / "empty.pem"
         empty.write_text("nothing")
         broken = self.folder / "broken.pem"
@@ -233,7 +238,7 @@ class CertificatesTests(TestCase):
                 make(self.folder / "none.pem")
 
     def test_key_of_another(self) -> None:
-        """A key that is not the certificate's is found at once, and named."""
+        """A key that does not belong to the certificate is rejected by name."""
         makes: list[Callable[[], object]] = [
             lambda: client_context(
                 "h",
@@ -250,7 +255,7 @@ class CertificatesTests(TestCase):
                 make()
 
     def test_other_errors(self) -> None:
-        """What is not TLS's is said as it is; what is unknown keeps its words."""
+        """Errors that are not of TLS, and unknown ones of TLS, keep their text."""
         self.assertEqual(explain(OSError("gone")), "gone")
         self.assertEqual(explain(ConnectionResetError()), "ConnectionResetError")
         odd = SSL.Error([("SSL routines", "", "odd thing")])

@@ -1,4 +1,4 @@
-"""Tests for :mod:`scripts.tools.bench.deployment`: what is done, and what is read."""
+"""Tests for :mod:`scripts.tools.bench.deployment`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from scripts.tools.faults.synapse.traffic import WEIGHTS
 
 class MakePlanTests(SynchronousTestCase):
     def test_the_same_for_both_sides(self) -> None:
-        """Each round of each side is given the same operations, of every kind."""
+        """
+        The plan is the same each time, with operations of every kind in every room.
+        """
         plan = make_plan(300)
         self.assertEqual(plan, make_plan(300))
         self.assertEqual({kind for _, kind in plan}, set(WEIGHTS))
@@ -23,12 +25,12 @@ class MakePlanTests(SynchronousTestCase):
 
 class ProcessorSecondsTests(SynchronousTestCase):
     def test_fields(self) -> None:
-        """User and system time, whatever the name of the process holds."""
+        """User and system time are added, whatever the name of the process contains."""
         ticks = os.sysconf("SC_CLK_TCK")
         stat = "7 (a (b) c) S 1 7 7 0 -1 4194560 100 0 0 0 250 150 9 9 20 0 1 0 5 6 7"
         self.assertEqual(processor_seconds(stat), 400 / ticks)
 
     def test_own_process(self) -> None:
-        """It agrees with what the process itself says, but for a tick or two."""
+        """The result agrees with the process's own measurement within 0.5 s."""
         found = processor_seconds(Path("/proc/self/stat").read_text("utf-8"))
         self.assertLess(abs(found - time.process_time()), 0.5)

@@ -12,10 +12,10 @@ from scripts.tools.bench.growth import GROWTHS, Series, measure_growth
 
 
 class GrowthTests(SynchronousTestCase):
-    """The cost of a row, by size."""
+    """Tests for the cost of a row by size."""
 
     def test_medians(self) -> None:
-        """Each size is measured several times, and the median is taken."""
+        """Each size is measured several times, and the median is used."""
         costs = iter([3.0, 1.0, 2.0] * 100)
         asked: list[tuple[str, object]] = []
 
@@ -43,7 +43,7 @@ class GrowthTests(SynchronousTestCase):
         self.assertEqual(said[-1], series[-1].to_text())
 
     def test_what_is_shown(self) -> None:
-        """A series is a line for people, and a value for programs."""
+        """A series has a text for people and a JSON value for programs."""
         series = Series("rows", [(10_000, 3.456), (100_000, 3.5)])
         self.assertEqual(
             series.to_text(), "µs a row by rows: 10,000: 3.46, 100,000: 3.50"

@@ -15,7 +15,7 @@ from scripts.tools.bench.tasks import Task
 
 
 class RecordedRunner:
-    """Runs nothing: each task of ours is twice as good."""
+    """Runs nothing: in each task our side is twice as good."""
 
     def __init__(self, peer: str, rounds: int, quick: bool, say: object) -> None:
         self.rounds = rounds
@@ -30,21 +30,21 @@ class RecordedRunner:
 
 
 class CommandLineTests(SynchronousTestCase):
-    """``scripts/bench``."""
+    """Tests for ``scripts/bench``."""
 
     def run_it(self, *arguments: str) -> Result:
         """Run the program with an environment that has no Synapse."""
         return CliRunner().invoke(program.bench, ["--peer", sys.executable, *arguments])
 
     def test_no_peer(self) -> None:
-        """Without a real Synapse there is nothing to compare: an error, not a skip."""
+        """Without a real Synapse the benchmark fails with a hint."""
         self.patch(program, "_ASK_VERSION", "import no_such_module")
         done = self.run_it("--only", "parse")
         self.assertEqual(done.exit_code, 1)
         self.assertIn("has no matrix-synapse; install it there", done.output)
 
     def test_no_such_task(self) -> None:
-        """A task that is not there is an error that names those that are."""
+        """An unknown task is an error that lists the tasks."""
         done = self.run_it("--only", "nothing")
         self.assertEqual(done.exit_code, 2)
         self.assertIn("there are: parse, ", done.output)

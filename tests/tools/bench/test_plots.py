@@ -12,13 +12,13 @@ from scripts.tools.bench.tasks import TASKS, Result, Unit
 
 
 class PlotTests(SynchronousTestCase):
-    """The figures as pictures."""
+    """Tests for the plots of the figures."""
 
     if importlib.util.find_spec("matplotlib") is None:
         skip = "matplotlib is not installed; it comes with the extra 'bench'"
 
     def test_pictures(self) -> None:
-        """Any figures become a PNG file, one thing that does not grow included."""
+        """Any figures become a PNG file, even a series with one point."""
         from scripts.tools.bench.plots import plot_growth, plot_ratios
 
         folder = Path(self.mktemp())

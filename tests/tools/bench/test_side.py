@@ -20,10 +20,10 @@ from scripts.tools.bench.traffic import (
 
 
 class SideTests(SynchronousTestCase):
-    """What the two sides have in common."""
+    """Tests for what both sides share."""
 
     def test_main(self) -> None:
-        """A measure gets its parameters by name or by place, and its answer is JSON."""
+        """A measure gets its parameters by name or by position, and prints JSON."""
         for text in ('{"count": 3}', "[3]"):
             self.patch(sys, "argv", ["side", "double", text])
             printed = io.StringIO()
@@ -32,12 +32,14 @@ class SideTests(SynchronousTestCase):
             self.assertEqual(printed.getvalue(), '{"seconds": 6}\n')
 
     def test_percentiles(self) -> None:
-        """Times in ms, in order, without the first tenth."""
+        """Percentiles are in ms, without the first tenth of the times."""
         seconds = [9.0] * 10 + [n / 1000 for n in range(90, 0, -1)]
         self.assertEqual(percentiles(seconds), {"p50": 46.0, "p99": 90.0})
 
     def test_counting(self) -> None:
-        """It fires with the last row, and with the first news of a writer."""
+        """
+        ``connected`` fires with the first position, and ``done`` with the last row.
+        """
         counting = Counting(3)
         counting.position()
         counting.position()
@@ -49,7 +51,7 @@ class SideTests(SynchronousTestCase):
         self.assertGreater(counting.finished, 0)
 
     def test_traffic(self) -> None:
-        """What is received begins with a greeting, and has every row once."""
+        """The received bytes begin with a greeting and contain every row once."""
         greeting, data = received_bytes(1000)
         self.assertTrue(greeting.startswith(b"SERVER "))
         lines = b"".join(data).splitlines()
@@ -58,7 +60,7 @@ class SideTests(SynchronousTestCase):
         self.assertTrue(user_ip_line(7).startswith(b"USER_IP @user7:"))
 
     def test_the_other_end_goes(self) -> None:
-        """A peer of a measure whose Redis is gone fails, and does not spin."""
+        """A peer fails when its Redis disconnects."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
 

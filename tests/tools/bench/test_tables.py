@@ -16,7 +16,7 @@ from synapse_replication.testing.servers import shared_postgres
 
 
 class TablesTests(SynchronousTestCase):
-    """The tables that both sides read."""
+    """Tests for the tables that both sides read."""
 
     def setUp(self) -> None:
         self.dsn = shared_postgres().new_database()
@@ -38,12 +38,12 @@ class TablesTests(SynchronousTestCase):
             return list(page.updates)
 
     def test_messages(self) -> None:
-        """The rows that are read are those that are sent elsewhere."""
+        """The rows in the tables are those sent in the other tasks."""
         fill_events(self.dsn, 20)
         self.assertEqual(self.read(20), [(n, row_of(n)) for n in range(1, 21)])
 
     def test_all_kinds(self) -> None:
-        """A third has a state key, and every kind of event is among them."""
+        """With ``varied``, a third has a state key, and every kind of event occurs."""
         fill_events(self.dsn, 1000, varied=True)
         rows = [row for _, row in self.read(1000)]
         fields = [row[1] for row in rows]
@@ -54,7 +54,7 @@ class TablesTests(SynchronousTestCase):
         self.assertEqual(counts, [333, 20, 200, 166, 1])
 
     def test_nothing_was_written(self) -> None:
-        """An id generator finds its tables, and no row in them."""
+        """The tables of an id generator exist and are empty."""
         make_generator_tables(self.dsn)
         with (
             contextlib.closing(psycopg2.connect(self.dsn)) as connection,

@@ -10,18 +10,18 @@ from scripts.tools.bench.tasks import TASKS, Result, Unit
 
 class ResultTests(SynchronousTestCase):
     def test_more_a_second_is_better(self) -> None:
-        """The ratio compares medians, so that one slow round changes nothing."""
+        """The ratio compares medians, so that one slow round does not change it."""
         result = Result(TASKS[0], Unit.PER_SECOND, [10.0, 1.0, 12.0], [5.0, 5.0, 50.0])
         self.assertEqual(result.ratio, 2.0)
 
     def test_less_of_all_else_is_better(self) -> None:
-        """Of times and bytes, the smaller one is the better one."""
+        """For times and bytes, less is better."""
         result = Result(TASKS[0], Unit.P99, [2.0], [8.0])
         self.assertEqual(result.ratio, 4.0)
         self.assertEqual(Result(TASKS[0], Unit.CPU, [0.0], [8.0]).ratio, float("inf"))
 
     def test_json_has_every_round(self) -> None:
-        """A reader of the JSON can compute what the table does not show."""
+        """The JSON contains the figures of every round."""
         shown = Result(TASKS[0], Unit.PER_SECOND, [1.0, 3.0], [2.0, 2.0]).to_json()
         self.assertEqual(
             shown["ours"],
@@ -31,7 +31,7 @@ class ResultTests(SynchronousTestCase):
 
 class TaskTests(SynchronousTestCase):
     def test_every_task_is_done_by_our_side(self) -> None:
-        """Each task names a measure that exists, under a name of its own."""
+        """Each task has a unique name and an existing measure."""
         groups = {
             "redis": ours_redis.MEASURES,
             "storage": ours_storage.MEASURES,
@@ -42,5 +42,5 @@ class TaskTests(SynchronousTestCase):
         self.assertEqual(len({task.name for task in TASKS}), len(TASKS))
 
     def test_small_work_is_noticed(self) -> None:
-        """Our side tells how long it took."""
+        """Our side reports how long the work took."""
         self.assertGreater(ours_wire.MEASURES["parse"](lines=500)["seconds"], 0)

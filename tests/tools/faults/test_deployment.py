@@ -26,7 +26,7 @@ PLAN = Plan(Path("recording"), 0, 5.0, use_redis=True)
 
 class CountCatchUpsTests(SynchronousTestCase):
     def test_all_streams_are_added_up(self) -> None:
-        """The counts of the histogram are added, and nothing else of it."""
+        """Only the counts of the histogram are added up."""
         name = "synapse_replication_catch_up_seconds"
         self.assertEqual(
             count_catch_ups(
@@ -40,13 +40,16 @@ class CountCatchUpsTests(SynchronousTestCase):
         )
 
     def test_none_yet(self) -> None:
-        """A process that has fetched nothing has no such lines."""
+        """A process that has fetched nothing has a count of zero."""
         self.assertEqual(count_catch_ups("HTTP/1.1 200 OK\r\n\r\n"), 0)
 
 
 class FaultDeploymentTests(SynchronousTestCase):
     def test_move(self) -> None:
-        """Everybody's file names the new writers, and only files change."""
+        """
+        The configurations of all processes name the new writers, and nothing else
+        changes.
+        """
         deployment = FaultDeployment(PLAN, Needs(proxied="event_writer1"), 7)
         self.addCleanup(deployment.close)
         deployment.start_servers()
@@ -73,7 +76,7 @@ class FaultDeploymentTests(SynchronousTestCase):
         self.assertTrue(deployment.is_writing("typing_writer"))
 
     def test_one_process_goes_through_the_proxy(self) -> None:
-        """Only the process whose link is cut is told of another port for Redis."""
+        """Only the process whose link is cut connects to Redis through the proxy."""
         deployment = FaultDeployment(PLAN, Needs(proxied="reader1"), 7)
         self.addCleanup(deployment.close)
         deployment.start_servers()
@@ -88,7 +91,7 @@ class FaultDeploymentTests(SynchronousTestCase):
         self.assertEqual(module["config"]["skip"], 7)
 
     def test_classic_wire(self) -> None:
-        """If the extension is not wanted, no process speaks it."""
+        """Without the extension, it is disabled in every process."""
         deployment = FaultDeployment(PLAN, Needs(extension=False), 0)
         self.addCleanup(deployment.close)
         deployment.start_servers()
@@ -98,7 +101,7 @@ class FaultDeploymentTests(SynchronousTestCase):
             self.assertEqual(section, {"enabled": False}, name)
 
     def test_one_link_over_direct_tcp_goes_through_the_proxy(self) -> None:
-        """Only one process is told of another port, and only for one writer."""
+        """Only one process connects to only one writer through the proxy."""
         deployment = FaultDeployment(
             attrs.evolve(PLAN, use_redis=False),
             Needs(proxied="reader1", direct_tcp=True),
@@ -125,7 +128,9 @@ class FaultDeploymentTests(SynchronousTestCase):
 
 class SmallDiskPostgresTests(SynchronousTestCase):
     def test_fill_and_free(self) -> None:
-        """A full disk refuses rows until there is room again; nothing stays mounted."""
+        """
+        A full disk rejects rows until there is space again, and nothing stays mounted.
+        """
         if os.geteuid():
             raise SkipTest("only root may mount a small disk")
         postgres = SmallDiskPostgres()

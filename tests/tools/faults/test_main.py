@@ -1,4 +1,4 @@
-"""Tests for :mod:`scripts.tools.faults.__main__`: one scenario."""
+"""Tests for :mod:`scripts.tools.faults.__main__` with one scenario."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMAND = [sys.executable, "-m", "scripts.tools.faults"]
 
 class FaultsTests(SynchronousTestCase):
     def test_reader_killed(self) -> None:
-        """A reader is killed and started again under load, and every row comes once."""
+        """If a reader is killed and restarted under load, every row arrives once."""
         done = subprocess.run(
             [*COMMAND, "--scenario", "reader-killed", "--json"],
             capture_output=True,
@@ -31,7 +31,7 @@ class FaultsTests(SynchronousTestCase):
         )
 
     def test_a_scenario_that_is_none(self) -> None:
-        """An unknown name is refused, with those that there are."""
+        """An unknown scenario is rejected with a list of scenarios."""
         done = subprocess.run(
             [*COMMAND, "--scenario", "flood"], capture_output=True, check=False
         )
@@ -39,7 +39,7 @@ class FaultsTests(SynchronousTestCase):
         self.assertIn(b"disk-full", done.stderr)
 
     def test_options_of_the_other_host(self) -> None:
-        """An option that the chosen host does not have is refused by name."""
+        """An option of another host is rejected by name."""
         for arguments, option in (
             (["--nemesis", "pause"], b"--nemesis is not for --host demo"),
             (["--host", "synapse", "--rate", "5"], b"--rate is not for --host synapse"),

@@ -28,7 +28,10 @@ RESULTS = [
 
 class ShowTests(SynchronousTestCase):
     def test_table(self) -> None:
-        """A line for each scenario, and below why one is not there."""
+        """
+        The table has a line for each scenario; below it are the reasons for missing
+        ones.
+        """
         file = io.StringIO()
         show_table(Console(file=file, width=40), RESULTS)
         text = file.getvalue()
@@ -47,7 +50,7 @@ class ShowTests(SynchronousTestCase):
         self.assertIn("reader-killed failed: reader1 ended", text)
 
     def test_json(self) -> None:
-        """The same for programs, with the seed and whether each was good."""
+        """The JSON has the seed, the figures, and whether each scenario was good."""
         value = json.loads(show_json(RESULTS, 7))
         self.assertEqual(value["seed"], 7)
         self.assertEqual(
@@ -71,7 +74,10 @@ DEPLOYMENTS = [
 
 class ShowDeploymentsTests(SynchronousTestCase):
     def test_table(self) -> None:
-        """A line for each stream and kind of process, and below what was lost."""
+        """
+        The table has a line for each stream and kind of process; lost rows are below
+        it.
+        """
         file = io.StringIO()
         show_deployments(Console(file=file, width=40), DEPLOYMENTS)
         text = file.getvalue()
@@ -90,7 +96,7 @@ class ShowDeploymentsTests(SynchronousTestCase):
         self.assertIn("main-ours lost: sync1 events 7 of persister1", text)
 
     def test_json(self) -> None:
-        """The same for programs; what stock processes lost is not held against us."""
+        """The JSON has the same; rows lost by stock processes do not make it bad."""
         value = json.loads(show_deployments_json(DEPLOYMENTS, 7))
         self.assertEqual(value["seed"], 7)
         (deployment,) = value["deployments"]

@@ -29,13 +29,13 @@ def result(*tallies: Tally, seconds: float | None = 1.0) -> Result:
 
 class MakeResultTests(SynchronousTestCase):
     def test_good(self) -> None:
-        """Rows written count once, rows received count at each reader."""
+        """Written rows are counted once, received rows at each reader."""
         found = result(*GOOD)
         self.assertEqual((found.written, found.received), (12, 24))
         self.assertTrue(found.is_good)
 
     def test_each_fault_is_told(self) -> None:
-        """One lost, doubled or reordered row, at one reader, is enough."""
+        """One lost, doubled or reordered row at one reader makes the result bad."""
         for other in (
             attrs.evolve(GOOD[1], missing=1),
             attrs.evolve(GOOD[1], duplicated=1),
@@ -46,20 +46,20 @@ class MakeResultTests(SynchronousTestCase):
             self.assertEqual(found.lost + found.doubled + found.reordered, 1)
 
     def test_positions_that_differ(self) -> None:
-        """Readers at different positions are no good, nor are ones that came late."""
+        """Readers at different positions, or too late, make the result bad."""
         apart = result(GOOD[0], attrs.evolve(GOOD[1], final_position=98))
         self.assertFalse(apart.is_good)
         self.assertFalse(result(*GOOD, seconds=None).is_good)
 
     def test_an_error_or_no_rows(self) -> None:
-        """Whatever the numbers, an error is one, and so is a run without rows."""
+        """An error, or a run without rows, makes the result bad."""
         self.assertFalse(attrs.evolve(result(*GOOD), error="it ended").is_good)
         self.assertFalse(result(*(attrs.evolve(t, written=0) for t in GOOD)).is_good)
 
 
 class AreLevelTests(SynchronousTestCase):
     def test_every_reader_and_writer(self) -> None:
-        """Each reader must be at each writer's position, or further."""
+        """Each reader must be at or beyond each writer's position."""
         targets = {("s", "a"): 3, ("s", "b"): 5}
         there = {("s", "a"): 4, ("s", "b"): 5}
         self.assertTrue(are_level(targets, [there, there]))
@@ -69,7 +69,7 @@ class AreLevelTests(SynchronousTestCase):
 
 class RunScenarioTests(SynchronousTestCase):
     def test_left_out(self) -> None:
-        """What cannot be done here says why, and starts nothing."""
+        """A scenario that is impossible here reports the reason and starts nothing."""
         scenario = attrs.evolve(
             SCENARIOS["disk-full"], why_left_out=lambda: "only root may"
         )

@@ -14,7 +14,7 @@ from tests.support.link_proxy import Cut
 
 
 class Noting:
-    """Notes down what is done to it, and to what."""
+    """Records the calls made on it and its parts."""
 
     def __init__(self, calls: list[str]) -> None:
         self.calls = calls
@@ -33,7 +33,7 @@ class Noting:
 
 
 class NoChance(random.Random):
-    """Nothing takes any time."""
+    """A source of chance that makes every pause zero."""
 
     def uniform(self, a: float, b: float) -> float:
         return 0.0
@@ -68,13 +68,15 @@ class ScenariosTests(SynchronousTestCase):
             self.assertEqual(self.calls(name), calls, name)
 
     def test_direct_tcp(self) -> None:
-        """What is called after direct TCP uses it, and nothing else does."""
+        """Exactly the scenarios named after direct TCP use it."""
         for name, scenario in SCENARIOS.items():
             needs = scenario.needs
             self.assertEqual(needs.direct_tcp, name.startswith("tcp-"), name)
             self.assertEqual(needs.extension, not name.startswith("classic-"), name)
 
     def test_who_may_mount(self) -> None:
-        """An ordinary user is told why there is no full disk."""
+        """
+        For an ordinary user, the scenario of a full disk is left out with a reason.
+        """
         self.patch(os, "geteuid", lambda: 1000)
         self.assertIn("root", SCENARIOS["disk-full"].why_left_out())

@@ -21,7 +21,7 @@ from synapse_replication.demo.script import Write, read_script
 from synapse_replication.recordings.reader import shipped_recording
 from tests.demo.test_writer import MemoryHost
 
-#: s in which one of the rows is due.
+#: Interval in s at which a row is due.
 ROW = 0.1
 
 
@@ -49,7 +49,7 @@ class SteadyWriterTests(SynchronousTestCase):
         return [json.loads(line) for line in self.log_file.read_text().splitlines()]
 
     def test_it_ends_when_told(self) -> None:
-        """It writes until the file exists, and notes that it has finished."""
+        """It writes until the end file exists, and logs that it has finished."""
         host = self.start(self.write)
         host.reactor.pump([ROW] * 5)
         count = len(self.written)
@@ -60,7 +60,7 @@ class SteadyWriterTests(SynchronousTestCase):
         self.assertEqual(self.log()[-1], {"finished": True})
 
     def test_a_refused_write_is_passed_over(self) -> None:
-        """A write that the database refuses is not noted, and the next is made."""
+        """A write that the database rejects is not logged, and the next one is made."""
         refused: list[list[Any]] = []
 
         def write(rows: list[Any]) -> int:
@@ -79,7 +79,7 @@ class SteadyWriterTests(SynchronousTestCase):
         self.assertEqual(len(self.log()), len(self.written) + 1)
 
     def test_a_restart_keeps_the_notes(self) -> None:
-        """A process that is started again adds to what it noted down before."""
+        """A restarted process appends to its log."""
         self.log_file.write_text('{"finished": false}\n')
         self.start(self.write)
         self.assertEqual(len(self.log()), 2)
@@ -87,7 +87,7 @@ class SteadyWriterTests(SynchronousTestCase):
 
 class OwnWritesTests(SynchronousTestCase):
     def test_a_part_of_a_script(self) -> None:
-        """What is left out at the beginning is not waited for either."""
+        """Writes omitted at the beginning of a script are not waited for."""
         script = list(read_script(shipped_recording(), 400))[100:]
         first = script[0]
         own = list(own_writes(script, first.instance_name))
@@ -95,7 +95,10 @@ class OwnWritesTests(SynchronousTestCase):
         self.assertEqual({write.instance_name for write in own}, {first.instance_name})
 
     def test_moved(self) -> None:
-        """Tables that were moved are written by others, in turn; memory is not."""
+        """
+        Tables that were moved are written by the new writers in turn; memory is not
+        moved.
+        """
         script = [
             Write("events", "event_writer1", [["a"]], 0),
             Write("events", "event_writer1", [["b"]], 1),
@@ -114,7 +117,7 @@ class OwnWritesTests(SynchronousTestCase):
         self.assertEqual(
             rows("event_writer2", "event_writer1", "event_writer2"), ["b", "d"]
         )
-        # It does not search a script without end for what is not in it.
+        # It does not search an endless script for a writer without writes.
         endless = (Write("events", "event_writer1", [], n) for n in count())
         moved = {"event_writer1": ["event_writer2"]}
         self.assertEqual(list(own_writes(endless, "event_writer1", moved)), [])

@@ -1,4 +1,4 @@
-"""Tests for writing what became of each test."""
+"""Tests for recording the outcome of each test."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OutcomesTests(SynchronousTestCase):
     """Tests for the process that runs a module."""
 
     def run_tests(self, **environ: str) -> dict[str, str]:
-        """Run the tests above; return the outcomes by the names of methods."""
+        """Run the tests above and return their outcomes by method name."""
         folder = Path(self.mktemp())
         folder.mkdir()
         (folder / "test_some.py").write_text(_TESTS)
@@ -55,9 +55,7 @@ class OutcomesTests(SynchronousTestCase):
         return {name.rpartition(".")[2]: outcome for name, outcome in found.items()}
 
     def test_outcomes(self) -> None:
-        """
-        Each test has its outcome; an error of its clean-up is no success.
-        """
+        """Each test has its outcome; an error in a clean-up is not a success."""
         expected = {
             "test_a": "success",
             "test_b": "failure",
@@ -68,9 +66,7 @@ class OutcomesTests(SynchronousTestCase):
         self.assertEqual(self.run_tests(), expected)
 
     def test_killed(self) -> None:
-        """
-        What had ended when the process was ended is not lost.
-        """
+        """If the process is killed, the outcomes so far are not lost."""
         found = self.run_tests(HANG="1")
         self.assertEqual(found["test_a"], "success")
         self.assertNotIn("test_e", found)

@@ -1,4 +1,4 @@
-"""Tests for comparing what became of tests on both sides."""
+"""Tests for comparing the outcomes of tests on both sides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripts.tools.synapse_suite.run import Comparison, ModuleRun
 
 
 def compare(stock: Mapping[str, str], ours: Mapping[str, str]) -> Comparison:
-    """Make a comparison of outcomes."""
+    """Return a comparison of outcomes."""
     return Comparison(
         "tests.a",
         ModuleRun(stock, 1.0, Path("stock.log")),
@@ -26,15 +26,14 @@ class ComparisonTests(SynchronousTestCase):
     """Tests for Comparison and show."""
 
     def test_good(self) -> None:
-        """
-        What fails or is skipped on stock may do so on ours.
-        """
+        """A test that does not pass on stock need not pass on ours."""
         stock = {"a": "success", "b": "failure", "c": "skip"}
         self.assertTrue(compare(stock, {"a": "success", "b": "error"}).is_good)
 
     def test_lost(self) -> None:
         """
-        A success of stock that ours fails, skips or never reaches is lost, by its id.
+        A test that passes on stock, but fails, is skipped or does not run on ours, is
+        lost.
         """
         stock = {"a": "success", "b": "success", "c": "success", "d": "success"}
         ours = {"a": "success", "b": "skip", "c": "error", "e": "success"}
@@ -48,7 +47,5 @@ class ComparisonTests(SynchronousTestCase):
             self.assertIn(line, text)
 
     def test_nothing_ran(self) -> None:
-        """
-        Where stock has no success nothing was shown.
-        """
+        """Without a success on stock the comparison proves nothing."""
         self.assertFalse(compare({}, {}).is_good)

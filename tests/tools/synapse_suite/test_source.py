@@ -23,9 +23,7 @@ class FindFileTests(SynchronousTestCase):
     """Tests for find_file."""
 
     def test_json(self) -> None:
-        """
-        A page in JSON gives the place and the hash.
-        """
+        """The URL and the hash are found on a JSON page."""
         files = [
             {"filename": "matrix_synapse-1.2.tar.gz", "url": "/a", "hashes": {}},
             {
@@ -46,9 +44,7 @@ class FindFileTests(SynchronousTestCase):
         )
 
     def test_html(self) -> None:
-        """
-        A page in HTML gives the same.
-        """
+        """The URL and the hash are found on an HTML page."""
         text = (
             '<a href="../../f/matrix_synapse-1.2-py3-none-any.whl#sha256=00">w</a>\n'
             '<a href="../../f/x.tar.gz#sha256=ab12" rel="x">matrix-synapse-1.2.tar.gz'
@@ -60,9 +56,7 @@ class FindFileTests(SynchronousTestCase):
         )
 
     def test_missing(self) -> None:
-        """
-        A version that is not there is named.
-        """
+        """The error names the version that is missing."""
         error = self.assertRaises(SourceError, find_file, _PAGE, "text/html", "", "9.9")
         self.assertIn("9.9", str(error))
 
@@ -83,7 +77,7 @@ class UnpackTests(SynchronousTestCase):
 
     def test_without_the_package(self) -> None:
         """
-        The tests are unpacked, and the package is not: the installed one is tested.
+        The tests are unpacked without the package, so that the installed one is tested.
         """
         target = Path(self.mktemp())
         source = unpack(self._archive("tests/a.py", "synapse/b.py", "demo/c"), target)
@@ -92,9 +86,7 @@ class UnpackTests(SynchronousTestCase):
         self.assertFalse((source / "synapse").exists())
 
     def test_no_tests(self) -> None:
-        """
-        An archive without tests is refused.
-        """
+        """An archive without tests is rejected."""
         archive = self._archive("synapse/b.py")
         self.assertRaises(SourceError, unpack, archive, Path(self.mktemp()))
 
@@ -103,9 +95,7 @@ class FindModulesTests(SynchronousTestCase):
     """Tests for find_modules."""
 
     def test_package(self) -> None:
-        """
-        A package is all of its test modules; a module or a class is itself.
-        """
+        """A package becomes its test modules; a module or a class stays itself."""
         source = Path(self.mktemp())
         for name in ("tests/a/test_b.py", "tests/a/c/test_d.py", "tests/a/base.py"):
             path = source / name

@@ -1,4 +1,4 @@
-"""Tests for :mod:`scripts.tools.faults.synapse.course`: what counts as good."""
+"""Tests for :mod:`scripts.tools.faults.synapse.course`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_good(tally: StreamTally, never_shown: int | None = 0) -> bool:
 
 class IsGoodTests(SynchronousTestCase):
     def test_each_fault_of_ours(self) -> None:
-        """A row that ours lost, doubled or hid from a user is one too many."""
+        """One row that ours lost, doubled or never showed to a user is too many."""
         self.assertTrue(is_good(GOOD))
         self.assertFalse(is_good(attrs.evolve(GOOD, lost=1)))
         self.assertFalse(is_good(attrs.evolve(GOOD, doubled=1)))
@@ -30,16 +30,16 @@ class IsGoodTests(SynchronousTestCase):
         self.assertTrue(DeploymentResult("ours", (), (stream,)).is_good)
 
     def test_a_run_that_did_not_end(self) -> None:
-        """A deployment that failed to start, or to start again, is not good."""
+        """A deployment that failed to start or to restart is not good."""
         self.assertFalse(DeploymentResult("ours", (), (), error="it ended").is_good)
 
     def test_stock(self) -> None:
-        """What stock processes lose is shown and not held against ours."""
+        """Rows that stock processes lose are shown, but do not make the result bad."""
         stock = attrs.evolve(GOOD, is_ours=False, lost=3, doubled=2)
         self.assertTrue(is_good(stock, never_shown=1))
 
     def test_rows_that_may_be_repeated(self) -> None:
-        """A cache invalidation may come twice, and may not be lost."""
+        """A cache invalidation may be repeated but not lost."""
         caches = attrs.evolve(GOOD, stream="caches", doubled=2)
         self.assertTrue(is_good(caches))
         self.assertFalse(is_good(attrs.evolve(caches, lost=1)))

@@ -1,4 +1,4 @@
-"""Tests for :mod:`scripts.tools.faults.synapse.evidence`: the logs of a witness."""
+"""Tests for :mod:`scripts.tools.faults.synapse.evidence`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from scripts.tools.faults.synapse.verdict import Delivery
 
 class ReadWitnessTests(SynchronousTestCase):
     def test_start(self) -> None:
-        """The first line has the positions of the start."""
+        """The first line has the positions at the start."""
         positions = {"events": {"persister1": 6}}
         line = json.dumps(["start", 12.5, positions])
         self.assertEqual(read_witness(line, []), ("start", 12.5, positions))
 
     def test_rows(self) -> None:
-        """Further lines are deliveries; only streams in memory begin again."""
+        """Further lines are deliveries; only streams in memory have eras."""
         starts = [10.0, 20.0]
         for stream, at, era in (
             ("events", 15.0, 0),

@@ -12,7 +12,7 @@ class ExpectationsTests(SynchronousTestCase):
         self.expectations = Expectations()
 
     def test_kept(self) -> None:
-        """A promise is kept once it was shown."""
+        """A promise is kept once its value was shown."""
         self.expectations.promise("events", "hello")
         self.assertFalse(self.expectations.is_kept())
         self.expectations.see("events", "good day")
@@ -22,7 +22,7 @@ class ExpectationsTests(SynchronousTestCase):
         self.assertEqual(self.expectations.never_shown(), {})
 
     def test_shown_before_the_answer(self) -> None:
-        """Another user may be shown it before the request is answered."""
+        """A value may be shown before its request is answered."""
         self.expectations.see("events", "hello")
         self.expectations.promise("events", "hello")
         self.assertTrue(self.expectations.is_kept())
@@ -35,7 +35,7 @@ class ExpectationsTests(SynchronousTestCase):
         self.assertTrue(self.expectations.is_kept())
 
     def test_withdrawn(self) -> None:
-        """What may have been replaced need not be shown."""
+        """A value that may have been replaced need not be shown."""
         self.expectations.promise("receipts", "room", "$1")
         self.expectations.withdraw("receipts", "room")
         self.assertTrue(self.expectations.is_kept())
@@ -43,8 +43,8 @@ class ExpectationsTests(SynchronousTestCase):
 
     def test_given_up(self) -> None:
         """
-        What was given up counts as not shown unless it is shown later, even if a
-        later promise about the same key is kept.
+        A promise that was given up counts as not shown unless it is shown later, even
+        if a later promise about the same key is kept.
         """
         self.expectations.promise("receipts", "room", "$1")
         self.assertEqual(self.expectations.give_up(), ["receipts room $1"])
@@ -56,7 +56,7 @@ class ExpectationsTests(SynchronousTestCase):
         self.assertEqual(self.expectations.never_shown(), {})
 
     def test_forgotten(self) -> None:
-        """What comes again and again has to be shown again."""
+        """A value that recurs has to be shown again."""
         self.expectations.see("typing", "room", ("@a",))
         self.expectations.forget("typing", "room", ("@a",))
         self.expectations.promise("typing", "room", ("@a",))
@@ -79,7 +79,7 @@ class ExpectationsTests(SynchronousTestCase):
 
 class ShownInTests(SynchronousTestCase):
     def test_each_kind(self) -> None:
-        """Each part of an answer is shown by the stream that brought it."""
+        """Each part of a response is assigned to its stream."""
         room = {
             "timeline": {"events": [{"content": {"body": "hello"}}]},
             "ephemeral": {
@@ -109,5 +109,5 @@ class ShownInTests(SynchronousTestCase):
         )
 
     def test_an_empty_answer(self) -> None:
-        """Nothing is shown by an answer without news."""
+        """A response without news shows nothing."""
         self.assertEqual(list(shown_in({"next_batch": "s1"})), [])

@@ -23,8 +23,8 @@ class RoomTests(SynchronousTestCase):
 
     def test_a_failed_request_may_have_replaced_a_row(self) -> None:
         """
-        What a receipt replaces need not be shown, even if the request failed: its row
-        may have been written before.
+        A receipt need not be shown after the request of its replacement failed: the new
+        row may have been written.
         """
         self.alice.send_message.side_effect = ["$1", "$2"]
         self.room.write("events")
@@ -36,9 +36,7 @@ class RoomTests(SynchronousTestCase):
         self.assertEqual(self.expectations.never_shown()["receipts"], 0)
 
     def test_a_failed_message_replaces_nothing(self) -> None:
-        """
-        Messages that were accepted have to be shown, whatever becomes of others.
-        """
+        """Accepted messages have to be shown even if a later message fails."""
         self.alice.send_message.side_effect = ["$1", OSError]
         self.room.write("events")
         self.assertRaises(OSError, self.room.write, "events")

@@ -16,7 +16,7 @@ from scripts.tools.faults.synapse.verdict import (
     missing_rows,
 )
 
-#: Two persisters' rows; both were written after everything was up.
+#: Rows of two persisters, both written after every process was up.
 ROWS = [
     Committed("events", 7, "persister1", at=20.0),
     Committed("events", 8, "persister2", at=21.0),
@@ -27,7 +27,7 @@ BOTH = {"events": {row.delivery for row in ROWS}}
 def life(
     process: str, *tokens: int, started: float = 10.0, is_ours: bool = True
 ) -> Life:
-    """Return a process that had read up to 6 and was then given some tokens."""
+    """Return a process that had read up to 6 and then received the tokens."""
     return Life(
         process,
         is_ours,
@@ -45,40 +45,44 @@ def lost(
 
 class MissingRowsTests(SynchronousTestCase):
     def test_each_reader_needs_each_row(self) -> None:
-        """A row that one of two readers was not given is missing there."""
+        """A row that was not delivered to one of two readers is missing there."""
         self.assertEqual(lost(life("sync1", 7, 8), life("sync2", 7)), [("sync2", 8)])
 
     def test_own_rows(self) -> None:
-        """Nobody is given the rows that it wrote."""
+        """A process does not need its own rows."""
         self.assertEqual(lost(life("persister1", 8)), [])
 
     def test_read_at_the_start(self) -> None:
-        """What a process had read from the database when it started is not due."""
+        """Rows that a process had read from the database at its start are not due."""
         late = life("sync1", started=30.0)
         late.positions = {"events": {"persister1": 7, "persister2": 8}}
         self.assertEqual(lost(late), [])
 
     def test_positions_that_are_too_far(self) -> None:
         """
-        Of what was written after its start, a process cannot say that it had read it
-        before: a position that is too far hides nothing.
+        A process cannot have read rows at its start that were written later: a position
+        that is too far hides nothing.
         """
         early = life("sync1", 7)
         early.positions = {"events": {"persister1": 9, "persister2": 9}}
         self.assertEqual(lost(early), [("sync1", 8)])
 
     def test_committed_before_the_start_and_not_read(self) -> None:
-        """What was written before the start, beyond what was read then, is due."""
+        """
+        Rows written before the start, but beyond the positions read then, are due.
+        """
         late = life("sync1", 7, started=30.0)
         self.assertEqual(lost(late), [("sync1", 8)])
 
     def test_replaced_rows(self) -> None:
-        """A row that is not there any more cannot be fetched."""
+        """
+        A row that is no longer in the table cannot be fetched, and is not missing.
+        """
         present = {"events": {ROWS[0].delivery}}
         self.assertEqual(lost(life("sync1"), present=present), [("sync1", 7)])
 
     def test_ended_processes(self) -> None:
-        """A process that was killed needs what was written while it was judged."""
+        """A killed process needs the rows written while it was judged."""
         killed = life("sync1")
         killed.is_running = False
         self.assertEqual(lost(killed), [])
@@ -86,7 +90,7 @@ class MissingRowsTests(SynchronousTestCase):
         self.assertEqual(lost(killed), [("sync1", 7)])
 
     def test_eras(self) -> None:
-        """A token of before the writer's restart stands for another row."""
+        """A token from before the writer's restart is a different row."""
         row = Committed("typing", 3, "writer1", at=20.0, era=1)
         reader = life("sync1")
         reader.deliveries[Delivery("typing", 3, 0)] += 1
@@ -97,7 +101,7 @@ class MissingRowsTests(SynchronousTestCase):
 
 class CompareTests(SynchronousTestCase):
     def test_counts(self) -> None:
-        """Processes on ours and stock ones are counted by themselves."""
+        """Processes on ours and stock ones are counted separately."""
         found = compare(
             ROWS,
             [
@@ -119,17 +123,17 @@ class CompareTests(SynchronousTestCase):
         )
 
     def test_replaced_rows_are_not_lost(self) -> None:
-        """They were due and not delivered, and that is no fault."""
+        """Replaced rows were due and not delivered, but are not lost."""
         (found,) = compare(ROWS, [life("sync1", 7)], {"events": set()}, ["events"])
         self.assertEqual((found.due, found.delivered, found.lost), (2, 1, 0))
 
     def test_starts_of_one_process(self) -> None:
-        """A process that was started again may be given what it was given before."""
+        """A restarted process may be delivered the same rows again."""
         first = life("sync1", 7)
         first.is_running = False
         (found,) = compare(ROWS, [first, life("sync1", 7, 8)], BOTH, ["events"])
         self.assertEqual((found.due, found.lost, found.doubled), (2, 0, 0))
-        # Doubled counts for a process that was killed later, too.
+        # Doubled rows count even if the process is killed later.
         first.deliveries[ROWS[0].delivery] += 1
         (found,) = compare(ROWS, [first, life("sync1", 7, 8)], BOTH, ["events"])
         self.assertEqual(attrs.evolve(found, doubled=0).lost, 0)
