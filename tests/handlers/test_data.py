@@ -37,7 +37,7 @@ class Sink:
         return self.answer
 
 
-class EpochKeepingSink(Sink):
+class EpochSavingSink(Sink):
     """A sink that saves epochs, too."""
 
     def saved_epochs(self) -> dict[tuple[str, str], str]:
@@ -66,7 +66,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.assertEqual(self.data.saved_epochs(), {})
         self.assertIsNone(self.data.on_epoch("events", "w", "b"))
         self.stream.advance("w", 3)
-        sink = EpochKeepingSink(self.stream)
+        sink = EpochSavingSink(self.stream)
         sink.answer = succeed(None)
         data = ReplicationDataHandler(
             {"events": self.stream}, sink, ReactorClock(self.reactor)

@@ -64,9 +64,9 @@ class PeerEpochsTests(SynchronousTestCase):
     def test_made_up_epochs(self) -> None:
         """Only a limited rate of new epochs is accepted."""
         self.epochs.observe("w", "real", 0)
-        heard = [self.epochs.observe("w", f"{number}", 1) for number in range(300)]
-        self.assertEqual(heard.count(EpochStatus.NEW), MAX_CHANGES)
-        self.assertEqual(heard.count(EpochStatus.DUPLICATE), 300 - MAX_CHANGES)
+        statuses = [self.epochs.observe("w", f"{number}", 1) for number in range(300)]
+        self.assertEqual(statuses.count(EpochStatus.NEW), MAX_CHANGES)
+        self.assertEqual(statuses.count(EpochStatus.DUPLICATE), 300 - MAX_CHANGES)
         self.assertEqual(
             self.epochs.observe("w", "x", 1 + CHANGE_EVERY), EpochStatus.NEW
         )
@@ -80,12 +80,12 @@ class PeerEpochsTests(SynchronousTestCase):
         for number in range(300):
             self.epochs.observe("w", f"{number}", 1)
         self.assertNotEqual(self.epochs.epoch_of("w"), "real")
-        heard = [
+        statuses = [
             self.epochs.observe("w", "real", now)
             for now in (3, 1 + UNCONFIRMED_AFTER + 0.1, 10)
         ]
         self.assertEqual(
-            heard, [EpochStatus.DUPLICATE, EpochStatus.NEW, EpochStatus.SAME]
+            statuses, [EpochStatus.DUPLICATE, EpochStatus.NEW, EpochStatus.SAME]
         )
 
     def test_bounded(self) -> None:

@@ -66,11 +66,11 @@ class ConnectionTests(SynchronousTestCase):
 
     def test_nothing_is_received_after_the_end(self) -> None:
         """Lines from a connection that was lost are ignored."""
-        it = receiving()
-        it.receive("POSITION events w 0 0")
-        it.handler.lost_connection(it.connection)
-        it.receive('RDATA events w 1 ["a"]', "POSITION events w 1 1")
-        self.assertEqual(it.texts(), [])
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 0")
+        fixture.handler.lost_connection(fixture.connection)
+        fixture.receive('RDATA events w 1 ["a"]', "POSITION events w 1 1")
+        self.assertEqual(fixture.texts(), [])
 
     def test_passive(self) -> None:
         """A passive handler never sends anything."""
@@ -129,9 +129,9 @@ class ReceivedTests(SynchronousTestCase):
 
     def test_commands_go_to_the_host(self) -> None:
         """Each command calls its method of the host."""
-        it = receiving()
-        it.host.stores_user_ips = True
-        it.receive(
+        fixture = receiving()
+        fixture.host.stores_user_ips = True
+        fixture.receive(
             "USER_SYNC id1 @a:b My Phone start 5",
             "CLEAR_USER_SYNC id1",
             "FEDERATION_ACK fed1 9",
@@ -145,7 +145,7 @@ class ReceivedTests(SynchronousTestCase):
             "PING 1",
         )
         self.assertEqual(
-            it.host.commands.calls,
+            fixture.host.commands.calls,
             [
                 ("on_user_sync", "id1", "@a:b", "My Phone", True, 5),
                 ("on_clear_user_sync", "id1"),
@@ -159,20 +159,20 @@ class ReceivedTests(SynchronousTestCase):
                 ("on_invalidate_cache", "func", ["x"]),
             ],
         )
-        self.assertEqual(it.host.observer.processes, [])
+        self.assertEqual(fixture.host.observer.processes, [])
 
     def test_user_ips_are_for_who_stores_them(self) -> None:
         """A host that stores no IPs is not given any."""
-        it = receiving()
-        it.receive('USER_IP @a:b ["secret","1.2.3.4","agent",null,6]')
-        self.assertEqual(it.host.commands.calls, [])
+        fixture = receiving()
+        fixture.receive('USER_IP @a:b ["secret","1.2.3.4","agent",null,6]')
+        self.assertEqual(fixture.host.commands.calls, [])
 
     def test_our_own_come_back(self) -> None:
         """
         The instance's own commands, echoed by Redis, are discarded without decoding.
         """
-        it = receiving()
-        it.receive(
+        fixture = receiving()
+        fixture.receive(
             "POSITION events reader 0 5",
             "RDATA events reader 6 nonsense",
             "USER_SYNC reader-id @a:b None start 5",
@@ -180,30 +180,32 @@ class ReceivedTests(SynchronousTestCase):
             'LOCK_RELEASED ["reader","lock","key"]',
             "RDATA events reader x []",
         )
-        self.assertEqual(it.host.commands.calls, [])
-        self.assertEqual(it.texts(), [])
+        self.assertEqual(fixture.host.commands.calls, [])
+        self.assertEqual(fixture.texts(), [])
         self.assertEqual(
-            it.host.observer.discards["events", "reader", DiscardReason.OWN_ECHO], 2
+            fixture.host.observer.discards["events", "reader", DiscardReason.OWN_ECHO],
+            2,
         )
-        self.assertEqual(it.host.observer.failures, [])
+        self.assertEqual(fixture.host.observer.failures, [])
 
     def test_presence_storm(self) -> None:
         """
         100 USER_SYNCs of each of 1,000 users cause 1,000 calls; each change of state is
         delivered, in order.
         """
-        it = receiving()
+        fixture = receiving()
         storm = [f"USER_SYNC id1 @u{n}:hs None start 1000000" for n in range(1000)]
         for _ in range(100):
-            it.receive(*storm)
-        self.assertEqual(len(it.host.commands.calls), 1000)
+            fixture.receive(*storm)
+        self.assertEqual(len(fixture.host.commands.calls), 1000)
         self.assertEqual(
-            it.host.observer.discards["USER_SYNC", "", DiscardReason.REPEATED], 99_000
+            fixture.host.observer.discards["USER_SYNC", "", DiscardReason.REPEATED],
+            99_000,
         )
-        it.host.commands.calls.clear()
+        fixture.host.commands.calls.clear()
         for state in ("end", "start", "start", "end", "end", "start"):
-            it.receive(f"USER_SYNC id1 @u5:hs None {state} 1000500")
-        states = [call[4] for call in it.host.commands.calls]
+            fixture.receive(f"USER_SYNC id1 @u5:hs None {state} 1000500")
+        states = [call[4] for call in fixture.host.commands.calls]
         self.assertEqual(states, [False, True, False, True])
 
     def test_syncs_after_the_end_of_a_process(self) -> None:
@@ -211,122 +213,128 @@ class ReceivedTests(SynchronousTestCase):
         A repeated USER_SYNC is delivered again after CLEAR_USER_SYNC, and after the
         host failed.
         """
-        it = receiving()
+        fixture = receiving()
         line = "USER_SYNC id1 @u:hs None start 5"
         failing: Deferred[None] = Deferred()
-        commands = it.host.commands
+        commands = fixture.host.commands
         commands.error = RuntimeError("no")
-        it.receive(line)
+        fixture.receive(line)
         commands.error = None
         commands.answer = failing
-        it.receive(line)
+        fixture.receive(line)
         self.assertEqual(len(commands.calls), 2)
-        it.receive(line)
+        fixture.receive(line)
         self.assertEqual(len(commands.calls), 2)
         failing.errback(RuntimeError("no database"))
         commands.answer = None
-        it.receive(line, line)
+        fixture.receive(line, line)
         self.assertEqual(len(commands.calls), 3)
-        it.receive("CLEAR_USER_SYNC id1", line, line)
+        fixture.receive("CLEAR_USER_SYNC id1", line, line)
         self.assertEqual(len(commands.calls), 5)
-        self.assertEqual(len(it.host.observer.failures), 2)
+        self.assertEqual(len(fixture.host.observer.failures), 2)
 
     def test_unknown_streams(self) -> None:
         """Rows and positions of an unknown stream are discarded and counted."""
-        it = receiving()
-        it.receive("POSITION new w 0 0", "RDATA new w 1 []", "RDATA new w x []")
+        fixture = receiving()
+        fixture.receive("POSITION new w 0 0", "RDATA new w 1 []", "RDATA new w x []")
         self.assertEqual(
-            it.host.observer.discards["new", "w", DiscardReason.UNKNOWN_STREAM], 2
+            fixture.host.observer.discards["new", "w", DiscardReason.UNKNOWN_STREAM], 2
         )
 
     def test_unknown_commands(self) -> None:
         """An unknown command neither closes the link nor affects the next line."""
-        it = receiving()
-        it.receive("FROBNICATE 1", "REMOTE_SERVER_UP a.example")
-        self.assertEqual(it.connection.closed_with, [])
-        self.assertEqual(len(it.host.commands.calls), 1)
+        fixture = receiving()
+        fixture.receive("FROBNICATE 1", "REMOTE_SERVER_UP a.example")
+        self.assertEqual(fixture.connection.closed_with, [])
+        self.assertEqual(len(fixture.host.commands.calls), 1)
 
     def test_broken_lines(self) -> None:
         """A malformed line is answered with one ERROR; the next line is handled."""
-        it = receiving()
-        it.receive("USER_SYNC nonsense", "REMOTE_SERVER_UP a.example")
-        self.assertEqual(len(it.connection.closed_with), 1)
-        self.assertEqual(len(it.host.commands.calls), 1)
+        fixture = receiving()
+        fixture.receive("USER_SYNC nonsense", "REMOTE_SERVER_UP a.example")
+        self.assertEqual(len(fixture.connection.closed_with), 1)
+        self.assertEqual(len(fixture.host.commands.calls), 1)
 
     def test_a_host_that_waits(self) -> None:
         """A background process starts only if the host returns an awaitable."""
-        it = receiving()
+        fixture = receiving()
         waiting: Deferred[None] = Deferred()
-        it.host.commands.answer = waiting
-        it.receive("REMOTE_SERVER_UP a.example")
-        self.assertEqual(it.host.observer.processes, ["replication_REMOTE_SERVER_UP"])
-        self.assertEqual(it.host.observer.open_processes, 1)
+        fixture.host.commands.answer = waiting
+        fixture.receive("REMOTE_SERVER_UP a.example")
+        self.assertEqual(
+            fixture.host.observer.processes, ["replication_REMOTE_SERVER_UP"]
+        )
+        self.assertEqual(fixture.host.observer.open_processes, 1)
         waiting.callback(None)
-        self.assertEqual(it.host.observer.open_processes, 0)
+        self.assertEqual(fixture.host.observer.open_processes, 0)
 
     def test_a_host_that_fails(self) -> None:
         """A failure of the host is reported, and the next command is handled."""
-        it = receiving()
-        it.host.commands.error = ValueError("at once")
-        it.receive("REMOTE_SERVER_UP a.example")
-        it.host.commands.error = None
+        fixture = receiving()
+        fixture.host.commands.error = ValueError("at once")
+        fixture.receive("REMOTE_SERVER_UP a.example")
+        fixture.host.commands.error = None
         failed: Deferred[None] = Deferred()
-        it.host.commands.answer = failed
-        it.receive("REMOTE_SERVER_UP b.example")
+        fixture.host.commands.answer = failed
+        fixture.receive("REMOTE_SERVER_UP b.example")
         failed.errback(ValueError("later"))
         self.assertEqual(
-            [str(error) for _, error in it.host.observer.failures],
+            [str(error) for _, error in fixture.host.observer.failures],
             ["at once", "later"],
         )
 
     def test_a_parsed_row(self) -> None:
         """A row that was parsed elsewhere is handled like any other."""
-        it = receiving()
-        it.receive("POSITION events w 0 0")
-        it.handler.received(it.connection, [RdataCommand("events", "w", 1, ["a"])])
-        self.assertEqual(it.texts(), [("w", 1, ["a"])])
-        it.handler.lost_connection(it.connection)
-        it.handler.on_RDATA(it.connection, RdataCommand("events", "w", 2, ["b"]))
-        self.assertEqual(it.texts(), [("w", 1, ["a"])])
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 0")
+        fixture.handler.received(
+            fixture.connection, [RdataCommand("events", "w", 1, ["a"])]
+        )
+        self.assertEqual(fixture.texts(), [("w", 1, ["a"])])
+        fixture.handler.lost_connection(fixture.connection)
+        fixture.handler.on_RDATA(
+            fixture.connection, RdataCommand("events", "w", 2, ["b"])
+        )
+        self.assertEqual(fixture.texts(), [("w", 1, ["a"])])
 
     def test_waiting_until_idle(self) -> None:
         """``wait_until_idle`` fires once everything received was handled."""
-        it = receiving()
-        it.receive("POSITION events w 0 0")
-        it.host.rows.is_held = True
-        it.receive('RDATA events w 1 ["a"]')
-        idle = Deferred.fromCoroutine(it.handler.wait_until_idle())
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 0")
+        fixture.host.rows.is_held = True
+        fixture.receive('RDATA events w 1 ["a"]')
+        idle = Deferred.fromCoroutine(fixture.handler.wait_until_idle())
         self.assertNoResult(idle)
-        it.host.rows.release()
+        fixture.host.rows.release()
         self.successResultOf(idle)
 
     def test_processes_for_many_rows(self) -> None:
         """Many rows in one chunk start one background process for their stream."""
-        it = receiving()
-        it.receive("POSITION events w 0 0")
-        del it.host.observer.processes[:]
-        it.receive(*(f'RDATA events w {n} ["a"]' for n in range(1, 10_001)))
-        while it.host.reactor.getDelayedCalls():
-            it.break_time()
-        self.assertEqual(it.stream.current_token("w"), 10_000)
-        self.assertEqual(len(it.host.observer.processes), 1)
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 0")
+        del fixture.host.observer.processes[:]
+        fixture.receive(*(f'RDATA events w {n} ["a"]' for n in range(1, 10_001)))
+        while fixture.host.reactor.getDelayedCalls():
+            fixture.break_time()
+        self.assertEqual(fixture.stream.current_token("w"), 10_000)
+        self.assertEqual(len(fixture.host.observer.processes), 1)
 
 
 class RelayTests(SynchronousTestCase):
     """Relaying commands to other peers."""
 
     def setUp(self) -> None:
-        self.it = receiving()
+        self.fixture = receiving()
         self.first = MemoryConnection("first", relays=True)
         self.second = MemoryConnection("second", relays=True)
         for connection in (self.first, self.second):
-            self.it.handler.new_connection(connection)
+            self.fixture.handler.new_connection(connection)
 
     def test_to_the_others_only(self) -> None:
         """
         A relayed command goes only to the other peers that connected to this instance.
         """
-        self.it.receive(
+        self.fixture.receive(
             "REMOTE_SERVER_UP a.example",
             'LOCK_RELEASED ["w1","lock","key"]',
             connection=self.first,
@@ -334,14 +342,14 @@ class RelayTests(SynchronousTestCase):
         expected = ["REMOTE_SERVER_UP a.example", 'LOCK_RELEASED ["w1","lock","key"]']
         self.assertEqual(self.first.take(), [])
         self.assertEqual(self.second.take(), expected)
-        self.assertEqual(self.it.connection.take(), [])
+        self.assertEqual(self.fixture.connection.take(), [])
 
     def test_never_over_redis(self) -> None:
         """Commands received over Redis are not relayed."""
-        self.it.receive(
+        self.fixture.receive(
             "REMOTE_SERVER_UP a.example", 'LOCK_RELEASED ["w1","lock","key"]'
         )
-        for connection in (self.first, self.second, self.it.connection):
+        for connection in (self.first, self.second, self.fixture.connection):
             self.assertEqual(connection.take(), [])
 
 
@@ -350,8 +358,8 @@ class ConnectionEndTests(SynchronousTestCase):
 
     def test_a_peer_may_go_while_all_are_told(self) -> None:
         """A connection lost while it is sent to does not affect the others."""
-        it = receiving()
-        handler = it.handler
+        fixture = receiving()
+        handler = fixture.handler
 
         class Leaving(MemoryConnection):
             def send_lines(self, command_name: str, lines: object) -> None:
@@ -359,8 +367,8 @@ class ConnectionEndTests(SynchronousTestCase):
 
         leaving = Leaving("leaving", relays=True)
         handler.new_connection(leaving)
-        last = it.connect("last")
+        last = fixture.connect("last")
         last.take()
         handler.send_command(PingCommand("1"))
         self.assertEqual(last.take(), ["PING 1"])
-        self.assertEqual(it.connection.take(), ["PING 1"])
+        self.assertEqual(fixture.connection.take(), ["PING 1"])

@@ -49,11 +49,11 @@ class WriteNotifierTests(SynchronousTestCase):
     def test_notify(self) -> None:
         """Every registered callback is called for each write."""
         notifier = WriteNotifier()
-        told: list[str] = []
-        notifier.add_replication_callback(lambda: told.append("a"))
-        notifier.add_replication_callback(lambda: told.append("b"))
+        called: list[str] = []
+        notifier.add_replication_callback(lambda: called.append("a"))
+        notifier.add_replication_callback(lambda: called.append("b"))
         notifier.notify()
-        self.assertEqual(told, ["a", "b"])
+        self.assertEqual(called, ["a", "b"])
 
 
 class SyncingUsersTests(SynchronousTestCase):

@@ -104,9 +104,9 @@ class HostileTests(SynchronousTestCase):
         for what, error in observer.failures:
             self.assertIsInstance(error, RowDecodeError, what)
             self.assertNotIn(_TOKEN, f"{what} {error}")
-        for said in process.connection.closed_with:
-            self.assertNotIn(_TOKEN, said)
-            self.assertLess(len(said), 1000)
+        for message in process.connection.closed_with:
+            self.assertNotIn(_TOKEN, message)
+            self.assertLess(len(message), 1000)
 
     @settings(derandomize=True, deadline=None, max_examples=300)
     @given(st.lists(_WORDS, max_size=8), st.booleans())

@@ -53,8 +53,8 @@ class RetainTests(SynchronousTestCase):
         self.assertEqual(self.ledger.retain(others(b"c", b"d", b"e")), 2)
         self.assertEqual(self.ledger.retain(others(b"f")), 1)
         self.assertEqual(self.ledger.lost, 3)
-        kept = [publish.lines for publish in self.ledger.take_retained()]
-        self.assertEqual(kept, [[b"a"], [b"b"], [b"c"]])
+        retained = [publish.lines for publish in self.ledger.take_retained()]
+        self.assertEqual(retained, [[b"a"], [b"b"], [b"c"]])
 
 
 class ConnectionTests(SynchronousTestCase):

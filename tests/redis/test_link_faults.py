@@ -230,13 +230,13 @@ class FaultTests(RealRedisTestCase):
         events = peer.events
         delays: list[float] = []
         for name in ("redis_out", "redis"):
-            said = ("again", name)
+            key = ("again", name)
             await events.until(
-                lambda said=said: (  # type: ignore[misc]
-                    sum(event[:2] == said for event in events.all) >= attempt
+                lambda key=key: (  # type: ignore[misc]
+                    sum(event[:2] == key for event in events.all) >= attempt
                 )
             )
-            delays.append([e[3] for e in events.all if e[:2] == said][-1])
+            delays.append([e[3] for e in events.all if e[:2] == key][-1])
         return delays
 
     async def test_stalling_server(self) -> None:

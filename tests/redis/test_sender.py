@@ -49,10 +49,10 @@ class RedisSenderTests(RedisSenderTestCase):
         """
         self.memory.establish()
         self.memory.reactor.advance(2 * COALESCE_WINDOW)
-        self.sender.publish(EXTENSION, "hs/x", [b"told"])
+        self.sender.publish(EXTENSION, "hs/x", [b"rows"])
         self.assertEqual(self.written, [])
         self.publish_rows(1)
-        both = encode_publishes(b"hs/x", [b"told"]) + encode_publishes(
+        both = encode_publishes(b"hs/x", [b"rows"]) + encode_publishes(
             b"hs", [rdata(1)]
         )
         self.assertEqual(self.written, [b"".join(both)])

@@ -235,9 +235,9 @@ class ReconnectTests(RedisSenderTestCase):
         the extension do not count as other traffic.
         """
         self.memory.establish()
-        reactor, heard = self.memory.reactor, self.memory.events.all
+        reactor, events = self.memory.reactor, self.memory.events.all
         reactor.advance(SHARED_WINDOW)
-        del heard[:]
+        del events[:]
         page = range(SHARED_HIGH_WATERMARK)
         self.sender.publish(EXTENSION, "hs/ext", [b"x"])
         self.publish_rows(*page)
@@ -248,19 +248,19 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertTrue(self.sender.is_behind)
         few = SHARED_LOW_WATERMARK
         self.memory.say(0, b":1\r\n" * (len(page) + 2 - few - 1))
-        self.assertEqual(heard, [])
+        self.assertEqual(events, [])
         self.memory.say(0, b":1\r\n")
-        self.assertEqual(heard, ["ready_again"])
+        self.assertEqual(events, ["ready_again"])
         reactor.advance(SHARED_WINDOW)
         self.publish_rows(*page)
         self.turn()
         self.assertFalse(self.sender.is_behind)
         # Observing that it is behind is enough to be notified when it is ready.
-        del heard[:]
+        del events[:]
         self.publish_rows(7)
         self.assertTrue(self.sender.is_behind)
         self.memory.say(0, b":1\r\n" * self.sender.unacknowledged)
-        self.assertEqual(heard, ["ready_again"])
+        self.assertEqual(events, ["ready_again"])
 
     def test_given_up_while_behind(self) -> None:
         """

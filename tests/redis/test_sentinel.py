@@ -329,6 +329,6 @@ class FailoverTests(RealRedisTestCase):
         self.assertGreater(writer.losses, 0)
         # Both connections of both peers are established.
         self.assertGreaterEqual(len(replica.clients("pubsub")), 2)
-        said = ("publish", "ping", "client|info")
-        ours = [c for c in replica.clients("normal") if c["cmd"] in said]
+        commands = ("publish", "ping", "client|info")
+        ours = [c for c in replica.clients("normal") if c["cmd"] in commands]
         self.assertGreaterEqual(len(ours), 2)

@@ -103,24 +103,24 @@ class RedisSubscriberTests(SynchronousTestCase):
         memory.establish()
         subscriber = memory.protocols[1]
         memory.reactor.advance(SHARED_WINDOW)
-        heard = memory.events.all
-        del heard[:]
+        events = memory.events.all
+        del events[:]
         self.assertFalse(subscriber.is_behind)
         subscriber.send_lines("RDATA", [rdata(n) for n in range(HIGH_WATERMARK)])
         memory.reactor.advance(0)
         self.assertTrue(subscriber.is_behind)
         many = HIGH_WATERMARK - LOW_WATERMARK - 1
         memory.say(0, b":1\r\n" * many)
-        self.assertEqual(heard, [])
+        self.assertEqual(events, [])
         memory.say(0, b":1\r\n")
         self.assertFalse(subscriber.is_behind)
-        self.assertEqual(heard, ["ready_again"])
+        self.assertEqual(events, ["ready_again"])
         memory.say(0, b":1\r\n" * LOW_WATERMARK)
         memory.link.sender.pause()
         self.assertTrue(subscriber.is_behind)
         memory.link.sender.resume()
         self.assertFalse(subscriber.is_behind)
-        self.assertEqual(heard, ["ready_again"] * 2)
+        self.assertEqual(events, ["ready_again"] * 2)
 
     def test_chunks(self) -> None:
         """Messages that arrive together are delivered together."""

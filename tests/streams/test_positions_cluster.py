@@ -91,7 +91,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for id_ in [i for i, writer in self.open.items() if writer == name]:
             del self.open[id_]
 
-    def tell(self, name: str, token: int) -> None:
+    def broadcast(self, name: str, token: int) -> None:
         for other, process in self.processes.items():
             if other != name:
                 process.inbox.append((name, token))
@@ -194,7 +194,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def announce(self, data: st.DataObject) -> None:
         if name := self.pick(data, lambda process: True):
-            self.tell(name, self.processes[name].positions.announced)
+            self.broadcast(name, self.processes[name].positions.announced)
 
     @rule(data=st.data())
     def hear(self, data: st.DataObject) -> None:
@@ -247,7 +247,7 @@ class ClusterMachine(RuleBasedStateMachine):
                 self.finished(name, sorted(process.in_flight), commit=True)
         for _ in range(2):
             for name in self.writers:
-                self.tell(name, self.processes[name].positions.announced)
+                self.broadcast(name, self.processes[name].positions.announced)
             for name, process in self.processes.items():
                 while process.inbox:
                     self.deliver(name)

@@ -88,7 +88,7 @@ class WireTests(SynchronousTestCase):
         protocol.makeConnection(self.transport)
         return protocol
 
-    def said(self) -> bytes:
+    def sent(self) -> bytes:
         return self.transport.take(10**6)
 
     def test_stock_client(self) -> None:
@@ -101,7 +101,7 @@ class WireTests(SynchronousTestCase):
             server = self.connect(server=True, speaks=speaks)
             server.dataReceived(b"NAME w1\nPING 1700000000000\nREPLICATE\n")
             server.send_lines("POSITION", [b"POSITION events w 1 1"])
-            answers.append(self.said())
+            answers.append(self.sent())
         self.assertEqual(*answers)
         self.assertNotIn("up", self.calls)
 
@@ -113,7 +113,7 @@ class WireTests(SynchronousTestCase):
             client = self.connect(server=False, speaks=speaks)
             client.dataReceived(b"SERVER repl.test\nPING 1700000000000\n")
             client.send_lines("REPLICATE", [b"REPLICATE"])
-            answers.append(self.said())
+            answers.append(self.sent())
         self.assertEqual(answers[0], answers[1].replace(b" " + MARK, b""))
         self.assertEqual(
             answers[1], b"NAME w1\nPING 1700000000000 replication_ext/1\nREPLICATE\n"
@@ -126,16 +126,16 @@ class WireTests(SynchronousTestCase):
         next command.
         """
         server = self.connect(server=True)
-        self.said()
+        self.sent()
         server.dataReceived(b"NAME w1\nPING 1 replication_ext/1\nREMOTE_SERVER_UP a\n")
         self.assertEqual(
-            self.said(),
+            self.sent(),
             b"PING 1700000000000 replication_ext/1\nREPLICATION_EXT hello\n",
         )
         self.assertEqual([str(call) for call in self.calls[:2]], ["new", "up"])
         server.dataReceived(b"PING 2 replication_ext/1\nREPLICATION_EXT {}\n")
         self.assertEqual(self.calls[3:], [b"{}"])
-        self.assertEqual(self.said(), b"")
+        self.assertEqual(self.sent(), b"")
         self.assertEqual(self.observer.received["w1", "EXTENSION"], 1)
         self.assertEqual(self.observer.sent["w1", "EXTENSION"], 1)
 
@@ -162,9 +162,9 @@ class WireTests(SynchronousTestCase):
         """A message that is too long is reported and not sent; the link stays up."""
         server = self.connect(server=True)
         server.dataReceived(b"PING 1 replication_ext/1\n")
-        self.said()
+        self.sent()
         server.send_extension([b"x" * 20_000])
-        self.assertEqual(self.said(), b"")
+        self.assertEqual(self.sent(), b"")
         ((_, error),) = self.observer.failures
         self.assertIsInstance(error, LineTooLongError)
         self.assertIsNone(server.close_reason)
@@ -270,10 +270,10 @@ class ProcessTests(SynchronousTestCase):
     def pump(self) -> None:
         while any(transport.buffer for transport in self.transports):
             server, client = (transport.take(10**9) for transport in self.transports)
-            kept = [line for line in server.split(b"\n") if not self.drop(line)]
-            self.lines += kept
-            if kept:
-                self.ends[1].dataReceived(b"\n".join(kept))
+            remaining = [line for line in server.split(b"\n") if not self.drop(line)]
+            self.lines += remaining
+            if remaining:
+                self.ends[1].dataReceived(b"\n".join(remaining))
             if client:
                 self.ends[0].dataReceived(client)
 

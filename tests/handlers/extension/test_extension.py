@@ -11,7 +11,7 @@ from tests.handlers.extended import Bus, SpeakingProcess
 from tests.handlers.extension.extension_case import ExtensionTests, row, rows_of
 
 
-class NewsTests(ExtensionTests):
+class HeartbeatTests(ExtensionTests):
     def test_heartbeats_are_told(self) -> None:
         """A heartbeat is reported to the observer, with the age of its positions."""
         self.inject(

@@ -15,199 +15,203 @@ class PageTests(SynchronousTestCase):
 
     def test_pages_to_the_end(self) -> None:
         """A long range is paged through, each row once, in order."""
-        it = receiving(page_rows=2)
+        fixture = receiving(page_rows=2)
         for n in range(1, 8):
-            it.stream.persist("w", n, [str(n)])
-        it.receive("POSITION events w 7 7")
-        self.assertEqual(it.host.rows.tokens("w"), list(range(1, 8)))
-        self.assertEqual(it.host.observer.pages, [(2, 2), (2, 4), (2, 6), (1, 7)])
+            fixture.stream.persist("w", n, [str(n)])
+        fixture.receive("POSITION events w 7 7")
+        self.assertEqual(fixture.host.rows.tokens("w"), list(range(1, 8)))
+        self.assertEqual(fixture.host.observer.pages, [(2, 2), (2, 4), (2, 6), (1, 7)])
         self.assertEqual(
-            it.host.observer.catch_ups, [CatchUpEvent("events", "w", 0, 7)]
+            fixture.host.observer.catch_ups, [CatchUpEvent("events", "w", 0, 7)]
         )
 
     def test_rows_of_a_token_stay_together(self) -> None:
         """The rows of one token are delivered together, even across a page boundary."""
-        it = receiving(page_rows=2)
-        it.stream.persist("w", 1, ["a"])
-        it.stream.persist("w", 2, ["b"], ["c"], ["d"])
-        it.receive("POSITION events w 2 2")
-        self.assertEqual(it.texts(), [("w", 1, ["a"]), ("w", 2, ["b", "c", "d"])])
+        fixture = receiving(page_rows=2)
+        fixture.stream.persist("w", 1, ["a"])
+        fixture.stream.persist("w", 2, ["b"], ["c"], ["d"])
+        fixture.receive("POSITION events w 2 2")
+        self.assertEqual(fixture.texts(), [("w", 1, ["a"]), ("w", 2, ["b", "c", "d"])])
 
     def test_rows_beyond_the_range_are_left_out(self) -> None:
         """Rows that a source returns beyond the requested range are skipped."""
-        it = receiving()
-        it.stream.is_held = True
-        it.receive("POSITION events w 5 5")
-        it.stream.answer_with(StreamUpdateResult([(4, ["a"]), (6, ["c"])], 6, False))
-        self.assertEqual(it.texts(), [("w", 4, ["a"])])
-        self.assertEqual(it.stream.current_token("w"), 5)
+        fixture = receiving()
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 5 5")
+        fixture.stream.answer_with(
+            StreamUpdateResult([(4, ["a"]), (6, ["c"])], 6, False)
+        )
+        self.assertEqual(fixture.texts(), [("w", 4, ["a"])])
+        self.assertEqual(fixture.stream.current_token("w"), 5)
 
     def test_the_host_takes_its_time_with_the_position(self) -> None:
         """
         A writer is connected, and its rows delivered, once the sink accepted the
         position.
         """
-        it = receiving()
-        it.host.rows.is_held = True
-        it.receive("POSITION events w 5 5")
-        it.host.rows.is_held = False
-        it.receive('RDATA events w 6 ["a"]')
-        self.assertEqual((it.texts(), it.host.observer.connected), ([], []))
-        it.host.rows.release()
-        self.assertEqual(it.texts(), [("w", 6, ["a"])])
-        self.assertEqual(it.stream.current_token("w"), 6)
+        fixture = receiving()
+        fixture.host.rows.is_held = True
+        fixture.receive("POSITION events w 5 5")
+        fixture.host.rows.is_held = False
+        fixture.receive('RDATA events w 6 ["a"]')
+        self.assertEqual((fixture.texts(), fixture.host.observer.connected), ([], []))
+        fixture.host.rows.release()
+        self.assertEqual(fixture.texts(), [("w", 6, ["a"])])
+        self.assertEqual(fixture.stream.current_token("w"), 6)
 
     def test_the_host_is_ahead_of_the_target(self) -> None:
         """A catch-up does not move back a position that the host advanced meanwhile."""
-        it = receiving()
-        it.stream.is_held = True
-        it.receive("POSITION events w 5 5")
-        it.stream.advance("w", 7)
-        it.stream.answer()
-        self.assertEqual(it.host.rows.positions, [])
-        self.assertEqual(it.stream.current_token("w"), 7)
+        fixture = receiving()
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 5 5")
+        fixture.stream.advance("w", 7)
+        fixture.stream.answer()
+        self.assertEqual(fixture.host.rows.positions, [])
+        self.assertEqual(fixture.stream.current_token("w"), 7)
 
     def test_one_more_than_what_is_held_in_memory(self) -> None:
         """No token above the writer's last is accepted for a stream held in memory."""
-        it = receiving(resettable=True, held_in_memory=True)
-        it.stream.is_held = True
-        it.receive("POSITION events w 6 6")
-        it.stream.answer_with(StreamUpdateResult([], 6, False, last_token=5))
-        self.assertEqual(it.stream.current_token("w"), 0)
-        it.receive("POSITION events w 5 5")
-        it.stream.answer_with(StreamUpdateResult([], 5, False, last_token=5))
-        self.assertEqual(it.stream.current_token("w"), 5)
+        fixture = receiving(resettable=True, held_in_memory=True)
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 6 6")
+        fixture.stream.answer_with(StreamUpdateResult([], 6, False, last_token=5))
+        self.assertEqual(fixture.stream.current_token("w"), 0)
+        fixture.receive("POSITION events w 5 5")
+        fixture.stream.answer_with(StreamUpdateResult([], 5, False, last_token=5))
+        self.assertEqual(fixture.stream.current_token("w"), 5)
 
     def test_rows_that_come_as_text(self) -> None:
         """Rows that the source returns as text are decoded and grouped by token."""
-        it = receiving()
-        it.stream.is_held = True
-        it.receive("POSITION events w 5 5")
+        fixture = receiving()
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 5 5")
         updates = EncodedUpdates([(4, '["a"]'), (4, '["b"]'), (5, '["c", 1]')])
-        it.stream.answer_with(StreamUpdateResult(updates, 5, False))
-        self.assertEqual(it.texts(), [("w", 4, ["a", "b"]), ("w", 5, ["c"])])
+        fixture.stream.answer_with(StreamUpdateResult(updates, 5, False))
+        self.assertEqual(fixture.texts(), [("w", 4, ["a", "b"]), ("w", 5, ["c"])])
 
     def test_text_that_nobody_can_read(self) -> None:
         """A text that cannot be decoded costs only that row."""
-        it = receiving()
-        it.stream.is_held = True
-        it.receive("POSITION events w 5 5")
+        fixture = receiving()
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 5 5")
         updates = EncodedUpdates([(4, '["a"]'), (4, "[7]"), (5, "["), (5, '["b"]')])
-        it.stream.answer_with(StreamUpdateResult(updates, 5, False))
-        self.assertEqual(it.texts(), [("w", 4, ["a"]), ("w", 5, ["b"])])
+        fixture.stream.answer_with(StreamUpdateResult(updates, 5, False))
+        self.assertEqual(fixture.texts(), [("w", 4, ["a"]), ("w", 5, ["b"])])
         self.assertEqual(
-            it.host.observer.discards["events", "w", DiscardReason.UNDECODABLE], 2
+            fixture.host.observer.discards["events", "w", DiscardReason.UNDECODABLE], 2
         )
 
     def test_rows_that_arrive_meanwhile(self) -> None:
         """Rows that arrive during a fetch wait for it, and are delivered once."""
-        it = receiving()
-        it.stream.is_held = True
-        it.stream.persist("w", 1, ["a"])
-        it.receive("POSITION events w 1 1")
-        it.receive('RDATA events w 2 ["b"]')
-        self.assertEqual(it.texts(), [])
-        it.stream.answer()
-        self.assertEqual(it.texts(), [("w", 1, ["a"]), ("w", 2, ["b"])])
-        self.assertEqual(it.stream.requests, [("w", 0, 1)])
+        fixture = receiving()
+        fixture.stream.is_held = True
+        fixture.stream.persist("w", 1, ["a"])
+        fixture.receive("POSITION events w 1 1")
+        fixture.receive('RDATA events w 2 ["b"]')
+        self.assertEqual(fixture.texts(), [])
+        fixture.stream.answer()
+        self.assertEqual(fixture.texts(), [("w", 1, ["a"]), ("w", 2, ["b"])])
+        self.assertEqual(fixture.stream.requests, [("w", 0, 1)])
 
     def test_new_rows_during_a_long_catch_up(self) -> None:
         """A reader that is far behind reaches the end while new rows arrive."""
-        it = receiving(page_rows=10)
+        fixture = receiving(page_rows=10)
         for n in range(1, 101):
-            it.stream.persist("w", n, [str(n)])
-        it.stream.is_held = True
-        it.receive("POSITION events w 100 100")
+            fixture.stream.persist("w", n, [str(n)])
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 100 100")
         new = 100
-        while it.stream.waiting:
+        while fixture.stream.waiting:
             if new < 120:
                 new += 1
-                it.stream.persist("w", new, [str(new)])
-                it.receive(f'RDATA events w {new} ["{new}"]')
-            it.stream.answer()
-        self.assertEqual(it.host.rows.tokens("w"), list(range(1, new + 1)))
-        it.receive(f'RDATA events w {new + 1} ["live"]')
-        self.assertEqual(it.texts()[-1], ("w", new + 1, ["live"]))
+                fixture.stream.persist("w", new, [str(new)])
+                fixture.receive(f'RDATA events w {new} ["{new}"]')
+            fixture.stream.answer()
+        self.assertEqual(fixture.host.rows.tokens("w"), list(range(1, new + 1)))
+        fixture.receive(f'RDATA events w {new + 1} ["live"]')
+        self.assertEqual(fixture.texts()[-1], ("w", new + 1, ["live"]))
 
     def test_other_writers_go_on(self) -> None:
         """Between two pages, rows of other writers are delivered."""
-        it = receiving(page_rows=1)
-        it.receive("POSITION events b 0 0")
-        it.stream.is_held = True
-        it.stream.persist("a", 1, ["1"])
-        it.stream.persist("a", 2, ["2"])
-        it.receive("POSITION events a 2 2")
-        it.receive('RDATA events b 5 ["b"]')
-        it.stream.answer()
-        self.assertEqual(it.texts(), [("a", 1, ["1"]), ("b", 5, ["b"])])
-        it.stream.answer()
-        self.assertEqual(it.host.rows.tokens("a"), [1, 2])
+        fixture = receiving(page_rows=1)
+        fixture.receive("POSITION events b 0 0")
+        fixture.stream.is_held = True
+        fixture.stream.persist("a", 1, ["1"])
+        fixture.stream.persist("a", 2, ["2"])
+        fixture.receive("POSITION events a 2 2")
+        fixture.receive('RDATA events b 5 ["b"]')
+        fixture.stream.answer()
+        self.assertEqual(fixture.texts(), [("a", 1, ["1"]), ("b", 5, ["b"])])
+        fixture.stream.answer()
+        self.assertEqual(fixture.host.rows.tokens("a"), [1, 2])
 
     def test_the_next_page_is_asked_for_meanwhile(self) -> None:
         """While the sink handles a page, exactly one more is fetched."""
-        it = receiving(page_rows=1)
+        fixture = receiving(page_rows=1)
         for n in range(1, 4):
-            it.stream.persist("w", n, [str(n)])
-        it.host.rows.is_held = True
-        it.receive("POSITION events w 3 3")
-        self.assertEqual(it.stream.requests, [("w", 0, 3), ("w", 1, 3)])
-        it.host.rows.is_held = False
-        it.host.rows.release()
-        self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3])
-        self.assertEqual(it.stream.requests, [("w", 0, 3), ("w", 1, 3), ("w", 2, 3)])
+            fixture.stream.persist("w", n, [str(n)])
+        fixture.host.rows.is_held = True
+        fixture.receive("POSITION events w 3 3")
+        self.assertEqual(fixture.stream.requests, [("w", 0, 3), ("w", 1, 3)])
+        fixture.host.rows.is_held = False
+        fixture.host.rows.release()
+        self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
+        self.assertEqual(
+            fixture.stream.requests, [("w", 0, 3), ("w", 1, 3), ("w", 2, 3)]
+        )
 
     def test_a_page_asked_for_ahead_that_fails(self) -> None:
         """The failure of a prefetched page is reported when it is due, then retried."""
-        it = receiving(page_rows=1)
-        it.stream.persist("w", 1, ["1"])
-        it.stream.persist("w", 2, ["2"])
-        it.stream.is_held = True
-        it.host.rows.is_held = True
-        it.receive("POSITION events w 2 2")
-        it.stream.answer()
-        it.stream.fail(CatchUpError("down"))
-        self.assertEqual(it.host.observer.catch_up_failures, [])
-        it.stream.is_held = it.host.rows.is_held = False
-        it.host.rows.release()
-        self.assertEqual(len(it.host.observer.catch_up_failures), 1)
-        self.assertEqual(it.host.rows.tokens("w"), [1])
-        it.host.reactor.advance(1)
-        self.assertEqual(it.host.rows.tokens("w"), [1, 2])
+        fixture = receiving(page_rows=1)
+        fixture.stream.persist("w", 1, ["1"])
+        fixture.stream.persist("w", 2, ["2"])
+        fixture.stream.is_held = True
+        fixture.host.rows.is_held = True
+        fixture.receive("POSITION events w 2 2")
+        fixture.stream.answer()
+        fixture.stream.fail(CatchUpError("down"))
+        self.assertEqual(fixture.host.observer.catch_up_failures, [])
+        fixture.stream.is_held = fixture.host.rows.is_held = False
+        fixture.host.rows.release()
+        self.assertEqual(len(fixture.host.observer.catch_up_failures), 1)
+        self.assertEqual(fixture.host.rows.tokens("w"), [1])
+        fixture.host.reactor.advance(1)
+        self.assertEqual(fixture.host.rows.tokens("w"), [1, 2])
 
     def test_a_page_asked_for_ahead_of_what_failed(self) -> None:
         """If the sink fails in a page, the prefetched page is not delivered."""
-        it = receiving(page_rows=2)
+        fixture = receiving(page_rows=2)
         for n in range(1, 5):
-            it.stream.persist("w", n, [str(n)])
-        it.host.rows.failures = [None, ValueError("no")]
-        it.receive("POSITION events w 4 4")
-        self.assertEqual(it.host.rows.tokens("w"), [1])
-        it.host.reactor.advance(1)
-        self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3, 4])
+            fixture.stream.persist("w", n, [str(n)])
+        fixture.host.rows.failures = [None, ValueError("no")]
+        fixture.receive("POSITION events w 4 4")
+        self.assertEqual(fixture.host.rows.tokens("w"), [1])
+        fixture.host.reactor.advance(1)
+        self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3, 4])
 
     def test_late_rows_are_not_read_ahead_of(self) -> None:
         """
         Pages are not prefetched if rows may be committed late (an idempotent stream).
         """
-        it = receiving(page_rows=1, idempotent=True)
+        fixture = receiving(page_rows=1, idempotent=True)
         for n in range(1, 4):
-            it.stream.persist("w", n, [str(n)])
-        it.host.rows.is_held = True
-        it.receive("POSITION events w 3 3")
-        self.assertEqual(it.stream.requests, [("w", 0, 3)])
+            fixture.stream.persist("w", n, [str(n)])
+        fixture.host.rows.is_held = True
+        fixture.receive("POSITION events w 3 3")
+        self.assertEqual(fixture.stream.requests, [("w", 0, 3)])
 
     def test_a_row_that_nobody_can_read(self) -> None:
         """A row that cannot be decoded even when fetched is counted and skipped."""
-        it = receiving()
-        it.stream.persist("w", 1, ["a"], [7], ["b"])
-        it.stream.persist("w", 2, [8])
-        it.receive("POSITION events w 2 2")
-        self.assertEqual(it.texts(), [("w", 1, ["a", "b"])])
-        self.assertEqual(it.stream.current_token("w"), 2)
+        fixture = receiving()
+        fixture.stream.persist("w", 1, ["a"], [7], ["b"])
+        fixture.stream.persist("w", 2, [8])
+        fixture.receive("POSITION events w 2 2")
+        self.assertEqual(fixture.texts(), [("w", 1, ["a", "b"])])
+        self.assertEqual(fixture.stream.current_token("w"), 2)
         self.assertEqual(
-            it.host.observer.discards["events", "w", DiscardReason.UNDECODABLE], 2
+            fixture.host.observer.discards["events", "w", DiscardReason.UNDECODABLE], 2
         )
-        self.assertEqual(len(it.host.observer.failures), 2)
+        self.assertEqual(len(fixture.host.observer.failures), 2)
 
 
 class FailureTests(SynchronousTestCase):
@@ -215,148 +219,149 @@ class FailureTests(SynchronousTestCase):
 
     def test_is_tried_again_with_back_off(self) -> None:
         """A source that fails is retried with exponential back-off up to a limit."""
-        it = receiving()
-        it.stream.is_held = True
-        it.receive("POSITION events w 5 5")
+        fixture = receiving()
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 5 5")
         for expected in (1, 2, 4, 8, 8):
-            it.stream.fail(CatchUpError("down"))
-            it.host.reactor.advance(expected - 0.01)
-            self.assertEqual(it.stream.waiting, 0)
-            it.host.reactor.advance(0.01)
-            self.assertEqual(it.stream.waiting, 1)
-        self.assertEqual(it.host.observer.connected, [])
+            fixture.stream.fail(CatchUpError("down"))
+            fixture.host.reactor.advance(expected - 0.01)
+            self.assertEqual(fixture.stream.waiting, 0)
+            fixture.host.reactor.advance(0.01)
+            self.assertEqual(fixture.stream.waiting, 1)
+        self.assertEqual(fixture.host.observer.connected, [])
         self.assertEqual(
-            [retry_in for *_, retry_in in it.host.observer.catch_up_failures],
+            [retry_in for *_, retry_in in fixture.host.observer.catch_up_failures],
             [1, 2, 4, 8, 8],
         )
 
     def test_failure_does_not_connect(self) -> None:
         """Rows that arrive after a failed catch-up wait for a successful one."""
-        it = receiving()
-        it.stream.persist("w", 4, ["a"])
-        it.stream.is_held = True
-        it.receive("POSITION events w 5 5")
-        it.stream.fail(CatchUpError("down"))
-        it.stream.persist("w", 6, ["b"])
-        it.receive('RDATA events w 6 ["b"]')
-        self.assertEqual(it.texts(), [])
-        it.stream.is_held = False
-        it.host.reactor.advance(1)
-        self.assertEqual(it.texts(), [("w", 4, ["a"]), ("w", 6, ["b"])])
-        self.assertEqual(it.stream.requests[-1], ("w", 0, 6))
+        fixture = receiving()
+        fixture.stream.persist("w", 4, ["a"])
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 5 5")
+        fixture.stream.fail(CatchUpError("down"))
+        fixture.stream.persist("w", 6, ["b"])
+        fixture.receive('RDATA events w 6 ["b"]')
+        self.assertEqual(fixture.texts(), [])
+        fixture.stream.is_held = False
+        fixture.host.reactor.advance(1)
+        self.assertEqual(fixture.texts(), [("w", 4, ["a"]), ("w", 6, ["b"])])
+        self.assertEqual(fixture.stream.requests[-1], ("w", 0, 6))
 
     def test_other_writers_do_not_wait_for_it(self) -> None:
         """While one writer's catch-up fails, rows of other writers are delivered."""
-        it = receiving()
-        it.receive("POSITION events b 0 0")
-        it.stream.is_held = True
-        it.receive("POSITION events a 5 5")
-        it.stream.fail(CatchUpError("down"))
-        it.receive('RDATA events b 1 ["b"]')
-        self.assertEqual(it.texts(), [("b", 1, ["b"])])
+        fixture = receiving()
+        fixture.receive("POSITION events b 0 0")
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events a 5 5")
+        fixture.stream.fail(CatchUpError("down"))
+        fixture.receive('RDATA events b 1 ["b"]')
+        self.assertEqual(fixture.texts(), [("b", 1, ["b"])])
 
     def test_a_newer_position_is_a_new_attempt(self) -> None:
         """A newer POSITION of the writer triggers the retry at once."""
-        it = receiving()
-        it.stream.is_held = True
-        it.receive("POSITION events w 5 5")
-        it.stream.fail(CatchUpError("down"))
-        it.receive("POSITION events w 5 7")
-        self.assertEqual(it.stream.requests, [("w", 0, 5), ("w", 0, 7)])
-        it.stream.answer()
-        it.host.reactor.advance(60)
-        self.assertEqual(len(it.stream.requests), 2)
+        fixture = receiving()
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 5 5")
+        fixture.stream.fail(CatchUpError("down"))
+        fixture.receive("POSITION events w 5 7")
+        self.assertEqual(fixture.stream.requests, [("w", 0, 5), ("w", 0, 7)])
+        fixture.stream.answer()
+        fixture.host.reactor.advance(60)
+        self.assertEqual(len(fixture.stream.requests), 2)
 
     def test_ends_with_the_connection(self) -> None:
         """When the connection is lost, its catch-up is not retried."""
-        it = receiving()
-        it.stream.is_held = True
-        it.receive("POSITION events w 5 5")
-        it.stream.fail(CatchUpError("down"))
-        it.handler.lost_connection(it.connection)
-        it.host.reactor.advance(60)
-        self.assertEqual(len(it.stream.requests), 1)
-        self.assertEqual(it.host.reactor.getDelayedCalls(), [])
+        fixture = receiving()
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 5 5")
+        fixture.stream.fail(CatchUpError("down"))
+        fixture.handler.lost_connection(fixture.connection)
+        fixture.host.reactor.advance(60)
+        self.assertEqual(len(fixture.stream.requests), 1)
+        self.assertEqual(fixture.host.reactor.getDelayedCalls(), [])
 
     def test_fails_after_the_connection(self) -> None:
         """A catch-up that fails after its connection was lost is not retried."""
-        it = receiving()
-        it.stream.is_held = True
-        it.receive("POSITION events w 5 5")
-        it.handler.lost_connection(it.connection)
-        it.stream.fail(CatchUpError("down"))
-        self.assertEqual(it.host.reactor.getDelayedCalls(), [])
+        fixture = receiving()
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 5 5")
+        fixture.handler.lost_connection(fixture.connection)
+        fixture.stream.fail(CatchUpError("down"))
+        self.assertEqual(fixture.host.reactor.getDelayedCalls(), [])
 
     def test_stops_between_pages_when_the_connection_is_lost(self) -> None:
         """When the connection is lost, its catch-up requests no further page."""
-        it = receiving(page_rows=1)
-        it.stream.persist("w", 1, ["a"])
-        it.stream.persist("w", 2, ["b"])
-        it.stream.is_held = True
-        it.receive("POSITION events w 2 2", 'RDATA events w 3 ["c"]')
-        it.handler.lost_connection(it.connection)
-        it.stream.answer()
-        self.assertEqual(it.stream.waiting, 0)
-        self.assertEqual(it.host.rows.tokens("w"), [1])
+        fixture = receiving(page_rows=1)
+        fixture.stream.persist("w", 1, ["a"])
+        fixture.stream.persist("w", 2, ["b"])
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 2 2", 'RDATA events w 3 ["c"]')
+        fixture.handler.lost_connection(fixture.connection)
+        fixture.stream.answer()
+        self.assertEqual(fixture.stream.waiting, 0)
+        self.assertEqual(fixture.host.rows.tokens("w"), [1])
 
     def test_a_source_that_does_not_get_on(self) -> None:
         """A source that makes no progress is retried later, not in a tight loop."""
-        it = receiving()
-        it.stream.is_held = True
-        it.receive("POSITION events w 5 5")
-        it.stream.answer_with(StreamUpdateResult([], 0, True))
-        self.assertEqual(it.stream.waiting, 0)
-        self.assertEqual(len(it.host.observer.catch_up_failures), 1)
+        fixture = receiving()
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 5 5")
+        fixture.stream.answer_with(StreamUpdateResult([], 0, True))
+        self.assertEqual(fixture.stream.waiting, 0)
+        self.assertEqual(len(fixture.host.observer.catch_up_failures), 1)
 
     def test_a_host_that_fails_gets_its_rows_again(self) -> None:
         """Rows that the sink rejected are fetched again, from the first of them."""
-        it = receiving()
-        it.receive("POSITION events w 0 0")
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 0")
         for n in (1, 2, 3):
-            it.stream.persist("w", n, [str(n)])
-        it.host.rows.failures = [None, RuntimeError("disk full")]
-        it.receive(*(f'RDATA events w {n} ["{n}"]' for n in (1, 2, 3)))
-        self.assertEqual(it.host.rows.tokens("w"), [1])
+            fixture.stream.persist("w", n, [str(n)])
+        fixture.host.rows.failures = [None, RuntimeError("disk full")]
+        fixture.receive(*(f'RDATA events w {n} ["{n}"]' for n in (1, 2, 3)))
+        self.assertEqual(fixture.host.rows.tokens("w"), [1])
         self.assertEqual(
-            it.host.observer.discards["events", "w", DiscardReason.HANDLER_FAILED], 2
+            fixture.host.observer.discards["events", "w", DiscardReason.HANDLER_FAILED],
+            2,
         )
-        it.host.reactor.advance(1)
-        self.assertEqual(it.stream.requests, [("w", 1, 3)])
-        self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3])
+        fixture.host.reactor.advance(1)
+        self.assertEqual(fixture.stream.requests, [("w", 1, 3)])
+        self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
 
     def test_a_host_that_fails_in_a_catch_up(self) -> None:
         """A catch-up that the sink failed resumes after the last row delivered."""
-        it = receiving()
+        fixture = receiving()
         for n in (1, 2, 3):
-            it.stream.persist("w", n, [str(n)])
-        it.host.rows.failures = [None, RuntimeError("disk full")]
-        it.receive("POSITION events w 3 3")
-        it.host.reactor.advance(1)
-        self.assertEqual(it.stream.requests, [("w", 0, 3), ("w", 1, 3)])
-        self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3])
+            fixture.stream.persist("w", n, [str(n)])
+        fixture.host.rows.failures = [None, RuntimeError("disk full")]
+        fixture.receive("POSITION events w 3 3")
+        fixture.host.reactor.advance(1)
+        self.assertEqual(fixture.stream.requests, [("w", 0, 3), ("w", 1, 3)])
+        self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
 
     def test_a_host_that_fails_to_take_a_position(self) -> None:
         """A position that the sink rejected is offered again."""
-        it = receiving()
-        it.host.rows.failures = [RuntimeError("disk full")]
-        it.receive("POSITION events w 0 3")
-        self.assertEqual(it.host.observer.connected, [])
-        it.host.reactor.advance(1)
-        self.assertEqual(it.host.rows.positions, [("events", "w", 3)])
-        self.assertEqual(it.stream.requests, [])
+        fixture = receiving()
+        fixture.host.rows.failures = [RuntimeError("disk full")]
+        fixture.receive("POSITION events w 0 3")
+        self.assertEqual(fixture.host.observer.connected, [])
+        fixture.host.reactor.advance(1)
+        self.assertEqual(fixture.host.rows.positions, [("events", "w", 3)])
+        self.assertEqual(fixture.stream.requests, [])
 
     def test_a_host_that_fails_with_late_rows(self) -> None:
         """A late row that the sink rejected during a catch-up is fetched."""
-        it = receiving(idempotent=True)
-        it.receive("POSITION events w 0 9")
-        it.stream.persist("w", 5, ["late"])
-        it.stream.persist("w", 12, ["new"])
-        it.stream.is_held = True
-        it.receive("POSITION events w 12 12")
-        it.stream.fail(CatchUpError("down"))
-        it.host.rows.failures = [RuntimeError("disk full")]
-        it.receive('RDATA events w 5 ["late"]')
-        it.stream.is_held = False
-        it.host.reactor.advance(1)
-        self.assertEqual(it.texts(), [("w", 5, ["late"]), ("w", 12, ["new"])])
-        self.assertEqual(len(it.host.observer.failures), 1)
+        fixture = receiving(idempotent=True)
+        fixture.receive("POSITION events w 0 9")
+        fixture.stream.persist("w", 5, ["late"])
+        fixture.stream.persist("w", 12, ["new"])
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 12 12")
+        fixture.stream.fail(CatchUpError("down"))
+        fixture.host.rows.failures = [RuntimeError("disk full")]
+        fixture.receive('RDATA events w 5 ["late"]')
+        fixture.stream.is_held = False
+        fixture.host.reactor.advance(1)
+        self.assertEqual(fixture.texts(), [("w", 5, ["late"]), ("w", 12, ["new"])])
+        self.assertEqual(len(fixture.host.observer.failures), 1)

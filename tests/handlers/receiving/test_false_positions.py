@@ -176,7 +176,7 @@ class NearTests(SynchronousTestCase):
 
     def test_the_writer_says_less(self) -> None:
         """A reader that is ahead of its writer rewinds, and delivers the next row."""
-        for tell in (
+        for report in (
             lambda process: process.receive("POSITION events w 5 5"),
             lambda process: process.handler.writer_reported(
                 process.connection, "w", {"events": 5}
@@ -184,7 +184,7 @@ class NearTests(SynchronousTestCase):
         ):
             process = live()
             process.receive("POSITION events w 5 9")
-            tell(process)
+            report(process)
             self.assertEqual(process.stream.current_token("w"), 5)
             self.assertEqual(process.host.observer.resets[-1], ("events", "w", 9, 5))
             process.receive('RDATA events w 6 ["six"]')

@@ -25,19 +25,19 @@ class DroppedRangeTests(SynchronousTestCase):
     def coalesce(
         self, *items: RdataRun | PositionCommand | LostRow | DroppedRange
     ) -> DroppedRange:
-        collapsed = DroppedRange(
+        dropped = DroppedRange(
             "w", resettable=True, is_plausible=lambda token: token < 1000
         )
         for item in items:
             if isinstance(item, RdataRun):
-                collapsed.add_rows(item)
+                dropped.add_rows(item)
             elif isinstance(item, PositionCommand):
-                collapsed.add_position(item)
+                dropped.add_position(item)
             elif isinstance(item, DroppedRange):
-                collapsed.add_range(item)
+                dropped.add_range(item)
             else:
-                collapsed.add_lost_row()
-        return collapsed
+                dropped.add_lost_row()
+        return dropped
 
     def test_rows(self) -> None:
         """The lowest and highest token and the number of rows are retained."""
@@ -95,8 +95,8 @@ class DroppedRangeTests(SynchronousTestCase):
         )
         far = DroppedRange("w", True, lowest_position=4000, far_upto=4000)
         self.assertEqual(self.coalesce(position(4000)), far)
-        collapsed = self.coalesce(run(5), far, run(2000))
-        self.assertEqual((collapsed.upto, collapsed.far_upto), (5, 4000))
+        dropped = self.coalesce(run(5), far, run(2000))
+        self.assertEqual((dropped.upto, dropped.far_upto), (5, 4000))
 
     def test_a_reset(self) -> None:
         """After a reset, only later tokens count for the range."""
@@ -116,10 +116,10 @@ class DroppedRangeTests(SynchronousTestCase):
 
     def test_a_stream_that_cannot_be_reset(self) -> None:
         """A lower position of a stream that is not resettable is no reset."""
-        collapsed = DroppedRange("w", resettable=False)
-        collapsed.add_rows(run(90))
-        collapsed.add_position(position(2))
-        self.assertEqual((collapsed.upto, collapsed.was_reset), (90, False))
+        dropped = DroppedRange("w", resettable=False)
+        dropped.add_rows(run(90))
+        dropped.add_position(position(2))
+        self.assertEqual((dropped.upto, dropped.was_reset), (90, False))
 
     def test_collapsing_again(self) -> None:
         """A range coalesced earlier is merged in its place."""

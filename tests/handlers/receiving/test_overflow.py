@@ -33,24 +33,24 @@ class CollapseTests(SynchronousTestCase):
     def coalesce(self, *items: Item) -> list[Item]:
         """Coalesce items of one link."""
         waiting = [Queued((self.link, item), 1, 100) for item in items]
-        kept = coalesce(
+        coalesced = coalesce(
             waiting,
             False,
             lambda *what: self.discards.append(what),
             lambda _, token: token < 100,
         )
-        self.assertLessEqual(max(queued.size for queued in kept), 100)
-        return [queued.item[1] for queued in kept]
+        self.assertLessEqual(max(queued.size for queued in coalesced), 100)
+        return [queued.item[1] for queued in coalesced]
 
     def test_one_is_left_of_each_writer(self) -> None:
         """The rows of each writer are discarded, and become one range."""
-        kept = self.coalesce(
+        coalesced = self.coalesce(
             InterleavedRun("s", ["a", "b", "a", "b"], [1, 1, 2, 2], [b"x"] * 4),
             RdataRun("s", "a", [5, None], [b"x", b"y"]),
             PositionCommand("s", "b", 6, 7),
         )
         self.assertEqual(
-            kept,
+            coalesced,
             [
                 DroppedRange("a", False, 1, 5, ends_in_batch=True),
                 DroppedRange("b", False, 1, 7, 7, ends_in_batch=False),
@@ -70,22 +70,22 @@ class CollapseTests(SynchronousTestCase):
     def test_what_a_new_epoch_makes_useless(self) -> None:
         """Rows and reports before a new epoch are discarded."""
         epoch = NewEpoch("a", 3, "e")
-        kept = self.coalesce(
+        coalesced = self.coalesce(
             RdataRun("s", "a", [9], [b"x"]), ReportedPosition("a", 9), epoch
         )
-        self.assertEqual(kept, [epoch])
+        self.assertEqual(coalesced, [epoch])
         self.assertEqual(self.discards, [("a", DiscardReason.CATCHING_UP, 1)])
 
     def test_what_was_told(self) -> None:
         """The latest reported position of each writer is retained, after its rows."""
-        kept = self.coalesce(
+        coalesced = self.coalesce(
             ReportedPosition("a", 4),
             ReportedPosition("b", 3),
             RdataRun("s", "a", [5], [b"x"]),
             ReportedPosition("a", 5),
         )
         self.assertEqual(
-            kept,
+            coalesced,
             [
                 DroppedRange("a", False, 5, 5, ends_in_batch=False),
                 ReportedPosition("a", 5),
@@ -112,14 +112,14 @@ class CollapseTests(SynchronousTestCase):
         """Repeated reports of an epoch are merged into the latest one."""
         earlier, latest = NewEpoch("a", 3, "e"), NewEpoch("a", 5, "e")
         other = NewEpoch("b", 3, "e")
-        kept = self.coalesce(
+        coalesced = self.coalesce(
             earlier,
             PositionCommand("s", "a", 3, 3),
             other,
             latest,
             ReportedPosition("a", 6),
         )
-        self.assertEqual(kept, [latest, other, ReportedPosition("a", 6)])
+        self.assertEqual(coalesced, [latest, other, ReportedPosition("a", 6)])
 
     def test_batch_that_may_go_on(self) -> None:
         """
@@ -127,6 +127,6 @@ class CollapseTests(SynchronousTestCase):
         """
         epoch = NewEpoch("a", 3, "e")
         for row in (RdataRun("s", "a", [None], [b"x"]), LostRow("a")):
-            kept = self.coalesce(PositionCommand("s", "a", 2, 2), row, epoch)
+            coalesced = self.coalesce(PositionCommand("s", "a", 2, 2), row, epoch)
             left = DroppedRange("a", False, lowest_position=2, ends_in_batch=True)
-            self.assertEqual(kept, [epoch, left])
+            self.assertEqual(coalesced, [epoch, left])

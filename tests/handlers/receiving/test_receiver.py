@@ -17,133 +17,136 @@ class LiveRowTests(SynchronousTestCase):
 
     def test_rows_are_typed_and_in_order(self) -> None:
         """Rows of a live writer are delivered, decoded, each with its token."""
-        it = receiving()
-        it.receive(
+        fixture = receiving()
+        fixture.receive(
             "POSITION events w 0 0", 'RDATA events w 1 ["a"]', 'RDATA events w 3 ["b"]'
         )
         self.assertEqual(
-            it.host.rows.rows,
+            fixture.host.rows.rows,
             [("events", "w", 1, [Row("a")]), ("events", "w", 3, [Row("b")])],
         )
-        self.assertEqual(it.stream.requests, [])
-        self.assertEqual(it.host.observer.positions, {("events", "w"): 3})
+        self.assertEqual(fixture.stream.requests, [])
+        self.assertEqual(fixture.host.observer.positions, {("events", "w"): 3})
 
     def test_announcements_are_told(self) -> None:
         """
         An announced position is reported at once; that of a batch, when it is complete.
         """
-        it = receiving()
-        it.receive("POSITION events w 0 7")
-        self.assertEqual(it.host.observer.announced, {("events", "w"): 7})
-        it.receive('RDATA events w batch ["a"]')
-        self.assertEqual(it.host.observer.announced, {("events", "w"): 7})
-        it.receive('RDATA events w 9 ["b"]')
-        self.assertEqual(it.host.observer.announced, {("events", "w"): 9})
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 7")
+        self.assertEqual(fixture.host.observer.announced, {("events", "w"): 7})
+        fixture.receive('RDATA events w batch ["a"]')
+        self.assertEqual(fixture.host.observer.announced, {("events", "w"): 7})
+        fixture.receive('RDATA events w 9 ["b"]')
+        self.assertEqual(fixture.host.observer.announced, {("events", "w"): 9})
 
     def test_a_redundant_position_tells_where_we_are(self) -> None:
         """A redundant POSITION still reports the reader's own position."""
-        it = receiving()
-        it.stream.advance("w", 9)
-        it.receive("POSITION events w 5 5")
-        self.assertEqual(it.host.observer.positions, {("events", "w"): 9})
+        fixture = receiving()
+        fixture.stream.advance("w", 9)
+        fixture.receive("POSITION events w 5 5")
+        self.assertEqual(fixture.host.observer.positions, {("events", "w"): 9})
 
     def test_rows_before_a_position_are_dropped(self) -> None:
         """Rows of a writer that sent no POSITION on this connection are discarded."""
-        it = receiving()
-        it.receive('RDATA events w 1 ["a"]')
-        self.assertEqual(it.texts(), [])
+        fixture = receiving()
+        fixture.receive('RDATA events w 1 ["a"]')
+        self.assertEqual(fixture.texts(), [])
         self.assertEqual(
-            it.host.observer.discards["events", "w", DiscardReason.NOT_CONNECTED], 1
+            fixture.host.observer.discards["events", "w", DiscardReason.NOT_CONNECTED],
+            1,
         )
 
     def test_old_tokens_are_dropped(self) -> None:
         """A token at or below the writer's position is discarded."""
-        it = receiving()
-        it.receive("POSITION events w 0 0", 'RDATA events w 5 ["a"]')
-        it.receive('RDATA events w 4 ["b"]', 'RDATA events w 5 ["c"]')
-        self.assertEqual(it.texts(), [("w", 5, ["a"])])
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 0", 'RDATA events w 5 ["a"]')
+        fixture.receive('RDATA events w 4 ["b"]', 'RDATA events w 5 ["c"]')
+        self.assertEqual(fixture.texts(), [("w", 5, ["a"])])
         self.assertEqual(
-            it.host.observer.discards["events", "w", DiscardReason.OLD_TOKEN], 2
+            fixture.host.observer.discards["events", "w", DiscardReason.OLD_TOKEN], 2
         )
 
     def test_a_row_that_is_repeated_at_once(self) -> None:
         """A row that arrives twice in one chunk is delivered once, and not fetched."""
-        it = receiving()
-        it.receive("POSITION events w 0 0")
-        it.stream.requests.clear()
-        it.receive('RDATA events w 5 ["a"]', 'RDATA events w 5 ["a"]')
-        self.assertEqual(it.texts(), [("w", 5, ["a"])])
-        self.assertEqual(it.stream.requests, [])
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 0")
+        fixture.stream.requests.clear()
+        fixture.receive('RDATA events w 5 ["a"]', 'RDATA events w 5 ["a"]')
+        self.assertEqual(fixture.texts(), [("w", 5, ["a"])])
+        self.assertEqual(fixture.stream.requests, [])
 
     def test_late_rows_of_idempotent_streams_are_handed_on(self) -> None:
         """A late row of an idempotent stream is delivered; the position stays."""
-        it = receiving(idempotent=True)
-        it.receive("POSITION events w 0 0", 'RDATA events w 5 ["a"]')
-        it.receive('RDATA events w 4 ["b"]', 'RDATA events w 5 ["c"]')
+        fixture = receiving(idempotent=True)
+        fixture.receive("POSITION events w 0 0", 'RDATA events w 5 ["a"]')
+        fixture.receive('RDATA events w 4 ["b"]', 'RDATA events w 5 ["c"]')
         self.assertEqual(
-            it.texts(), [("w", 5, ["a"]), ("w", 4, ["b"]), ("w", 5, ["c"])]
+            fixture.texts(), [("w", 5, ["a"]), ("w", 4, ["b"]), ("w", 5, ["c"])]
         )
-        self.assertEqual(it.stream.current_token("w"), 5)
+        self.assertEqual(fixture.stream.current_token("w"), 5)
 
     def test_extra_fields_are_counted(self) -> None:
         """A row of a newer peer is delivered without its unknown fields."""
-        it = receiving()
-        it.receive("POSITION events w 0 0", 'RDATA events w 1 ["a",7]')
-        self.assertEqual(it.texts(), [("w", 1, ["a"])])
-        self.assertEqual(it.host.observer.extra["events"], 1)
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 0", 'RDATA events w 1 ["a",7]')
+        self.assertEqual(fixture.texts(), [("w", 1, ["a"])])
+        self.assertEqual(fixture.host.observer.extra["events"], 1)
 
     def test_waits_for_the_host(self) -> None:
         """The next token is delivered once the sink has handled the one before."""
-        it = receiving()
-        it.receive("POSITION events w 0 0")
-        it.host.rows.is_held = True
-        it.receive('RDATA events w 1 ["a"]', 'RDATA events w 2 ["b"]')
-        it.receive('RDATA events w 3 ["c"]')
-        self.assertEqual(it.texts(), [])
-        it.host.rows.release()
-        self.assertEqual(it.host.rows.tokens("w"), [1])
-        it.host.rows.release()
-        it.host.rows.release()
-        self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3])
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 0")
+        fixture.host.rows.is_held = True
+        fixture.receive('RDATA events w 1 ["a"]', 'RDATA events w 2 ["b"]')
+        fixture.receive('RDATA events w 3 ["c"]')
+        self.assertEqual(fixture.texts(), [])
+        fixture.host.rows.release()
+        self.assertEqual(fixture.host.rows.tokens("w"), [1])
+        fixture.host.rows.release()
+        fixture.host.rows.release()
+        self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
 
     def test_gives_way_to_the_reactor(self) -> None:
         """While handling a long run of rows, the receiver yields to the reactor."""
-        it = receiving(receiver=ReceiverOptions(break_after_rows=100))
-        it.receive("POSITION events w 0 0")
-        it.receive(*(f'RDATA events w {n} ["a"]' for n in range(1, 251)))
-        self.assertEqual(it.stream.current_token("w"), 100)
+        fixture = receiving(receiver=ReceiverOptions(break_after_rows=100))
+        fixture.receive("POSITION events w 0 0")
+        fixture.receive(*(f'RDATA events w {n} ["a"]' for n in range(1, 251)))
+        self.assertEqual(fixture.stream.current_token("w"), 100)
         seen: list[int] = []
-        it.host.reactor.callLater(0, lambda: seen.append(it.stream.current_token("w")))
-        it.break_time()
+        fixture.host.reactor.callLater(
+            0, lambda: seen.append(fixture.stream.current_token("w"))
+        )
+        fixture.break_time()
         self.assertEqual(seen, [200])
-        self.assertEqual(it.stream.current_token("w"), 250)
+        self.assertEqual(fixture.stream.current_token("w"), 250)
 
     def test_gives_way_between_short_runs(self) -> None:
         """
         Short runs in one chunk add up to the limit after which the receiver yields.
         """
-        it = receiving(receiver=ReceiverOptions(break_after_rows=100))
-        it.receive("POSITION events w 0 0")
+        fixture = receiving(receiver=ReceiverOptions(break_after_rows=100))
+        fixture.receive("POSITION events w 0 0")
         lines = [f'RDATA events w {n} ["a"]' for n in range(1, 501)]
         for part in range(450, 0, -50):
             lines.insert(part, "REMOTE_SERVER_UP example.org")
-        it.receive(*lines)
-        self.assertEqual(it.stream.current_token("w"), 100)
-        it.break_time()
-        self.assertEqual(it.stream.current_token("w"), 500)
+        fixture.receive(*lines)
+        self.assertEqual(fixture.stream.current_token("w"), 100)
+        fixture.break_time()
+        self.assertEqual(fixture.stream.current_token("w"), 500)
 
     def test_gives_way_within_a_read(self) -> None:
         """With a slow sink, the receiver yields to the reactor within a chunk."""
         other = SourceStream("receipts", Row)
-        it = receiving(other)
-        it.receive("POSITION events w 0 0", "POSITION receipts w 0 0")
-        take = it.host.rows.on_rdata
+        fixture = receiving(other)
+        fixture.receive("POSITION events w 0 0", "POSITION receipts w 0 0")
+        take = fixture.host.rows.on_rdata
 
         def take_long(*args: Any) -> Any:
-            it.host.reactor.rightNow += 0.0002
+            fixture.host.reactor.rightNow += 0.0002
             return take(*args)
 
-        self.patch(it.host.rows, "on_rdata", take_long)
+        self.patch(fixture.host.rows, "on_rdata", take_long)
         lines = [
             f'RDATA {name} w {10 * part + n} ["a"]'
             for part in range(1, 101)
@@ -152,11 +155,11 @@ class LiveRowTests(SynchronousTestCase):
         ]
         for part in range(20, len(lines), 21):
             lines.insert(part, "REMOTE_SERVER_UP example.org")
-        it.receive(*lines)
-        self.assertLess(len(it.host.rows.rows), 120, "yields after 0.01 s")
-        while it.host.reactor.getDelayedCalls():
-            it.break_time()
-        self.assertEqual(len(it.host.rows.rows), 2000)
+        fixture.receive(*lines)
+        self.assertLess(len(fixture.host.rows.rows), 120, "yields after 0.01 s")
+        while fixture.host.reactor.getDelayedCalls():
+            fixture.break_time()
+        self.assertEqual(len(fixture.host.rows.rows), 2000)
 
 
 class BatchTests(SynchronousTestCase):
@@ -164,49 +167,51 @@ class BatchTests(SynchronousTestCase):
 
     def test_a_batch_is_handed_on_whole(self) -> None:
         """The rows of a batch are delivered together when it is complete."""
-        it = receiving()
-        it.receive("POSITION events w 0 0", 'RDATA events w batch ["a"]')
-        self.assertEqual(it.texts(), [])
-        it.receive('RDATA events w batch ["b"]', 'RDATA events w 7 ["c"]')
-        self.assertEqual(it.texts(), [("w", 7, ["a", "b", "c"])])
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 0", 'RDATA events w batch ["a"]')
+        self.assertEqual(fixture.texts(), [])
+        fixture.receive('RDATA events w batch ["b"]', 'RDATA events w 7 ["c"]')
+        self.assertEqual(fixture.texts(), [("w", 7, ["a", "b", "c"])])
 
     def test_interleaved_batches(self) -> None:
         """Batches of two writers that interleave keep their rows and tokens."""
-        it = receiving()
-        it.receive("POSITION events a 0 0", "POSITION events b 0 0")
-        it.receive(
+        fixture = receiving()
+        fixture.receive("POSITION events a 0 0", "POSITION events b 0 0")
+        fixture.receive(
             'RDATA events a batch ["a1"]',
             'RDATA events b batch ["b1"]',
             'RDATA events b 5 ["b2"]',
             'RDATA events a 6 ["a2"]',
         )
-        self.assertEqual(it.texts(), [("b", 5, ["b1", "b2"]), ("a", 6, ["a1", "a2"])])
+        self.assertEqual(
+            fixture.texts(), [("b", 5, ["b1", "b2"]), ("a", 6, ["a1", "a2"])]
+        )
 
     def test_the_position_of_another_writer_leaves_a_batch(self) -> None:
         """A POSITION of one writer does not end the unfinished batch of another."""
-        it = receiving()
-        it.receive("POSITION events a 0 0", 'RDATA events a batch ["a1"]')
-        it.receive("POSITION events b 0 0", 'RDATA events a 6 ["a2"]')
-        self.assertEqual(it.texts(), [("a", 6, ["a1", "a2"])])
+        fixture = receiving()
+        fixture.receive("POSITION events a 0 0", 'RDATA events a batch ["a1"]')
+        fixture.receive("POSITION events b 0 0", 'RDATA events a 6 ["a2"]')
+        self.assertEqual(fixture.texts(), [("a", 6, ["a1", "a2"])])
 
     def test_batches_of_two_connections(self) -> None:
         """A batch that arrives on two connections is delivered once."""
-        it = receiving()
-        other = it.connect()
-        it.receive("POSITION events w 0 0", 'RDATA events w batch ["a"]')
-        it.receive(
+        fixture = receiving()
+        other = fixture.connect()
+        fixture.receive("POSITION events w 0 0", 'RDATA events w batch ["a"]')
+        fixture.receive(
             "POSITION events w 0 0", 'RDATA events w batch ["a"]', connection=other
         )
-        it.receive('RDATA events w 6 ["b"]')
-        it.receive('RDATA events w 6 ["b"]', connection=other)
-        self.assertEqual(it.texts(), [("w", 6, ["a", "b"])])
+        fixture.receive('RDATA events w 6 ["b"]')
+        fixture.receive('RDATA events w 6 ["b"]', connection=other)
+        self.assertEqual(fixture.texts(), [("w", 6, ["a", "b"])])
 
     def test_an_unreadable_row_makes_the_range_be_fetched(self) -> None:
         """A batch with an undecodable row is fetched, and no row is lost."""
-        it = receiving()
-        it.stream.persist("w", 6, ["a"], ["b"])
-        it.stream.persist("w", 7, ["c"])
-        it.receive(
+        fixture = receiving()
+        fixture.stream.persist("w", 6, ["a"], ["b"])
+        fixture.stream.persist("w", 7, ["c"])
+        fixture.receive(
             "POSITION events w 0 0",
             'RDATA events w 2 ["z"]',
             'RDATA events w batch ["a"]',
@@ -214,24 +219,24 @@ class BatchTests(SynchronousTestCase):
             'RDATA events w 7 ["c"]',
         )
         self.assertEqual(
-            it.texts(), [("w", 2, ["z"]), ("w", 6, ["a", "b"]), ("w", 7, ["c"])]
+            fixture.texts(), [("w", 2, ["z"]), ("w", 6, ["a", "b"]), ("w", 7, ["c"])]
         )
-        self.assertEqual(it.stream.requests, [("w", 2, 7)])
+        self.assertEqual(fixture.stream.requests, [("w", 2, 7)])
         self.assertEqual(
-            it.host.observer.discards["events", "w", DiscardReason.UNDECODABLE], 2
+            fixture.host.observer.discards["events", "w", DiscardReason.UNDECODABLE], 2
         )
-        it.receive('RDATA events w 8 ["d"]')
-        self.assertEqual(it.texts()[-1], ("w", 8, ["d"]))
+        fixture.receive('RDATA events w 8 ["d"]')
+        self.assertEqual(fixture.texts()[-1], ("w", 8, ["d"]))
 
     def test_a_position_amid_a_batch(self) -> None:
         """A batch that its writer's own POSITION interrupts is fetched whole."""
-        it = receiving()
-        it.stream.persist("w", 6, ["a"], ["b"])
-        it.receive("POSITION events w 0 0", 'RDATA events w batch ["a"]')
-        it.receive("POSITION events w 0 2", 'RDATA events w 6 ["b"]')
-        self.assertEqual(it.texts(), [("w", 6, ["a", "b"])])
+        fixture = receiving()
+        fixture.stream.persist("w", 6, ["a"], ["b"])
+        fixture.receive("POSITION events w 0 0", 'RDATA events w batch ["a"]')
+        fixture.receive("POSITION events w 0 2", 'RDATA events w 6 ["b"]')
+        self.assertEqual(fixture.texts(), [("w", 6, ["a", "b"])])
         self.assertEqual(
-            it.host.observer.discards[
+            fixture.host.observer.discards[
                 "events", "w", DiscardReason.SUPERSEDED_BY_POSITION
             ],
             1,
@@ -239,59 +244,61 @@ class BatchTests(SynchronousTestCase):
 
     def test_a_refused_line_makes_the_range_be_fetched(self) -> None:
         """A malformed RDATA line causes the next token's range to be fetched."""
-        it = receiving()
-        it.stream.persist("w", 1, ["a"])
-        it.stream.persist("w", 2, ["b"])
-        it.receive(
+        fixture = receiving()
+        fixture.stream.persist("w", 1, ["a"])
+        fixture.stream.persist("w", 2, ["b"])
+        fixture.receive(
             "POSITION events w 0 0",
             'RDATA events w 1x ["a"]',
             'RDATA events w 2 ["b"]',
         )
-        self.assertEqual(it.texts(), [("w", 1, ["a"]), ("w", 2, ["b"])])
+        self.assertEqual(fixture.texts(), [("w", 1, ["a"]), ("w", 2, ["b"])])
 
     def test_a_batch_has_a_greatest_size(self) -> None:
         """A batch with too many rows is fetched when its end arrives."""
-        it = receiving(receiver=ReceiverOptions(max_batch_rows=2))
-        it.stream.persist("w", 9, *([str(n)] for n in range(5)))
-        it.receive("POSITION events w 0 0")
+        fixture = receiving(receiver=ReceiverOptions(max_batch_rows=2))
+        fixture.stream.persist("w", 9, *([str(n)] for n in range(5)))
+        fixture.receive("POSITION events w 0 0")
         for n in range(4):
-            it.receive(f'RDATA events w batch ["{n}"]')
-        it.receive('RDATA events w 9 ["4"]')
-        self.assertEqual(it.texts(), [("w", 9, ["0", "1", "2", "3", "4"])])
-        self.assertEqual(it.stream.requests, [("w", 0, 9)])
+            fixture.receive(f'RDATA events w batch ["{n}"]')
+        fixture.receive('RDATA events w 9 ["4"]')
+        self.assertEqual(fixture.texts(), [("w", 9, ["0", "1", "2", "3", "4"])])
+        self.assertEqual(fixture.stream.requests, [("w", 0, 9)])
 
     def test_a_batch_has_a_greatest_size_in_bytes(self) -> None:
         """The same for a batch with too many bytes."""
-        it = receiving(receiver=ReceiverOptions(max_queue_size=1000))
+        fixture = receiving(receiver=ReceiverOptions(max_queue_size=1000))
         texts = [str(n) * 400 for n in range(4)]
-        it.stream.persist("w", 9, *([text] for text in texts))
-        it.receive("POSITION events w 0 0")
+        fixture.stream.persist("w", 9, *([text] for text in texts))
+        fixture.receive("POSITION events w 0 0")
         for text in texts[:3]:
-            it.receive(f'RDATA events w batch ["{text}"]')
+            fixture.receive(f'RDATA events w batch ["{text}"]')
         self.assertEqual(
-            it.host.observer.discards["events", "w", DiscardReason.CATCHING_UP], 3
+            fixture.host.observer.discards["events", "w", DiscardReason.CATCHING_UP], 3
         )
-        it.receive(f'RDATA events w 9 ["{texts[3]}"]')
-        self.assertEqual(it.texts(), [("w", 9, texts)])
-        self.assertEqual(it.stream.requests, [("w", 0, 9)])
+        fixture.receive(f'RDATA events w 9 ["{texts[3]}"]')
+        self.assertEqual(fixture.texts(), [("w", 9, texts)])
+        self.assertEqual(fixture.stream.requests, [("w", 0, 9)])
 
     def test_batch_too_large_behind_a_whole_one(self) -> None:
         """Only the batch that is too large is fetched, not the one before it."""
-        it = receiving(receiver=ReceiverOptions(max_batch_rows=2))
-        it.stream.persist("w", 9, *([str(n)] for n in range(4)))
-        it.receive("POSITION events w 0 0")
+        fixture = receiving(receiver=ReceiverOptions(max_batch_rows=2))
+        fixture.stream.persist("w", 9, *([str(n)] for n in range(4)))
+        fixture.receive("POSITION events w 0 0")
         batch = [f'RDATA events w batch ["{n}"]' for n in range(3)]
-        it.receive('RDATA events w 8 ["a"]', *batch)
-        it.receive('RDATA events w 9 ["3"]')
-        self.assertEqual(it.texts(), [("w", 8, ["a"]), ("w", 9, ["0", "1", "2", "3"])])
-        self.assertEqual(it.stream.requests, [("w", 8, 9)])
+        fixture.receive('RDATA events w 8 ["a"]', *batch)
+        fixture.receive('RDATA events w 9 ["3"]')
+        self.assertEqual(
+            fixture.texts(), [("w", 8, ["a"]), ("w", 9, ["0", "1", "2", "3"])]
+        )
+        self.assertEqual(fixture.stream.requests, [("w", 8, 9)])
 
     def test_unreadable_late_row_of_an_idempotent_stream(self) -> None:
         """An undecodable late row of an idempotent stream is fetched."""
-        it = receiving(idempotent=True)
-        it.stream.persist("w", 4, ["late"])
-        it.receive("POSITION events w 0 0", 'RDATA events w 5 ["a"]')
-        it.receive("RDATA events w 4 nonsense")
-        self.assertEqual(it.texts()[-1], ("w", 4, ["late"]))
-        self.assertEqual(it.stream.requests, [("w", 3, 4)])
-        self.assertEqual(it.stream.current_token("w"), 5)
+        fixture = receiving(idempotent=True)
+        fixture.stream.persist("w", 4, ["late"])
+        fixture.receive("POSITION events w 0 0", 'RDATA events w 5 ["a"]')
+        fixture.receive("RDATA events w 4 nonsense")
+        self.assertEqual(fixture.texts()[-1], ("w", 4, ["late"]))
+        self.assertEqual(fixture.stream.requests, [("w", 3, 4)])
+        self.assertEqual(fixture.stream.current_token("w"), 5)

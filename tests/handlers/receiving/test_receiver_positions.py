@@ -14,72 +14,74 @@ class PositionTests(SynchronousTestCase):
 
     def test_in_sync_asks_nobody(self) -> None:
         """If prev is not above the reader's position, it advances without a fetch."""
-        it = receiving()
-        it.stream.advance("w", 5)
-        it.receive("POSITION events w 3 9")
-        self.assertEqual(it.stream.requests, [])
-        self.assertEqual(it.host.rows.positions, [("events", "w", 9)])
-        self.assertEqual(it.host.observer.connected, [("memory", "events", "w")])
+        fixture = receiving()
+        fixture.stream.advance("w", 5)
+        fixture.receive("POSITION events w 3 9")
+        self.assertEqual(fixture.stream.requests, [])
+        self.assertEqual(fixture.host.rows.positions, [("events", "w", 9)])
+        self.assertEqual(fixture.host.observer.connected, [("memory", "events", "w")])
 
     def test_a_gap_is_fetched(self) -> None:
         """Rows before an announced position are fetched before newer ones."""
-        it = receiving()
-        it.stream.persist("w", 4, ["a"])
-        it.receive("POSITION events w 7 7", 'RDATA events w 8 ["b"]')
-        self.assertEqual(it.texts(), [("w", 4, ["a"]), ("w", 8, ["b"])])
-        self.assertEqual(it.stream.requests, [("w", 0, 7)])
-        self.assertEqual(it.host.rows.positions, [("events", "w", 7)])
+        fixture = receiving()
+        fixture.stream.persist("w", 4, ["a"])
+        fixture.receive("POSITION events w 7 7", 'RDATA events w 8 ["b"]')
+        self.assertEqual(fixture.texts(), [("w", 4, ["a"]), ("w", 8, ["b"])])
+        self.assertEqual(fixture.stream.requests, [("w", 0, 7)])
+        self.assertEqual(fixture.host.rows.positions, [("events", "w", 7)])
 
     def test_redundant_positions_are_dropped(self) -> None:
         """A POSITION without news is discarded and counted."""
-        it = receiving()
-        it.receive("POSITION events w 0 5", "POSITION events w 0 5")
-        self.assertEqual(it.host.rows.positions, [("events", "w", 5)])
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 5", "POSITION events w 0 5")
+        self.assertEqual(fixture.host.rows.positions, [("events", "w", 5)])
         self.assertEqual(
-            it.host.observer.discards["events", "w", DiscardReason.REDUNDANT_POSITION],
+            fixture.host.observer.discards[
+                "events", "w", DiscardReason.REDUNDANT_POSITION
+            ],
             1,
         )
 
     def test_a_writer_behind_us_is_connected(self) -> None:
         """A writer that announces less than the reader's position is connected."""
-        it = receiving()
-        it.stream.advance("w", 9)
-        it.receive("POSITION events w 7 7", 'RDATA events w 10 ["a"]')
-        self.assertEqual(it.texts(), [("w", 10, ["a"])])
-        self.assertEqual(it.stream.requests, [])
+        fixture = receiving()
+        fixture.stream.advance("w", 9)
+        fixture.receive("POSITION events w 7 7", 'RDATA events w 10 ["a"]')
+        self.assertEqual(fixture.texts(), [("w", 10, ["a"])])
+        self.assertEqual(fixture.stream.requests, [])
 
     def test_each_writer_has_its_own_gap(self) -> None:
         """Newer rows of one writer do not hide the gap of another."""
-        it = receiving()
-        it.receive("POSITION events a 0 0", "POSITION events b 0 0")
-        it.reconnect()
-        it.stream.persist("b", 3, ["b3"])
+        fixture = receiving()
+        fixture.receive("POSITION events a 0 0", "POSITION events b 0 0")
+        fixture.reconnect()
+        fixture.stream.persist("b", 3, ["b3"])
         # A is live at once, so only B's own state can reveal the gap.
-        it.receive("POSITION events a 0 0", 'RDATA events b 5 ["b5"]')
-        it.stream.persist("b", 5, ["b5"])
-        it.receive("POSITION events b 5 5")
-        self.assertEqual(it.texts(), [("b", 3, ["b3"]), ("b", 5, ["b5"])])
+        fixture.receive("POSITION events a 0 0", 'RDATA events b 5 ["b5"]')
+        fixture.stream.persist("b", 5, ["b5"])
+        fixture.receive("POSITION events b 5 5")
+        self.assertEqual(fixture.texts(), [("b", 3, ["b3"]), ("b", 5, ["b5"])])
 
     def test_a_reconnection_brings_what_was_missed_once(self) -> None:
         """Rows written while the link was down are delivered once, by a catch-up."""
-        it = receiving()
-        it.receive("POSITION events w 0 0", 'RDATA events w 1 ["a"]')
-        it.stream.persist("w", 1, ["a"])
-        it.stream.persist("w", 2, ["b"])
-        it.reconnect()
-        self.assertIn("REPLICATE", it.connection.take())
-        it.receive("POSITION events w 2 2", 'RDATA events w 3 ["c"]')
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 0", 'RDATA events w 1 ["a"]')
+        fixture.stream.persist("w", 1, ["a"])
+        fixture.stream.persist("w", 2, ["b"])
+        fixture.reconnect()
+        self.assertIn("REPLICATE", fixture.connection.take())
+        fixture.receive("POSITION events w 2 2", 'RDATA events w 3 ["c"]')
         self.assertEqual(
-            it.texts(), [("w", 1, ["a"]), ("w", 2, ["b"]), ("w", 3, ["c"])]
+            fixture.texts(), [("w", 1, ["a"]), ("w", 2, ["b"]), ("w", 3, ["c"])]
         )
 
     def test_an_unprompted_announcement_shows_a_gap(self) -> None:
         """A POSITION reveals rows that were lost, and they are fetched."""
-        it = receiving()
-        it.receive("POSITION events w 0 0")
-        it.stream.persist("w", 1, ["a"])
-        it.receive("POSITION events w 1 1")
-        self.assertEqual(it.texts(), [("w", 1, ["a"])])
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 0")
+        fixture.stream.persist("w", 1, ["a"])
+        fixture.receive("POSITION events w 1 1")
+        self.assertEqual(fixture.texts(), [("w", 1, ["a"])])
 
 
 class ResetTests(SynchronousTestCase):
@@ -87,53 +89,53 @@ class ResetTests(SynchronousTestCase):
 
     def test_a_stream_in_memory_is_fetched_from_its_beginning(self) -> None:
         """After a writer restarted at a lower token, its rows are fetched from zero."""
-        it = receiving(resettable=True, held_in_memory=True)
-        it.receive("POSITION events w 0 0", 'RDATA events w 649 ["old"]')
-        it.stream.persist("w", 2, ["new"])
-        it.receive("POSITION events w 3 3", 'RDATA events w 4 ["newer"]')
-        self.assertEqual(it.stream.requests, [("w", 0, 3)])
-        self.assertEqual(it.texts()[1:], [("w", 2, ["new"]), ("w", 4, ["newer"])])
-        self.assertEqual(it.host.observer.resets, [("events", "w", 649, 0)])
-        self.assertEqual(it.stream.current_token("w"), 4)
+        fixture = receiving(resettable=True, held_in_memory=True)
+        fixture.receive("POSITION events w 0 0", 'RDATA events w 649 ["old"]')
+        fixture.stream.persist("w", 2, ["new"])
+        fixture.receive("POSITION events w 3 3", 'RDATA events w 4 ["newer"]')
+        self.assertEqual(fixture.stream.requests, [("w", 0, 3)])
+        self.assertEqual(fixture.texts()[1:], [("w", 2, ["new"]), ("w", 4, ["newer"])])
+        self.assertEqual(fixture.host.observer.resets, [("events", "w", 649, 0)])
+        self.assertEqual(fixture.stream.current_token("w"), 4)
 
     def test_a_reset_to_zero_fetches_nothing(self) -> None:
         """A reset to zero causes no fetch."""
-        it = receiving(resettable=True, held_in_memory=True)
-        it.receive("POSITION events w 0 649", "POSITION events w 0 0")
-        self.assertEqual(it.stream.requests, [])
-        self.assertEqual(it.stream.current_token("w"), 0)
+        fixture = receiving(resettable=True, held_in_memory=True)
+        fixture.receive("POSITION events w 0 649", "POSITION events w 0 0")
+        self.assertEqual(fixture.stream.requests, [])
+        self.assertEqual(fixture.stream.current_token("w"), 0)
 
     def test_a_stream_in_the_database_only_goes_back(self) -> None:
         """A reset of a stored stream moves the position back without a fetch."""
-        it = receiving(resettable=True)
-        it.receive("POSITION events w 0 9", "POSITION events w 4 4")
-        self.assertEqual(it.stream.requests, [])
-        self.assertEqual(it.stream.current_token("w"), 4)
+        fixture = receiving(resettable=True)
+        fixture.receive("POSITION events w 0 9", "POSITION events w 4 4")
+        self.assertEqual(fixture.stream.requests, [])
+        self.assertEqual(fixture.stream.current_token("w"), 4)
 
     def test_rows_alone_never_reset(self) -> None:
         """A lower token without a POSITION is old, not a reset."""
-        it = receiving(resettable=True)
-        it.receive("POSITION events w 0 9", 'RDATA events w 1 ["a"]')
-        self.assertEqual(it.texts(), [])
-        self.assertEqual(it.stream.current_token("w"), 9)
+        fixture = receiving(resettable=True)
+        fixture.receive("POSITION events w 0 9", 'RDATA events w 1 ["a"]')
+        self.assertEqual(fixture.texts(), [])
+        self.assertEqual(fixture.stream.current_token("w"), 9)
 
     def test_a_reset_while_catching_up(self) -> None:
         """A writer that restarts during its catch-up is fetched from zero."""
-        it = receiving(resettable=True, held_in_memory=True)
-        it.stream.is_held = True
-        it.receive("POSITION events w 50 50")
-        it.stream.persist("w", 2, ["new"])
-        it.receive("POSITION events w 2 2")
-        it.stream.fail(RuntimeError("the process is gone"))
-        it.stream.is_held = False
-        it.stream.answer()
-        self.assertEqual(it.stream.requests, [("w", 0, 50), ("w", 0, 2)])
-        self.assertEqual(it.texts(), [("w", 2, ["new"])])
-        it.host.reactor.advance(60)
-        self.assertEqual(len(it.stream.requests), 2)
+        fixture = receiving(resettable=True, held_in_memory=True)
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 50 50")
+        fixture.stream.persist("w", 2, ["new"])
+        fixture.receive("POSITION events w 2 2")
+        fixture.stream.fail(RuntimeError("the process is gone"))
+        fixture.stream.is_held = False
+        fixture.stream.answer()
+        self.assertEqual(fixture.stream.requests, [("w", 0, 50), ("w", 0, 2)])
+        self.assertEqual(fixture.texts(), [("w", 2, ["new"])])
+        fixture.host.reactor.advance(60)
+        self.assertEqual(len(fixture.stream.requests), 2)
 
 
-class ToldTests(SynchronousTestCase):
+class ReportedPositionTests(SynchronousTestCase):
     """Reported positions in a queue that overflows."""
 
     def fill(self, process: Receiving, *tokens: int) -> None:
@@ -143,7 +145,7 @@ class ToldTests(SynchronousTestCase):
             process.stream.persist("w", token, [text])
             process.receive(f'RDATA events w {token} ["{text}"]')
 
-    def tell(self, process: Receiving, token: int, epoch: str) -> None:
+    def report(self, process: Receiving, token: int, epoch: str) -> None:
         process.handler.writer_reported(
             process.connection, "w", {"events": token}, epoch=epoch
         )
@@ -156,7 +158,7 @@ class ToldTests(SynchronousTestCase):
         self.fill(process, 1, 2, 3)
         # The last of these exceeds the queue's limit.
         for _ in range(5):
-            self.tell(process, 3, "e")
+            self.report(process, 3, "e")
         process.host.rows.is_held = False
         process.host.rows.release()
         process.host.reactor.pump([0.1] * 20)
@@ -191,7 +193,7 @@ class ToldTests(SynchronousTestCase):
         self.fill(process, 50, 51, 52)
         process.stream.forget("w")
         process.stream.persist("w", 2, ["new"])
-        self.tell(process, 2, "e")
+        self.report(process, 2, "e")
         process.receive("POSITION events w 2 2", "POSITION events w 2 2")
         for token in (3, 4, 5):
             self.fill(process, token)

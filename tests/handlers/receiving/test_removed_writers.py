@@ -27,17 +27,17 @@ class DrainableSource(SourceStream):
     """A stream that reports removed writers.
 
     :ivar removed: the answer; ``None`` to answer later.
-    :ivar looks: how often it was queried.
+    :ivar queries: how often it was queried.
     """
 
     removed: Mapping[str, RemovedWriter] | Exception | None = {}  # noqa: RUF012
-    looks = 0
+    queries = 0
 
     def find_removed_writers(self) -> Deferred[Mapping[str, RemovedWriter]]:
-        self.looks += 1
-        self.answer_to_look: Deferred[Mapping[str, RemovedWriter]] = Deferred()
+        self.queries += 1
+        self.query_result: Deferred[Mapping[str, RemovedWriter]] = Deferred()
         if isinstance(self.removed, Exception):
-            self.answer_to_look.errback(self.removed)
+            self.query_result.errback(self.removed)
         elif self.removed is not None:
             return succeed(
                 {
@@ -46,7 +46,7 @@ class DrainableSource(SourceStream):
                     if found.upto_token > self.current_token(writer)
                 }
             )
-        return self.answer_to_look
+        return self.query_result
 
 
 def _deleted(upto: int) -> RemovedWriter:
@@ -79,48 +79,48 @@ class DrainTests(SynchronousTestCase):
             self.stream.persist("old", token, [str(token)])
         self.stream.advance("old", 2)
         self.remove("old", 5)
-        it = self.connect()
-        self.assertEqual(it.host.rows.tokens("old"), [3, 4, 5])
+        fixture = self.connect()
+        self.assertEqual(fixture.host.rows.tokens("old"), [3, 4, 5])
         self.assertEqual(self.observer.removed_found, [("events", "old", 2, 5)])
         self.assertEqual(self.observer.removed_drained, [("events", "old", 5)])
         self.assertEqual(self.observer.connected, [])
         # RDATA of it are discarded until it sends a POSITION.
-        it.receive('RDATA events old 7 ["7"]')
-        self.assertEqual(it.host.rows.tokens("old"), [3, 4, 5])
+        fixture.receive('RDATA events old 7 ["7"]')
+        self.assertEqual(fixture.host.rows.tokens("old"), [3, 4, 5])
 
     def test_when_another_writer_starts(self) -> None:
         """A committed row that was never sent is found when another writer starts."""
-        it = self.connect()
-        it.receive("POSITION events old 0 0", 'RDATA events old 1 ["1"]')
+        fixture = self.connect()
+        fixture.receive("POSITION events old 0 0", 'RDATA events old 1 ["1"]')
         self.stream.persist("old", 2, ["2"])
         self.remove("old", 2)
-        looks = self.stream.looks
-        it.receive("POSITION events new 5 5")
-        self.assertGreater(self.stream.looks, looks)
-        self.assertEqual(it.host.rows.tokens("old"), [1, 2])
+        queries = self.stream.queries
+        fixture.receive("POSITION events new 5 5")
+        self.assertGreater(self.stream.queries, queries)
+        self.assertEqual(fixture.host.rows.tokens("old"), [1, 2])
         # The same writer starts again while the link is up.
         self.stream.persist("old", 3, ["3"])
         self.remove("old", 3)
-        it.receive("POSITION events new 5 5")
-        self.assertEqual(it.host.rows.tokens("old"), [1, 2, 3])
+        fixture.receive("POSITION events new 5 5")
+        self.assertEqual(fixture.host.rows.tokens("old"), [1, 2, 3])
 
     def test_when_a_writer_is_first_heard(self) -> None:
         """A writer's first POSITION triggers the query even if it moved."""
-        it = self.connect()
+        fixture = self.connect()
         self.stream.persist("old", 1, ["1"])
         self.remove("old", 1)
-        it.receive("POSITION events new 3 5")
-        self.assertEqual(it.host.rows.tokens("old"), [1])
+        fixture.receive("POSITION events new 3 5")
+        self.assertEqual(fixture.host.rows.tokens("old"), [1])
 
     def test_positions_that_move_are_no_reason(self) -> None:
         """
         A later POSITION that moves triggers no query: its writer did not just start.
         """
-        it = self.connect()
-        it.receive("POSITION events new 5 5")
-        looks = self.stream.looks
-        it.receive("POSITION events new 5 9", 'RDATA events new 10 ["a"]')
-        self.assertEqual(self.stream.looks, looks)
+        fixture = self.connect()
+        fixture.receive("POSITION events new 5 5")
+        queries = self.stream.queries
+        fixture.receive("POSITION events new 5 9", 'RDATA events new 10 ["a"]')
+        self.assertEqual(self.stream.queries, queries)
 
     def test_comes_back_during_the_drain(self) -> None:
         """A writer that sends a POSITION during the drain becomes live after it."""
@@ -128,21 +128,21 @@ class DrainTests(SynchronousTestCase):
             self.stream.persist("old", token, [str(token)])
         self.remove("old", 3)
         self.stream.is_held = True
-        it = self.connect()
-        it.receive("POSITION events old 4 4")
+        fixture = self.connect()
+        fixture.receive("POSITION events old 4 4")
         self.stream.is_held = False
         self.stream.answer()
-        self.assertEqual(it.host.rows.tokens("old"), [1, 2, 3, 4])
+        self.assertEqual(fixture.host.rows.tokens("old"), [1, 2, 3, 4])
         self.assertEqual(self.observer.removed_drained, [])
         self.assertEqual(self.observer.connected, [("memory", "events", "old")])
 
     def test_nothing_is_missing(self) -> None:
         """A removed writer whose rows were all delivered is reported once."""
-        it = self.connect()
-        it.receive("POSITION events old 2 2", "POSITION events new 2 2")
+        fixture = self.connect()
+        fixture.receive("POSITION events old 2 2", "POSITION events new 2 2")
         found = {"old": _deleted(2)}
         self.stream.find_removed_writers = lambda: succeed(found)  # type: ignore[method-assign]
-        it.receive("POSITION events new 2 2", "POSITION events new 2 2")
+        fixture.receive("POSITION events new 2 2", "POSITION events new 2 2")
         self.assertEqual(self.observer.removed_found, [])
         self.assertEqual(self.observer.removed_drained, [("events", "old", 2)])
 
@@ -150,35 +150,35 @@ class DrainTests(SynchronousTestCase):
         """
         A connected writer that is merely missing from the configuration is not drained.
         """
-        it = self.connect()
-        it.receive("POSITION events added 2 2")
+        fixture = self.connect()
+        fixture.receive("POSITION events added 2 2")
         self.stream.persist("added", 3, ["3"])
         self.stream.removed = {"added": RemovedWriter(3, is_deleted=False)}
-        it.receive("POSITION events new 5 5")
-        self.assertEqual(it.host.rows.tokens("added"), [])
+        fixture.receive("POSITION events new 5 5")
+        self.assertEqual(fixture.host.rows.tokens("added"), [])
 
     def test_rows_go_on_meanwhile(self) -> None:
         """While the query runs, rows of other writers are delivered."""
         self.stream.removed = None
-        it = self.connect()
-        answer = self.stream.answer_to_look
-        it.receive("POSITION events new 0 0", 'RDATA events new 1 ["1"]')
-        self.assertEqual(it.host.rows.tokens("new"), [1])
+        fixture = self.connect()
+        answer = self.stream.query_result
+        fixture.receive("POSITION events new 0 0", 'RDATA events new 1 ["1"]')
+        self.assertEqual(fixture.host.rows.tokens("new"), [1])
         self.stream.persist("old", 2, ["2"])
         self.stream.removed = {}
         answer.callback({"old": _deleted(2)})
-        self.assertEqual(it.host.rows.tokens("old"), [2])
+        self.assertEqual(fixture.host.rows.tokens("old"), [2])
 
     def test_source_fails(self) -> None:
         """A query that fails is retried later, and then the rows are fetched."""
         self.stream.removed = CatchUpError("the database is gone")
-        it = self.connect()
+        fixture = self.connect()
         self.stream.persist("old", 2, ["2"])
         self.remove("old", 2)
-        it.host.reactor.advance(0.9)
-        self.assertEqual(it.host.rows.tokens("old"), [])
-        it.host.reactor.advance(0.2)
-        self.assertEqual(it.host.rows.tokens("old"), [2])
+        fixture.host.reactor.advance(0.9)
+        self.assertEqual(fixture.host.rows.tokens("old"), [])
+        fixture.host.reactor.advance(0.2)
+        self.assertEqual(fixture.host.rows.tokens("old"), [2])
         self.assertEqual(
             [what for what, _ in self.observer.failures],
             ["looking for removed writers of events"],
@@ -190,15 +190,15 @@ class DrainTests(SynchronousTestCase):
             self.stream.persist("old", token, [str(token)])
         self.remove("old", 5)
         self.stream.is_held = True
-        it = self.connect()
+        fixture = self.connect()
         self.stream.answer()
-        self.handler.lost_connection(it.connection)
+        self.handler.lost_connection(fixture.connection)
         self.stream.is_held = False
         self.connect()
-        self.assertEqual(it.host.rows.tokens("old"), [1, 2])
+        self.assertEqual(fixture.host.rows.tokens("old"), [1, 2])
         # The result of the fetch from the lost link is ignored.
         self.stream.answer()
-        self.assertEqual(it.host.rows.tokens("old"), [1, 2, 3, 4, 5])
+        self.assertEqual(fixture.host.rows.tokens("old"), [1, 2, 3, 4, 5])
 
     def test_second_link(self) -> None:
         """With two links, a writer is drained once."""
@@ -206,9 +206,9 @@ class DrainTests(SynchronousTestCase):
         self.stream.persist("old", 2, ["2"])
         self.remove("old", 2)
         self.stream.is_held = True
-        it = self.connect()
+        fixture = self.connect()
         self.connect()
         self.stream.is_held = False
         self.stream.answer()
-        self.assertEqual(it.host.rows.tokens("old"), [1, 2])
+        self.assertEqual(fixture.host.rows.tokens("old"), [1, 2])
         self.assertEqual(len(self.stream.requests), 1)

@@ -108,7 +108,7 @@ class LinkedWriterTests(SynchronousTestCase):
         self.assertEqual(list(link.writers), [("events", "a")])
 
 
-class CatchUpRunTests(SynchronousTestCase):
+class CatchUpStateTests(SynchronousTestCase):
     def test_claims(self) -> None:
         """If the target is refuted, the highest plausible claim replaces it."""
         run = CatchUpState(5, 2**62)

@@ -47,7 +47,7 @@ class UnsentCommandsTests(SynchronousTestCase):
         return [f"{command.NAME} {command.to_line()}" for command in unsent.take()]
 
     def test_order(self) -> None:
-        """Commands of several names come back in the order of sending, once."""
+        """Commands of several names are returned once, in the order of sending."""
         unsent = self.make()
         commands: list[Command] = [
             RemoteServerUpCommand("a.example"),
