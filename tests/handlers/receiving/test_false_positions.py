@@ -48,9 +48,7 @@ class FarTests(SynchronousTestCase):
         self.assert_contained(process)
 
     def test_row(self) -> None:
-        """
-        A row with an implausible token is fetched; if none exists, none is delivered.
-        """
+        """If no row exists at an implausible row's token, none is delivered."""
         process = live()
         process.receive(f'RDATA events w {FAR} ["false"]')
         self.assert_contained(process)
@@ -292,9 +290,7 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [5, 6, 7, 8])
 
     def test_fetched_once(self) -> None:
-        """
-        Rows that a catch-up found in a skipped range are not fetched by the next one.
-        """
+        """Rows that a catch-up found in a skipped range are not fetched again."""
         process = live(20)
         process.receive("POSITION events w 5 9")
         process.stream.persist("w", 7, ["seven"])
@@ -384,7 +380,7 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [1, 2, 3, 4, 5, 6])
 
     def test_late_rows_in_a_full_queue_after_a_lost_one(self) -> None:
-        """Late rows that were dropped do not stand for the next row either."""
+        """Dropped late rows do not count as the next row after a loss either."""
         lines = ('RDATA events w x4 ["four"]', 'RDATA events v 2 ["another writer\'s"]')
         for order in (lines, lines[::-1]):
             process = self.overflowing()

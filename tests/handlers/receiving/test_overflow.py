@@ -123,7 +123,8 @@ class CollapseTests(SynchronousTestCase):
 
     def test_batch_that_may_go_on(self) -> None:
         """
-        An unfinished batch and the lowest position before a new epoch are retained.
+        An unfinished batch, or a lost row, and the lowest position before a new epoch
+        are retained.
         """
         epoch = NewEpoch("a", 3, "e")
         for row in (RdataRun("s", "a", [None], [b"x"]), LostRow("a")):
