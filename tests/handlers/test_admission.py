@@ -47,10 +47,7 @@ class WriterAdmissionTests(SynchronousTestCase):
         self.assertTrue(self.admits("caches", "zz"))
 
     def test_strangers_are_bounded(self) -> None:
-        """
-        Beyond the limit, an undeclared writer is admitted only in place of an expired
-        one.
-        """
+        """Beyond the limit, an undeclared writer can only replace an expired one."""
         for number in range(MAX_UNDECLARED):
             self.assertTrue(self.admits("caches", f"s{number}"))
         self.assertFalse(self.admits("caches", "one more", EXPIRES_AFTER - 1))

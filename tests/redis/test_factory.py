@@ -29,8 +29,7 @@ class KeepAliveTests(SynchronousTestCase):
 
     def test_half_open(self) -> None:
         """
-        Each connection sends a PING after 30 s, and is closed 30 s later without an
-        answer.
+        A PING is sent after 30 s; without an answer, the link is aborted 30 s later.
         """
         for index, name in enumerate(("redis_out", "redis")):
             memory = MemoryLink()

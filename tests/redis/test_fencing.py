@@ -87,10 +87,7 @@ class FencingTests(SynchronousTestCase):
             self.assertEqual(bool(reported), is_reported, error)
 
     def test_hang_ups(self) -> None:
-        """
-        A server that always closes the connection instead of answering is not asked any
-        more.
-        """
+        """Fencing is disabled if the server always closes instead of answering."""
         for number in range(MAX_HANG_UPS):
             self.assertFalse(self.state.is_unavailable, number)
             fence = self.fence()

@@ -33,8 +33,8 @@ class RetainTests(SynchronousTestCase):
 
     def test_what_is_retained(self) -> None:
         """
-        Rows and positions count as lost, extension messages are ignored, and other
-        commands are retained.
+        Rows and positions count as lost; other commands are retained, except extension
+        messages.
         """
         for publish, lost in ((_ROWS, 2), (_POSITION, 3), (_EXTENSION, 3)):
             self.assertEqual(self.ledger.retain(publish), 0)
@@ -64,8 +64,7 @@ class ConnectionTests(SynchronousTestCase):
         self, unacknowledged: int, *publishes: Publish, is_refused: bool = False
     ) -> tuple[list[bytes], bool, int]:
         """
-        Return the lines to publish again, whether any were evicted, and how many are
-        lost.
+        Return the lines to publish again, whether any were evicted, and the loss count.
         """
         self.ledger = PublishLedger()
         write(self.ledger, 0, *publishes)
@@ -110,8 +109,7 @@ class ConnectionTests(SynchronousTestCase):
 
     def test_bounded(self) -> None:
         """
-        Beyond the limit the oldest are evicted, which is reported only if they were
-        lost.
+        Beyond the limit the oldest are evicted; that matters only if they are lost.
         """
         self.patch(ledger, "MAX_RETAINED", 2)
         written = (others(b"a"), others(b"b"), others(b"c"))

@@ -312,10 +312,7 @@ class TlsTests(RealRedisTestCase):
         await peer.happened("again", "'redis'", "certificate verify failed")
 
     async def test_no_certificate(self) -> None:
-        """
-        If Redis requires a client certificate and none is configured, the report says
-        so.
-        """
+        """The report says if Redis requires a client certificate."""
         peer = self.start_peer(
             self.options(RedisTlsOptions(self.authority.certificate))
         )
@@ -323,20 +320,14 @@ class TlsTests(RealRedisTestCase):
             await peer.happened("again", name, "asks for a certificate")
 
     async def test_another_name(self) -> None:
-        """
-        A server certificate with another name is refused; the report names the expected
-        one.
-        """
+        """A server certificate for another name is refused and reported."""
         options = attrs.evolve(self.tls, hostname="redis.example")
         peer = self.start_peer(self.options(options))
         for name in ("'redis'", "'redis_out'"):
             await peer.happened("again", name, "is not for redis.example")
 
     async def test_mismatch(self) -> None:
-        """
-        TLS to a plain port and plain to a TLS port are both reported with a hint at
-        TLS.
-        """
+        """The report mentions TLS if only one end uses it."""
         plain = self.start_peer(self.options(None))
         await plain.happened("again", "'redis'", "TLS")
         wrong = self.start_peer(

@@ -27,10 +27,7 @@ class RedisSenderTests(RedisSenderTestCase):
     """Tests for :class:`RedisSender` and its protocol."""
 
     def test_after_silence(self) -> None:
-        """
-        The first publish after a pause is written at once, later ones at the turn's
-        end.
-        """
+        """The first publish after a pause is written at once."""
         self.memory.establish()
         self.memory.reactor.advance(2 * COALESCE_WINDOW)
         self.publish_rows(1)
@@ -106,8 +103,7 @@ class RedisSenderTests(RedisSenderTestCase):
 
     def test_acknowledgements(self) -> None:
         """
-        Answers are counted however they are split; the newest gives the number of
-        receivers.
+        Answers are counted however they are split; the newest counts the receivers.
         """
         self.memory.establish()
         self.publish_rows(1, 2, 3)

@@ -207,10 +207,7 @@ class ReconnectTests(RedisSenderTestCase):
         )
 
     def test_lost_while_behind(self) -> None:
-        """
-        When the sending connection is lost, the link is no longer behind, and reports
-        that it is ready.
-        """
+        """A link that loses its sending connection reports that it is ready again."""
         for is_paused in (True, False):
             self.memory = MemoryLink()
             self.sender = self.memory.link.sender

@@ -141,10 +141,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertEqual(memory.observer.received, {"RDATA": 3, "POSITION": 1})
 
     def test_bad_line(self) -> None:
-        """
-        A malformed line is reported; the lines beside it are delivered, and the link
-        stays up.
-        """
+        """A malformed line is reported, others are delivered, and the link stays up."""
         memory = MemoryLink()
         memory.establish()
         memory.say(1, message(rdata(1), b"\xff\xfe", b"NEW_FANGLED 1", rdata(2)))
@@ -313,8 +310,7 @@ class ExtensionChannelTests(SynchronousTestCase):
 
     def test_not_kept(self) -> None:
         """
-        A message that cannot be sent at once is discarded without being counted as
-        lost.
+        A message that cannot be sent at once is discarded and not counted as lost.
         """
         memory = self.memory
         memory.say(1, confirmation(_EXTENSION) + confirmation(b"hs"))

@@ -187,10 +187,7 @@ class PlanReportedPositionTests(SynchronousTestCase):
         self.check(*((_CATCHING_UP, token, Extend(token)) for token in (5, 20, 30)))
 
     def test_ahead_of_the_writer(self) -> None:
-        """
-        A reader ahead of its writer rewinds to its last row, or reports that it is
-        ahead.
-        """
+        """A reader ahead of its writer rewinds to its last row, or reports that."""
         self.check(
             (_AT_A_ROW, 9, AheadOfWriter()),
             (_MOVED, 9, Reset(7, 9)),

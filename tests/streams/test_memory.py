@@ -113,8 +113,7 @@ class MemoryStreamTests(SynchronousTestCase):
 
     def test_what_was_written_is_fetched(self) -> None:
         """
-        Rows are fetched with their tokens: the lower bound is exclusive, the upper
-        inclusive.
+        Rows are fetched with their tokens, above the lower bound up to the upper one.
         """
         stream = self.make()
         self.assertEqual(stream.write([typing("!a", "@u:x")]), 1)

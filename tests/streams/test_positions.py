@@ -40,10 +40,7 @@ class FinishedIdsTests(SynchronousTestCase):
         )
 
     def test_bounded(self) -> None:
-        """
-        Beyond the limit of ranges, the greatest one is evicted: persisted-up-to reaches
-        the lower ones first.
-        """
+        """Beyond the limit, the greatest range is evicted, which is reached last."""
         finished = FinishedIds(max_ranges=2)
         for id_ in (9, 5, 7, 3):
             finished.add(id_)

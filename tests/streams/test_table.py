@@ -44,8 +44,7 @@ class TableStreamTests(SynchronousTestCase):
 
     def test_defaults(self) -> None:
         """
-        By default, the name in ``stream_positions`` is the stream's, and ids are
-        positive.
+        By default, ``stream_positions`` has the stream's name, and ids are positive.
         """
         stream = declare()
 

@@ -122,8 +122,7 @@ class WireTests(SynchronousTestCase):
 
     def test_server_answers(self) -> None:
         """
-        A server that receives the mark sends it, then a hello, and then handles the
-        next command.
+        A server answers the mark with its own and a hello before the next command.
         """
         server = self.connect(server=True)
         self.sent()
@@ -141,7 +140,7 @@ class WireTests(SynchronousTestCase):
 
     def test_down(self) -> None:
         """
-        A link with the extension notifies the extension of its loss, before the
+        If it was up on a link, the extension is notified of the loss before the
         handler.
         """
         for mark, ends in ((b" " + MARK, ["down", "lost"]), (b"", ["lost"])):
@@ -291,10 +290,7 @@ class ProcessTests(SynchronousTestCase):
         self.pump()
 
     def test_nothing_is_lost_nothing_is_fetched(self) -> None:
-        """
-        Without losses, all rows are delivered, the epochs are known and no gap is
-        found.
-        """
+        """Without losses, all rows are delivered and no gap is found."""
         self.start()
         for token in range(1, 20):
             self.write(token, f"row {token}")

@@ -93,10 +93,7 @@ class ServerFactoryTests(SynchronousTestCase):
         self.assertEqual(self.observer.failures, [])
 
     def test_too_many_peers(self) -> None:
-        """
-        At the limit, a new connection does not replace a peer; it is refused and
-        reported.
-        """
+        """If all connections are peers', a new one is refused and reported."""
         ends = [self.connect() for _ in range(3)]
         self.assertIsNone(self.factory.buildProtocol(None))
         ((what, error),) = self.observer.failures
@@ -265,10 +262,7 @@ class ReactorTests(ClientTestCase):
     """The reactor's own connect methods, as a homeserver calls them."""
 
     def test_connect(self) -> None:
-        """
-        The factory works with TCP, TLS and Unix sockets, and reconnects with the
-        connector.
-        """
+        """The factory works over TCP, TLS and Unix sockets, and reconnects."""
         for connect in ("TCP", "SSL", "UNIX"):
             self.setUp()
             reactor = MemoryReactorClock()

@@ -198,8 +198,7 @@ class ReceiveTests(ProtocolTestCase):
 
     def test_refusal_of_the_handler(self) -> None:
         """
-        The handler may close the link while it receives; it is notified of the loss
-        later.
+        The handler may close the link while receiving, and is notified of the loss.
         """
         protocol = self.connected_server()
         self.handler.on_received = lambda link: link.close_with_error("not you")

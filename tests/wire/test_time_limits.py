@@ -38,10 +38,7 @@ class TimeLimitsTests(SynchronousTestCase):
         self.assertIn("ping timeout", expired or "")
 
     def test_ping(self) -> None:
-        """
-        A PING is due after an interval without a sent line, unless the transport is
-        paused.
-        """
+        """A PING is due after an interval without sent lines, unless paused."""
         times = TimeLimits(is_server=True, now=0.0)
         times.last_sent = 10.0
         due = 10.0 + PING_INTERVAL

@@ -32,10 +32,7 @@ class HeartbeatTests(ExtensionTests):
         self.assertEqual(self.reader.observer.heartbeats[-1].version, __version__)
 
     def test_late_and_chunks(self) -> None:
-        """
-        Messages of a stale epoch and those ahead of rows are not reported as
-        heartbeats.
-        """
+        """Stale messages and messages ahead of rows are not reported as heartbeats."""
         self.bus.advance(2)
         count = len(self.reader.observer.heartbeats)
         self.inject(epoch="another")
@@ -111,10 +108,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.texts(), [row(1), ("w", 2, ["a", "b"])])
 
     def test_gap_before_an_unfinished_batch(self) -> None:
-        """
-        A gap found while a batch is incomplete is fetched before the batch is
-        delivered.
-        """
+        """A gap found during a batch is fetched before the batch is delivered."""
         self.write(1)
         self.bus.drop = rows_of(2)
         self.write(2)
@@ -220,8 +214,7 @@ class GapTests(ExtensionTests):
 
     def test_only_direct_links_are_narrowed(self) -> None:
         """
-        A hello's list of streams limits what is sent on direct links only, not by
-        Redis.
+        A hello limits the streams that are sent on direct links, but not over Redis.
         """
         assert self.writer.connection is not None
         for is_direct in (False, True):

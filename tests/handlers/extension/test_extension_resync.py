@@ -36,10 +36,7 @@ class ResyncTests(ExtensionTests):
         self.assertEqual(self.reader.observer.backlog_answers, [("events", "w", None)])
 
     def test_restarted_reader(self) -> None:
-        """
-        A restarted reader learns the epochs first, so it resumes from the backlog at
-        once.
-        """
+        """A restarted reader learns the epochs first and resumes from the backlog."""
         self.write(1, 2)
         self.bus.advance(1)
         reader = SpeakingProcess(self.bus, "r2")
@@ -182,8 +179,7 @@ class ResyncTests(ExtensionTests):
 class MessageTests(ExtensionTests):
     def test_bad_messages(self) -> None:
         """
-        A malformed message is refused; one of a newer version or type counts as
-        unknown.
+        Malformed messages are refused; those of a newer version or type are unknown.
         """
         self.bus.publish(Published("w", True, b"\xff{"))
         self.inject(v=2)

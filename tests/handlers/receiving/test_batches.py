@@ -81,10 +81,7 @@ class BatchSorterTests(SynchronousTestCase):
         )
 
     def test_late_and_idempotent(self) -> None:
-        """
-        Late rows of an idempotent stream are delivered without moving the position
-        back.
-        """
+        """Late rows of an idempotent stream are delivered; the position stays."""
         self.check(
             sorter(idempotent=True),
             (9, b"r", _DELIVERED),
@@ -95,8 +92,7 @@ class BatchSorterTests(SynchronousTestCase):
 
     def test_missed(self) -> None:
         """
-        Late rows above the last delivered one are fetched, as they were never
-        delivered.
+        Late rows above the last delivered one were never delivered, so are fetched.
         """
         self.check(
             sorter(missed_above=7),

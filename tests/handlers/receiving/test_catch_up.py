@@ -46,7 +46,7 @@ class PageTests(SynchronousTestCase):
 
     def test_the_host_takes_its_time_with_the_position(self) -> None:
         """
-        A writer is connected, and its rows delivered, once the sink accepted the
+        Rows wait, and the writer is not connected, until the sink accepted the
         position.
         """
         fixture = receiving()

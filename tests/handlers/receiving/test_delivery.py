@@ -36,8 +36,7 @@ class DeliveryTests(SynchronousTestCase):
 
     def test_a_host_that_fails_at_once(self) -> None:
         """
-        If the sink fails synchronously, the rows after the failed one are fetched
-        again.
+        If the sink fails synchronously, all rows from the failed one on are fetched.
         """
         self.fixture.host.rows.failures = [None, RuntimeError("disk full")]
         self._receive(1, 2, 3, 4)

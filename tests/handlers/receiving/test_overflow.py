@@ -94,10 +94,7 @@ class CollapseTests(SynchronousTestCase):
         )
 
     def test_positions_end_no_batch(self) -> None:
-        """
-        Only rows determine whether a range ends within a batch, even if coalesced
-        twice.
-        """
+        """Positions do not change whether a range ends within a batch."""
         rows = RdataRun("s", "a", [5, None], [b"x", b"y"])
         (once,) = self.coalesce(rows, PositionCommand("s", "a", 5, 5))
         assert isinstance(once, DroppedRange)
@@ -122,10 +119,7 @@ class CollapseTests(SynchronousTestCase):
         self.assertEqual(coalesced, [latest, other, ReportedPosition("a", 6)])
 
     def test_batch_that_may_go_on(self) -> None:
-        """
-        An unfinished batch, or a lost row, and the lowest position before a new epoch
-        are retained.
-        """
+        """An unfinished batch or a lost row before a new epoch is retained."""
         epoch = NewEpoch("a", 3, "e")
         for row in (RdataRun("s", "a", [None], [b"x"]), LostRow("a")):
             coalesced = self.coalesce(PositionCommand("s", "a", 2, 2), row, epoch)

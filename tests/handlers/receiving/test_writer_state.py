@@ -69,10 +69,7 @@ class LinkedWriterTests(SynchronousTestCase):
         self.assertTrue(live.is_live)
 
     def test_rows_that_were_dropped(self) -> None:
-        """
-        Whether rows were lost depends on the last dropped rows, unless some already
-        were.
-        """
+        """Rows count as lost if the dropped rows end within a batch."""
         for is_pending, ends_in_batch, has_lost_rows in (
             (False, None, False),
             (True, None, True),
@@ -113,10 +110,7 @@ class LinkedWriterTests(SynchronousTestCase):
 
 class CatchUpStateTests(SynchronousTestCase):
     def test_claims(self) -> None:
-        """
-        If the target is refuted, the highest claim up to the true last token replaces
-        it.
-        """
+        """If the target is refuted, the highest claim below replaces it."""
         run = CatchUpState(5, 2**62)
         for token in (8, 7, 8, 9):
             run.want(token)

@@ -214,10 +214,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         )
 
     def test_a_page_is_fetched_once(self) -> None:
-        """
-        A page sent in slices is fetched once, tokens are not split, and later commits
-        follow.
-        """
+        """A page sent in slices is fetched once, without splitting tokens."""
         self.build(StreamerOptions(max_rows=2))
         for token in range(1, 4):
             self.events.persist("w", token, [f"{token}a"], [f"{token}b"], [f"{token}c"])

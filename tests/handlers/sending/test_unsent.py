@@ -100,10 +100,7 @@ class UnsentCommandsTests(SynchronousTestCase):
         )
 
     def test_rows_and_positions(self) -> None:
-        """
-        POSITION and REPLICATE are neither retained nor counted: the next link sends
-        them anyway.
-        """
+        """POSITION and REPLICATE are not retained: the next link sends them anyway."""
         unsent = self.make()
         unsent.put(PositionCommand("events", "w", 1, 2))
         unsent.put(ReplicateCommand())

@@ -138,10 +138,7 @@ class StandardStreamsTests(SynchronousTestCase):
             )
 
     def test_rows_that_replace_older_ones(self) -> None:
-        """
-        Only ``typing`` and ``presence_federation`` have rows that replace older ones of
-        a key.
-        """
+        """Only two streams have rows that replace older ones of a key."""
         keys = {n: s.key for n, s in STANDARD_STREAMS.items() if s.key is not None}
 
         self.assertEqual(keys.keys(), {"typing", "presence_federation"})

@@ -234,10 +234,7 @@ class LineTests(SynchronousTestCase):
             self.assertEqual(again, command)
 
     def test_names(self) -> None:
-        """
-        A name that is too long or not printable is refused; the error does not repeat
-        it.
-        """
+        """A name that is too long or not printable is refused and not repeated."""
         good = "n" * 255
         for bad in ("n" * 256, "\xe9" * 128, "a\x1bb", "a\0b", "a\u202eb", "a\x7f"):
             for line in (
@@ -344,10 +341,7 @@ class EncodeTests(SynchronousTestCase):
             )
 
     def test_rows(self) -> None:
-        """
-        The fast encoding of RDATA equals the general one, and refuses the same
-        commands.
-        """
+        """The fast encoding of RDATA equals the general one, errors included."""
         for token in (7, None, -(2**63)):
             command = RdataCommand("s", "w", token, ["a", None, {"b": [1.5]}])
             line = f"RDATA {command.to_line()}".encode()
