@@ -1,4 +1,4 @@
-"""Archives for tests, written without Spark, and what readers see of them."""
+"""Helpers that make and read archives for tests, without Spark."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ __all__ = [
     "receipts",
 ]
 
-#: When rows without a time are archived in these tests.
+#: The day of archiving: the partition of rows without a time.
 TODAY = datetime.date(2026, 1, 9)
 
 
 class Killed(BaseException):
-    """The process ends here: nothing may catch it."""
+    """Stands for the death of the process; nothing may catch it."""
 
 
 def kill_at(point: Point, nth: int = 1) -> Callable[[Point], None]:
-    """Make a watch that ends the process when it comes to a point the nth time."""
+    """
+    Return a watch that raises :exc:`Killed` when the point is reached the nth time.
+    """
     left = nth
 
     def watch(reached: Point) -> None:
@@ -55,9 +57,9 @@ def kill_at(point: Point, nth: int = 1) -> Callable[[Point], None]:
 
 
 def receipts(first: int, last: int, *, day: int | None = None) -> list[dict[str, Any]]:
-    """Make rows of ``receipts`` with such tokens, both inclusive.
+    """Make rows of ``receipts`` with the tokens from first to last, both inclusive.
 
-    :param day: of January 2026, when they were written; ``None`` if nobody knows.
+    :param day: of January 2026, when they were written; ``None`` if unknown.
     """
     written = (
         None
@@ -99,7 +101,7 @@ def add_rows_to(
     table: ArchiveTable | None = None,
     columns: StreamTable | None = None,
 ) -> ArchiveTable:
-    """Commit rows to the table of a stream, with the offset that they reach."""
+    """Commit rows to the table of a stream, with the offset of the last of them."""
     store = place if isinstance(place, ArchiveStore) else open_store(place)
     columns = columns or standard_tables()[stream]
     table = table or open_table(store, stream, columns)
@@ -113,7 +115,7 @@ def add_rows_to(
 
 
 def make_archive(folder: Path) -> Path:
-    """Make one of two streams and two days, eight rows in all."""
+    """Make an archive of two streams and two days, eight rows in all."""
     for day in (1, 2):
         add_rows_to(folder, "receipts", receipts(2 * day - 1, 2 * day, day=day))
         rows = [
@@ -139,7 +141,7 @@ def archive_database(
 ) -> None:
     """Archive all rows of a database, without Spark.
 
-    :param change: is given a stream and its rows, and returns those to archive.
+    :param change: called with a stream and a batch; returns the rows to archive.
     """
     options = SourceOptions.parse({"dsn": dsn})
     store = open_store(folder)
@@ -156,7 +158,7 @@ def archive_database(
 
 
 def keys_of(folder: Path | str | ArchiveStore) -> list[Key]:
-    """Return what any reader of Delta tables sees, in order."""
+    """Return the key of each archived row, read from the Delta tables, sorted."""
     store = folder if isinstance(folder, ArchiveStore) else open_store(folder)
     keys: list[Key] = []
     for stream in store.streams():

@@ -1,4 +1,4 @@
-"""What tests of the audit are made of: rows, lines of a recording, and findings."""
+"""Helpers for tests of the audit: rows, lines of recordings, and findings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Found = tuple[str, str, str | None, str | None, int | None, int | None, int]
 
 
 def make_rows(*rows: tuple[str, str, int]) -> DataFrame:
-    """Make rows of (stream, writer, id), one for each."""
+    """Make one row for each (stream, writer, id)."""
     return shared_session().createDataFrame(
         [
             (stream, writer, id_, 0, f'["row {id_}"]', None)
@@ -46,7 +46,7 @@ def make_rows(*rows: tuple[str, str, int]) -> DataFrame:
 
 
 def make_tokens(lines: Iterable[str], recording: str = "r.jsonl") -> DataFrame:
-    """Make the tokens of a recording of its lines, one a second."""
+    """Make the token rows of a recording with these lines, one line per second."""
     return shared_session().createDataFrame(
         list(tokens_of(lines, recording)), TOKENS_SCHEMA
     )
@@ -55,7 +55,10 @@ def make_tokens(lines: Iterable[str], recording: str = "r.jsonl") -> DataFrame:
 def ids_of(
     rows: DataFrame, archive: DataFrame | None = None, lines: tuple[str, ...] = ()
 ) -> DataFrame:
-    """Put together what is known of ids; ``account_data`` has no gaps to look for."""
+    """
+    Call ``known_ids``, with ``account_data`` as the stream that is not checked for
+    gaps.
+    """
     return known_ids(
         rows,
         make_rows() if archive is None else archive,
@@ -66,7 +69,7 @@ def ids_of(
 
 
 def tokens_of(lines: Iterable[str], recording: str) -> Iterable[tuple[Any, ...]]:
-    """Take lines apart; numbers of lines and seconds from 1."""
+    """Parse lines into token rows; line numbers and seconds count from 1."""
     for number, line in enumerate(lines, 1):
         name, *rest = line.split(" ", 4)
         head = recording, number, float(number), *rest[:2]
@@ -77,7 +80,7 @@ def tokens_of(lines: Iterable[str], recording: str) -> Iterable[tuple[Any, ...]]
 
 
 def found(findings: DataFrame) -> list[Found]:
-    """Return what was found, without texts, in order."""
+    """Return the findings without message and evidence, sorted."""
     return sorted(
         (tuple(row)[:7] for row in rows_of(findings)),
         key=lambda values: [str(value) for value in values],
@@ -90,7 +93,7 @@ def evidence(findings: DataFrame) -> list[Any]:
 
 
 def rows_of(findings: DataFrame) -> list[Row]:
-    """Return findings; they are of the schema, and no text is left out."""
+    """Return the findings after checking their schema, messages and evidence."""
     assert findings.schema.names == FINDINGS_SCHEMA.names
     rows = findings.collect()
     for row in rows:

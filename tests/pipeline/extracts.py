@@ -1,4 +1,4 @@
-"""A database with rows of all streams, reached by TCP, and what is read of it."""
+"""A database with rows of all streams, reachable by TCP, and readers through Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.storage.synapse_extract import ROWS, SCHEMA
 
 @functools.cache
 def server() -> PrivatePostgres:
-    """Start a server that is reached by TCP: Java knows no Unix sockets."""
+    """Start a server that listens on TCP, since JDBC does not support Unix sockets."""
     postgres = PrivatePostgres(tcp=True)
     postgres.start()
     return postgres
@@ -24,7 +24,7 @@ def server() -> PrivatePostgres:
 
 @functools.cache
 def extract_dsn() -> str:
-    """Make a database with the extract, once for all tests."""
+    """Create the database with the extract, once for all tests."""
     server().new_database("extract")
     dsn = server().dsn("extract", tcp=True)
     with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
@@ -37,13 +37,13 @@ def extract_dsn() -> str:
 
 
 def read(dsn: str, **options: str) -> DataFrame:
-    """Read a database by the data source."""
+    """Read a database through the Spark data source."""
     source = shared_session().read.format("synapse_replication")
     return source.options(dsn=dsn, **options).load()
 
 
 def by_writer(frame: DataFrame) -> dict[tuple[str, str], list[tuple[int, Any]]]:
-    """Return rows as tests of the wire write them."""
+    """Return the rows of each (stream, writer), in the form of the wire tests."""
     found: dict[tuple[str, str], list[tuple[int, Any]]] = {}
     for row in frame.orderBy("stream", "stream_id", "row_index").collect():
         key = row.stream, row.instance_name

@@ -1,4 +1,4 @@
-"""Databases that tests of reading share, and what is read of them without Spark."""
+"""Databases shared by tests of the source, and helpers that read them without Spark."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INSERT INTO stream_positions VALUES ('orders', 'a', -3), ('orders', 'b', -3);
 
 @functools.cache
 def extract_dsn() -> str:
-    """Make a database with the extract and a table of a user's own, for all tests."""
+    """Create a database with the extract and a custom table, once for all tests."""
     dsn = shared_postgres().new_database()
     with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
         for statements in (SCHEMA, ROWS, _ORDERS):
@@ -43,7 +43,7 @@ def extract_dsn() -> str:
 
 @functools.cache
 def history_dsn() -> str:
-    """Make a database with some history, once for all tests."""
+    """Create a database with 20,000 rows, once for all tests."""
     dsn = shared_postgres().new_database()
     fill_database(dsn, 20_000)
     return dsn
@@ -64,13 +64,13 @@ ORDERS = TableStream(
 def plan(
     dsn: str, wanted: Wanted = EVERYTHING, **options: str
 ) -> list[tuple[Part, ...]]:
-    """Cut what is to be read."""
+    """Return the planned tasks of a batch read."""
     given = SourceOptions.parse({"dsn": dsn, **options})
     return Planner(given, continuous=False).batch(wanted)
 
 
 def rows_of(dsn: str, tasks: list[tuple[Part, ...]]) -> Iterator[dict[str, Any]]:
-    """Read tasks."""
+    """Return the rows of the given tasks."""
     conninfo = SourceOptions.parse({"dsn": dsn}).conninfo
     for task in tasks:
         for batch in read_parts(conninfo, task):
@@ -80,7 +80,9 @@ def rows_of(dsn: str, tasks: list[tuple[Part, ...]]) -> Iterator[dict[str, Any]]
 def read(
     dsn: str, wanted: Wanted = EVERYTHING, **options: str
 ) -> list[tuple[Any, ...]]:
-    """Read, and give stream, writer, token and place of each row, in order."""
+    """
+    Read a database; return (stream, writer, token, row index) of each row, sorted.
+    """
     return sorted(
         (row["stream"], row["instance_name"], row["stream_id"], row["row_index"])
         for row in rows_of(dsn, plan(dsn, wanted, **options))

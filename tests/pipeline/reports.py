@@ -1,4 +1,4 @@
-"""A report made by hand, with something of all there is to show."""
+"""A handmade report that contains every kind of content."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WRITERS = {
 
 
 def make_report_data() -> ReportData:
-    """Make it: the same each time."""
+    """Return the report data, the same on each call."""
     start = int(BEGINNING.timestamp())
     counts = [
         WindowCount(
@@ -194,5 +194,5 @@ def make_report_data() -> ReportData:
 
 @functools.cache
 def shared_plots() -> list[Plot]:
-    """Draw them once: that takes a second or two."""
+    """Draw the plots once for all tests; that takes a second or two."""
     return draw_plots(make_report_data())

@@ -1,4 +1,4 @@
-"""The one Spark session that all tests share: a session of its own takes 4 s."""
+"""The Spark session that all tests share; starting one takes 4 s."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["shared_session"]
 
 @functools.cache
 def shared_session() -> SparkSession:
-    """Return the session; without Java it fails with what to install."""
+    """Return the session; without Java the error says what to install."""
     folder = tempfile.mkdtemp(prefix="synapse-replication-spark-")
     session = make_session(
         "tests",
@@ -30,8 +30,8 @@ def shared_session() -> SparkSession:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "1g",
-            # A hundred queries of a few rows each: compiling them costs far more than
-            # it saves.
+            # The tests run about a hundred queries of a few rows each: compiling them
+            # costs far more than it saves.
             "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.sql.codegen.wholeStage": "false",
         },

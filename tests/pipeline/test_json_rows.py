@@ -18,7 +18,7 @@ from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
 
 def rows_of(table: StreamTable, rows: list[dict[str, Any]]) -> list[Any]:
-    """Make rows of the wire of columns; those that are not given are null."""
+    """Return the wire rows of a table's columns; omitted columns are null."""
     schema = pa.schema([column.arrow for column in table.columns])
     batch = pa.RecordBatch.from_pylist(
         [{name: row.get(name) for name in schema.names} for row in rows], schema=schema
@@ -27,10 +27,10 @@ def rows_of(table: StreamTable, rows: list[dict[str, Any]]) -> list[Any]:
 
 
 class JsonRowsTests(SynchronousTestCase):
-    """Rows of the wire, made of columns."""
+    """Tests for the wire rows that are built from columns."""
 
     def test_every_type(self) -> None:
-        """Each type is written as JSON has it, nulls and odd texts included."""
+        """Each type is written as JSON, including nulls and special characters."""
         types = ("string", "bigint", "double", "boolean", "strings", "json")
         names = tuple(f"a_{type_}" for type_ in types)
         table = StreamTable("s", tuple(map(Column, names, types)), ((None, names),))
@@ -58,7 +58,9 @@ class JsonRowsTests(SynchronousTestCase):
         self.assertEqual(odd[2], "nan")
 
     def test_kinds(self) -> None:
-        """Rows of several kinds have the places of their kind, in their order."""
+        """
+        Rows of several kinds contain the columns of their kind, in the kind's order.
+        """
         table = standard_tables()["events"]
         given: list[dict[str, Any]] = [
             {"kind": "state", "room_id": "!r", "type": "t", "state_key": "k"},
@@ -78,7 +80,7 @@ class JsonRowsTests(SynchronousTestCase):
         self.assertEqual(rows_of(table, []), [])
 
     def test_slices(self) -> None:
-        """A part of a batch gives the rows of the part, lists included."""
+        """A slice of a batch yields only its own rows, lists included."""
         table = standard_tables()["caches"]
         schema = pa.schema([column.arrow for column in table.columns])
         batch = pa.RecordBatch.from_pylist(
@@ -93,10 +95,10 @@ class JsonRowsTests(SynchronousTestCase):
 
 
 class ColumnsTests(SynchronousTestCase):
-    """Tests for the columns of streams: the registry is their one source."""
+    """Tests for the columns of streams, which come from the stream registry alone."""
 
     def test_every_stream_has_a_table(self) -> None:
-        """Each stream has columns; a reserved name is put behind ``row_``."""
+        """Each stream has a table, and no table has two columns of the same name."""
         tables = standard_tables()
         self.assertEqual(tables.keys(), STANDARD_STREAMS.keys())
         self.assertEqual(

@@ -17,10 +17,12 @@ class _Terminal(io.StringIO):
 
 
 class JobProgressTests(SynchronousTestCase):
-    """Tests for what is shown of a job."""
+    """Tests for the progress display of a job."""
 
     def test_lines(self) -> None:
-        """In a log each step has a line, tasks have some, failed attempts have one."""
+        """
+        In a log, each step, each change of its tasks and each failure gets one line.
+        """
         out = io.StringIO()
         ticks = itertools.count(100)
         with JobProgress(out, 2, lambda: next(ticks)) as progress:
@@ -42,7 +44,7 @@ class JobProgressTests(SynchronousTestCase):
         )
 
     def test_terminal(self) -> None:
-        """On a terminal there is one bar, with the step and its tasks."""
+        """On a terminal, one progress bar shows the step and its tasks."""
         out = _Terminal()
         with JobProgress(out, 2) as progress:
             progress.begin("start Spark")
@@ -54,5 +56,5 @@ class JobProgressTests(SynchronousTestCase):
         self.assertIn("1 task failed; Spark tries again", out.getvalue())
 
     def test_idle_session(self) -> None:
-        """A session that works at nothing has no tasks."""
+        """An idle session has no tasks."""
         self.assertEqual(tasks_of(shared_session()), Tasks(0, 0))

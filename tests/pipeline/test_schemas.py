@@ -23,17 +23,17 @@ _DOCS = Path(__file__).parents[2] / "docs" / "pipeline.rst"
 
 
 class SchemaTests(SynchronousTestCase):
-    """Tests for the tables that others read."""
+    """Tests for the published schemas."""
 
     def test_documented(self) -> None:
-        """Readers of the archive find each column in the documents."""
+        """The documentation names each column."""
         text = _DOCS.read_text()
         named = set(re.findall(r"``(\w+)``", text))
         for schema in (ARCHIVED_ROWS_SCHEMA, WIRE_SCHEMA, FINDINGS_SCHEMA):
             self.assertEqual(set(schema.names) - named, set())
 
     def test_archive_has_rows(self) -> None:
-        """What the source reads is in the archive, in the same places."""
+        """The archive has all columns of the source, in the same positions."""
         for archived, read in (
             (ARCHIVED_ROWS_SCHEMA, ROWS_SCHEMA),
             (ARCHIVED_WIRE_SCHEMA, WIRE_SCHEMA),
@@ -50,7 +50,7 @@ class SchemaTests(SynchronousTestCase):
             self.assertEqual((found.type, found.nullable), (field.type, field.nullable))
 
     def test_what_is_always_there(self) -> None:
-        """A row always has its key; a line of a recording its place."""
+        """Key columns of a row, a recorded line and a finding are not nullable."""
 
         def nullable(schema: StructType) -> set[str]:
             return {field.name for field in schema.fields if field.nullable}
@@ -62,7 +62,7 @@ class SchemaTests(SynchronousTestCase):
             self.assertNotIn(name, nullable(FINDINGS_SCHEMA))
 
     def test_spark_takes_them(self) -> None:
-        """Tokens are as wide as in the database, and frames are of these columns."""
+        """Tokens are 64 bits wide, and Spark accepts each schema as it is."""
         for schema, token in (
             (ROWS_SCHEMA, "stream_id"),
             (WIRE_SCHEMA, "token"),

@@ -22,10 +22,10 @@ stream_writers: {events: [w1]}
 
 
 class DsnTests(SynchronousTestCase):
-    """Tests for libpq's text."""
+    """Tests for settings from a libpq connection string."""
 
     def test_forms(self) -> None:
-        """Both ways to write it mean the same."""
+        """The key-value form and the URI form give the same settings."""
         expected = {"host": "h", "port": "5", "dbname": "d", "user": "u"}
         for dsn in ("host=h port=5 dbname=d user=u", "postgresql://u@h:5/d"):
             settings = settings_of_dsn(dsn)
@@ -33,7 +33,10 @@ class DsnTests(SynchronousTestCase):
             self.assertEqual((settings.writers, settings.declared), ({}, ()))
 
     def test_not_repeated(self) -> None:
-        """A text that is none is not repeated: a password may be in it."""
+        """
+        An invalid connection string is not repeated in the error: it may hold a
+        password.
+        """
         with self.assertRaises(PipelineError) as caught:
             settings_of_dsn("password hush")
         self.assertIn("'postgresql://user@host:port/dbname'", str(caught.exception))
@@ -41,12 +44,12 @@ class DsnTests(SynchronousTestCase):
         self.assertIsNone(caught.exception.__cause__)
 
     def test_not_shown(self) -> None:
-        """The password is in no text of the settings."""
+        """The ``repr`` of the settings does not contain the password."""
         self.assertNotIn("hush", repr(settings_of_dsn("host=h password=hush")))
 
 
 class ConfigTests(SynchronousTestCase):
-    """Tests for the configuration of a homeserver."""
+    """Tests for settings from the configuration of a homeserver."""
 
     def write(self, *texts: str) -> list[str]:
         folder = Path(self.mktemp())
@@ -59,7 +62,7 @@ class ConfigTests(SynchronousTestCase):
         return paths
 
     def test_several_files(self) -> None:
-        """Database and writers are found in whichever file."""
+        """Database and writers may come from different files."""
         settings = settings_of_config(self.write(_SERVER + _STREAMS, _DATABASE))
         self.assertEqual(settings.conninfo["host"], "db.example")
         self.assertEqual(settings.conninfo["password"], "hush")
@@ -67,7 +70,9 @@ class ConfigTests(SynchronousTestCase):
         self.assertEqual(settings.declared, ())
 
     def test_no_database(self) -> None:
-        """Without a database the files are named, and what to write there."""
+        """
+        If no file configures a database, the error names the files and the missing key.
+        """
         paths = self.write(_SERVER)
         with self.assertRaises(PipelineError) as caught:
             settings_of_config(paths)
@@ -75,7 +80,9 @@ class ConfigTests(SynchronousTestCase):
         self.assertIn("psycopg2", str(caught.exception))
 
     def test_mistake(self) -> None:
-        """A mistake in the configuration is the pipeline's error, with its place."""
+        """
+        An invalid configuration raises PipelineError, which names the invalid key.
+        """
         paths = self.write(_SERVER + _DATABASE + "stream_writers: 7\n")
         with self.assertRaises(PipelineError) as caught:
             settings_of_config(paths)

@@ -52,7 +52,7 @@ class ReadRecordingsTests(SynchronousTestCase):
         return sorted(frame.collect(), key=lambda row: (row.recording, row.line_number))
 
     def test_the_full_recording(self) -> None:
-        """All commands of the real recording are read, in the order of its lines."""
+        """All commands of the real recording are read, in the order of the file."""
         rows = self.read(FULL_RECORDING)
 
         with lzma.open(FULL_RECORDING) as file:
@@ -68,7 +68,9 @@ class ReadRecordingsTests(SynchronousTestCase):
         self.assertEqual({row.recording for row in rows}, {"startup_drive.jsonl.xz"})
 
     def test_fields(self) -> None:
-        """RDATA and POSITION are taken apart, other commands named."""
+        """
+        RDATA and POSITION are split into columns; of other commands only the name is.
+        """
         row = '["ev", {"a b": 1}]'
         path = self.write(
             "a.jsonl",
@@ -92,7 +94,9 @@ class ReadRecordingsTests(SynchronousTestCase):
         )
 
     def test_numbers_are_exact_in_files_cut_anywhere(self) -> None:
-        """However a file is divided into tasks, each line keeps its number, once."""
+        """
+        However a file is split into tasks, each line is read once, with its own number.
+        """
         texts = [
             b"\n" if number % 7 == 0 else entry(f"PING {'x' * (number % 30)} {number}")
             for number in range(1, 20)
@@ -107,7 +111,9 @@ class ReadRecordingsTests(SynchronousTestCase):
             self.assertEqual([int(row.line.split()[-1]) for row in rows], expected)
 
     def test_a_cut_at_the_end_of_a_line(self) -> None:
-        """A range that ends with a line leaves the next line to the next range."""
+        """
+        A range that ends exactly at the end of a line does not read the next line.
+        """
         text = entry("PING 1")
         path = self.write("cut.jsonl", text * 6)
 
@@ -116,7 +122,7 @@ class ReadRecordingsTests(SynchronousTestCase):
         self.assertEqual([row.line_number for row in rows], [1, 2, 3, 4, 5, 6])
 
     def test_nothing_of_user_ip_is_read(self) -> None:
-        """Of USER_IP the name alone remains, whatever form its line has."""
+        """Only the name of USER_IP is kept, whatever form its line has."""
         printed = io.StringIO()
         JsonPrinter(printed)(read_seen_line(1.0, "hs.test", USER_IP.encode()))
         path = self.write(
@@ -136,7 +142,7 @@ class ReadRecordingsTests(SynchronousTestCase):
         self.assertNotIn("10.1.2.3", str(rows))
 
     def test_what_is_no_record_is_a_row_in_its_place(self) -> None:
-        """A torn line, or one that is no record, is a row without a command."""
+        """A torn or invalid line yields a row without a command."""
         path = self.write(
             "a.jsonl",
             entry("PING 1"),
@@ -161,7 +167,10 @@ class ReadRecordingsTests(SynchronousTestCase):
         )
 
     def test_a_command_that_does_not_parse(self) -> None:
-        """Its line is kept, without a command; reading goes on."""
+        """
+        A command that cannot be parsed yields a row with its line but without a
+        command.
+        """
         path = self.write(
             "a.jsonl", entry("FROM_LATER 1"), entry("POSITION events w1 1"), entry("")
         )
@@ -176,7 +185,9 @@ class ReadRecordingsTests(SynchronousTestCase):
         )
 
     def test_a_compressed_file_that_was_cut_off(self) -> None:
-        """What is left of it is read, and its end marked as damaged."""
+        """
+        A truncated file is read as far as possible, and its last row marks the damage.
+        """
         whole = gzip.compress(b"".join(entry(f"PING {n}") for n in range(5000)))
         path = self.write("a.jsonl", whole[: len(whole) // 2])
 
@@ -188,7 +199,10 @@ class ReadRecordingsTests(SynchronousTestCase):
         self.assertEqual(tuple(rows[-1])[5:], (None,) * 6 + ("",))
 
     def test_folders(self) -> None:
-        """All recordings below a folder are read; what is no recording is not."""
+        """
+        All recordings below a folder are read; other files and open recordings are
+        skipped.
+        """
         self.write("b.jsonl", entry("PING b"))
         self.write("more/a.jsonl.gz", entry("PING a"))
         self.write("notes.txt", b"nonsense")
@@ -202,7 +216,10 @@ class ReadRecordingsTests(SynchronousTestCase):
         )
 
     def test_files_of_the_same_name(self) -> None:
-        """Each file has a name of its own; one that is given twice is read once."""
+        """
+        Files of the same name get distinct names; a file that is given twice is read
+        once.
+        """
         one = self.write("x/w1/a.jsonl", entry("PING 1"))
         two = self.write("x/w2/a.jsonl", entry("PING 2"))
         other = self.write("x/b.jsonl", entry("PING 3"))
@@ -214,13 +231,15 @@ class ReadRecordingsTests(SynchronousTestCase):
         )
 
     def test_nothing_to_read(self) -> None:
-        """A path that does not exist, or a folder without recordings, is named."""
+        """
+        The error names a path that does not exist, or a folder without recordings.
+        """
         session = shared_session()
         for path in (self.folder, self.folder / "missing.jsonl"):
             error = self.assertRaises(PipelineError, read_recordings, session, [path])
             self.assertIn(str(path.absolute()), str(error))
 
     def test_empty(self) -> None:
-        """An empty file, or none at all, gives an empty frame."""
+        """An empty file, or no file at all, yields an empty frame."""
         self.assertEqual(self.read(self.write("a.jsonl")), [])
         self.assertEqual(self.read(), [])

@@ -28,13 +28,13 @@ _ROWS = {
 
 
 def write(path: Path, table: pa.Table) -> None:
-    """Write a file as Spark did."""
+    """Write a file with timestamps as Spark wrote them."""
     path.parent.mkdir(parents=True)
     parquet.write_table(table, path, use_deprecated_int96_timestamps=True)
 
 
 def make_old(folder: Path) -> None:
-    """Make an archive as older versions did: two streams and one recording."""
+    """Make an archive of the old format, with two streams and one recording."""
     for token, (stream, row) in enumerate(sorted(_ROWS.items()), 4):
         noon = datetime.datetime(2026, 1, 2, 12)
         write(
@@ -82,14 +82,17 @@ def make_old(folder: Path) -> None:
 
 
 class ConvertTests(SynchronousTestCase):
-    """An archive of an older version becomes Delta tables."""
+    """Tests for converting an archive of the old format into Delta tables."""
 
     def setUp(self) -> None:
         self.old, self.new = (Path(self.mktemp()).absolute() for _ in range(2))
         make_old(self.old)
 
     def test_all(self) -> None:
-        """Rows become columns under their days; offsets, purges and recordings stay."""
+        """
+        Rows become typed columns, partitioned by day; offsets, purges and recordings
+        are kept.
+        """
         result = CliRunner().invoke(
             convert_command,
             ["--from", str(self.old), "--archive", str(self.new)],
@@ -131,8 +134,10 @@ class ConvertTests(SynchronousTestCase):
         self.assertEqual(command["day"], datetime.date(2026, 1, 3))
 
     def test_refused(self) -> None:
-        """A batch that was cut off, a place in use and a folder that is none are
-        refused, and nothing is written."""
+        """
+        A pending batch, a destination in use or a folder without an old archive is
+        refused, and nothing is written.
+        """
         pending = self.old / "_meta/rows/000000000008.pending.json"
         pending.write_text("{}")
         error = self.assertRaises(

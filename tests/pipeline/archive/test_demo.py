@@ -1,4 +1,4 @@
-"""The archive beside a running deployment: that of the demonstration."""
+"""Archives the demo deployment while it runs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from synapse_replication.recordings.reader import shipped_recording
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from tests.pipeline.shared_session import shared_session
 
-#: More rows may be asked for by hand.
+#: Set the variable to run the test with more rows.
 _ROWS = int(os.environ.get("SYNAPSE_REPLICATION_DEMO_ROWS", "600"))
 
 
 class _Screen:
-    """Shows nothing; starts the recorder when the processes are up."""
+    """A screen without output that starts the recorder once the instances are up."""
 
     def __init__(self, deployment: Deployment, recordings: Path) -> None:
         self._deployment = deployment
@@ -63,11 +63,13 @@ class _Screen:
 
 
 class DemoTests(SynchronousTestCase):
-    """Tests for what a deployment wrote, and what is in the archive."""
+    """Compares the rows that a deployment wrote with those in the archive."""
 
     def test_all_rows(self) -> None:
-        """After the demonstration the archive has, of each writer, the rows that it
-        wrote: of tables from the database, of typing from the recording."""
+        """
+        The archive holds all rows of each writer: those of tables from the database,
+        those of typing from the recording.
+        """
         session = shared_session()
         recording = shipped_recording()
         deployment = Deployment(Plan(recording, _ROWS, 1000.0, use_redis=True))

@@ -21,12 +21,12 @@ from tests.pipeline.shared_session import shared_session
 
 @functools.cache
 def shared_archive() -> Path:
-    """Make one that all these tests only read."""
+    """Make an archive that all these tests only read."""
     return make_archive(Path("archive-to-export").absolute())
 
 
 class ExportTests(SynchronousTestCase):
-    """An archive of eight rows, two streams and two days."""
+    """Tests with an archive of eight rows, two streams and two days."""
 
     def setUp(self) -> None:
         self.folder = shared_archive()
@@ -41,7 +41,7 @@ class ExportTests(SynchronousTestCase):
         return sorted(self.out.iterdir())
 
     def test_parquet(self) -> None:
-        """Parquet has the columns of the archive, and only the rows asked for."""
+        """Parquet files have the columns of the archive, and only the selected rows."""
         self.assertEqual(
             self.export("parquet", "stream = 'receipts' AND day < '2026-01-02'"), 2
         )
@@ -54,7 +54,9 @@ class ExportTests(SynchronousTestCase):
         )
 
     def test_jsonl(self) -> None:
-        """A line is an object with all columns; the row is an array, times are UTC."""
+        """
+        Each line is an object with all columns; ``row`` is an array, and times are UTC.
+        """
         self.assertEqual(self.export("jsonl"), 8)
         lines = [
             json.loads(line)
@@ -80,7 +82,7 @@ class ExportTests(SynchronousTestCase):
         )
 
     def test_csv(self) -> None:
-        """Other programs read the quotation marks in CSV."""
+        """The CSV module of Python reads quoted JSON back unchanged."""
         self.assertEqual(
             self.export("csv", "stream_id = 1 AND stream = 'to_device'"), 1
         )
@@ -93,12 +95,15 @@ class ExportTests(SynchronousTestCase):
         self.assertEqual(row["written_ts"], "2026-01-01T12:00:00.000Z")
 
     def test_nothing_found(self) -> None:
-        """A condition that is never true gives a folder without rows."""
+        """If no row matches the condition, the folder is created without rows."""
         self.assertEqual(self.export("jsonl", "stream = 'none'"), 0)
         self.assertTrue(self.out.is_dir())
 
     def test_bad_expressions(self) -> None:
-        """An expression that makes no sense is told, and nothing is made."""
+        """
+        An invalid condition raises an error with Spark's reason, and no folder is
+        created.
+        """
         for where, reason in (
             ("stream =", "PARSE_SYNTAX_ERROR"),
             ("room = 'x'", "UNRESOLVED_COLUMN"),
@@ -111,7 +116,7 @@ class ExportTests(SynchronousTestCase):
         self.assertEqual(list(self.out.parent.glob(f"*{self.out.name}*")), [])
 
     def test_stream(self) -> None:
-        """Rows of one stream have their fields as columns, also for the condition."""
+        """When one stream is selected, its fields are columns, in the condition too."""
         where = "user_id >= '@user2' AND stream_id > 2"
         count = export_rows(
             *(shared_session(), str(self.folder), str(self.out), "jsonl", where),
@@ -133,13 +138,13 @@ class ExportTests(SynchronousTestCase):
         self.assertIn("it has those of receipts, to_device", str(error))
 
     def test_folder_exists(self) -> None:
-        """A folder that exists is left alone."""
+        """An existing folder is left unchanged."""
         self.out.mkdir()
         error = self.assertRaises(PipelineError, self.export, "csv")
         self.assertIn("exists: give the name of a new folder", str(error))
 
     def test_command(self) -> None:
-        """The command counts what it wrote."""
+        """With ``--json`` the command prints the number of exported rows."""
         shared_session()
         arguments = ["--archive", str(self.folder), "--out", str(self.out), "--json"]
         result = CliRunner().invoke(export_command, arguments, catch_exceptions=False)

@@ -14,7 +14,7 @@ from synapse_replication.pipeline.source.offsets import StreamOffset
 
 
 class ArchiveMetricsTests(SynchronousTestCase):
-    """Tests for the numbers, and for where they are served."""
+    """Tests for the metrics of the archive, and for the port that serves them."""
 
     def setUp(self) -> None:
         self.registry = CollectorRegistry()
@@ -26,7 +26,9 @@ class ArchiveMetricsTests(SynchronousTestCase):
         )
 
     def test_positions(self) -> None:
-        """Each writer has its position; a stream that knows no writers has one."""
+        """
+        Each writer has a position; a stream without writers in its offset has one.
+        """
         self.metrics.set_offsets(
             {
                 "events": StreamOffset(3, {"w1": 7, "w2": 3}),
@@ -43,7 +45,7 @@ class ArchiveMetricsTests(SynchronousTestCase):
             )
 
     def test_lag(self) -> None:
-        """While somebody is behind, nothing is caught up."""
+        """As long as one writer is behind, the caught-up timestamp does not advance."""
         self.metrics.set_lag({("events", "w1"): 4, ("events", "w2"): 0}, 100.0)
         self.assertEqual(self.value("lag_ids", stream="events", instance_name="w1"), 4)
         self.assertEqual(self.value("caught_up_timestamp_seconds"), 0)
@@ -51,7 +53,10 @@ class ArchiveMetricsTests(SynchronousTestCase):
         self.assertEqual(self.value("caught_up_timestamp_seconds"), 200)
 
     def test_served(self) -> None:
-        """They are served on the address that is asked for, until they are not."""
+        """
+        Metrics are served on the given address until they are stopped; a port in use is
+        an error.
+        """
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             error = self.assertRaises(

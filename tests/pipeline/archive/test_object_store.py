@@ -1,4 +1,4 @@
-"""An archive on S3: a server process of moto's, and nothing of Hadoop."""
+"""An archive on S3, served by a moto process, without Hadoop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLACE = "s3://bucket/deep/archive"
 
 
 def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Start an S3 server; return it and its URL, once it answers."""
+    """Start an S3 server; return it and its URL, once it responds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -45,7 +45,7 @@ def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 class ObjectStoreTests(SynchronousTestCase):
-    """An archive on an S3 server, by the environment alone."""
+    """Tests with an S3 server that is configured by the environment alone."""
 
     def setUp(self) -> None:
         folder = Path(self.mktemp()).absolute()
@@ -65,8 +65,10 @@ class ObjectStoreTests(SynchronousTestCase):
             pass
 
     def test_archive(self) -> None:
-        """Rows are committed, read by Spark, compacted, purged and vacuumed; of two
-        drivers one is refused, by the store's conditional writes."""
+        """
+        Rows are committed, read, compacted, purged and vacuumed; of two drivers the
+        second is refused by a conditional write.
+        """
         error = self.assertRaises(PipelineError, open_archive, _PLACE)
         self.assertIn("is no archive", str(error))
         store = open_store(_PLACE)
@@ -95,6 +97,7 @@ class ObjectStoreTests(SynchronousTestCase):
         self.assertEqual(archive.rows("receipts").count(), 5)
         purge_archive(_PLACE, TODAY)
         self.assertEqual([token for _, _, token in keys_of(store)], [5])
-        # The compacted file, the three before, and the file of the refused driver.
+        # The compacted file, the three files it replaced, and the refused driver's
+        # file.
         self.assertEqual(open_table(store).vacuum(0), 5)
         self.assertEqual([token for _, _, token in keys_of(store)], [5])

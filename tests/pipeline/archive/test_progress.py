@@ -22,10 +22,10 @@ class Terminal(io.StringIO):
 
 
 class ReporterTests(SynchronousTestCase):
-    """Tests for what is said, and to whom."""
+    """Tests for the progress reports."""
 
     def test_plain(self) -> None:
-        """Where there is no terminal each step is a line without colour."""
+        """Without a terminal each step is a line without colour."""
         out = io.StringIO()
         times = iter([10.0, 12.5, 13.0])
         with PlainReporter(out, lambda: next(times)) as reporter:
@@ -40,7 +40,7 @@ class ReporterTests(SynchronousTestCase):
         )
 
     def test_terminal(self) -> None:
-        """On a terminal one line moves."""
+        """On a terminal one line is updated in place."""
         out = Terminal()
         reporter = make_reporter(out)
         self.assertIsInstance(reporter, TerminalReporter)

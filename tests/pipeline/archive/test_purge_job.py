@@ -37,7 +37,7 @@ LATER = [
 
 
 class PurgeTests(SynchronousTestCase):
-    """An archive of eight rows, two streams and two days."""
+    """Tests with an archive of eight rows, two streams and two days."""
 
     def setUp(self) -> None:
         self.folder = make_archive(Path(self.mktemp()).absolute())
@@ -48,8 +48,10 @@ class PurgeTests(SynchronousTestCase):
         return DeltaTable(open_store(self.folder).stream_uri(stream))
 
     def test_purge(self) -> None:
-        """Whole days go, the others stay; what went is on record, also in the history;
-        the archive goes on where it was."""
+        """
+        Days before the date are deleted and recorded, in the table's history too, and
+        the archive resumes from its old offset.
+        """
         days = purge_archive(str(self.folder), SECOND_OF_JANUARY)
         self.assertEqual(
             [(day.stream, str(day.day), day.rows) for day in days],
@@ -70,15 +72,17 @@ class PurgeTests(SynchronousTestCase):
         self.assertEqual(keys_of(self.folder), sorted([*LATER, ("receipts", "w1", 5)]))
 
     def test_time_travel(self) -> None:
-        """A reader of the version before still finds what was purged."""
+        """The previous version of the table still has the purged rows."""
         version = self.table().version()
         purge_archive(str(self.folder), SECOND_OF_JANUARY)
         table = DeltaTable(open_store(self.folder).stream_uri("receipts"), version)
         self.assertEqual(table.to_pyarrow_table().num_rows, 4)
 
     def test_cut_off(self) -> None:
-        """A crash before the commit loses nothing; purging again ends the work, and
-        the record has what both attempts found."""
+        """
+        A crash before the commit loses nothing; the next purge finishes the work, and
+        the record covers both attempts.
+        """
 
         def crash(*args: Any, **kwargs: Any) -> None:
             raise Killed
@@ -95,7 +99,9 @@ class PurgeTests(SynchronousTestCase):
         )
 
     def test_beside_a_driver(self) -> None:
-        """A purge that a driver's commit overtakes begins again, and both are done."""
+        """
+        A purge that conflicts with a driver's commit starts again, and both succeed.
+        """
         driver = open_table(self.folder)
         real, left = purges._ranges, [1]
 
@@ -117,8 +123,10 @@ class PurgeTests(SynchronousTestCase):
         self.assertEqual(open_table(self.folder).state.offset, StreamOffset(5))
 
     def test_commands(self) -> None:
-        """A dry run says what would go and changes nothing; the command removes, and
-        says as JSON what."""
+        """
+        A dry run reports the days and changes nothing; ``--json`` reports the deleted
+        days.
+        """
         arguments = ["--archive", str(self.folder), "--before", "2026-01-02"]
         result = CliRunner().invoke(
             purge_command, [*arguments, "--dry-run"], catch_exceptions=False

@@ -1,4 +1,4 @@
-"""The snippets of docs/pipeline.rst: other programs read an archive."""
+"""Runs the snippets of docs/pipeline.rst with which other programs read an archive."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _DOCS = Path(__file__).parents[3] / "docs" / "pipeline.rst"
 
 
 class ReadersTests(SynchronousTestCase):
-    """DuckDB, Polars, pandas and pyarrow, while a driver commits."""
+    """Tests for DuckDB, Polars, pandas and pyarrow, also while a driver commits."""
 
     def setUp(self) -> None:
         self.folder = make_archive(Path(self.mktemp()).absolute())
         self.receipts = str(self.folder / "streams" / "receipts")
 
     def test_snippets(self) -> None:
-        """Each snippet of the page runs, and finds the rows."""
+        """Each snippet of the page runs without an error."""
         page = _DOCS.read_text()
         (block,) = re.findall(
             r"\.\. code-block:: python\n\n((?:    .*\n|\n)+?)\nOn an object store", page
         )
         code = re.sub(r"(?m)^    ", "", block)
         code = code.replace("/srv/archive", str(self.folder))
-        # A version and a moment that this archive has.
+        # Use a version and a timestamp that this archive has.
         code = code.replace("version=5", "version=1")
         now = datetime.datetime.now(datetime.timezone.utc).isoformat()
         code = code.replace("2026-01-31T00:00:00Z", now)
@@ -41,7 +41,7 @@ class ReadersTests(SynchronousTestCase):
         exec(compile(code, str(_DOCS), "exec"), names)
 
     def test_while_it_is_written(self) -> None:
-        """A reader sees one version, whole; the next look sees the next."""
+        """An open dataset sees one whole version; a new one sees the next version."""
         table = open_table(self.folder)
         before = DeltaTable(self.receipts).to_pyarrow_dataset()
         lazy = polars.scan_delta(self.receipts)
@@ -55,7 +55,7 @@ class ReadersTests(SynchronousTestCase):
                 "receipts", DeltaTable(self.receipts).to_pyarrow_dataset()
             )
             self.assertEqual(connection.execute(query).fetchall(), [(9, 9)])
-        # A lazy frame looks when it is collected.
+        # A lazy frame resolves the version when it is collected.
         self.assertEqual(lazy.collect().height, 9)
         found = (
             polars.scan_delta(self.receipts)
@@ -65,7 +65,7 @@ class ReadersTests(SynchronousTestCase):
         self.assertEqual(sorted(found["stream_id"]), [5, 6, 7, 8, 9])
 
     def test_time_travel(self) -> None:
-        """A commit of the past has the rows and the offset of its moment."""
+        """A past version has the rows and the offset of its commit."""
         versions = {}
         for commit in DeltaTable(self.receipts).history():
             if "synapse_replication.offset" in commit:
@@ -77,7 +77,9 @@ class ReadersTests(SynchronousTestCase):
         self.assertEqual(open_table(self.folder).state.offset, StreamOffset(4))
 
     def test_dbt_source(self) -> None:
-        """The source for dbt is YAML, and names a table as the archive has it."""
+        """
+        The dbt source is valid YAML and names a path that is a table of the archive.
+        """
         page = _DOCS.read_text()
         (block,) = re.findall(
             r"\.\. code-block:: yaml\n\n(    sources:(?:.*\n)+?)\n\w", page

@@ -32,11 +32,11 @@ from tests.support.archive_database import add_rows, make_tables, read_keys
 
 
 class StopError(Exception):
-    """Stands for a kill: the run ends where it is."""
+    """Stands for a kill: ends the run at the current point."""
 
 
 class ArchiveTests(SynchronousTestCase):
-    """Tests for what ends up in the archive."""
+    """Tests for archiving a database."""
 
     def setUp(self) -> None:
         shared_session()
@@ -59,7 +59,10 @@ class ArchiveTests(SynchronousTestCase):
         )
 
     def look_by_others(self, seen: list[tuple[int, int]]) -> Callable[[Point], None]:
-        """Return a watch that counts caches by DuckDB and Polars after each commit."""
+        """
+        Return a watch that counts rows of ``caches`` in DuckDB and Polars after each
+        commit.
+        """
         caches = open_store(self.folder).stream_uri("caches")
 
         def look(point: Point) -> None:
@@ -75,9 +78,10 @@ class ArchiveTests(SynchronousTestCase):
         return look
 
     def test_once(self) -> None:
-        """All that is complete is archived, by day of writing; again it adds what came
-        since, and nothing twice. Rows of a slow writer come when they are complete,
-        though ids of others are above them."""
+        """
+        All complete rows are archived by day of writing; a later run adds only new
+        rows, including those of a slow writer below ids of others.
+        """
         add_rows(self.dsn, 50, with_slow=False)
         seen: list[tuple[int, int]] = []
         numbers = self.archive(watch=self.look_by_others(seen))
@@ -93,14 +97,14 @@ class ArchiveTests(SynchronousTestCase):
         add_rows(self.dsn, 10)
         self.assertEqual(self.archive(watch=self.look_by_others(seen)).rows, 25)
         self.assertEqual(keys_of(self.folder), read_keys(self.dsn))
-        # Other programs read meanwhile, and see whole commits.
+        # Other programs read at the same time, and see whole commits only.
         self.assertEqual([duck for duck, _ in seen], [polar for _, polar in seen])
         self.assertGreater(len(set(seen)), 1)
         self.assertEqual(seen, sorted(seen))
         self._check_frames()
 
     def _check_frames(self) -> None:
-        """The archive's frames have the rows of the data source."""
+        """Check that the archive's frames have the same rows as the data source."""
         session = shared_session()
         archived = read_archive(session, self.folder)
         columns = ("stream", "instance_name", "stream_id", "row_index", "row")
@@ -114,8 +118,10 @@ class ArchiveTests(SynchronousTestCase):
         self.assertEqual(archived.offsets["receipts"].writers["w1"], 58)
 
     def test_behind(self) -> None:
-        """What came while the last batch was written is told as so many ids behind:
-        of each stream, not of each of its writers."""
+        """
+        Ids written after the last batch was planned count as behind, once per stream
+        rather than per writer.
+        """
         add_rows(self.dsn, 20)
         more = iter([10])
 
@@ -126,7 +132,9 @@ class ArchiveTests(SynchronousTestCase):
         self.assertEqual(self.archive(watch=watch).behind, 10 + 10)
 
     def test_stopped_at_points(self) -> None:
-        """A run that ends anywhere is made up for by the next."""
+        """
+        After a run that stopped at any point, the next run archives the missing rows.
+        """
         for point in (Point.PLANNED, Point.WRITTEN, Point.COMMITTED, Point.COMPACTED):
             add_rows(self.dsn, 10)
 
@@ -141,8 +149,10 @@ class ArchiveTests(SynchronousTestCase):
         self.assertEqual(keys_of(self.folder), read_keys(self.dsn))
 
     def test_two_drivers(self) -> None:
-        """The driver that commits second stops, says who was first, and doubles
-        nothing."""
+        """
+        Of two drivers, the second to commit stops with an error that names the first,
+        and no row is archived twice.
+        """
         add_rows(self.dsn, 10)
         inner: list[Numbers] = []
 
@@ -156,7 +166,7 @@ class ArchiveTests(SynchronousTestCase):
         self.assertEqual(keys_of(self.folder), read_keys(self.dsn))
 
     def test_source_fails(self) -> None:
-        """What the source has to say is said, without Spark's words around it."""
+        """An error of the source is reported without Spark's traceback."""
         add_rows(self.dsn, 5)
         self.archive()
         self.dsn = shared_postgres().new_database()
@@ -169,8 +179,10 @@ class ArchiveTests(SynchronousTestCase):
         self.assertIn("no table of any stream", str(error))
 
     def test_continuous(self) -> None:
-        """It goes on until it is told to stop; days are compacted meanwhile, and
-        metrics tell how far it is."""
+        """
+        A continuous run archives until it is stopped, compacts days meanwhile, and
+        updates its metrics.
+        """
         self.patch(job, "_BATCHES_BETWEEN_COMPACTIONS", 2)
         registry = CollectorRegistry()
         stopping = threading.Event()
@@ -217,10 +229,10 @@ class ArchiveTests(SynchronousTestCase):
 
 
 class SignalTests(SynchronousTestCase):
-    """Tests for signals that end a run."""
+    """Tests for the signals that stop a run."""
 
     def test_second_one(self) -> None:
-        """The first signal ends the run, a second is for who had them before."""
+        """The first signal stops the run; a second one reaches the previous handler."""
         seen: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
             before = signal.signal(number, lambda each, frame: seen.append(each))
@@ -240,7 +252,7 @@ class SignalTests(SynchronousTestCase):
 
 
 class RecordingTests(SynchronousTestCase):
-    """Tests for recordings as the second input."""
+    """Tests for archiving recordings."""
 
     def setUp(self) -> None:
         shared_session()
@@ -275,8 +287,10 @@ class RecordingTests(SynchronousTestCase):
         )
 
     def test_each_once(self) -> None:
-        """Recordings that are closed are archived once each, wherever they lie; of
-        USER_IP only the name; one that went on after it was archived is refused."""
+        """
+        Each closed recording is archived once, with only the name of USER_IP; a
+        recording that grew after it was archived is refused.
+        """
         self.record("a.jsonl", "POSITION events w 1 2", "PING 1")
         self.record("b.jsonl.partial", "PING 3")
         self.assertEqual(self.archive().commands, 2)

@@ -17,13 +17,16 @@ from tests.pipeline.archives import make_archive
 
 
 class StoreTests(SynchronousTestCase):
-    """Places of archives."""
+    """Tests for the locations of archives."""
 
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()
 
     def test_streams(self) -> None:
-        """Streams are listed by their names, whatever these hold."""
+        """
+        Stream names with special characters are listed unchanged, from safe folder
+        names.
+        """
         store = open_store(self.folder)
         self.assertEqual(store.streams(), [])
         names = ["a/b", "events", "é~", ".hidden", "_x"]
@@ -35,7 +38,7 @@ class StoreTests(SynchronousTestCase):
 
     def test_no_archive(self) -> None:
         """
-        A folder without tables is no archive; the command that makes one is named.
+        If a folder has no tables, the error names the command that creates an archive.
         """
         error = self.assertRaises(PipelineError, open_archive, self.folder)
         self.assertIn("'synapse-replication pipeline archive' makes one", str(error))
@@ -43,20 +46,23 @@ class StoreTests(SynchronousTestCase):
         self.assertEqual(open_archive(self.folder).streams(), ["receipts", "to_device"])
 
     def test_old_format(self) -> None:
-        """An archive of an older version is refused, and how to convert it is said."""
+        """An archive of the old format is refused with the command that converts it."""
         (self.folder / "_meta").mkdir(parents=True)
         (self.folder / "_meta" / "archive.json").write_text("{}")
         error = self.assertRaises(PipelineError, open_store, self.folder)
         self.assertIn(f"pipeline convert --from {self.folder} --archive", str(error))
 
     def test_bad_places(self) -> None:
-        """A file, and names that Spark takes for patterns, are refused."""
+        """A file, or a path that Spark would read as a pattern, is refused."""
         self.folder.write_text("")
         for place in (self.folder, self.folder.with_name("a*b")):
             self.assertRaises(PipelineError, open_store, place)
 
     def test_credentials(self) -> None:
-        """Credentials of the environment travel with the store, and are not shown."""
+        """
+        A pickled store carries the credentials of the environment; its ``repr`` does
+        not.
+        """
         self.patch(
             __import__("os"),
             "environ",
@@ -76,7 +82,7 @@ class StoreTests(SynchronousTestCase):
         self.assertEqual(copied.options["AWS_SECRET_ACCESS_KEY"], "hush")
 
     def test_unreachable(self) -> None:
-        """A store that cannot be reached is named, without its credentials."""
+        """The error names a store that cannot be reached, without its credentials."""
         options = {
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "hush",

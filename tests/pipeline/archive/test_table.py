@@ -21,7 +21,7 @@ RECEIPTS = standard_tables()["receipts"]
 
 
 class TableTests(SynchronousTestCase):
-    """A table on a local folder."""
+    """Base class: a table in a local folder."""
 
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()
@@ -32,10 +32,10 @@ class TableTests(SynchronousTestCase):
 
 
 class CommitTests(TableTests):
-    """Rows and offsets come together."""
+    """Tests for committing rows and offsets together."""
 
     def test_offset_with_rows(self) -> None:
-        """The commit that adds rows has the offset, as JSON with sorted keys."""
+        """The commit that adds rows also has the offset, as JSON with sorted keys."""
         table = open_table(self.folder)
         add_rows_to(self.folder, "receipts", receipts(1, 3), table=table)
         offset = StreamOffset(3, {"w2": 9, "w1": 7})
@@ -51,7 +51,7 @@ class CommitTests(TableTests):
 
     def test_typed_columns(self) -> None:
         """
-        Columns are those of the row's fields, typed, and the day is the partition.
+        Each field of the row is a typed column, and the table is partitioned by day.
         """
         add_rows_to(self.folder, "receipts", receipts(1, 1, day=3))
         add_rows_to(self.folder, "receipts", receipts(2, 2))
@@ -62,14 +62,16 @@ class CommitTests(TableTests):
         self.assertIsNone(rows[0]["thread_id"])
         self.assertEqual(rows[0]["written_ts"].hour, 12)
         self.assertEqual(str(rows[0]["written_ts"].tzinfo), "UTC")
-        # When the table does not tell, the day is that of archiving.
+        # A row without a time gets the day of archiving.
         self.assertEqual(
             [row["day"] for row in rows],
             [datetime.date(2026, 1, 3), datetime.date(2026, 1, 9)],
         )
 
     def test_second_driver(self) -> None:
-        """The driver that commits second is refused, and told which was first."""
+        """
+        The driver that commits second is refused with an error that names the first.
+        """
         first, second = open_table(self.folder), open_table(self.folder)
         add_rows_to(self.folder, "receipts", receipts(1, 3), table=first)
         error = self.assertRaises(
@@ -85,7 +87,10 @@ class CommitTests(TableTests):
         self.assertEqual(self.tokens(), [1, 2, 3])
 
     def test_second_driver_between_batches(self) -> None:
-        """A batch of another driver is noticed however the two take turns."""
+        """
+        A driver notices another driver's batch before its next batch and when it
+        commits.
+        """
         first = add_rows_to(self.folder, "receipts", receipts(1, 3))
         second = open_table(self.folder)
         add_rows_to(self.folder, "receipts", receipts(4, 6), table=second)
@@ -95,12 +100,12 @@ class CommitTests(TableTests):
         ):
             error = self.assertRaises(PipelineError, attempt)
             self.assertIn("has archived batch 2", str(error))
-        # The other one goes on.
+        # The other driver continues.
         add_rows_to(self.folder, "receipts", receipts(7, 7), table=second)
         self.assertEqual(self.tokens(), [1, 2, 3, 4, 5, 6, 7])
 
     def test_attempt_without_commit(self) -> None:
-        """Files that were never committed are seen by no reader."""
+        """No reader sees files that were never committed."""
         table = add_rows_to(self.folder, "receipts", receipts(1, 1, day=1))
         orphan = Path(self.uri, "day=2026-01-01", "part-orphan.zstd.parquet")
         (committed,) = Path(self.uri).glob("day=*/*.parquet")
@@ -112,7 +117,9 @@ class CommitTests(TableTests):
         self.assertTrue(committed.exists())
 
     def test_recordings(self) -> None:
-        """A recording is known by its name and size, whatever became of the log."""
+        """
+        The size of an archived recording is found by name, also after a checkpoint.
+        """
         table = open_table(self.folder)
         table.commit([], recordings={"a.jsonl": 5, "b.jsonl": 7})
         table.commit([], recordings={"c.jsonl": 9})
@@ -124,7 +131,10 @@ class CommitTests(TableTests):
         )
 
     def test_log_does_not_tell(self) -> None:
-        """A table whose log lost the offset is refused: rows would come twice."""
+        """
+        A table whose log lost the offset is refused, since rows would be archived
+        twice.
+        """
         add_rows_to(self.folder, "receipts", receipts(1, 1))
         (commit,) = Path(self.uri, "_delta_log").glob("*1.json")
         lines = [json.loads(line) for line in commit.read_text().splitlines()]
@@ -136,10 +146,10 @@ class CommitTests(TableTests):
 
 
 class EvolutionTests(TableTests):
-    """A newer version has other columns."""
+    """Tests for versions with different columns."""
 
     def test_new_column(self) -> None:
-        """A column that a newer version adds is null in rows from before."""
+        """A column that a newer version adds is null in older rows."""
         add_rows_to(self.folder, "receipts", receipts(1, 2))
         newer = attrs.evolve(
             RECEIPTS, columns=(*RECEIPTS.columns, Column("thread_ts", "bigint"))
@@ -148,14 +158,16 @@ class EvolutionTests(TableTests):
         add_rows_to(self.folder, "receipts", rows, columns=newer)
         found = DeltaTable(self.uri).to_pyarrow_table().sort_by("stream_id")
         self.assertEqual(found.column("thread_ts").to_pylist(), [None, None, 5])
-        # An older version still writes.
+        # An older version can still write.
         add_rows_to(self.folder, "receipts", receipts(4, 4))
         found = DeltaTable(self.uri).to_pyarrow_table().sort_by("stream_id")
         self.assertEqual(found.column("thread_ts").to_pylist(), [None, None, 5, None])
         self.assertEqual(open_table(self.folder).state.offset, StreamOffset(4))
 
     def test_other_type(self) -> None:
-        """A column whose type changed is refused, with both types."""
+        """
+        A column whose type changed is refused with an error that names the column.
+        """
         add_rows_to(self.folder, "receipts", receipts(1, 1))
         changed = attrs.evolve(
             RECEIPTS, columns=(Column("room_id", "bigint"), *RECEIPTS.columns[1:])
@@ -168,11 +180,13 @@ class EvolutionTests(TableTests):
 
 
 class MaintenanceTests(TableTests):
-    """Compaction and vacuum."""
+    """Tests for compaction and vacuum."""
 
     def test_compaction(self) -> None:
-        """Small files of a day become one, and no row is lost or doubled; the offset
-        stays, and readers of an older version go on."""
+        """
+        Small files of a day are merged without losing or doubling a row; the offset is
+        kept, and readers of an older version still work.
+        """
         table = open_table(self.folder)
         for token in range(1, 6):
             add_rows_to(
@@ -186,7 +200,7 @@ class MaintenanceTests(TableTests):
         self.assertEqual(len(DeltaTable(self.uri).file_uris()), 2)
         self.assertEqual(read_state(DeltaTable(self.uri)).offset, StreamOffset(6))
         self.assertEqual(table.compact(5).before, 0)
-        # Nothing is removed before the retention is over.
+        # Nothing is deleted before the retention period is over.
         self.assertEqual(table.vacuum(1), 0)
         self.assertEqual(older.to_pyarrow_table().num_rows, 6)
         add_rows_to(self.folder, "receipts", receipts(7, 7), table=table)
@@ -194,7 +208,10 @@ class MaintenanceTests(TableTests):
         self.assertEqual(self.tokens(), [1, 2, 3, 4, 5, 6, 7])
 
     def test_maintenance_beside_a_driver(self) -> None:
-        """An offset that another driver's maintenance repeats is not taken for new."""
+        """
+        A commit of another driver's maintenance, which repeats the offset, is not taken
+        for a new batch.
+        """
         stale = add_rows_to(self.folder, "receipts", receipts(1, 1, day=1))
         driver = open_table(self.folder)
         for token in (2, 3):

@@ -15,14 +15,17 @@ from synapse_replication.pipeline.archive.wire import (
 
 
 class FindTests(SynchronousTestCase):
-    """Tests for which recordings are closed."""
+    """Tests for finding the closed recordings."""
 
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()
         self.folder.mkdir()
 
     def test_folder(self) -> None:
-        """A folder may be empty; what is being written is skipped."""
+        """
+        Closed recordings are found recursively and once each; an empty folder yields
+        none.
+        """
         self.assertEqual(find_closed_recordings([self.folder]), [])
         (self.folder / "deep").mkdir()
         for name in ("b.jsonl", "deep/a.jsonl.gz", "c.jsonl.partial", "d.txt"):
@@ -34,14 +37,16 @@ class FindTests(SynchronousTestCase):
         )
 
     def test_missing(self) -> None:
-        """A path that does not exist is named."""
+        """The error names a path that does not exist."""
         error = self.assertRaises(
             PipelineError, find_closed_recordings, [self.folder / "x"]
         )
         self.assertIn(str(self.folder / "x"), str(error))
 
     def test_one_name(self) -> None:
-        """Two recordings of one name are refused: one would be taken for the other."""
+        """
+        Two recordings of the same name are refused, since they could not be told apart.
+        """
         (self.folder / "deep").mkdir()
         for name in ("a.jsonl", "deep/a.jsonl"):
             (self.folder / name).write_text("")
@@ -50,7 +55,7 @@ class FindTests(SynchronousTestCase):
 
 
 class PlanTests(SynchronousTestCase):
-    """Tests for what is archived already."""
+    """Tests for planning batches of recordings."""
 
     def plan(self, archived: dict[str, int], *recordings: Recording) -> list[list[str]]:
         return [
@@ -59,12 +64,12 @@ class PlanTests(SynchronousTestCase):
         ]
 
     def test_each_once(self) -> None:
-        """A recording that is archived is not planned again."""
+        """An archived recording is not planned again."""
         planned = self.plan({"a": 5}, Recording(Path("a"), 5), Recording(Path("b"), 1))
         self.assertEqual(planned, [["b"]])
 
     def test_batches_are_bounded(self) -> None:
-        """A batch takes as much as it may, and at least one recording."""
+        """A batch holds up to its maximum of bytes, and at least one recording."""
         sizes = (4, 6, 1, 99, 1)
         recordings = [Recording(Path(str(n)), size) for n, size in enumerate(sizes)]
         self.assertEqual(self.plan({}, *recordings), [["0", "1"], ["2"], ["3"], ["4"]])

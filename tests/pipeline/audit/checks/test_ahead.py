@@ -9,10 +9,10 @@ from tests.pipeline.audits import evidence, found, make_rows, make_tokens
 
 
 class AheadTests(SynchronousTestCase):
-    """Tests for tokens that were never given out."""
+    """Tests for tokens above the value of a stream's sequence."""
 
     def test_ahead(self) -> None:
-        """What was heard or archived beyond a sequence is an error."""
+        """A received or archived token above its sequence's value is an error."""
         tokens = make_tokens(
             [
                 "POSITION events w1 9 9",
