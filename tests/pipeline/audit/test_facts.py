@@ -35,7 +35,7 @@ ORDERS = TableStream(
 
 
 class FactsTests(SynchronousTestCase):
-    """A database with one stream, whose table does not tell who wrote."""
+    """Tests with a database of one stream, whose table does not name the writer."""
 
     def setUp(self) -> None:
         self.dsn = shared_postgres().new_database()
@@ -56,7 +56,9 @@ class FactsTests(SynchronousTestCase):
         return read_facts(self.settings)
 
     def test_facts(self) -> None:
-        """Streams are sorted by what is known of them; what is not here is left out."""
+        """
+        Streams are grouped by their properties; streams without a table are left out.
+        """
         self.sql("INSERT INTO stream_positions VALUES ('orders', 'a', -25)")
         facts = self.facts()
         self.assertEqual(facts.kept, {"orders"})
@@ -69,7 +71,9 @@ class FactsTests(SynchronousTestCase):
         self.assertIn("caches", facts.idempotent)
 
     def test_sole_writers(self) -> None:
-        """Rows that do not tell are of the one writer; of two, nobody knows whose."""
+        """
+        Rows without a writer belong to the sole writer; if there are two, to neither.
+        """
         facts = self.facts()
         self.assertEqual(facts.sole_writers([]), {"orders": "a"})
         self.assertEqual(facts.sole_writers([("events", "b")]), {"orders": "a"})
@@ -78,12 +82,14 @@ class FactsTests(SynchronousTestCase):
         self.assertEqual(nobody.sole_writers([("orders", "b")]), {"orders": "b"})
 
     def test_healthy(self) -> None:
-        """Where positions and sequence agree nothing is found."""
+        """If positions and sequence agree, there is no finding."""
         self.sql("INSERT INTO stream_positions VALUES ('orders', 'a', -9)")
         self.assertEqual(self.facts().findings, [])
 
     def test_sequence_behind(self) -> None:
-        """A sequence that would give out ids again is found, with all that it shows."""
+        """
+        A sequence that would issue ids again is reported with the ids and its value.
+        """
         self.sql("SELECT setval('orders_seq', 5)")
         (found,) = self.facts().findings
         kind, severity, stream, _, first, last, count, text, evidence = found
@@ -93,14 +99,14 @@ class FactsTests(SynchronousTestCase):
         self.assertEqual(json.loads(evidence)["sequence_value"], 5)
 
     def test_position_ahead(self) -> None:
-        """A position ahead of the sequence is found, with the ids in between."""
+        """A position ahead of the sequence is reported with the ids in between."""
         self.sql("INSERT INTO stream_positions VALUES ('orders', 'a', -25)")
         (found,) = self.facts().findings
         self.assertEqual(found[0], "position_ahead")
         self.assertEqual(found[2:7], ("orders", "a", 21, 25, 5))
 
     def test_unknown_writer(self) -> None:
-        """Of who is no writer, only where it stands is told."""
+        """For a stored instance that is not a writer, only its position is reported."""
         self.sql("INSERT INTO stream_positions VALUES ('orders', 'b', -7)")
         (found,) = self.facts().findings
         self.assertEqual(found[0], "unknown_writer")
@@ -108,7 +114,7 @@ class FactsTests(SynchronousTestCase):
         self.assertEqual(json.loads(found[8])["stored"], {"a": None, "b": -7})
 
     def test_everybody_writes(self) -> None:
-        """Positions of a stream that has none by its nature mean nothing."""
+        """Stored positions of a stream that every instance writes are ignored."""
         self.sql(
             "CREATE SEQUENCE cache_invalidation_stream_seq",
             "INSERT INTO stream_positions VALUES ('caches', 'a', 25)",
@@ -118,7 +124,7 @@ class FactsTests(SynchronousTestCase):
         self.assertEqual(facts.writers["caches"], frozenset())
 
     def test_without_positions(self) -> None:
-        """That the table of positions is missing is found once, of no stream."""
+        """A missing table of positions is reported once, without a stream."""
         self.sql("DROP TABLE stream_positions")
         (found,) = self.facts().findings
         self.assertEqual((found[0], found[2]), ("positions_missing", None))

@@ -24,15 +24,17 @@ _DOCS = Path(__file__).parents[3] / "docs" / "pipeline.rst"
 
 
 class KindTests(SynchronousTestCase):
-    """Tests for what can be found."""
+    """Tests for the kinds of findings."""
 
     def test_each_is_explained(self) -> None:
-        """The documents say of each kind what it means."""
+        """The documentation explains each kind."""
         named = set(re.findall(r"``(\w+)``", _DOCS.read_text()))
         self.assertEqual({kind.value for kind in Kind} - named, set())
 
     def test_severities(self) -> None:
-        """What happens to deployments without a fault is no error."""
+        """
+        Each kind has a severity; a kind that occurs in healthy deployments is no error.
+        """
         self.assertEqual(set(SEVERITIES), set(Kind))
         self.assertIs(Kind.LATE_INVALIDATION.severity, Severity.INFO)
         self.assertIs(Kind.UNKNOWN_WRITER.severity, Severity.WARNING)
@@ -40,7 +42,7 @@ class KindTests(SynchronousTestCase):
 
 
 class FindingTests(SynchronousTestCase):
-    """Tests for how a finding is written down."""
+    """Tests for the rows of findings."""
 
     def setUp(self) -> None:
         self.frame = shared_session().createDataFrame(
@@ -53,7 +55,9 @@ class FindingTests(SynchronousTestCase):
         )
 
     def test_columns(self) -> None:
-        """What is not given is the column of that name; nobody's name is said so."""
+        """
+        A field that is not given is the column of its name; a null name reads "nobody".
+        """
         findings = self.frame.select(
             *finding(
                 Kind.ROW_GONE,
@@ -79,7 +83,7 @@ class FindingTests(SynchronousTestCase):
         self.assertCountEqual(evidence(findings), [{"n": 9}, {"n": 4}])
 
     def test_kind_of_each_row(self) -> None:
-        """The kind may be a column; each has its own severity."""
+        """The kind may be a column; each kind has its own severity."""
         findings = self.frame.select(
             *finding(sf.col("kind"), message=["x"], evidence={"n": sf.lit(1)})
         )
@@ -89,7 +93,7 @@ class FindingTests(SynchronousTestCase):
         )
 
     def test_sample(self) -> None:
-        """The first few are shown, in order, however many there are."""
+        """A sample has the first few items, in order, however many there are."""
         ids = shared_session().range(30, 0, -1).withColumn("rank", sf.col("id"))
         (row,) = ids.agg(sample(sf.col("rank"), sf.col("id")).alias("s")).collect()
         self.assertEqual([each.id for each in row.s], list(range(1, SAMPLES + 1)))

@@ -30,12 +30,12 @@ from tests.support.recordings import FULL_RECORDING
 
 REAL_STREAMS = Path(__file__).parents[1] / "data" / "real_streams.sql.gz"
 
-#: What the sequences of the made-up database have given out.
+#: The value of each sequence in the made-up database.
 GIVEN_OUT = 20
 
 
 def new_database(*statements: str) -> str:
-    """Make a database, and tell how to reach it."""
+    """Create a database; return its connection string."""
     dsn = shared_postgres().new_database()
     with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
         for statement in (*DELTAS, SCHEMA, *statements):
@@ -45,13 +45,13 @@ def new_database(*statements: str) -> str:
 
 
 def made_up_database(*damage: str) -> str:
-    """Make the database of a small deployment with a row or two of each stream."""
+    """Create the database of a small deployment with a row or two of each stream."""
     statements = [ROWS]
     for stream in STANDARD_STREAMS.values():
         if stream.sequence is not None:
             statements.append(f"CREATE SEQUENCE {stream.sequence}")
             statements.append(f"SELECT setval('{stream.sequence}', {GIVEN_OUT})")
-    # One row is of a writer that has no other.
+    # One row is of a writer that has no other row.
     writers = {*ON_THE_WIRE, ("receipts", "another")}
     for name, writer in sorted(writers):
         stream = STANDARD_STREAMS[name]
@@ -65,7 +65,7 @@ def made_up_database(*damage: str) -> str:
 
 
 def healthy_lines() -> list[str]:
-    """Write what the writers of that database sent, as our own writers do."""
+    """Return the lines that the writers of that database would have sent."""
     lines: list[bytes] = []
     for (stream, writer), rows in ON_THE_WIRE.items():
         by_token: dict[int, list[bytes]] = {}
@@ -95,12 +95,12 @@ def write_recording(path: Path, lines: list[str]) -> None:
 
 @functools.cache
 def real_dsn() -> str:
-    """Make the database of the real deployment, up to the end of its recording."""
+    """Create the database of the real deployment, up to the end of its recording."""
     return new_database(gzip.decompress(REAL_STREAMS.read_bytes()).decode())
 
 
 def wrong(result: Result) -> dict[tuple[str, str | None], dict[str, Any]]:
-    """Return errors and warnings that were printed as JSON, by kind and stream."""
+    """Return the printed errors and warnings, by kind and stream."""
     printed = json.loads(result.stdout)
     return {
         (each["kind"], each["stream"]): each
@@ -113,7 +113,7 @@ class AuditTests(SynchronousTestCase):
     """Tests for the whole job."""
 
     def setUp(self) -> None:
-        # The command uses the session that is there.
+        # The command uses the running session.
         shared_session()
         self.folder = Path(self.mktemp()).absolute()
         self.folder.mkdir()
@@ -124,7 +124,7 @@ class AuditTests(SynchronousTestCase):
         )
 
     def test_the_real_deployment(self) -> None:
-        """The one row that a real deployment lost is found, and nothing else."""
+        """The only error found is the one row that the real deployment lost."""
         result = self.audit(real_dsn(), "--recording", FULL_RECORDING, "--json")
 
         self.assertEqual(result.exit_code, 1)
@@ -157,7 +157,7 @@ class AuditTests(SynchronousTestCase):
         self.assertEqual(json.loads(state["row"])[0], "state")
 
     def test_healthy(self) -> None:
-        """Of a healthy deployment, all is told to be normal; exit status 0."""
+        """A healthy deployment yields only notes, and exit status 0."""
         path = self.folder / "healthy.jsonl"
         write_recording(path, healthy_lines())
         out = self.folder / "out"
@@ -184,7 +184,7 @@ class AuditTests(SynchronousTestCase):
         )
 
     def test_damage(self) -> None:
-        """Each kind of damage is named, with its stream; exit status 1."""
+        """Each kind of damage is reported with its stream; the exit status is 1."""
         dsn = made_up_database(
             "SELECT setval('receipts_sequence', 2)",
             "UPDATE stream_positions SET stream_id = 21 "
@@ -193,7 +193,7 @@ class AuditTests(SynchronousTestCase):
             "INSERT INTO current_state_delta_stream VALUES "
             "(5, '!r', 'm.room.name', '', '$x', 'p2')",
             "INSERT INTO thread_subscriptions VALUES (9, 'master', '!r', '$r', '@c:x')",
-            # Committed, and beyond all positions of its stream.
+            # Committed, but beyond all positions of its stream.
             "INSERT INTO sticky_events VALUES (9, 'p1', '$lost', '!r')",
             "UPDATE stream_positions SET stream_id = 2 "
             "WHERE stream_name = 'sticky_events'",
@@ -242,7 +242,7 @@ class AuditTests(SynchronousTestCase):
         self.assertEqual(
             lost["evidence"]["line"], "POSITION thread_subscriptions master 2 10"
         )
-        # The row is shown as tables and archive have it.
+        # The row is shown from both tables and archive.
         self.assertEqual(
             [
                 (row["source"], row["stream_id"], json.loads(row["row"]))
@@ -260,15 +260,19 @@ class AuditTests(SynchronousTestCase):
         )
 
     def test_no_database(self) -> None:
-        """Without a database, the command says what to give; exit status 2."""
+        """
+        Without a database, the command names the option to give; the exit status is 2.
+        """
         result = CliRunner().invoke(audit_command, [], env={})
 
         self.assertEqual(result.exit_code, 2)
         self.assertIn("--dsn", result.output)
 
     def test_cannot_be_read(self) -> None:
-        """What cannot be read is told as such, at once: exit status 2, not that of an
-        error that was found."""
+        """
+        An unreadable database or archive is reported at once, with exit status 2 rather
+        than 1.
+        """
         self.patch(audit, "job_session", None)
         for args in (
             ["--dsn", "host=127.0.0.1 port=1 password=hush"],
@@ -280,7 +284,7 @@ class AuditTests(SynchronousTestCase):
             self.assertNotIn("hush", result.output)
 
     def _archive(self, dsn: str) -> Path:
-        """Make an archive that has one row twice and lacks one."""
+        """Make an archive that has one row twice and lacks another."""
 
         def change(stream: str, batch: pa.RecordBatch) -> pa.Table:
             rows = pa.Table.from_batches([batch])

@@ -20,28 +20,30 @@ ODD = ("k2", "warning", "a\x1bb", None, 5, 5, 1, "an\nodd name", '{"x": "\u202e"
 
 
 def note(stream: str | None, count: int) -> tuple[Any, ...]:
-    """Make a finding that is normal."""
+    """Return a finding of severity ``info``."""
     return ("late", "info", stream, None, None, None, count, "late", "{}")
 
 
 def frame(*findings: tuple[Any, ...]) -> DataFrame:
-    """Make findings."""
+    """Return a frame of findings."""
     return shared_session().createDataFrame(list(findings), FINDINGS_SCHEMA)
 
 
 class PrintTests(SynchronousTestCase):
-    """What is printed of findings."""
+    """Tests for printing findings."""
 
     def setUp(self) -> None:
         self.out = io.StringIO()
 
     def test_nothing(self) -> None:
-        """That nothing was found is said, too."""
+        """If nothing was found, the counts are printed nevertheless."""
         print_findings(frame(), self.out)
         self.assertEqual(self.out.getvalue(), "0 errors, 0 warnings, 0 notes\n")
 
     def test_one_by_one(self) -> None:
-        """Errors and warnings are shown with place and evidence, notes summed up."""
+        """
+        Errors and warnings are printed with tokens and evidence, notes only as sums.
+        """
         counts = print_findings(
             frame(LOST, note("caches", 4), note("caches", 2), note(None, 1)), self.out
         )
@@ -60,7 +62,7 @@ class PrintTests(SynchronousTestCase):
         )
 
     def test_names_command_no_terminal(self) -> None:
-        """Control characters of names, texts and evidence are escaped."""
+        """Control characters in names, texts and evidence are escaped."""
         print_findings(frame(ODD, note("c\x1bd", 1)), self.out)
         text = self.out.getvalue()
         self.assertNotIn("\x1b", text)
@@ -69,7 +71,7 @@ class PrintTests(SynchronousTestCase):
         self.assertIn("  late  c\\x1bd: 1 in 1 findings\n", text)
 
     def test_long_evidence(self) -> None:
-        """Of long evidence the beginning is shown."""
+        """Long evidence is truncated."""
         self.patch(audit_report, "_MAX_EVIDENCE", 4)
         print_findings(frame((*LOST[:-1], "12345"), (*LOST[:-1], "1234")), self.out)
         lines = self.out.getvalue().splitlines()
@@ -77,7 +79,7 @@ class PrintTests(SynchronousTestCase):
         self.assertIn("  evidence: 1234", lines)
 
     def test_so_many(self) -> None:
-        """Of very many, the first are shown, and where the others are."""
+        """Beyond the maximum, errors are not printed; one line says where they are."""
         self.patch(audit_report, "MAX_SHOWN", 2)
         counts = print_findings(frame(*[LOST] * 5), self.out)
         self.assertEqual(counts[Severity.ERROR], 5)
@@ -85,7 +87,7 @@ class PrintTests(SynchronousTestCase):
         self.assertEqual(self.out.getvalue().count("(more errors are in"), 1)
 
     def test_json(self) -> None:
-        """As JSON, all findings are there whole, and how many of each severity."""
+        """JSON output has all findings in full, and the count of each severity."""
         counts = print_json(frame(LOST, ODD, note("caches", 4)), self.out)
         printed = json.loads(self.out.getvalue())
         self.assertEqual(counts.total(), 3)
@@ -97,6 +99,6 @@ class PrintTests(SynchronousTestCase):
         self.assertEqual(printed["findings"][0]["evidence"], {"rows": [1]})
 
     def test_no_json(self) -> None:
-        """Without findings it is JSON, too."""
+        """Without findings the output is still valid JSON."""
         print_json(frame(), self.out)
         self.assertEqual(json.loads(self.out.getvalue())["findings"], [])

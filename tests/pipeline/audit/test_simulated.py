@@ -1,4 +1,4 @@
-"""A healthy deployment has nothing that an audit calls wrong: the simulated one."""
+"""Audits the simulated deployments, in which an audit must find no error."""
 
 from __future__ import annotations
 
@@ -34,15 +34,18 @@ from synapse_replication.testing.simulation.runner import Run
 from tests.pipeline.audits import TOKENS_SCHEMA, found, make_rows, tokens_of
 from tests.pipeline.shared_session import shared_session
 
-#: Each has other faults: cut and half-open links, crashes, databases that restart.
+#: Each seed has other faults: cut or half-open links, crashes, database restarts.
 SEEDS = range(8, 18)
 
 
 class SimulatedTests(SynchronousTestCase):
-    """Tests with what simulated deployments put on the wire and into tables."""
+    """Tests with the wire and the tables of simulated deployments."""
 
     def test_nothing_is_wrong(self) -> None:
-        """Whatever faults they had, and however a recorder was cut off: no error."""
+        """
+        Whatever the faults, and however often a recorder was cut off, there is no
+        error.
+        """
         rows: list[Any] = []
         tokens: list[Any] = []
         for seed in SEEDS:
@@ -80,7 +83,7 @@ class SimulatedTests(SynchronousTestCase):
         self.assertEqual(lost, [])
         seen = found(findings)
         self.assertEqual([each for each in seen if each[1] != "info"], [])
-        # The faults were there.
+        # The faults did occur.
         self.assertLessEqual(
             {"row_not_seen", "id_without_row", "stream_reset"},
             {each[0] for each in seen},
@@ -111,7 +114,7 @@ def _stored(cluster: Cluster) -> list[Any]:
 
 
 def _cut_off(seed: int, tokens: list[Any]) -> list[Any]:
-    """Leave out what a recorder missed that was cut off now and then."""
+    """Leave out the tokens that a recorder missed while it was cut off."""
     random = Random(seed)
     heard, is_up = [], True
     for token in tokens:

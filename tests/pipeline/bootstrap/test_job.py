@@ -90,11 +90,11 @@ ORDERS = TableStream(
     writers=["shop1"],
 )
 
-#: What there is to write in the database above, when nothing is stored.
+#: The expected changes for the database above, if no positions are stored.
 EXPECTED = {
     ("account_data", "master"): (None, 13),
     ("backfill", "persister1"): (None, -40),
-    # It left no rows, and nothing is in flight.
+    # It has no rows, and no transaction is in flight.
     ("backfill", "persister2"): (None, -45),
     ("events", "persister1"): (None, 499),
     ("events", "persister2"): (None, 505),
@@ -118,7 +118,7 @@ def read_here(conninfo: Mapping[str, Any], ranges: Sequence[IdRange]) -> list[Fo
 
 
 class BootstrapTests(SynchronousTestCase):
-    """The job, on a real database, in ranges of a few ids."""
+    """Tests for the job on a real database, in ranges of a few ids."""
 
     def setUp(self) -> None:
         self.patch(position_store, "RANGE_WIDTH", 50)
@@ -141,14 +141,14 @@ class BootstrapTests(SynchronousTestCase):
         return set(self.sql("SELECT * FROM stream_positions"))
 
     def read(self) -> Bootstrap:
-        """Read without Spark, which is slower to do little."""
+        """Read without Spark, which is slow for small inputs."""
         return read_bootstrap(self.settings, read_here)
 
     def test_from_nothing(self) -> None:
-        """Each writer is put at its last row, and nothing is written by looking.
+        """Reading plans each writer's last row as its position, and writes nothing.
 
-        It is stored under the names and signs of stream_positions. Writing it again
-        changes nothing.
+        Positions are stored with the names and signs of stream_positions. Writing them
+        again changes nothing.
         """
         found = read_bootstrap(
             self.settings, functools.partial(read_with_spark, shared_session())
@@ -171,7 +171,7 @@ class BootstrapTests(SynchronousTestCase):
         self.assertEqual(to_write(self.read()), {})
 
     def test_never_back(self) -> None:
-        """A stale position goes forward, one that is farther than any row stays."""
+        """A stale position is advanced; a position beyond all rows is kept."""
         self.sql(
             "INSERT INTO stream_positions VALUES ('events', 'persister1', 509), "
             "('events', 'persister2', 20), ('backfill', 'persister1', -44), "
@@ -203,7 +203,7 @@ class BootstrapTests(SynchronousTestCase):
         )
 
     def test_table_missing(self) -> None:
-        """A database without the table gets it, in the same transaction."""
+        """If the table is missing, it is created in the same transaction."""
         self.sql("DROP TABLE stream_positions")
         found = self.read()
         self.assertEqual(to_write(found), EXPECTED)
@@ -211,7 +211,9 @@ class BootstrapTests(SynchronousTestCase):
         self.assertEqual(len(self.stored()), len(EXPECTED))
 
     def test_sequence_behind(self) -> None:
-        """Ids that would be given out twice are refused, by name and value."""
+        """
+        A sequence behind its table is refused; the error has its name and both values.
+        """
         self.sql("SELECT setval('events_backfill_stream_seq', 44)")
         error = self.assertRaises(PipelineError, self.read)
         self.assertIn(
@@ -221,9 +223,7 @@ class BootstrapTests(SynchronousTestCase):
         )
 
     def test_transaction_in_flight(self) -> None:
-        """
-        Rows that are not committed yet are noticed, and nothing is said to be done.
-        """
+        """An uncommitted row or id is detected, and no result is returned."""
         with (
             contextlib.closing(psycopg2.connect(self.dsn)) as connection,
             connection.cursor() as cursor,
@@ -237,7 +237,7 @@ class BootstrapTests(SynchronousTestCase):
         self.assertIn("is writing to presence_stream_sequence", str(begun))
 
     def test_writer_began(self) -> None:
-        """A writer that took an id since then is noticed, and nothing is written."""
+        """If a writer took an id since the read, nothing is written."""
         found = self.read()
         self.sql("SELECT nextval('presence_stream_sequence')")
         error = self.assertRaises(PipelineError, write_bootstrap, self.settings, found)
@@ -248,7 +248,7 @@ class BootstrapTests(SynchronousTestCase):
         self.assertEqual(self.stored(), set())
 
     def test_position_moved(self) -> None:
-        """A position that somebody else wrote since then is noticed."""
+        """If a position was changed since the read, nothing is written."""
         found = self.read()
         self.sql("INSERT INTO stream_positions VALUES ('events', 'persister1', 500)")
         error = self.assertRaises(PipelineError, write_bootstrap, self.settings, found)
@@ -256,13 +256,15 @@ class BootstrapTests(SynchronousTestCase):
         self.assertEqual(len(self.stored()), 1)
 
     def test_no_homeserver(self) -> None:
-        """A database of something else is said to be one."""
+        """A database without any known table is refused."""
         settings = settings_of_dsn(shared_postgres().new_database())
         error = self.assertRaises(PipelineError, read_bootstrap, settings, read_here)
         self.assertIn("none of the tables", str(error))
 
     def test_command(self) -> None:
-        """It shows, writes only if told to, and knows the writers by their rows."""
+        """
+        The command writes only with ``--write``, and derives the writers from the rows.
+        """
         run = functools.partial(CliRunner().invoke, catch_exceptions=False)
         shared_session()
         shown = run(bootstrap_command, ["--dsn", self.dsn])

@@ -32,18 +32,20 @@ HISTORY = StreamHistory(
 
 
 class PlanTests(SynchronousTestCase):
-    """What is decided, without a database."""
+    """Tests for the plan, without a database."""
 
     def plan(self, **changes: Any) -> list[tuple[str, int | None, PlannedChange]]:
         plan = plan_positions([attrs.evolve(HISTORY, **changes)])
         return [(change.instance_name, change.new, change.fate) for change in plan]
 
     def test_empty_stream(self) -> None:
-        """A stream without rows is left to its writers."""
+        """A stream without rows gets no positions."""
         self.assertEqual(self.plan(farthest={}, found={}), [])
 
     def test_undeclared(self) -> None:
-        """Who is no writer any more gets no position, and keeps an old one."""
+        """
+        An instance that is no longer a writer gets no position, and keeps a stored one.
+        """
         self.assertEqual(
             self.plan(found={"first": 8, "old": 5}, stored={"older": 3}),
             [
@@ -55,14 +57,17 @@ class PlanTests(SynchronousTestCase):
         )
 
     def test_each_at_its_own(self) -> None:
-        """A writer is put at its own last row; one without rows at the greatest id."""
+        """
+        A writer gets its own last row as its position, or the greatest id if it has
+        none.
+        """
         self.assertEqual(
             self.plan(found={"first": 5}),
             [("first", 5, PlannedChange.NEW), ("second", 8, PlannedChange.NEW)],
         )
 
     def test_never_back(self) -> None:
-        """A position that is at the last row, or farther, stays as it is."""
+        """A stored position at or beyond the last row is kept."""
         self.assertEqual(
             self.plan(stored={"first": 8, "second": 9}),
             [("first", 8, PlannedChange.KEPT), ("second", 9, PlannedChange.KEPT)],
@@ -73,14 +78,16 @@ class PlanTests(SynchronousTestCase):
         )
 
     def test_writers_unknown(self) -> None:
-        """Without a configuration, who left rows or has a position is a writer."""
+        """
+        Without a configuration, each instance with rows or a position is a writer.
+        """
         self.assertEqual(
             self.plan(writers=None, stored={"third": 3}),
             [("first", 8, PlannedChange.NEW), ("third", 8, PlannedChange.FORWARD)],
         )
 
     def test_found(self) -> None:
-        """What was found in parts of tables is put together, in any order."""
+        """Results from parts of tables are combined in any order."""
         history = HISTORY.with_found(
             [
                 ("foo", "foo", "first", 6),
@@ -94,7 +101,7 @@ class PlanTests(SynchronousTestCase):
         self.assertEqual(history.found, {"first": 6, "second": 4})
 
     def test_sequence_behind(self) -> None:
-        """A sequence may stand at the last row, and not before it."""
+        """A sequence may be at the last row, but not behind it."""
         check_histories([attrs.evolve(HISTORY, sequence_value=8)])
         error = self.assertRaises(
             PipelineError,
@@ -104,7 +111,7 @@ class PlanTests(SynchronousTestCase):
         self.assertIn("foo stands at 7, but table foo holds -8", str(error))
 
     def test_wrong_sign(self) -> None:
-        """1 is what is stored of a stream that counts down before it was written."""
+        """The initial position 1 of a stream that counts down is replaced."""
         (change, _) = plan_positions(
             [attrs.evolve(HISTORY, negative=True, stored={"first": 1})]
         )
@@ -113,7 +120,7 @@ class PlanTests(SynchronousTestCase):
         )
 
     def test_position_beyond_sequence(self) -> None:
-        """A position that no row can have been given is refused."""
+        """A position beyond the sequence is refused, except the initial one."""
         nobody_wrote = attrs.evolve(HISTORY, sequence_value=0, farthest={})
         check_histories([attrs.evolve(nobody_wrote, stored={"first": 1})])
         check_histories([attrs.evolve(HISTORY, stored={"first": 9})])

@@ -1,6 +1,6 @@
 """Tests for :mod:`synapse_replication.pipeline.bootstrap.store`, on a real database.
 
-What becomes of positions in all is tested in ``test_bootstrap``.
+The whole bootstrap is tested in ``test_job``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ORDERS = TableStream(
 
 
 class PositionStoreTests(SynchronousTestCase):
-    """A stream of one's own that counts down, with ids 41 to 250."""
+    """Tests with a custom stream that counts down, with ids 41 to 250."""
 
     def setUp(self) -> None:
         self.patch(position_store, "RANGE_WIDTH", 100)
@@ -69,7 +69,10 @@ class PositionStoreTests(SynchronousTestCase):
         return read_histories(self.cursor, self.settings)
 
     def test_history(self) -> None:
-        """What the database says of a stream is read; others have no tables here."""
+        """
+        Sequence, positions and writers of a stream are read; streams without tables are
+        left out.
+        """
         (history,) = self.histories()
         self.assertEqual(history.name, "orders")
         self.assertEqual(history.sequence_value, 260)
@@ -81,14 +84,15 @@ class PositionStoreTests(SynchronousTestCase):
 
     def test_stored_twice(self) -> None:
         """
-        A writer that is in there twice is named: which counts is not to be guessed.
+        An instance that is stored twice for a stream is an error, since either may be
+        right.
         """
         self.cursor.execute("INSERT INTO stream_positions VALUES ('orders', 'a', -9)")
         with self.assertRaisesRegex(PipelineError, "has a of orders twice"):
             self.histories()
 
     def test_ranges(self) -> None:
-        """With an index there are ranges from the first id to the last, and no gap."""
+        """With an index, the ranges cover the ids from first to last without a gap."""
         (history,) = self.histories()
         self.assertEqual(len(id_ranges(self.cursor, [history])), 1)
         self.cursor.execute("CREATE INDEX ids ON orders (id)")
@@ -104,12 +108,14 @@ class PositionStoreTests(SynchronousTestCase):
         )
 
     def test_empty_table(self) -> None:
-        """A table without rows has no ranges, if an index tells so."""
+        """An indexed table without rows has no ranges."""
         self.cursor.execute("CREATE INDEX ids ON orders (id); DELETE FROM orders")
         self.assertEqual(id_ranges(self.cursor, self.histories()), [])
 
     def test_nobody_writes(self) -> None:
-        """A deployment that stands still is taken for one; what moved is named."""
+        """
+        An idle deployment passes the check; an advanced sequence or position is named.
+        """
         before = self.histories()
         check_nobody_writes(self.cursor, before, self.histories())
         self.cursor.execute("SELECT nextval('orders_seq')")
@@ -120,7 +126,10 @@ class PositionStoreTests(SynchronousTestCase):
             check_nobody_writes(self.cursor, before, moved)
 
     def test_open_transactions(self) -> None:
-        """Whoever is within writing is named, by what is written; oneself is not."""
+        """
+        An open transaction of another session is named with the relation that it
+        writes.
+        """
         before = self.histories()
         other = psycopg2.connect(self.dsn)
         self.addCleanup(other.close)
@@ -138,7 +147,10 @@ class PositionStoreTests(SynchronousTestCase):
         check_nobody_writes(self.cursor, before, before)
 
     def test_write(self) -> None:
-        """What is new or forward is written; what would go back is refused."""
+        """
+        New and advancing positions are written; a position that would go back is
+        refused.
+        """
         self.cursor.execute(
             "CREATE UNIQUE INDEX ON stream_positions (stream_name, instance_name)"
         )

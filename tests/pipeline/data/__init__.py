@@ -1,1 +1,1 @@
-"""Data that tests of the pipeline read."""
+"""Data files for tests of the pipeline."""

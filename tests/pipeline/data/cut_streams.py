@@ -1,13 +1,14 @@
-"""Cut the tables of streams out of a Synapse database, as SQL for tests.
+"""Extracts the tables of streams from a Synapse database, as SQL for tests.
 
-How ``real_streams.sql.gz`` was made: the dump of the deployment whose beginning is the
-recording that comes with the package was restored into an empty database, then::
+``real_streams.sql.gz`` was made from the dump of a deployment; the recording that comes
+with the package is of the same deployment's start. The dump was restored into an empty
+database, then::
 
     python -m tests.pipeline.data.cut_streams "dbname=..." real_streams.sql.gz
 
 Columns are those of ``tests.storage.synapse_extract``; rows are those with ids up to a
-little beyond the recording's end. Ids of events and rooms are cut to twelve characters:
-they are still all different, and take a quarter of the space. Users were made up.
+little beyond the recording's end. Ids of events and rooms are truncated to twelve
+characters: they remain unique and take a quarter of the space. The users are invented.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ import psycopg2
 
 from tests.storage.synapse_extract import SCHEMA
 
-#: Columns whose values are cut.
+#: Columns whose values are truncated.
 _LONG_IDS = ("event_id", "room_id", "redacts", "relates_to_id")
 _LENGTH = 12
-#: Columns of JSON, which is written as text.
+#: Columns of JSON, which are written as text.
 _JSON = ("affected_fields",)
 
 _OF_EVENTS = "event_id IN (SELECT event_id FROM events WHERE stream_ordering <= 4050)"
-#: Which rows of a table are kept, if not those with the ids of the recording.
+#: The condition on the rows of a table, if it differs from the default.
 _KEPT = {
     "events": "stream_ordering <= 4050",
     "ex_outlier_stream": "event_stream_ordering <= 4050",

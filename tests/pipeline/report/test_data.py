@@ -24,10 +24,12 @@ def window_for(seconds: float) -> int:
 
 
 class ChooseWindowTests(SynchronousTestCase):
-    """Tests for how long windows are."""
+    """Tests for the length of windows."""
 
     def test_never_too_many(self) -> None:
-        """However long the time is, windows are few, and no shorter than a second."""
+        """
+        For any duration there are at most MAX_WINDOWS windows, of at least one second.
+        """
         for seconds in (0, 1, 100, 5_000, 10**6, 10**8, 10**9):
             window = choose_window(
                 BEGINNING, BEGINNING + datetime.timedelta(seconds=seconds)
@@ -37,7 +39,7 @@ class ChooseWindowTests(SynchronousTestCase):
         self.assertEqual(choose_window(None, None), 1)
 
     def test_shortest_that_is_enough(self) -> None:
-        """The shortest window is taken that does not make too many."""
+        """The shortest window that does not make too many is chosen."""
         for seconds, window in (
             (120, 1),
             (120.001, 2),
@@ -52,26 +54,28 @@ class ChooseWindowTests(SynchronousTestCase):
             self.assertEqual(window_for(seconds), window, seconds)
 
     def test_longer_time_no_shorter_window(self) -> None:
-        """A longer time never has shorter windows."""
+        """A longer duration never has shorter windows."""
         windows = [window_for(1.3**n) for n in range(80)]
         for shorter, longer in itertools.pairwise(windows):
             self.assertLessEqual(shorter, longer)
 
     def test_longest(self) -> None:
-        """Two centuries are shown by the year: there is no longer window."""
+        """Two centuries are shown by the year, the longest window."""
         self.assertEqual(window_for(200 * 365 * DAY), 365 * DAY)
 
     def test_one_end_known(self) -> None:
-        """With one end alone there is no time between, hence the shortest window."""
+        """If one end is unknown, the duration is zero, and the window the shortest."""
         self.assertEqual(choose_window(BEGINNING, None), 1)
         self.assertEqual(choose_window(None, BEGINNING), 1)
 
 
 class HideNamesTests(SynchronousTestCase):
-    """Tests for what is put in place of names."""
+    """Tests for the pseudonyms of rooms and users."""
 
     def test_keyed(self) -> None:
-        """A name is the same within a report, and none can be found by guessing."""
+        """
+        A name has one pseudonym within a report, and another one under another key.
+        """
         hot = [Hot(kind="user", name="@alice:x", rows=2)] * 2
         first, again = hide_names(hot, b"key")
         self.assertEqual(first, again)
@@ -80,7 +84,9 @@ class HideNamesTests(SynchronousTestCase):
         self.assertNotEqual(first.name, other.name)
 
     def test_only_names(self) -> None:
-        """Kind, rows and order stay; the hash is HMAC-SHA256, as OpenSSL has it."""
+        """
+        Kind, rows and order are kept; the hash is HMAC-SHA256, as OpenSSL computes it.
+        """
         hot = [
             Hot(kind="room", name="!a:x", rows=7),
             Hot(kind="user", name="@zoë:x", rows=7),
@@ -98,10 +104,12 @@ class HideNamesTests(SynchronousTestCase):
 
 
 class ReportDataTests(SynchronousTestCase):
-    """Tests for what a report has before anything is counted."""
+    """Tests for the defaults of a report."""
 
     def test_nothing_known(self) -> None:
-        """No names are real, and "not audited" differs from "nothing found"."""
+        """
+        By default names are hidden, and "not audited" differs from "nothing found".
+        """
         data = ReportData(made=BEGINNING, sources=[])
         self.assertFalse(data.identified)
         self.assertFalse(data.has_wire)

@@ -47,9 +47,10 @@ def make_frame(values: Iterable[tuple[Any, ...]], schema: Any) -> DataFrame:
 
 
 def make_wire(lines: Iterable[tuple[Any, ...]]) -> DataFrame:
-    """Make a recording.
+    """Return a recording as a frame.
 
-    :param lines: seconds, command, stream, writer, token, previous token, row.
+    :param lines: seconds, command, stream, writer, token, previous token and row of
+        each line.
     """
     recorded = []
     for number, line in enumerate(lines, 1):
@@ -64,14 +65,14 @@ def event(room: str) -> str:
 
 
 ROWS = [
-    # Three tokens of w1, of 1, 1 and 3 rows; the last is of another window.
+    # Three tokens of w1, with 1, 1 and 3 rows; the last is in another window.
     ("events", "w1", 10, 0, event("!a"), at(0.5)),
     ("events", "w1", 11, 0, event("!a"), at(0.75)),
     ("events", "w1", 13, 0, event("!b"), at(61)),
     ("events", "w1", 13, 1, '["state", ["!b", "t", "k", null]]', at(61)),
     ("events", "w1", 13, 2, '["state-all", ["!a"]]', at(61)),
     ("events", "w2", 12, 0, event("!b"), at(1)),
-    # The table does not tell when.
+    # The table has no time.
     ("push_rules", "w1", 3, 0, '["@u:x"]', None),
     ("push_rules", "w1", 4, 0, '["@u:x"]', None),
 ]
@@ -83,12 +84,12 @@ WIRE = [
     (61.1, "RDATA", "events", "w1", None, None, event("!b")),
     (61.2, "RDATA", "events", "w1", None, None, event("!b")),
     (61.5, "RDATA", "events", "w1", 13, None, event("!a")),
-    # Milliseconds, in the row itself.
+    # The row has its own time in milliseconds.
     (
         *(2.0, "RDATA", "caches", "w9", 5, None),
         json.dumps(["f", ["k"], int(at(1.996).timestamp() * 1000)]),
     ),
-    # Its end is not in the recording.
+    # The rest of this batch is not in the recording.
     (70.0, "RDATA", "events", "w1", None, None, event("!c")),
     (71.0, None, None, None, None, None, None),
 ]
@@ -96,7 +97,9 @@ WIRE = [
 
 @functools.cache
 def collected() -> ReportData:
-    """Make the report that these tests look at: once, since Spark takes its time."""
+    """
+    Return the report of these rows and lines, once for all tests because Spark is slow.
+    """
     findings = [
         ("id_without_row", "info", "events", "w1", 2, 4, 3, "3 ids have no row", "{}"),
         ("announced_absent", "error", "events", "w1", 7, 7, 1, "7 is missing", "{}"),
@@ -111,10 +114,10 @@ def collected() -> ReportData:
 
 
 class CollectTests(SynchronousTestCase):
-    """What is counted of a few rows and lines."""
+    """Tests for the figures of a few rows and lines."""
 
     def test_totals(self) -> None:
-        """Rows and tokens of each writer, between which tokens and times."""
+        """Each writer has its rows, tokens, and first and last token and time."""
         self.assertEqual(
             collected().totals,
             [
@@ -155,7 +158,10 @@ class CollectTests(SynchronousTestCase):
         )
 
     def test_over_time(self) -> None:
-        """Rows are in the window in which they were written; others are in none."""
+        """
+        Rows are counted in the window in which they were written; untimed rows are
+        omitted.
+        """
         start = int(BEGINNING.timestamp())
         self.assertEqual(
             {(c.instance_name, c.start - start, c.rows) for c in collected().over_time},
@@ -163,7 +169,7 @@ class CollectTests(SynchronousTestCase):
         )
 
     def test_batches(self) -> None:
-        """Tokens are counted by the number of their rows."""
+        """Tokens are counted by their number of rows."""
         batches = [b for b in collected().batches if b.stream == "events"]
         self.assertEqual(
             batches,
@@ -178,7 +184,10 @@ class CollectTests(SynchronousTestCase):
         )
 
     def test_arrived(self) -> None:
-        """Rows of a batch arrive when its last line does; a batch cut off does not."""
+        """
+        Rows of a batch arrive with its last line; the rows of an incomplete batch do
+        not.
+        """
         start = int(BEGINNING.timestamp())
         self.assertEqual(
             {(c.stream, c.start - start, c.rows) for c in collected().arrived},
@@ -186,7 +195,7 @@ class CollectTests(SynchronousTestCase):
         )
 
     def test_lags(self) -> None:
-        """The lag of a token is from its time in the table to its line's arrival."""
+        """The lag of a token is the time from its row's write to its line's arrival."""
         self.assertEqual(
             collected().lags,
             [
@@ -218,12 +227,12 @@ class CollectTests(SynchronousTestCase):
         self.assertEqual((first.tokens, first.p50, first.p99), (2, 10.0, 200.0))
 
     def test_commands(self) -> None:
-        """Lines are counted by command, those that nobody can read as such."""
+        """Lines are counted by command, unparsable lines as ``None``."""
         counted = {c.command: c.lines for c in collected().commands}
         self.assertEqual(counted, {"RDATA": 7, "POSITION": 1, None: 1})
 
     def test_hottest(self) -> None:
-        """Rooms and users are found in each kind of row, the hottest first."""
+        """Rooms and users are taken from each kind of row, the most frequent first."""
         self.assertEqual(
             collected().hottest,
             [
@@ -234,7 +243,7 @@ class CollectTests(SynchronousTestCase):
         )
 
     def test_findings(self) -> None:
-        """What is wrong comes by itself, all else in groups."""
+        """Errors and warnings are listed one by one, notes in groups."""
         data = collected()
         self.assertEqual([f.severity for f in data.findings or ()], ["error"])
         self.assertEqual(
@@ -252,10 +261,10 @@ class CollectTests(SynchronousTestCase):
         self.assertEqual(data.finding_count, {"error": 1, "info": 1})
 
     def test_events(self) -> None:
-        """What a reader would have fetched, and where a stream began again, is found.
+        """Catch-ups of readers and restarts of streams are found.
 
-        The first POSITION is none of these, nor is one that repeats what is known, nor
-        one after rows of caches that came late.
+        The first POSITION is neither, nor is one that repeats a known token, nor one
+        after late rows of ``caches``.
         """
         wire = make_wire(
             [
@@ -281,10 +290,10 @@ class CollectTests(SynchronousTestCase):
 
 
 class RecordingAloneTests(SynchronousTestCase):
-    """The command, of a recording that does not say when it was made."""
+    """Tests for the command with a recording that has no wall-clock time."""
 
     def test_command(self) -> None:
-        """There are times since its beginning, and no lag; no name is in the page."""
+        """The page shows times since the beginning, no lag, and no names."""
         shared_session()
         lines = [
             (100.0, "POSITION events w1 9 9"),
@@ -316,7 +325,7 @@ class RecordingAloneTests(SynchronousTestCase):
         self.assertIn("exists: give the name of a new folder", str(again))
 
     def test_nothing_to_report(self) -> None:
-        """Without anything to read, the command says what it takes."""
+        """Without any input, the command names the options; the exit status is 2."""
         result = CliRunner(env={"SYNAPSE_REPLICATION_DSN": ""}).invoke(
             report_command, ["--out", "never"]
         )
@@ -324,7 +333,7 @@ class RecordingAloneTests(SynchronousTestCase):
         self.assertIn("--archive, or --recording", result.output)
 
     def test_too_many_windows(self) -> None:
-        """Windows that are too short are refused."""
+        """A window that is too short for the duration is refused."""
         rows = [("events", "w1", n, 0, "[]", at(n * 86_400)) for n in (1, 9)]
         inputs = ReportInputs(make_frame(rows, ROWS_SCHEMA), None, None, [])
         error = self.assertRaises(

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.report.page`, and how it is written."""
+"""Tests for :mod:`synapse_replication.pipeline.report.page`, and for writing it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.pipeline.reports import BEGINNING, make_report_data, shared_plots
 
 
 class _Checker(HTMLParser):
-    """Collects what a page consists of."""
+    """Collects tags, addresses and ids of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,9 @@ class PageTests(SynchronousTestCase):
         return render_page(data or make_report_data(), shared_plots())
 
     def test_self_contained(self) -> None:
-        """The page loads nothing from anywhere, runs nothing, and says so itself."""
+        """
+        The page loads no resource, runs no script, and forbids both by its policy.
+        """
         checker = _Checker()
         page = self.page()
         checker.feed(page)
@@ -56,13 +58,13 @@ class PageTests(SynchronousTestCase):
         self.assertIn("default-src 'none'", page)
 
     def test_accessible(self) -> None:
-        """Each drawing has a name, each id is there once, headings follow in order."""
+        """Each drawing has a label, ids are unique, and heading levels do not skip."""
         checker = _Checker()
         page = self.page()
         checker.feed(page)
         self.assertEqual(len(checker.ids), len(set(checker.ids)))
         labels = re.findall(r'aria-labelledby="([^"]+)"', page)
-        # A wide and a narrow one of each.
+        # A wide and a narrow version of each of the six.
         self.assertEqual(len(labels), 12)
         self.assertLessEqual(set(labels), set(checker.ids))
         levels = [int(tag[1]) for tag in checker.tags if re.fullmatch(r"h\d", tag)]
@@ -71,7 +73,7 @@ class PageTests(SynchronousTestCase):
             self.assertLessEqual(after, before + 1)
 
     def test_escaped(self) -> None:
-        """Names that look like HTML or like formulas are shown as they are."""
+        """Names with HTML or formulas are shown literally."""
         name = '<img src="x">&$\\frac'
         data = make_report_data()
         hostile = attrs.evolve(
@@ -92,7 +94,9 @@ class PageTests(SynchronousTestCase):
         self.assertTrue("&lt;img" in page)
 
     def test_verdicts(self) -> None:
-        """What an audit found comes first; that there was none is said, too."""
+        """
+        The verdict has the tone of the worst finding, or says that nothing was audited.
+        """
         data = make_report_data()
         for count, tone in (
             ({"error": 2, "warning": 1}, "bad"),
@@ -105,26 +109,28 @@ class PageTests(SynchronousTestCase):
         self.assertIn("Not audited", judge(attrs.evolve(data, findings=None)).text)
 
     def test_empty(self) -> None:
-        """A report of nothing is a page, too."""
+        """A report without data renders, too."""
         page = render_page(ReportData(made=BEGINNING, sources=[], has_wire=True), [])
         self.assertIn("not measured", page)
         self.assertIn("Nothing could be measured", page)
 
     def test_clock_difference(self) -> None:
-        """Rows that arrived before they were written are pointed out."""
+        """
+        If rows arrived before they were written, the page says that the clocks differ.
+        """
         data = make_report_data()
         self.assertNotIn("the clocks differ", self.page(data))
         wrong = [attrs.evolve(lag, least=-3.0) for lag in data.lags]
         self.assertIn("the clocks differ", self.page(attrs.evolve(data, lags=wrong)))
 
     def test_what_is_measured(self) -> None:
-        """The numbers are there: rows, lags, events, findings."""
+        """The page shows figures for rows, lags, events and findings."""
         page = self.page()
         for text in ("12,000", "event_persister1 announced 1848", "1.5 s", "catch-up"):
             self.assertIn(text, page)
 
     def test_notes(self) -> None:
-        """Errors are in the open; notes are folded, a group for each kind."""
+        """Errors are open; notes are folded, in a group for each kind."""
         page = self.page()
         error = page.index("event_persister1 announced 1848")
         resets = page.index("stream reset:")
@@ -136,7 +142,7 @@ class PageTests(SynchronousTestCase):
         self.assertNotIn("<details", page[page.index("<h2>Audit") : error])
 
     def test_cards(self) -> None:
-        """Each cell says what it is: a phone shows rows of tables as cards."""
+        """Each cell has a label, because phones show table rows as cards."""
         page = self.page()
         self.assertEqual(page.count("<td"), page.count("<td data-label="))
         for stream in re.findall(r'<td data-label="Stream">([^<]*)', page):
@@ -145,7 +151,7 @@ class PageTests(SynchronousTestCase):
 
 class WriteTests(SynchronousTestCase):
     def test_files(self) -> None:
-        """The folder has the page and an image of each plot, and nothing else."""
+        """The folder contains the page and one image per plot, and no other file."""
         folder = Path(self.mktemp()).absolute()
         write_report(make_report_data(), folder)
         names = sorted(path.name for path in folder.iterdir())

@@ -33,10 +33,10 @@ PINGS = ("RDATA events w9 1 []",) * 70
 
 @attrs.frozen
 class Case:
-    """What there was; ``S`` stands for a stream of the case's own.
+    """Recorded lines and committed rows; ``S`` stands for the stream of the case.
 
-    :ivar rows: writers and ids of rows in tables.
-    :ivar archived: the same, of an archive.
+    :ivar rows: writers and ids of the rows in tables.
+    :ivar archived: writers and ids of the rows in an archive.
     """
 
     lines: tuple[str, ...]
@@ -64,10 +64,10 @@ CASES = {
             "POSITION S w1 2 2",
             "RDATA S w1 3 []",
             "POSITION S w1 3 4",
-            # The answer to REPLICATE claims nothing.
+            # The answer to REPLICATE announces nothing.
             "POSITION S w1 5 5",
             "POSITION S w1 5 9",
-            # Sent by another process.
+            # Sent by another instance.
             "RDATA S w3 7 []",
             "POSITION S w2 6 9",
         ),
@@ -90,7 +90,10 @@ def streams_of(kind: str) -> list[str]:
 
 @functools.cache
 def absent() -> dict[str, list[tuple[int, int]]]:
-    """Return which ids of each case were skipped by which lines; all in one go."""
+    """
+    Return (id, line number) of each announced row that is absent, for every case at
+    once.
+    """
     rows: list[tuple[str, str, int]] = []
     archived: list[tuple[str, str, int]] = []
     tokens: list[Any] = []
@@ -112,40 +115,52 @@ def absent() -> dict[str, list[tuple[int, int]]]:
 
 
 class AnnouncedAbsentTests(SynchronousTestCase):
-    """Tests for rows that a POSITION skipped."""
+    """Tests for committed rows that a POSITION announced but no one sent."""
 
     def test_passed_over(self) -> None:
         """A committed row in a POSITION's range that was never sent is lost."""
         self.assertEqual(absent()["skipped"], [(3, 2)])
 
     def test_first_line(self) -> None:
-        """The line and the row are the proof, whatever was not recorded."""
+        """
+        The announcing line and the committed row suffice, even if nothing before was
+        recorded.
+        """
         self.assertEqual(absent()["first line"], [(2, 1), (3, 1), (5, 1)])
 
     def test_only_archived(self) -> None:
-        """A row that is in the archive alone was committed as well."""
+        """A row that is only in the archive counts as committed."""
         self.assertEqual(absent()["archived"], [(3, 1)])
 
     def test_overlapping_lines(self) -> None:
-        """A line is found for each row, however lines overlap."""
+        """Each lost row is found, however the lines overlap."""
         self.assertEqual([id_ for id_, _ in absent()["overlapping"]], [2, 3, 5])
 
     def test_healthy(self) -> None:
-        """Rows that were sent, that are another's, or on the edge are not lost."""
+        """
+        Rows that were sent, belong to another writer, or lie outside the range are not
+        lost.
+        """
         self.assertEqual(absent()["healthy"], [])
 
     def test_sole_writer(self) -> None:
-        """Where no table tells the writer, the only one there is has written it."""
+        """
+        If the table does not name the writer, the row belongs to the stream's sole
+        writer.
+        """
         self.assertEqual(absent()["sole writer"], [(3, 1)])
 
     def test_late_rows(self) -> None:
-        """A row that may still come is lost only if it does not for long."""
+        """
+        A row of a stream with late rows is lost only if it has not arrived for a long
+        time.
+        """
         self.assertEqual(absent()["may come"], [])
         self.assertEqual(absent()["came not"], [(3, 1)])
         self.assertEqual(absent()["came late"], [])
 
     def test_sent_in_another_recording(self) -> None:
-        """A row that any recorder heard was sent."""
+        """A row is not lost if any recording contains it."""
         tokens = make_tokens(["POSITION events w1 2 3"]).unionByName(
             make_tokens(["RDATA events w1 3 []"], "other.jsonl")
         )
@@ -154,7 +169,7 @@ class AnnouncedAbsentTests(SynchronousTestCase):
         self.assertEqual(announced_absent(ids, tokens, [], {}).collect(), [])
 
     def test_evidence(self) -> None:
-        """A finding names file, line, tables and rows."""
+        """The evidence names the file, the line, the tables and the rows."""
         tokens = make_tokens(["RDATA events w1 2 []", "POSITION events w1 2 4"])
         rows = make_rows(*EVENTS)
         ids = known_ids(rows, make_rows(), tokens, ["events"], [])
@@ -189,7 +204,7 @@ class AnnouncedAbsentTests(SynchronousTestCase):
 
 
 class NotSeenTests(SynchronousTestCase):
-    """Tests for rows that are missing between others."""
+    """Tests for rows that are missing between recorded ones."""
 
     def not_seen(self, *lines: str) -> list[Found]:
         tokens = make_tokens(lines)
@@ -197,14 +212,14 @@ class NotSeenTests(SynchronousTestCase):
         return found(not_seen_findings(ids, tokens, ["caches"], {}))
 
     def test_missing(self) -> None:
-        """A row between two that were heard is noted: readers skipped it."""
+        """A row missing between two recorded rows is noted."""
         self.assertEqual(
             self.not_seen("RDATA events w1 2 []", "RDATA events w1 5 []"),
             [("row_not_seen", "info", "events", "w1", 3, 3, 1)],
         )
 
     def test_healthy(self) -> None:
-        """What a recording does not cover, or a POSITION has readers fetch, is not."""
+        """A row before the recording, or covered by a POSITION, is not noted."""
         self.assertEqual(
             self.not_seen(
                 "RDATA events w1 3 []", "POSITION events w1 5 5", "RDATA events w1 6 []"

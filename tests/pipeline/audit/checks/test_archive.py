@@ -15,10 +15,12 @@ from tests.pipeline.shared_session import shared_session
 
 
 class ArchiveTests(SynchronousTestCase):
-    """Tests for archives with rows too many or too few."""
+    """Tests for archives with duplicate or missing rows."""
 
     def test_rows_twice(self) -> None:
-        """A row that an archive holds twice is an error; rows of one token are not."""
+        """
+        A row that is archived twice is an error; two rows of the same token are not.
+        """
         once = make_rows(("events", "w1", 2), ("events", "w1", 3))
         more = once.withColumn("row_index", sf.lit(1))
 
@@ -29,7 +31,7 @@ class ArchiveTests(SynchronousTestCase):
         )
 
     def test_commands_twice(self) -> None:
-        """A line of a recording that an archive holds twice is an error."""
+        """A recorded line that is archived twice is an error."""
         wire = shared_session().createDataFrame(
             [("a", 1), ("a", 2), ("b", 2), ("a", 2)],
             "recording string, line_number long",
@@ -41,12 +43,15 @@ class ArchiveTests(SynchronousTestCase):
         )
 
     def test_not_archived(self) -> None:
-        """A row between archived ones of its writer ought to be archived."""
+        """
+        A row missing between archived rows of its writer is an error, unless it was
+        purged.
+        """
         ids = ids_of(
             make_rows(
-                # Before the archive began, and after it was read.
+                # Before the first archived id, and after the last.
                 *(("events", "w1", id_) for id_ in (2, 5, 6, 7, 9)),
-                # Of a writer that it has nothing of.
+                # Of a writer without archived rows.
                 ("events", "w2", 8),
                 ("account_data", "", 6),
             ),

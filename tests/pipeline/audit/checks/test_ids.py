@@ -14,10 +14,12 @@ from tests.pipeline.audits import evidence, found, ids_of, make_rows
 
 
 class TwoWritersTests(SynchronousTestCase):
-    """Tests for ids that were given out twice."""
+    """Tests for ids that two writers used."""
 
     def test_of_two_writers(self) -> None:
-        """An id that has rows of two writers is an error, in whichever place."""
+        """
+        An id with rows of two writers is an error, within the tables or across sources.
+        """
         ids = ids_of(
             make_rows(
                 ("events", "w1", 2),
@@ -34,8 +36,10 @@ class TwoWritersTests(SynchronousTestCase):
         )
 
     def test_healthy(self) -> None:
-        """Several rows of a token, tables without a writer, and rows that another
-        process sent are none."""
+        """
+        An id is not reported for several rows, for a table without a writer, or if
+        another instance sent its row.
+        """
         ids = ids_of(
             make_rows(
                 ("events", "w1", 2),
@@ -51,10 +55,13 @@ class TwoWritersTests(SynchronousTestCase):
 
 
 class GapTests(SynchronousTestCase):
-    """Tests for ids without a row, and rows that are gone."""
+    """Tests for ids without a row, and for rows that were deleted."""
 
     def test_gaps(self) -> None:
-        """An id that nobody has is noted; those of other writers are no gap."""
+        """
+        An id without a row of any writer is noted; an id of another writer is not a
+        gap.
+        """
         ids = ids_of(
             make_rows(("events", "w1", 2), ("events", "w2", 3), ("events", "w1", 9)),
             make_rows(("events", "w1", 5)),
@@ -87,7 +94,10 @@ class GapTests(SynchronousTestCase):
         )
 
     def test_across_buckets(self) -> None:
-        """Gaps are found wherever tasks share ids out; the many are summed up."""
+        """
+        Gaps are found across the buckets of tasks; beyond the maximum, small gaps are
+        summed up.
+        """
         self.patch(audit_ids, "_BUCKET_BITS", 2)
         self.patch(audit_ids, "MAX_GAPS", 2)
         ids = ids_of(

@@ -15,17 +15,17 @@ from synapse_replication.pipeline.audit.checks.notable import (
     notable,
 )
 
-#: Stream, id, writer, place, and the row's place among those of its token.
+#: Stream, id, writer, source, and index of the row among those of its token.
 _Sighting = tuple[str, int, str | None, Place, int]
 
 _TABLES, _ARCHIVE, _WIRE = Place.TABLES, Place.ARCHIVE, Place.WIRE
 
-#: An id within them matters wherever it is missing; here, none does.
+#: Bounds within which a missing id matters; here, it matters nowhere.
 _NOWHERE: Bounds = {}
 
 
 def _seen(*sightings: _Sighting) -> list[pa.RecordBatch]:
-    """Return sightings in two batches: an id may be in both."""
+    """Return the sightings in two batches, so that an id may be in both."""
     halves = sightings[::2], sightings[1::2]
     return [
         pa.RecordBatch.from_arrays(
@@ -55,11 +55,11 @@ class NotableTests(SynchronousTestCase):
     """Tests for :func:`notable`."""
 
     def test_nothing(self) -> None:
-        """Of nothing, there is nothing, in the columns that all else has."""
+        """Without input, the result is an empty table with the usual columns."""
         self.assertEqual(notable([]).schema, NOTABLE_SCHEMA)
 
     def test_sound_rows(self) -> None:
-        """Of a run of sound rows, the first stands for all."""
+        """A run of sound rows is represented by its first."""
         chosen = _chosen(*_tables(7, 8, 9), ("events", 9, "w1", _WIRE, 0))
 
         self.assertEqual(list(chosen), [7])
@@ -83,7 +83,7 @@ class NotableTests(SynchronousTestCase):
         )
 
     def test_two_writers(self) -> None:
-        """An id of two writers is chosen; who sent it does not matter."""
+        """An id with two writers is chosen; its sender does not matter."""
         chosen = _chosen(
             *_tables(1, 2, 3),
             ("events", 2, "w0", _ARCHIVE, 0),
@@ -98,7 +98,10 @@ class NotableTests(SynchronousTestCase):
         )
 
     def test_of_nobody(self) -> None:
-        """Where no place tells the writer, it is null, and whoever sent it is known."""
+        """
+        If no table or archive names the writer, it is null, and the sender is still
+        known.
+        """
         sighting: _Sighting = ("events", 1, "w3", _WIRE, 0)
         chosen = _chosen(*_tables(1, writer=None), sighting)
 
@@ -110,7 +113,7 @@ class NotableTests(SynchronousTestCase):
         self.assertEqual(row["run_last_writer"], "w3")
 
     def test_missing_in_a_place(self) -> None:
-        """An id that a place lacks is chosen where that matters, and there alone."""
+        """An id that a source lacks is chosen only within the bounds of that source."""
         ids = _tables(*range(1, 10))
 
         self.assertEqual(list(_chosen(*ids, heard={"events": (4, 5)})), [1, 4, 5])
@@ -118,7 +121,7 @@ class NotableTests(SynchronousTestCase):
         self.assertEqual(list(_chosen(*ids, heard={"receipts": (4, 5)})), [1])
 
     def test_in_no_table(self) -> None:
-        """An id that only archive or wire have is chosen."""
+        """An id that is only in the archive or on the wire is chosen."""
         chosen = _chosen(
             *_tables(1, 2, 4),
             ("events", 3, "w1", _ARCHIVE, 0),
@@ -154,7 +157,7 @@ class NotableTests(SynchronousTestCase):
         self.assertEqual(list(_chosen(*tables, *archived)), [1, 3, 4, 7, 8])
 
     def test_same_in_any_order(self) -> None:
-        """In whatever order sightings come, the same ids are chosen."""
+        """The same ids are chosen in whatever order the sightings arrive."""
         rng = random.Random(7)
         sightings: list[_Sighting] = [
             (

@@ -29,10 +29,10 @@ from tests.pipeline.shared_session import shared_session
 
 
 class WireTokensTests(SynchronousTestCase):
-    """Tests for what is kept of a recording."""
+    """Tests for the tokens of a recording."""
 
     def test_rows_of_a_batch_and_other_commands(self) -> None:
-        """The last row of a token and positions are kept, nothing else."""
+        """Only positions and the last row of each token are kept."""
         nothing = (None,) * 4
         lines = [
             ("RDATA", "events", "w1", None, None, "[]", "RDATA events w1 batch []"),
@@ -58,30 +58,30 @@ class WireTokensTests(SynchronousTestCase):
         )
 
 
-#: What writers sent: a recording each, ``S`` stands for its stream.
+#: The lines of one recording per case; ``S`` stands for the stream of the case.
 CASES = {
     "healthy": (
         "POSITION S w1 4 4",
         "RDATA S w1 batch []",
         "RDATA S w1 6 []",
-        # Of another writer, below.
+        # A lower token of another writer.
         "RDATA S w2 5 []",
         "POSITION S w2 5 6",
-        # The answer to REPLICATE says where the writer is already, and a row that it
-        # was just sending follows.
+        # The answer to REPLICATE has the writer's current token already; a row that was
+        # being sent follows.
         "POSITION S w1 9 9",
         "RDATA S w1 8 []",
         "RDATA S w1 9 []",
         "POSITION S w1 9 12",
-        # The recorder was cut off; and a process began anew, a little behind.
+        # The recorder lost its connection, and an instance restarted slightly behind.
         "RDATA S w1 20 []",
         "POSITION S w1 19 19",
         "RDATA S w1 21 []",
-        # Held in memory: its writer began again.
+        # A stream in memory: its writer restarted.
         "RDATA typing w1 600 []",
         "RDATA typing w1 1 []",
         "RDATA typing w1 1 []",
-        # Nobody knows whether this one begins again.
+        # A stream of a newer version: whether it restarts is unknown.
         "RDATA of_a_newer_peer w1 7 []",
         "RDATA of_a_newer_peer w1 6 []",
     ),
@@ -104,12 +104,12 @@ CASES = {
 
 @functools.cache
 def order() -> dict[str, list[tuple[Found, Any]]]:
-    """Return what is found in each case, and its evidence; all in one go."""
+    """Return the findings of each case with their evidence, for every case at once."""
     tokens: list[Any] = []
     for name, texts in CASES.items():
         lines = [text.replace(" S ", f" {name} ") for text in texts]
         tokens += tokens_of(lines, f"{name}.jsonl")
-    # What two recorders heard is not there twice.
+    # Rows that two recorders received are not duplicates.
     tokens += [("again.jsonl", *each[1:]) for each in tokens if each[3] == "healthy"]
     wire = shared_session().createDataFrame(tokens, TOKENS_SCHEMA)
     findings: dict[str, list[tuple[Found, Any]]] = {name: [] for name in CASES}
@@ -119,14 +119,14 @@ def order() -> dict[str, list[tuple[Found, Any]]]:
 
 
 class OrderTests(SynchronousTestCase):
-    """Tests for rows that readers drop."""
+    """Tests for rows that readers discard."""
 
     def test_healthy(self) -> None:
-        """Nothing is found in what a healthy deployment does, and two recorders."""
+        """A healthy deployment with two recorders yields no finding."""
         self.assertEqual(order()["healthy"], [])
 
     def test_behind_a_newer_row(self) -> None:
-        """A row behind a newer one of its writer is out of order."""
+        """A row that follows a newer row of its writer is out of order."""
         lines = [
             {"line_number": 3, "line": "RDATA behind_row w1 6 ...", "behind_line": 2}
         ]
@@ -141,7 +141,7 @@ class OrderTests(SynchronousTestCase):
         )
 
     def test_behind_a_position(self) -> None:
-        """A row that a POSITION has said not to exist is out of order."""
+        """A row whose id an earlier POSITION had declared empty is out of order."""
         ((found_, its_evidence),) = order()["behind_position"]
         self.assertEqual(
             found_, ("row_out_of_order", "error", "behind_position", "w1", 6, 6, 1)
@@ -149,7 +149,7 @@ class OrderTests(SynchronousTestCase):
         self.assertEqual(its_evidence["lines"][0]["behind_line"], 1)
 
     def test_twice(self) -> None:
-        """A row that was sent again is found, with both lines."""
+        """A row that was sent twice is reported with both lines."""
         ((found_, its_evidence),) = order()["twice"]
         self.assertEqual(
             found_, ("row_twice_on_wire", "warning", "twice", "w1", 5, 7, 2)
@@ -163,7 +163,7 @@ class OrderTests(SynchronousTestCase):
         )
 
     def test_idempotent(self) -> None:
-        """A late row of a stream that takes late rows is a note."""
+        """A late row of a stream that accepts late rows is only a note."""
         ((found_, _),) = order()["idempotent"]
         self.assertEqual(
             found_, ("late_invalidation", "info", "idempotent", "w1", 6, 6, 1)
@@ -171,10 +171,10 @@ class OrderTests(SynchronousTestCase):
 
 
 class ResetTests(SynchronousTestCase):
-    """Tests for writers that begin again."""
+    """Tests for streams that restart."""
 
     def test_resets(self) -> None:
-        """A stream in memory that begins again is noted, by position or by row."""
+        """A restart of a stream is noted, whether a position or a row shows it."""
         tokens = make_tokens(
             [
                 "RDATA typing w1 649 []",
@@ -202,10 +202,13 @@ class ResetTests(SynchronousTestCase):
 
 
 class DamageTests(SynchronousTestCase):
-    """Tests for recordings that are damaged."""
+    """Tests for damaged recordings."""
 
     def test_damage(self) -> None:
-        """Damage within a recording is a warning, a torn end is none."""
+        """
+        Damage within a recording is reported as damage, a torn end as a cut-off
+        recording.
+        """
         nothing = (None,) * 5
         places = {"whole": (), "torn": (3,), "damaged": (2,), "both": (1, 3)}
         wire = shared_session().createDataFrame(
