@@ -24,25 +24,25 @@ START = int(BEGINNING.timestamp())
 
 
 def draw(**values: Any) -> dict[str, Plot]:
-    """Draw a report of these values, by the names of its plots."""
+    """Draw the plots of a report with these values; return them by name."""
     plots = draw_plots(ReportData(made=BEGINNING, sources=[], **values))
     return {plot.name: plot for plot in plots}
 
 
 def texts(plot: Plot) -> list[str]:
-    """Return what can be read in a plot, in order."""
+    """Return the texts of a plot, in order."""
     return re.findall(r"<text[^>]*>([^<]*)</text>", plot.svg)
 
 
 def colours(plot: Plot) -> list[str]:
-    """Return the colours of bars, each once, in order."""
+    """Return the distinct colours of the bars, in order."""
     return list(dict.fromkeys(colour for colour, _ in shapes(plot, "fill")))
 
 
 def shapes(plot: Plot, drawn: str) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Return the colour and the points of each series in a plot, without the legend.
+    """Return the colour and the points of each series of a plot, without the legend.
 
-    :param drawn: ``fill`` of bars, ``stroke`` of lines.
+    :param drawn: ``fill`` for bars, ``stroke`` for lines.
     """
     found = re.findall(
         rf'<path d="([^"]+)" clip-path="[^"]+" style="[^"]*{drawn}: (var\(--s\d\))',
@@ -57,7 +57,7 @@ def lines(plot: Plot) -> list[list[tuple[float, float]]]:
 
 
 def sizes(plot: Plot, axis: int) -> list[float]:
-    """Return how wide (axis 0) or how high (axis 1) each bar is."""
+    """Return the width (axis 0) or the height (axis 1) of each bar."""
     found = []
     for _, corners in shapes(plot, "fill"):
         places = [corner[axis] for corner in corners]
@@ -66,7 +66,7 @@ def sizes(plot: Plot, axis: int) -> list[float]:
 
 
 def points(path: str) -> list[tuple[float, float]]:
-    """Return the points of a path of SVG."""
+    """Return the points of an SVG path."""
     numbers = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", path)]
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
@@ -102,9 +102,7 @@ def lag(start: int | None, tokens: int = 2, **values: float) -> LagLine:
 
 class PlotTests(SynchronousTestCase):
     def test_all(self) -> None:
-        """
-        Each plot is drawn as an image, and as a drawing in the colours of the page.
-        """
+        """Each plot is drawn as an image, and as an SVG in the colours of the page."""
         plots = shared_plots()
         self.assertEqual(
             [plot.name for plot in plots],
@@ -117,7 +115,9 @@ class PlotTests(SynchronousTestCase):
             self.assertEqual(re.findall(r"#0100\w\w|#1b1d21", plot.svg), [])
 
     def test_many(self) -> None:
-        """Of many streams and writers the first ones are shown, the rest as one."""
+        """
+        If there are too many streams, the first are shown and the others summed up.
+        """
         counts = [
             WindowCount(
                 stream=f"stream{n}", instance_name=f"writer{n}", start=0, rows=100 - n
@@ -133,7 +133,7 @@ class PlotTests(SynchronousTestCase):
         self.assertIn(">all others<", plot.svg)
 
     def test_one_row(self) -> None:
-        """One row is enough to draw."""
+        """A single row suffices for plots."""
         total = WriterTotal(
             stream="s",
             instance_name="w",
@@ -158,7 +158,7 @@ class PlotTests(SynchronousTestCase):
         self.assertEqual(len(plots), 3)
 
     def test_for_page(self) -> None:
-        """A drawing is one element, the same each time, that its title names."""
+        """A drawing is one SVG element, reproducible, and labelled by its title."""
         values = {"totals": [total("events", "w1", 3)]}
         plot = draw(**values)["shares"]
         self.assertTrue(plot.svg.startswith('<svg class="plot wide" role="img" '))
@@ -169,14 +169,14 @@ class PlotTests(SynchronousTestCase):
 
 
 class LeftOutTests(SynchronousTestCase):
-    """Tests for plots that have nothing to show."""
+    """Tests for omitting plots that have nothing to show."""
 
     def test_nothing(self) -> None:
-        """Of no rows and no recording, nothing is drawn."""
+        """Without rows and recording no plot is drawn."""
         self.assertEqual(draw(), {})
 
     def test_one_row_each(self) -> None:
-        """Where each token has one row, sizes of batches are not drawn."""
+        """If each token has one row, batch sizes are not drawn."""
         self.assertEqual(draw(batches=[batch(1, largest=1)]), {})
         both = [batch(1, largest=1, stream="receipts"), batch(1, 2), batch(2, 2)]
         plots = draw(batches=both)
@@ -184,29 +184,31 @@ class LeftOutTests(SynchronousTestCase):
         self.assertNotIn("receipts", texts(plots["batches"]))
 
     def test_one_token_each(self) -> None:
-        """Percentiles of windows with one token each are not drawn."""
+        """Percentiles are not drawn for windows with one token each."""
         self.assertEqual(draw(lags=[lag(None)], lags_over_time=[lag(0, tokens=1)]), {})
         plots = draw(lags=[lag(None)], lags_over_time=[lag(0), lag(60, tokens=1)])
         self.assertEqual(list(plots), ["lag"])
 
     def test_no_times(self) -> None:
-        """Rows whose times no table tells have shares alone."""
+        """If no row has a time, only the shares are drawn."""
         plots = draw(totals=[total("push_rules", "w1", 2)])
         self.assertEqual(list(plots), ["shares"])
 
 
 class OthersTests(SynchronousTestCase):
-    """Tests for what has no colour of its own."""
+    """Tests for writers and streams without a colour of their own."""
 
     def test_enough_colours(self) -> None:
-        """Seven writers have a colour each; there are no others."""
+        """
+        Each of seven writers has its own colour, and no group of others is needed.
+        """
         totals = [total("events", f"w{n}", 10 - n) for n in range(7)]
         plot = draw(totals=totals)["shares"]
         self.assertNotIn(OTHERS, texts(plot))
         self.assertEqual(colours(plot), [f"var(--s{n})" for n in range(7)])
 
     def test_the_eighth(self) -> None:
-        """Of more writers, those with the fewest rows are others: grey, and last."""
+        """With more writers, those with the fewest rows are grouped, grey and last."""
         totals = [total("events", f"w{n}", 10 + n) for n in range(9)]
         plot = draw(totals=totals)["shares"]
         legend = [text for text in texts(plot) if re.match(r"w\d|all", text)]
@@ -215,7 +217,9 @@ class OthersTests(SynchronousTestCase):
         self.assertEqual(colours(plot), [f"var(--s{n})" for n in range(8)])
 
     def test_same_colour(self) -> None:
-        """A stream has the same colour in each plot, whatever a plot lacks."""
+        """
+        A stream has the same colour in each plot, even if a plot lacks other streams.
+        """
         totals = [total("events", "w1", 9), total("receipts", "w2", 5)]
         alone = [count("receipts", start=START)]
         plots = draw(totals=totals, over_time=alone, arrived=alone)
@@ -223,7 +227,7 @@ class OthersTests(SynchronousTestCase):
             self.assertEqual(colours(plots[name]), ["var(--s1)"], name)
 
     def test_panels(self) -> None:
-        """Six streams have a panel, those with the most rows."""
+        """The six streams with the most rows have a panel each."""
         counts = [count(f"stream{n}", rows=n + 1) for n in range(8)]
         plot = draw(over_time=counts)["rows-by-writer"]
         titles = [text for text in texts(plot) if text.startswith("stream")]
@@ -231,10 +235,10 @@ class OthersTests(SynchronousTestCase):
 
 
 class TextTests(SynchronousTestCase):
-    """Tests for how numbers are written beside the axes."""
+    """Tests for the labels of the axes."""
 
     def test_length_of_window(self) -> None:
-        """How long a window is, is said in the longest unit without a fraction."""
+        """The length of a window is given in the longest unit without a fraction."""
         for seconds, text in (
             (1, "1 s"),
             (60, "1 min"),
@@ -248,7 +252,7 @@ class TextTests(SynchronousTestCase):
             self.assertIn(f"rows in {text}", texts(plot))
 
     def test_since_beginning(self) -> None:
-        """Where no clock is known, times are since the beginning of the recording."""
+        """If the recording has no clock, times count from its beginning."""
         values = {
             "arrived": [count("events", start=n) for n in (0, 60, 119)],
             "wire_window": 1,
@@ -261,21 +265,25 @@ class TextTests(SynchronousTestCase):
         self.assertIn("1970-Jan-01 00:02", known)
 
     def test_utc(self) -> None:
-        """Times are in UTC."""
+        """Times are shown in UTC."""
         counts = [count("events", start=START + 900 * n) for n in range(8)]
         found = texts(draw(over_time=counts, rows_window=900)["rows-over-time"])
         self.assertIn("12:30", found)
         self.assertIn("2026-Jan-31", found)
 
     def test_sizes_of_batches(self) -> None:
-        """A bucket says from which number of rows to which, also one between."""
+        """
+        Buckets are labelled with their range of rows, including empty ones in between.
+        """
         found = texts(draw(batches=[batch(1, 9), batch(8, 9)])["batches"])
         for label in ("1", "2-3", "4-7", "8-15"):
             self.assertIn(label, found)
         self.assertNotIn("16-31", found)
 
     def test_lags(self) -> None:
-        """Lags are in ms, s or min, by how long they are; each percentile is named."""
+        """
+        Lags are labelled in ms, s or min by their size, and each percentile is named.
+        """
         lags = [lag(0, p50=20.0, p95=2000.0, p99=2e6), lag(60)]
         found = texts(draw(lags=[lag(None)], lags_over_time=lags)["lag"])
         for label in ("1 ms", "100 ms", "1 s", "10 s", "17 min"):
@@ -285,17 +293,17 @@ class TextTests(SynchronousTestCase):
 
 
 class ValueTests(SynchronousTestCase):
-    """Tests for what is drawn, as high and as long as it is."""
+    """Tests for the sizes of what is drawn."""
 
     def test_shares(self) -> None:
-        """The shares of the writers of a stream fill the bar."""
+        """The shares of a stream's writers have the right proportions."""
         totals = [total("events", "w1", 3), total("events", "w2", 1)]
         plot = draw(totals=totals)["shares"]
         first, second = sizes(plot, axis=0)
         self.assertAlmostEqual(first / second, 3, places=2)
 
     def test_streams_add_up(self) -> None:
-        """The rows of the writers of a stream are one bar."""
+        """The rows of a stream's writers are summed in one bar."""
         counts = [
             WindowCount(stream=stream, instance_name=writer, start=0, rows=rows)
             for stream, writer, rows in (
@@ -308,18 +316,18 @@ class ValueTests(SynchronousTestCase):
         self.assertAlmostEqual(first / second, 3, places=2)
 
     def test_windows_without_rows(self) -> None:
-        """A line falls to zero where a writer wrote nothing, and does not go over."""
+        """A line falls to zero in windows without rows."""
         counts = [count("events", start=60 * n, rows=5) for n in (0, 3)]
         (line,) = lines(draw(over_time=counts, rows_window=60)["rows-by-writer"])
         heights = [y for _, y in line]
         self.assertEqual(len(heights), 4)
-        # Of SVG, the axis goes down.
+        # The y axis of SVG points downwards.
         self.assertEqual(heights[0], heights[3])
         self.assertEqual(heights[1], heights[2])
         self.assertGreater(heights[1], heights[0])
 
     def test_negative_lag(self) -> None:
-        """A lag below zero, of clocks that differ, is drawn as none."""
+        """A negative lag, caused by clocks that differ, is drawn as zero."""
         below = [lag(60 * n, p50=-50.0, p95=0.0, p99=8.0) for n in range(2)]
         plot = draw(lags=[lag(None)], lags_over_time=below)["lag"]
         p99, p95, p50 = lines(plot)
@@ -327,7 +335,7 @@ class ValueTests(SynchronousTestCase):
         self.assertNotEqual(p50, p99)
 
     def test_lags_in_order(self) -> None:
-        """Windows are drawn in the order of time, in whatever order they come."""
+        """Windows are drawn in the order of time, whatever their order in the data."""
         mixed = [lag(start) for start in (120, 0, 60)]
         for line in lines(draw(lags=[lag(None)], lags_over_time=mixed)["lag"]):
             self.assertEqual(line, sorted(line))

@@ -28,10 +28,10 @@ ORDERS = TableStream(
 
 
 class CatalogTests(SynchronousTestCase):
-    """What streams there are to read."""
+    """Tests for the catalog of readable streams."""
 
     def test_standard_and_declared(self) -> None:
-        """All streams with tables are there, and those of the user's own."""
+        """The catalog has all streams with tables, and the declared ones."""
         catalog = catalog_of([ORDERS])
         self.assertEqual(set(catalog), {*STANDARD_QUERIES, "orders"})
         self.assertIsNone(catalog["caches"].positions_name)
@@ -43,7 +43,10 @@ class CatalogTests(SynchronousTestCase):
         self.assertEqual([q.range.table for q in orders.queries], ["orders"])
 
     def test_several_rows_for_one(self) -> None:
-        """Each query is told apart that finds several rows for one of the stream."""
+        """
+        Queries that return several rows for one row of the stream are marked as
+        distinct.
+        """
         catalog = catalog_of()
         self.assertEqual([q.distinct for q in catalog["pushers"].queries], [False] * 2)
         self.assertEqual([q.distinct for q in catalog["to_device"].queries], [True] * 2)
@@ -55,29 +58,29 @@ class CatalogTests(SynchronousTestCase):
             )
 
     def test_for_a_process_without_the_configuration(self) -> None:
-        """Declared streams that were written down are read as they were."""
+        """Declared streams can be written as JSON and read back unchanged."""
         read = declared_from_json(declared_to_json([ORDERS]))
         self.assertEqual(read, [catalog_of([ORDERS])["orders"]])
         self.assertEqual(catalog_of(read), catalog_of([ORDERS]))
 
 
 class SelectTests(SynchronousTestCase):
-    """Streams that are asked for by name."""
+    """Tests for selecting streams by name."""
 
     def test_order(self) -> None:
-        """They come in the order in which they were asked for, each once."""
+        """Streams are returned in the requested order, each once."""
         found = select_streams(catalog_of(), ["receipts", "events", "receipts"])
         self.assertEqual([stream.name for stream in found], ["receipts", "events"])
 
     def test_never_in_a_table(self) -> None:
-        """A stream that is held in memory has another way, which is told."""
+        """For a stream in memory the error suggests to record the wire."""
         error = self.assertRaises(
             PipelineError, select_streams, catalog_of(), ["typing"]
         )
         self.assertIn("record the wire", str(error))
 
     def test_unknown(self) -> None:
-        """A name that is none is named, with those that are."""
+        """For an unknown name the error lists the known streams."""
         error = self.assertRaises(
             PipelineError, select_streams, catalog_of(), ["event"]
         )

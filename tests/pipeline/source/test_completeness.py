@@ -1,6 +1,6 @@
 """Tests for :mod:`synapse_replication.pipeline.source.completeness`, on PostgreSQL.
 
-How far streams may be read is tested in ``test_streaming``, as a reader sees it.
+The effects on a reader are tested in ``test_streaming``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CREATE TABLE stream_positions (
 
 
 class Racing(cursor):
-    """A cursor; as soon as it has looked at locks, somebody else takes an id."""
+    """A cursor; right after it queries the locks, another session takes an id."""
 
     somebody: cursor
 
@@ -44,7 +44,7 @@ class Racing(cursor):
 
 
 class LatestTests(SynchronousTestCase):
-    """A stream of a table of one's own, which counts down."""
+    """Tests with a custom stream that counts down."""
 
     def setUp(self) -> None:
         self.dsn = shared_postgres().new_database()
@@ -70,7 +70,7 @@ class LatestTests(SynchronousTestCase):
         return surveyor.survey(self.txn, self.stream, present, StreamOffset())
 
     def test_what_is_there(self) -> None:
-        """Indexes are found by what they begin with; partial ones do not count."""
+        """An index is found by its first column; a partial index does not count."""
         events = catalog_of()["events"]
         self.txn.execute("CREATE INDEX few ON orders (id) WHERE item IS NOT NULL")
         found = find_present(self.txn, [self.stream, events])
@@ -86,7 +86,7 @@ class LatestTests(SynchronousTestCase):
         self.assertEqual(found["orders"].by_writer, frozenset())
 
     def test_positions(self) -> None:
-        """Positions are distances from zero; 1 is that of a stream never written."""
+        """Positions are absolute values; the initial position 1 reads as zero."""
         self.assertEqual(stored_positions(self.txn, self.stream), {})
         self.txn.execute(
             "INSERT INTO stream_positions VALUES ('orders', 'a', -7), "
@@ -97,7 +97,10 @@ class LatestTests(SynchronousTestCase):
         self.assertEqual(stored_positions(self.txn, self.stream), {})
 
     def test_sequence(self) -> None:
-        """What a sequence gave out last is told; one that gave nothing stands at 0."""
+        """
+        The last issued value is 0 if the sequence issued none, and None if it is
+        missing.
+        """
         self.assertEqual(last_given_out(self.txn, self.stream), 0)
         self.txn.execute("SELECT nextval('orders_seq'), nextval('orders_seq')")
         self.assertEqual(last_given_out(self.txn, self.stream), 2)
@@ -105,7 +108,7 @@ class LatestTests(SynchronousTestCase):
         self.assertIsNone(last_given_out(self.txn, self.stream))
 
     def test_writers(self) -> None:
-        """All writers are found by the index that begins with them."""
+        """All writers are found through the index that begins with the writer."""
         self.txn.execute(
             "INSERT INTO orders VALUES (-1, 'b'), (-2, 'a'), (-3, 'b'), (-4, NULL)"
         )
@@ -114,7 +117,7 @@ class LatestTests(SynchronousTestCase):
         self.assertEqual(find_writers(self.txn, self.stream, present), {"a", "b"})
 
     def test_survey(self) -> None:
-        """Who reads on waits for a declared writer without a position."""
+        """A continuous reader waits for a declared writer that has no position yet."""
         self.txn.execute("INSERT INTO stream_positions VALUES ('orders', 'a', -7)")
         self.assertEqual(self.survey(continuous=False).position("b"), 7)
         self.assertEqual(self.survey(continuous=True).position("b"), 0)
@@ -124,7 +127,7 @@ class LatestTests(SynchronousTestCase):
         self.assertEqual(found, StreamOffset(4, {"a": 7, "c": 4}))
 
     def test_without_positions(self) -> None:
-        """Rows without any position are read once, and not from there on."""
+        """Rows without any stored position can be read once, but not continuously."""
         self.assertEqual(self.survey(continuous=True), StreamOffset(0))
         self.txn.execute("INSERT INTO orders VALUES (-3, 'a'), (-5, 'a'), (-4, 'a')")
         self.assertEqual(self.survey(continuous=False), StreamOffset(5))
@@ -132,7 +135,7 @@ class LatestTests(SynchronousTestCase):
             self.survey(continuous=True)
 
     def test_taken_while_looking(self) -> None:
-        """An id that was taken while locks were looked at is left for later."""
+        """An id that was taken after the locks were queried is left for later."""
         caches = catalog_of()["caches"]
         self.txn.execute("CREATE SEQUENCE cache_invalidation_stream_seq")
         self.txn.execute("SELECT nextval('cache_invalidation_stream_seq')")

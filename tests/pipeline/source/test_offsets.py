@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.source.offsets`: arithmetic alone."""
+"""Property tests for :mod:`synapse_replication.pipeline.source.offsets`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from synapse_replication.pipeline.source.offsets import (
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
 WRITERS = ("a", "b", "c")
-#: Nobody knows the last of them.
+#: The last of them is not in any offset.
 EVERYBODY = (*WRITERS, "stranger")
 
 ids = st.integers(0, 12)
@@ -30,7 +30,7 @@ offsets = st.builds(
 
 
 def covered(offset: StreamOffset) -> set[tuple[str, int]]:
-    """Return all rows that an offset covers."""
+    """Return all (writer, id) that an offset covers."""
     return {(w, id_) for w in EVERYBODY for id_ in range(14) if offset.covers(w, id_)}
 
 
@@ -39,26 +39,26 @@ class StreamOffsetTests(SynchronousTestCase):
 
     @given(offsets, offsets)
     def test_advance_covers_both(self, one: StreamOffset, other: StreamOffset) -> None:
-        """The maximum covers what either covers, and nothing else."""
+        """The maximum covers exactly the rows that either offset covers."""
         self.assertEqual(covered(one.advance(other)), covered(one) | covered(other))
 
     @given(offsets, offsets)
     def test_retreat_covers_what_both_cover(
         self, one: StreamOffset, other: StreamOffset
     ) -> None:
-        """The minimum covers what both cover, and nothing else."""
+        """The minimum covers exactly the rows that both offsets cover."""
         self.assertEqual(covered(one.retreat(other)), covered(one) & covered(other))
 
     @given(offsets, offsets, ids)
     def test_towards(self, start: StreamOffset, more: StreamOffset, upto: int) -> None:
-        """After a part of the rows, exactly that part is covered."""
+        """Advancing to an id covers exactly the target's rows up to that id."""
         target = start.advance(more)
         part = {(w, id_) for w, id_ in covered(target) if id_ <= upto}
         self.assertEqual(covered(start.towards(target, upto)), covered(start) | part)
 
     @given(offsets, st.lists(ids, max_size=4))
     def test_steps_make_the_whole(self, target: StreamOffset, steps: list[int]) -> None:
-        """Batches of any size end at the target, and never go back."""
+        """Steps of any size end at the target, and never go back."""
         at = StreamOffset()
         for upto in sorted(steps):
             after = at.towards(target, upto)
@@ -68,25 +68,27 @@ class StreamOffsetTests(SynchronousTestCase):
 
     @given(offsets)
     def test_json_and_pickle(self, offset: StreamOffset) -> None:
-        """An offset survives the checkpoint and the way to an executor."""
+        """An offset survives JSON and pickling."""
         text = json.dumps(offset.to_json())
         self.assertEqual(StreamOffset.from_json(json.loads(text)), offset)
         self.assertEqual(pickle.loads(pickle.dumps(offset)), offset)
 
     def test_keeps_who_is_behind(self) -> None:
-        """A writer that is known stays known where it is not beyond the minimum."""
+        """
+        A writer below the minimum keeps its position; an unknown one has the minimum.
+        """
         offset = StreamOffset(5, {"a": 0, "b": 5})
         self.assertEqual([offset.position(w) for w in ("a", "b", "new")], [0, 5, 5])
         self.assertEqual(StreamOffset().furthest, 0)
         self.assertEqual(offset.furthest, 5)
 
     def test_of_token(self) -> None:
-        """A token says the same as an offset."""
+        """A multi-writer token converts into the same offset."""
         offset = StreamOffset.of_token(MultiWriterStreamToken(5, {"a": 7}))
         self.assertEqual(offset, StreamOffset(5, {"a": 7}))
 
     def test_bad_json(self) -> None:
-        """What is no position is refused with an example."""
+        """An invalid position is refused with an example of a valid one."""
         wrong: tuple[object, ...] = (
             -1,
             True,
@@ -108,9 +110,7 @@ class OffsetsTests(SynchronousTestCase):
 
     @given(st.dictionaries(st.sampled_from(("events", "a", "z")), offsets))
     def test_text_is_the_same(self, found: dict[str, StreamOffset]) -> None:
-        """
-        Equal offsets are the same text, however they came to be: Spark compares it.
-        """
+        """Equal offsets have the same JSON text, which Spark compares."""
         backwards = {
             name: StreamOffset(
                 offset.minimum, dict(sorted(offset.writers.items(), reverse=True))
@@ -122,18 +122,18 @@ class OffsetsTests(SynchronousTestCase):
         self.assertEqual(offsets_from_json(json.loads(texts.pop())), found)
 
     def test_bad_json(self) -> None:
-        """What is no offset is refused, with the stream's name."""
+        """An invalid offset is refused with the stream's name."""
         error = self.assertRaises(PipelineError, offsets_from_json, {"events": "x"})
         self.assertIn("stream events", str(error))
         self.assertRaises(PipelineError, offsets_from_json, [1])
 
 
 class SpansTests(SynchronousTestCase):
-    """Tests for what lies between two offsets."""
+    """Tests for the spans between two offsets."""
 
     @given(offsets, offsets)
     def test_each_row_once(self, start: StreamOffset, more: StreamOffset) -> None:
-        """Spans hold each row that is to be read once, and no other."""
+        """Spans contain each row between the offsets exactly once, and no other row."""
         end = start.advance(more)
         found: list[tuple[str, int]] = []
         for span in spans(start, end):
@@ -151,12 +151,12 @@ class SpansTests(SynchronousTestCase):
 
     @given(offsets, offsets)
     def test_ascending(self, start: StreamOffset, more: StreamOffset) -> None:
-        """Spans are in order and do not overlap, so that a batch may end anywhere."""
+        """Spans are ascending and do not overlap, so that a batch may end anywhere."""
         found = spans(start, start.advance(more))
         for before, after in itertools.pairwise(found):
             self.assertLessEqual(before.high, after.low)
 
     def test_one_span_for_all(self) -> None:
-        """History that all writers have finished is one span."""
+        """The range that all writers have finished is one span."""
         (span,) = spans(StreamOffset(), StreamOffset(9, {"a": 9, "b": 9}))
         self.assertEqual((span.low, span.high, span.others), (0, 9, True))

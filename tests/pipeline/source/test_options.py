@@ -36,21 +36,21 @@ synapse_replication:
 
 
 def parse(**options: str) -> SourceOptions:
-    """Check options for a database."""
+    """Parse options together with a database."""
     return SourceOptions.parse({"dsn": "dbname=x", **options})
 
 
 class SourceOptionsTests(SynchronousTestCase):
-    """Tests for what may be given to the data source."""
+    """Tests for the options of the data source."""
 
     def refuse(self, *parts: str, **options: str) -> None:
-        """See that options are refused with a text that names these parts."""
+        """Check that the options are refused with a text that contains these parts."""
         error = self.assertRaises(PipelineError, parse, **options)
         for part in parts:
             self.assertIn(part, str(error))
 
     def test_usual(self) -> None:
-        """Names are compared without regard to case, as everywhere in Spark."""
+        """Option names are case-insensitive, as everywhere in Spark."""
         options = parse(
             STREAMS="events, receipts",
             writers="w1",
@@ -65,7 +65,7 @@ class SourceOptionsTests(SynchronousTestCase):
         self.assertEqual(options.conninfo, {"dbname": "x"})
 
     def test_defaults(self) -> None:
-        """A database alone means all of its rows."""
+        """By default all rows of all streams and writers are read."""
         options = parse()
         self.assertEqual((options.streams, options.writers), (None, None))
         self.assertEqual(
@@ -73,7 +73,7 @@ class SourceOptionsTests(SynchronousTestCase):
         )
 
     def test_mistakes(self) -> None:
-        """Each mistake names its option, and what to write."""
+        """Each error names its option and the accepted values."""
         self.refuse("option stream:", "streams", stream="events")
         self.refuse("stream evnts is unknown", "receipts", streams="evnts")
         self.refuse("typing", "record the wire", streams="typing")
@@ -89,7 +89,9 @@ class SourceOptionsTests(SynchronousTestCase):
             self.refuse("option endingToken", "m5~1.7", endingToken=token)
 
     def test_one_database(self) -> None:
-        """There is one of dsn and config, and neither is repeated."""
+        """
+        Exactly one of dsn and config is required, and neither is shown in an error.
+        """
         for options in ({}, {"dsn": "dbname=x", "config": "x.yaml"}):
             error = self.assertRaises(PipelineError, SourceOptions.parse, options)
             self.assertIn("options dsn and config", str(error))
@@ -106,7 +108,7 @@ class SourceOptionsTests(SynchronousTestCase):
         return str(path)
 
     def test_config(self) -> None:
-        """A configuration also tells writers and streams of the user's own."""
+        """A configuration also declares writers and custom streams."""
         options = SourceOptions.parse({"config": self._config(), "streams": "orders"})
         self.assertEqual(options.declared_writers["receipts"], ("r1", "r2"))
         orders = options.catalog["orders"]
@@ -121,7 +123,10 @@ class SourceOptionsTests(SynchronousTestCase):
         )
 
     def test_settings_travel(self) -> None:
-        """What a job knows of a configuration reaches the data source whole."""
+        """
+        Settings of a job reach the data source unchanged; their ``repr`` hides the
+        password.
+        """
         path = self._config()
         settings = settings_of_config([path])
         travelled = SourceOptions.parse(reader_options(settings))
@@ -135,16 +140,16 @@ class SourceOptionsTests(SynchronousTestCase):
         self.assertNotIn("hush", repr(settings))
 
     def test_settings_of_dsn_travel(self) -> None:
-        """A database alone is delivered, too."""
+        """Settings with a database alone reach the data source, too."""
         options = SourceOptions.parse(reader_options(PipelineSettings({"dbname": "y"})))
         self.assertEqual(options.conninfo, {"dbname": "y"})
 
 
 class TokenTests(SynchronousTestCase):
-    """Tests for tokens as they are written."""
+    """Tests for the text forms of tokens."""
 
     def test_forms(self) -> None:
-        """A number, the text form, and JSON of either or of positions."""
+        """A token may be a number, the text form, or JSON of either or of positions."""
         names = {1: "a", 2: "b"}
 
         def parse(text: str) -> dict[str, StreamOffset]:
@@ -162,7 +167,7 @@ class TokenTests(SynchronousTestCase):
         )
 
     def test_unknown_instance(self) -> None:
-        """An instance that the database does not know is named."""
+        """An instance that is not in the database is named in the error."""
         error = self.assertRaises(
             PipelineError, parse_token, "endingToken", "m5~9.7", [], {}.__getitem__
         )

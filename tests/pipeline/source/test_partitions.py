@@ -1,7 +1,6 @@
 """Tests for :mod:`synapse_replication.pipeline.source.partitions`.
 
-How parts and batches are cut is also tested in ``test_planning`` and
-``test_streaming``, as a reader sees it.
+The effects on a reader are also tested in ``test_planning`` and ``test_streaming``.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ WITHOUT = Present(TABLES, frozenset(), frozenset(), frozenset())
 
 
 def part(low: int, high: int, present: Present = WITH_INDEX) -> Part:
-    """Make a part of all writers' receipts."""
+    """Return a part with the receipts of all writers."""
     span = Span(low, high, (), others=True, nameless=True, known=())
     return Part(RECEIPTS, present, span, "")
 
@@ -52,12 +51,12 @@ COUNTS = st.none() | st.integers(1, 50)
 
 
 class SplitTests(SynchronousTestCase):
-    """Cutting parts into smaller ones."""
+    """Tests for splitting parts into smaller ones."""
 
     @settings(derandomize=True, deadline=None)
     @given(PARTS, COUNTS)
     def test_nothing_is_left_out(self, parts: list[Part], count: int | None) -> None:
-        """The pieces of each part join, in order, to that part again."""
+        """The pieces of a part add up to that part, in order."""
         pieces = split(parts, count)
         for whole in parts:
             low = whole.span.low
@@ -70,33 +69,35 @@ class SplitTests(SynchronousTestCase):
         self.assertEqual(pieces, [])
 
     def test_as_many_as_asked_for(self) -> None:
-        """One part becomes as many of about the same size as are asked for."""
+        """
+        A part is split into the requested number of pieces of about the same size.
+        """
         sizes = [piece.size for piece in split([part(10, 1010)], 3)]
         self.assertEqual(sizes, [333, 333, 334])
 
     def test_as_many_as_are_worth_it(self) -> None:
-        """By itself, it makes no more tasks than are worth their start."""
+        """By default there are no more pieces than are worth a task's start."""
         self.assertEqual(len(split([part(0, IDS_PER_TASK)], None)), 1)
         self.assertEqual(len(split([part(0, 4 * IDS_PER_TASK)], None)), 4)
         self.assertEqual(len(split([part(0, 2**40)], None)), MOST_TASKS)
 
     def test_without_an_index(self) -> None:
-        """A table whose ids no index leads to is read in one piece."""
+        """A table without an index on the ids is read in one piece."""
         whole = part(0, 10**9, WITHOUT)
         self.assertEqual(split([whole], 9), [whole])
 
     def test_index_by_writer(self) -> None:
-        """An index that begins with the writer leads to the ids of each, too."""
+        """An index that begins with the writer serves as well."""
         self.assertEqual(len(split([part(0, 90, BY_WRITER)], 9)), 9)
 
 
 class PackTests(SynchronousTestCase):
-    """Putting small parts together."""
+    """Tests for packing small parts into tasks."""
 
     @settings(derandomize=True, deadline=None)
     @given(PARTS, COUNTS)
     def test_each_part_once(self, parts: list[Part], count: int | None) -> None:
-        """Each part is in one task, and no task is empty."""
+        """Each part is in exactly one task, and no task is empty."""
         tasks = pack(parts, count)
         packed = [each for task in tasks for each in task]
         self.assertCountEqual(
@@ -107,14 +108,14 @@ class PackTests(SynchronousTestCase):
             self.assertEqual(len(tasks), min(count, len(parts)))
 
     def test_even(self) -> None:
-        """Each part goes to the task that has least to do."""
+        """Each part goes to the task with the fewest ids."""
         tasks = pack([part(0, size) for size in (1, 2, 3, 4, 5, 9)], 2)
         self.assertEqual(
             sorted(sum(each.size for each in task) for task in tasks), [12, 12]
         )
 
     def test_as_many_as_are_worth_it(self) -> None:
-        """By itself, it begins one more task as soon as the others have enough."""
+        """By default a task is added as soon as the others have enough ids."""
         half = part(0, IDS_PER_TASK // 2)
         self.assertEqual(len(pack([half] * 2, None)), 1)
         self.assertEqual(len(pack([half] * 3, None)), 2)
@@ -122,7 +123,10 @@ class PackTests(SynchronousTestCase):
 
 
 class CutTests(SynchronousTestCase):
-    """Looking into a database: streams ``one``, ``two`` and ``few``."""
+    """
+    Tests for cuts by row count, in a database with streams ``one``, ``two`` and
+    ``few``.
+    """
 
     def setUp(self) -> None:
         connection = psycopg2.connect(shared_postgres().new_database())
@@ -152,13 +156,13 @@ class CutTests(SynchronousTestCase):
         return [found[stream.name].minimum for stream, _ in self.streams]
 
     def test_streams_share_the_limit(self) -> None:
-        """Streams get even shares of it; what one does not need is for the others."""
+        """Streams get even shares of the limit; unused shares go to the others."""
         self.assertEqual(self.cut(7), [13, 3, 30])
         self.assertEqual(self.cut(20), [19, 30, 30])
         self.assertEqual(self.cut(21), [30, 30, 30])
 
     def test_narrow(self) -> None:
-        """Ids without rows are cut off at both ends; nothing is left of no rows."""
+        """Ids without rows are cut off at both ends; a part without rows is dropped."""
         stream, present = self.streams[0]
         span = Span(0, 100, (), others=True, nameless=True, known=())
         found = narrow(self.txn, Part(stream, present, span, "a"))

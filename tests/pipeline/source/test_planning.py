@@ -29,10 +29,10 @@ from tests.support.big_database import SHARES
 
 
 class RowsTests(SynchronousTestCase):
-    """Tests for what is read."""
+    """Tests for the rows that are read."""
 
     def test_as_on_the_wire(self) -> None:
-        """Each stream gives the rows that its writers sent, in their order."""
+        """Each stream yields the rows that its writers sent, in the same order."""
         found: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         rows = rows_of(extract_dsn(), plan(extract_dsn()))
         for row in sorted(
@@ -46,11 +46,12 @@ class RowsTests(SynchronousTestCase):
 
     def test_account_data_once(self) -> None:
         """
-        Account data has rows without a writer; they are read once, not per writer.
+        Rows of account data without a writer are read once, rather than once per
+        writer.
         """
         found = read(extract_dsn(), streams="account_data")
         self.assertEqual([token for _, _, token, _ in found], [2, 3, 4])
-        # Of the extract nobody knows the writers; of the other there is one.
+        # The writers of the extract are unknown; the other database has a sole writer.
         self.assertEqual({writer for _, writer, _, _ in found}, {""})
         dsn = history_dsn()
         writers = {writer for _, writer, _, _ in read(dsn, streams="account_data")}
@@ -64,7 +65,8 @@ class RowsTests(SynchronousTestCase):
 
     def test_any_partitions_make_the_whole(self) -> None:
         """
-        However it is cut, each row is read once; negative ids are positive tokens.
+        For any number of partitions each row is read once; negative ids become positive
+        tokens.
         """
         for dsn in (extract_dsn(), history_dsn()):
             streams = ",".join(s.stream.name for task in plan(dsn) for s in task)
@@ -77,7 +79,7 @@ class RowsTests(SynchronousTestCase):
                 )
 
     def test_number_of_partitions(self) -> None:
-        """There are as many tasks as asked for; ids without rows make none."""
+        """There are as many tasks as requested, and ranges without rows are cut off."""
         self.assertEqual(len(plan(history_dsn(), numPartitions="8")), 8)
         self.assertEqual(len(plan(history_dsn())), 1)
         tokens = '{"receipts": 4000}'
@@ -88,7 +90,7 @@ class RowsTests(SynchronousTestCase):
         self.assertEqual((part.span.low, part.span.high), (4000, 4500))
 
     def test_history_is_whole(self) -> None:
-        """All rows of history are there, one id in a thousand was never used."""
+        """All rows of the history are read; it skips one id in a thousand."""
         found = read(history_dsn())
         for stream, share in SHARES.items():
             count = sum(1 for row in found if row[0] == stream and row[3] == 0)
@@ -96,14 +98,14 @@ class RowsTests(SynchronousTestCase):
             self.assertEqual(count, ids - (ids + 1) // 1000, stream)
 
     def test_written_ts(self) -> None:
-        """When a row was written is told where the table tells, in UTC."""
+        """``written_ts`` is in UTC, and null if the table has no time."""
         rows = list(rows_of(history_dsn(), plan(history_dsn(), streams="caches")))
         self.assertEqual(rows[0]["written_ts"].isoformat(), "2026-10-10T00:21:36+00:00")
         rows = list(rows_of(history_dsn(), plan(history_dsn(), streams="to_device")))
         self.assertEqual({row["written_ts"] for row in rows}, {None})
 
     def test_wanted(self) -> None:
-        """Conditions that are pushed down give exactly the rows they ask for."""
+        """Conditions that are pushed down select exactly the matching rows."""
         everything = read(history_dsn())
         wanted = Wanted(
             streams=frozenset({"events", "receipts"}),
@@ -124,10 +126,10 @@ class RowsTests(SynchronousTestCase):
 
 
 class DeclaredTests(SynchronousTestCase):
-    """Tests for a stream of the user's own table."""
+    """Tests for a declared stream."""
 
     def read(self, **options: str) -> list[tuple[str, int, Any]]:
-        """Read orders."""
+        """Return (writer, token, row) of the orders, sorted."""
         settings = PipelineSettings(parse_dsn(extract_dsn()), declared=(ORDERS,))
         given = {**reader_options(settings), "streams": "orders", **options}
         tasks = Planner(SourceOptions.parse(given), continuous=False).batch()
@@ -137,7 +139,9 @@ class DeclaredTests(SynchronousTestCase):
         )
 
     def test_read(self) -> None:
-        """It is read as the built-in ones, also of writers that are no more."""
+        """
+        A declared stream is read like a built-in one, including writers that are gone.
+        """
         self.assertEqual(
             self.read(),
             [
@@ -148,7 +152,7 @@ class DeclaredTests(SynchronousTestCase):
         )
 
     def test_odd_name(self) -> None:
-        """A writer's name is a value, whatever characters it has."""
+        """A writer's name with special characters is treated as a value."""
         self.assertEqual(self.read(writers="' OR TRUE --"), [])
         with (
             closing(psycopg2.connect(extract_dsn())) as connection,
@@ -162,10 +166,10 @@ class DeclaredTests(SynchronousTestCase):
 
 
 class ErrorTests(SynchronousTestCase):
-    """Tests for what cannot be read."""
+    """Tests for errors of planning and reading."""
 
     def refuse(self, *parts: str, **options: str) -> None:
-        """See that reading is refused with a text that names these parts."""
+        """Check that planning fails with a text that contains these parts."""
         dsn = options.pop("dsn", None) or history_dsn()
         given = SourceOptions.parse({"dsn": dsn, **options})
         error = self.assertRaises(PipelineError, Planner(given, continuous=False).batch)
@@ -174,7 +178,7 @@ class ErrorTests(SynchronousTestCase):
         self.assertLess(len(str(error)), 500)
 
     def test_unreachable(self) -> None:
-        """A database that is not there is named, without its password."""
+        """An unreachable database is named without its password."""
         self.refuse(
             "host=127.0.0.1 port=1 dbname=x",
             "cannot be reached",
@@ -183,11 +187,11 @@ class ErrorTests(SynchronousTestCase):
         )
 
     def test_no_such_table(self) -> None:
-        """A stream that this database has not is named, with its table."""
+        """If a stream has no table in the database, the error names both."""
         self.refuse("stream presence", "presence_stream", streams="presence")
 
     def test_token_of_the_future(self) -> None:
-        """A token that was never given out is refused, with both numbers."""
+        """A token beyond the sequence is refused with both numbers."""
         for option in ("startingToken", "endingToken"):
             self.refuse(option, "events", "9999999", "8000", **{option: "9999999"})
         self.refuse(
@@ -195,7 +199,7 @@ class ErrorTests(SynchronousTestCase):
         )
 
     def test_token_of_another_stream(self) -> None:
-        """A token for a stream that is not read is refused."""
+        """A token for a stream that is not selected is refused."""
         self.refuse(
             "endingToken: stream caches is not read",
             streams="events",
@@ -203,7 +207,7 @@ class ErrorTests(SynchronousTestCase):
         )
 
     def test_read_only(self) -> None:
-        """Nothing that the pipeline sends can change the database."""
+        """The session is read-only."""
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
 
         def write() -> None:
@@ -214,7 +218,7 @@ class ErrorTests(SynchronousTestCase):
         self.assertIn("read-only transaction", str(error))
 
     def test_time_limit(self) -> None:
-        """A statement that takes too long is ended, and said to be."""
+        """A statement that exceeds the time limit is cancelled with an error."""
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
 
         def sleep() -> None:

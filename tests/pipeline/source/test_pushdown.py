@@ -27,16 +27,16 @@ ALL = Span(0, 100, ("a", "b"), others=True, nameless=True, known=("a", "b"))
 
 
 class PushFiltersTests(SynchronousTestCase):
-    """Tests for conditions that the source answers itself."""
+    """Tests for filters that the source applies itself."""
 
     def take(self, *filters: Filter) -> Wanted:
-        """Return what is wanted where all conditions are taken over."""
+        """Return the result of pushing filters, all of which must be accepted."""
         wanted, left = push_filters(EVERYTHING, filters)
         self.assertEqual(left, [])
         return wanted
 
     def test_streams_and_writers(self) -> None:
-        """Names are taken over, and several conditions narrow each other."""
+        """Filters on names are accepted, and several of them intersect."""
         wanted = self.take(
             IsNotNull(("stream",)),
             In(("stream",), ("events", "caches", None)),
@@ -48,7 +48,7 @@ class PushFiltersTests(SynchronousTestCase):
         self.assertEqual(wanted.writers, {"b"})
 
     def test_ids(self) -> None:
-        """Bounds are exact: open below, closed above."""
+        """Bounds are converted exactly: exclusive below, inclusive above."""
         wanted = self.take(
             GreaterThan(("stream_id",), 5),
             GreaterThanOrEqual(("stream_id",), 8),
@@ -59,7 +59,7 @@ class PushFiltersTests(SynchronousTestCase):
         self.assertEqual(self.take(EqualTo(("stream_id",), 9)), Wanted(low=8, high=9))
 
     def test_left_to_spark(self) -> None:
-        """What cannot be taken over is handed back, the same objects."""
+        """Unsupported filters are returned unchanged for Spark to apply."""
         filters: list[Filter] = [
             EqualTo(("row_index",), 0),
             Not(EqualTo(("stream",), "events")),
@@ -72,7 +72,7 @@ class PushFiltersTests(SynchronousTestCase):
         self.assertEqual([id(each) for each in left], [id(each) for each in filters])
 
     def test_of_span(self) -> None:
-        """A span is cut to what is wanted of it, or is not read at all."""
+        """A span is narrowed to the wanted rows; if none are left, it is omitted."""
         self.assertEqual(EVERYTHING.of_span(ALL, ""), ALL)
         self.assertIsNone(Wanted(low=100).of_span(ALL, ""))
         self.assertIsNone(Wanted(high=0).of_span(ALL, ""))
@@ -82,7 +82,7 @@ class PushFiltersTests(SynchronousTestCase):
         )
 
     def test_rows_without_writer(self) -> None:
-        """Rows that do not tell their writer are those of the only one there is."""
+        """Rows without a writer match the sole writer's name."""
         span = Wanted(writers=frozenset({"sole"})).of_span(ALL, "sole")
         assert span is not None
         self.assertEqual((span.writers, span.others, span.nameless), ((), False, True))

@@ -19,12 +19,12 @@ from synapse_replication.storage.queries import literal
 from tests.pipeline.histories import ORDERS, history_dsn
 from tests.support.big_database import SHARES
 
-#: Of writers a and b, those of a.
+#: A span of writer a, where a and b are known.
 SPAN = Span(3, 9, ("a",), False, False, ("a", "b"))
 
 
 class SqlTests(SynchronousTestCase):
-    """The text, for a stream of one's own that counts down."""
+    """Tests for the SQL text, for a declared stream that counts down."""
 
     def setUp(self) -> None:
         self.stream = catalog_of([ORDERS])["orders"]
@@ -38,26 +38,32 @@ class SqlTests(SynchronousTestCase):
         return sql[sql.index(" WHERE ") + 7 :]
 
     def test_literal(self) -> None:
-        """A name is quoted, whatever it holds."""
+        """A literal is quoted, whatever characters it has."""
         self.assertEqual(literal("o'hara"), "'o''hara'")
         span = attrs.evolve(SPAN, writers=("o'hara",))
         self.assertIn("""."writer" IN ('o''hara'))""", self.ids(span))
 
     def test_bounds_of_negative_ids(self) -> None:
-        """Above the low token and up to the high one; ids have the other sign."""
+        """
+        Bounds exclude the low token and include the high one; ids have the opposite
+        sign.
+        """
         sql = self.ids(SPAN)
         self.assertIn('."id" < -3 AND ', sql)
         self.assertIn('."id" >= -9 AND ', sql)
 
     def test_order(self) -> None:
-        """Tokens come in order, the greatest first if the last are asked for."""
+        """Tokens are ascending, or descending if the last ones are requested."""
         for last, order in ((False, "DESC"), (True, "ASC")):
             sql = ids_sql(self.query, SPAN, self.present, limit=2, last=last)
             assert sql is not None
             self.assertRegex(sql, rf'\."id" {order} LIMIT 2$')
 
     def test_others(self) -> None:
-        """Of all writers but some: these are left out, and rows without a writer."""
+        """
+        A span of other writers excludes the known ones, and rows without a writer
+        unless requested.
+        """
         others = attrs.evolve(SPAN, others=True)
         self.assertIn("NOT ", self.ids(others))
         self.assertIn("IN ('b')", self.ids(others))
@@ -67,7 +73,7 @@ class SqlTests(SynchronousTestCase):
         self.assertNotIn("writer", self.ids(nameless))
 
     def test_writers_are_looked_up(self) -> None:
-        """Where the index begins with the writer, each is named."""
+        """If the index begins with the writer, the condition lists the writers."""
         walked = Present(
             frozenset(["orders"]), frozenset(), frozenset(), frozenset(["orders"])
         )
@@ -76,7 +82,10 @@ class SqlTests(SynchronousTestCase):
         self.assertNotIn("NOT", self.ids(others, walked))
 
     def test_nothing_can_be_there(self) -> None:
-        """Of nobody there is nothing; the columns are the same all the same."""
+        """
+        A span without writers, or a missing table, yields an empty result with the same
+        columns.
+        """
         nobody = attrs.evolve(SPAN, writers=())
         self.assertIsNone(ids_sql(self.query, nobody, self.present))
         sql = range_sql(self.stream, nobody, self.present, "")
@@ -85,16 +94,16 @@ class SqlTests(SynchronousTestCase):
         self.assertEqual(range_sql(self.stream, SPAN, missing, ""), sql)
 
     def test_no_time(self) -> None:
-        """Where the table does not tell when, there is no time."""
+        """If the table has no time, the column is null."""
         sql = range_sql(self.stream, SPAN, self.present, "")
         self.assertIn("NULL::bigint AS written_us", sql)
 
 
 class IndexTests(SynchronousTestCase):
-    """Tests that indexes are walked, and no table is scanned."""
+    """Tests that queries use indexes instead of scanning tables."""
 
     def test_no_full_scan(self) -> None:
-        """Reading a range, or looking for where to cut, scans no big table."""
+        """Reading a range, or searching for a cut, scans no big table."""
         catalog = catalog_of()
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
         span = Span(0, 50, ("writer1",), False, False, ("writer1", "writer2"))
@@ -115,7 +124,7 @@ class IndexTests(SynchronousTestCase):
                     txn.execute("EXPLAIN " + sql)
                     shown = "\n".join(line for (line,) in txn.fetchall())
                     self.assertNotIn("Seq Scan", shown)
-                    # An index that is read from end to end is no better.
+                    # A scan of a whole index would be no better.
                     self.assertNotRegex(
                         shown, r"Index (Only )?Scan[^\n]*\n(?!\s+Index Cond)"
                     )

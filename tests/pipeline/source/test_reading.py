@@ -21,23 +21,25 @@ from tests.pipeline.histories import extract_dsn, history_dsn, plan
 
 
 class PartitionTests(SynchronousTestCase):
-    """What Spark hands to tasks."""
+    """Tests for the partitions that Spark sends to tasks."""
 
     def test_partitions(self) -> None:
-        """A task has its parts, also when it comes out at another process."""
+        """A partition carries the parts of its task, also when pickled."""
         tasks = plan(extract_dsn(), numPartitions="3")
         partitions = pickle.loads(pickle.dumps(partitions_of(tasks)))
         self.assertEqual([partition.parts for partition in partitions], tasks)
         self.assertGreater(len(tasks), 1)
 
     def test_nothing(self) -> None:
-        """With nothing to read there is one task, which reads nothing."""
+        """If there is nothing to read, one partition without parts is made."""
         (partition,) = partitions_of([])
         self.assertEqual(partition.parts, ())
         self.assertEqual(list(read_parts({}, partition.parts)), [])
 
     def test_said(self) -> None:
-        """Logs of Spark name the streams and spans, and nothing of the database."""
+        """
+        The ``repr`` of a partition names its streams and spans, and no other details.
+        """
         (task,) = plan(extract_dsn(), streams="receipts")
         said = repr(RowsPartition(task))
         self.assertIn("'receipts'", said)
@@ -46,7 +48,7 @@ class PartitionTests(SynchronousTestCase):
 
 
 class ReadTests(SynchronousTestCase):
-    """Reading from a real database."""
+    """Tests for reading from a real database."""
 
     def test_one_after_the_other(self) -> None:
         """All parts of a task are read, in their order."""
@@ -62,7 +64,7 @@ class ReadTests(SynchronousTestCase):
         self.assertEqual(list(dict.fromkeys(streams)), order)
 
     def test_forms(self) -> None:
-        """A row is read as JSON, without its content, or as typed columns."""
+        """A row is read as JSON, as typed columns, or without its content."""
         conninfo = SourceOptions.parse({"dsn": extract_dsn()}).conninfo
         (task,) = plan(extract_dsn(), streams="receipts")
         found = {
@@ -88,7 +90,9 @@ class ReadTests(SynchronousTestCase):
         self.assertEqual(json.loads(typed["data"]), {"ts": 1795207381916})
 
     def test_looked_up_or_joined(self) -> None:
-        """Details of events are the same whether looked up one by one or joined."""
+        """
+        Details of events are the same whether they are looked up one by one or joined.
+        """
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
         (task,) = plan(history_dsn(), streams="events")
         rows = []
@@ -101,7 +105,7 @@ class ReadTests(SynchronousTestCase):
         self.assertEqual(rows[0], rows[1])
 
     def test_leaving_early(self) -> None:
-        """A reader that is left before its end lets go of the database."""
+        """Dropping a reader before its end cancels its query."""
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
         (task,) = plan(history_dsn(), streams="events")
         batches = read_parts(conninfo, task)

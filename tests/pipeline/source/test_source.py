@@ -1,6 +1,6 @@
 """Tests for :mod:`synapse_replication.pipeline.source.source`, in Spark.
 
-What is read, and in which parts, is tested without Spark in ``test_planning``.
+The rows and partitions are tested without Spark in ``test_planning``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tests.storage.synapse_extract import ON_THE_WIRE
 
 
 class SourceTests(SynchronousTestCase):
-    """Tests for the data source as people use it."""
+    """Tests for the data source through Spark's own API."""
 
     def test_rows_are_as_on_the_wire(self) -> None:
-        """All streams give the rows that their writers sent, in their order."""
+        """All streams yield the rows that their writers sent, in the same order."""
         frame = read(extract_dsn())
         self.assertEqual(frame.schema, ROWS_SCHEMA)
         found = by_writer(frame)
@@ -27,7 +27,10 @@ class SourceTests(SynchronousTestCase):
                 self.assertEqual(found.get(key), rows, key)
 
     def test_typed_columns(self) -> None:
-        """A stream's rows have typed columns of their own, or none at all."""
+        """
+        With ``rows=typed`` a row has the stream's typed columns; with ``rows=none`` no
+        content.
+        """
         frame = read(extract_dsn(), streams="receipts", rows="typed")
         (row, *_) = frame.where("user_id = '@a:x'").collect()
         self.assertEqual((row.room_id, row.thread_id), ("!r", None))
@@ -40,7 +43,10 @@ class SourceTests(SynchronousTestCase):
         self.assertNotIn("row", keys.columns)
 
     def test_conditions_are_pushed_down(self) -> None:
-        """Spark checks only what the source cannot; no plan shows the password."""
+        """
+        Spark applies only the filters that the source cannot; no plan shows the
+        password.
+        """
         frame = read(extract_dsn(), filterPushdown="true").where(
             "stream = 'events' AND instance_name IN ('p1', 'x') AND stream_id >= 5 "
             "AND stream_id < 8 AND row_index = 0"
@@ -54,7 +60,7 @@ class SourceTests(SynchronousTestCase):
         self.assertNotIn(server().password, str(frame))
 
     def test_a_frame_serves_many_queries(self) -> None:
-        """What one query asks for limits no other query of the same frame."""
+        """The filters of one query do not affect other queries of the same frame."""
         frame = read(extract_dsn())
         everything = frame.count()
         caches = frame.where("stream = 'caches'")
@@ -64,11 +70,11 @@ class SourceTests(SynchronousTestCase):
         self.assertEqual(caches.union(events).count(), sum(counts))
 
     def test_nothing_to_read(self) -> None:
-        """A query for nothing gives nothing."""
+        """A query that matches no stream returns no rows."""
         self.assertEqual(read(extract_dsn()).where("stream = 'none'").collect(), [])
 
     def test_failure_is_short(self) -> None:
-        """What is wrong comes out of Spark as one sentence, without the password."""
+        """An error of the source is shortened to one sentence, without the password."""
 
         def fail() -> None:
             with short_failures():

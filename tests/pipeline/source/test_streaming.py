@@ -42,7 +42,7 @@ SELECT setval('receipts_sequence', 1000);
 
 
 class Database:
-    """A database with receipts and caches, and what their writers do."""
+    """A database with receipts and caches, and the operations of their writers."""
 
     def __init__(self) -> None:
         self.dsn = shared_postgres().new_database()
@@ -59,7 +59,7 @@ class Database:
                 cursor.execute(statement)
 
     def insert(self, writer: str | None, first: int, last: int) -> None:
-        """Write receipts; the writer has not said that they are all."""
+        """Insert receipts without advancing the writer's position."""
         name = "NULL" if writer is None else f"'{writer}'"
         self.sql(
             "INSERT INTO receipts_linearized SELECT id, '!r', 'm.read', '@u:x', "
@@ -67,12 +67,12 @@ class Database:
         )
 
     def write(self, writer: str, first: int, last: int) -> None:
-        """Write receipts, as a writer that finishes them in order."""
+        """Insert receipts, then advance the writer's position."""
         self.insert(writer, first, last)
         self.store(writer, last)
 
     def store(self, writer: str, position: int) -> None:
-        """Store up to where a writer has finished."""
+        """Store the position of a writer."""
         self.sql(
             f"INSERT INTO stream_positions VALUES ('receipts', '{writer}', {position}) "
             "ON CONFLICT (stream_name, instance_name) "
@@ -81,7 +81,7 @@ class Database:
 
 
 class Follower:
-    """Does what Spark does with the reader, without Spark."""
+    """Calls the stream reader as Spark does, without Spark."""
 
     def __init__(
         self,
@@ -97,12 +97,12 @@ class Follower:
         self.offset = self.reader.initialOffset()
 
     def restart(self) -> None:
-        """Go on by another reader, from the checkpoint."""
+        """Continue with a new reader, from the checkpoint."""
         self.reader = RowsStreamReader(self.options)
         self.offset = json.loads(json.dumps(self.offset))
 
     def read(self, limit: ReadLimit | None = None) -> list[tuple[str, int]]:
-        """Read one batch, and give writer and id of each row."""
+        """Read one batch; return (writer, id) of each row, sorted."""
         limit = limit or self.reader.getDefaultReadLimit()
         end = self.reader.latestOffset(self.offset, limit)
         if json.dumps(end) == json.dumps(self.offset):
@@ -118,23 +118,23 @@ class Follower:
 
 
 def of(writer: str, *tokens: int) -> list[tuple[str, int]]:
-    """Write rows of a writer down."""
+    """Return (writer, token) for each token."""
     return [(writer, token) for token in tokens]
 
 
 class OffsetTests(SynchronousTestCase):
-    """Tests for what is read, and what is waited for."""
+    """Tests for the rows that a reader returns or waits for."""
 
     def setUp(self) -> None:
         self.database = Database()
 
     def test_row_committed_late(self) -> None:
-        """A row that commits below another writer's position still arrives."""
+        """A row that commits below another writer's position is still read."""
         self.database.write("slow", 1, 1)
         self.database.write("quick", 2, 4)
         follower = Follower(self.database)
         self.assertEqual(follower.read(), of("quick", 2, 3, 4) + of("slow", 1))
-        # slow took 5 long ago; others have written since.
+        # The writer slow took id 5 long ago; others have written since.
         self.database.write("quick", 6, 7)
         self.assertEqual(follower.read(), of("quick", 6, 7))
         follower.restart()
@@ -143,7 +143,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(follower.read(), [])
 
     def test_not_beyond_what_is_complete(self) -> None:
-        """A committed row waits until its writer has finished all below it."""
+        """A committed row above its writer's position is not read yet."""
         self.database.write("a", 1, 1)
         self.database.insert("a", 3, 3)
         follower = Follower(self.database)
@@ -153,7 +153,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(follower.read(), of("a", 2, 3))
 
     def test_declared_writer_without_position(self) -> None:
-        """A writer that is known from the configuration is waited for by name."""
+        """The reader waits for a declared writer that has no position yet."""
         self.database.write("a", 2, 9)
         follower = Follower(self.database, {"receipts": ["a", "new"]})
         self.assertEqual(len(follower.read()), 8)
@@ -162,29 +162,32 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(follower.read(), of("new", 1))
 
     def test_unknown_writer(self) -> None:
-        """Rows of a removed writer, and of none, are history that all have passed."""
+        """
+        Rows of removed writers, or without a writer, are read once all positions have
+        passed them.
+        """
         self.database.insert("removed", 1, 2)
         self.database.insert(None, 3, 3)
         self.database.write("a", 4, 5)
         follower = Follower(self.database)
-        # Of the only writer are rows that do not say whose they are.
+        # A row without a writer belongs to the only writer.
         self.assertEqual(follower.read(), of("a", 3, 4, 5) + of("removed", 1, 2))
 
     def test_row_of_nobody_knows_whom(self) -> None:
-        """A row that does not tell its writer waits for all writers."""
+        """A row without a writer is read once all writers have passed it."""
         self.database.write("slow", 1, 1)
         self.database.write("quick", 2, 4)
         self.database.insert(None, 5, 5)
         self.database.write("quick", 6, 6)
         follower = Follower(self.database)
         self.assertEqual(follower.read(), of("quick", 2, 3, 4, 6) + of("slow", 1))
-        # It may have been slow's, who had not finished what is before it.
+        # It may belong to slow, which has not yet passed it.
         self.database.insert(None, 3, 3)
         self.database.write("slow", 7, 7)
         self.assertEqual(follower.read(), of("", 3, 5) + of("slow", 7))
 
     def test_writer_is_removed(self) -> None:
-        """A writer that is no more is read to its end, once others have passed it."""
+        """Rows of a removed writer are read once the other writers have passed them."""
         self.database.write("a", 1, 1)
         self.database.write("b", 2, 2)
         follower = Follower(self.database)
@@ -196,7 +199,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(follower.read(), of("a", 4) + of("b", 3))
 
     def test_positions_go_back(self) -> None:
-        """Positions that were set back make no row come again."""
+        """If positions go back, no row is read again."""
         self.database.write("a", 1, 3)
         follower = Follower(self.database)
         self.assertEqual(len(follower.read()), 3)
@@ -204,7 +207,9 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(follower.read(), [])
 
     def test_without_positions(self) -> None:
-        """Who would read on is told to fill in positions; an empty stream is fine."""
+        """
+        Rows without positions make a continuous read fail; an empty stream does not.
+        """
         follower = Follower(self.database)
         self.assertEqual(follower.read(), [])
         self.database.insert("a", 1, 3)
@@ -212,7 +217,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertIn("synapse-replication pipeline bootstrap", str(error))
 
     def test_limit(self) -> None:
-        """A batch has no more rows than asked for, and all come in the end."""
+        """A batch has at most the requested number of rows, and no row is lost."""
         self.database.write("a", 1, 4)
         self.database.write("b", 5, 9)
         follower = Follower(self.database, maxRowsPerTrigger="4")
@@ -220,7 +225,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(sizes, [4, 4, 1, 0])
 
     def test_token_of_many_rows(self) -> None:
-        """A token with more rows than the limit is read whole."""
+        """A token with more rows than the limit is read completely."""
         for _ in range(5):
             self.database.insert("a", 1, 1)
         self.database.write("a", 2, 2)
@@ -229,7 +234,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(follower.read(), of("a", 2))
 
     def test_available_now(self) -> None:
-        """What comes while a run reads what was there is left for the next."""
+        """A run with availableNow leaves rows that were added later to the next run."""
         self.database.write("a", 1, 3)
         follower = Follower(self.database)
         follower.reader.prepareForTriggerAvailableNow()
@@ -242,7 +247,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(newest["receipts"]["minimum"], 5)
 
     def test_starting_and_ending_token(self) -> None:
-        """A query begins after its first token and ends at its last."""
+        """A query reads the rows after its starting token, up to its ending token."""
         self.database.write("a", 1, 9)
         follower = Follower(self.database, startingToken="2", endingToken="5")
         self.assertEqual(follower.read(), of("a", 3, 4, 5))
@@ -252,7 +257,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(latest.read(), of("a", 10))
 
     def test_backfill_and_on(self) -> None:
-        """A backfill up to the latest token, and a query from there, give all once."""
+        """A backfill to the latest token and a query from there read each row once."""
         self.database.write("slow", 1, 1)
         self.database.write("quick", 2, 5)
         self.database.insert("quick", 7, 7)
@@ -290,7 +295,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(follower.read(), of("b", 1))
 
     def test_initial_is_explicit(self) -> None:
-        """The first offset names each stream, so that it can be compared."""
+        """The initial offset names each stream, so that offsets can be compared."""
         follower = Follower(self.database)
         self.assertEqual(follower.offset, {"receipts": {"minimum": 0, "writers": {}}})
 
@@ -302,7 +307,7 @@ _INVALIDATE = """
 
 
 class StreamOfEverybodyTests(SynchronousTestCase):
-    """Tests for caches, which has no positions."""
+    """Tests for ``caches``, which has no stored positions."""
 
     def setUp(self) -> None:
         self.database = Database()
@@ -310,7 +315,7 @@ class StreamOfEverybodyTests(SynchronousTestCase):
         self.addCleanup(self.open.close)
 
     def follow(self, sleep: Callable[[float], None]) -> Follower:
-        """Follow caches; waiting does something else than wait."""
+        """Follow ``caches``, with this function in place of sleeping."""
         now = iter(range(1000))
         follower = Follower(self.database, streams="caches")
         surveyor = CompletenessReader(
@@ -320,13 +325,13 @@ class StreamOfEverybodyTests(SynchronousTestCase):
         return follower
 
     def test_waits_for_open_transaction(self) -> None:
-        """An id that an open transaction holds is not skipped."""
+        """An id of an open transaction is not skipped."""
         with self.open.cursor() as txn:
             txn.execute(_INVALIDATE.format("slow"))
         self.database.sql(_INVALIDATE.format("quick"))
 
         def commit(_: float) -> None:
-            # A newer one takes a greater id, and is not waited for.
+            # A newer transaction takes a greater id, and does not block the reader.
             self.open.commit()
             with self.open.cursor() as txn:
                 txn.execute(_INVALIDATE.format("newer"))
@@ -337,7 +342,9 @@ class StreamOfEverybodyTests(SynchronousTestCase):
         self.assertEqual(follower.read()[0], ("newer", 3))
 
     def test_transaction_that_does_not_end(self) -> None:
-        """A transaction that holds up the stream for long is spoken of."""
+        """
+        If a transaction blocks the stream for too long, the reader fails with an error.
+        """
         with self.open.cursor() as txn:
             txn.execute(_INVALIDATE.format("slow"))
         follower = self.follow(lambda _: None)
@@ -345,7 +352,7 @@ class StreamOfEverybodyTests(SynchronousTestCase):
         self.assertIn("sequence cache_invalidation_stream_seq", str(error))
 
     def test_rolled_back(self) -> None:
-        """An id that was given back holds nothing up."""
+        """An id of a transaction that was rolled back does not block the reader."""
         with self.open.cursor() as txn:
             txn.execute(_INVALIDATE.format("slow"))
         self.open.rollback()
@@ -354,10 +361,10 @@ class StreamOfEverybodyTests(SynchronousTestCase):
 
 
 class SparkTests(SynchronousTestCase):
-    """Tests for queries of Spark that read on."""
+    """Tests for streaming queries in Spark."""
 
     def run_once(self, database: Database, **options: str) -> list[int]:
-        """Read all that is there, and give the number of rows of each batch."""
+        """Read all available rows; return the number of rows of each batch."""
         sizes: list[int] = []
 
         def keep(batch: DataFrame, batch_id: int) -> None:
@@ -378,8 +385,10 @@ class SparkTests(SynchronousTestCase):
         return sizes
 
     def test_runs(self) -> None:
-        """Each run reads what came since the one before, in batches of the limit; with
-        typed columns, if asked for."""
+        """
+        Each run reads the rows added since the previous run, in batches of at most the
+        limit, with typed columns on request.
+        """
         self.checkpoint = self.mktemp()
         database = Database()
         database.write("a", 1, 10)

@@ -20,10 +20,10 @@ synapse_replication.errors.PipelineError: streams: there is no stream x; write y
 
 
 class ShortFailuresTests(SynchronousTestCase):
-    """Tests for what people are told."""
+    """Tests for shortening Spark's exceptions."""
 
     def told(self, error: BaseException) -> str:
-        """Return what is made of an exception."""
+        """Return the shortened text of an exception."""
 
         def fail() -> None:
             with short_failures():
@@ -32,7 +32,7 @@ class ShortFailuresTests(SynchronousTestCase):
         return str(self.assertRaises(PipelineError, fail))
 
     def test_ours(self) -> None:
-        """Of a failure of ours, its sentence is left."""
+        """A PipelineError is reduced to its message."""
         self.assertEqual(
             self.told(AnalysisException(TRACE)),
             "streams: there is no stream x; write y",
@@ -40,7 +40,7 @@ class ShortFailuresTests(SynchronousTestCase):
         self.assertEqual(self.told(PipelineError("as it is")), "as it is")
 
     def test_of_spark(self) -> None:
-        """Of one of Spark's own, the first line, and not too much of it."""
+        """Another exception of Spark is reduced to its first line, truncated."""
         self.assertEqual(self.told(AnalysisException("\n a\nb")), "a")
         self.assertEqual(len(self.told(AnalysisException("x" * 9000))), 403)
         of_java = (
@@ -49,7 +49,7 @@ class ShortFailuresTests(SynchronousTestCase):
         self.assertEqual(self.told(AnalysisException(of_java)), "java.lang.Error: why")
 
     def test_file_gone(self) -> None:
-        """Who reads an archive while it is compacted is told to try again."""
+        """If compaction removed a file of the archive, the error says to try again."""
         told = self.told(
             AnalysisException(
                 "Job aborted.\n[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error "
@@ -59,7 +59,7 @@ class ShortFailuresTests(SynchronousTestCase):
         self.assertIn("run this again", told)
 
     def test_others_pass(self) -> None:
-        """A mistake in our own code keeps its trace."""
+        """Other exceptions pass unchanged."""
 
         def fail() -> None:
             with short_failures():

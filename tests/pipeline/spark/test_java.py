@@ -16,7 +16,7 @@ from synapse_replication.pipeline.spark.java import check_java
 
 
 class CheckJavaTests(SynchronousTestCase):
-    """Tests for Java that is missing, too old or broken."""
+    """Tests for a Java that is missing, too old or broken."""
 
     def _make_java(self, script: str) -> Path:
         java = Path(self.mktemp()).absolute() / "bin" / "java"
@@ -44,37 +44,37 @@ class CheckJavaTests(SynchronousTestCase):
         self.addCleanup(restore)
 
     def test_missing(self) -> None:
-        """Without Java the message says what to install."""
+        """Without Java the error says what to install."""
         self._hide_java()
         error = self.assertRaises(SparkMissingError, check_java)
         self.assertIn("apt-get install openjdk-17-jre-headless", str(error))
 
     def test_wrong_home(self) -> None:
-        """A JAVA_HOME without Java is named."""
+        """A JAVA_HOME without Java is named in the error."""
         self.patch(os, "environ", {**os.environ, "JAVA_HOME": "/nonexistent"})
         error = self.assertRaises(SparkMissingError, check_java)
         self.assertIn("JAVA_HOME is /nonexistent", str(error))
 
     def test_too_old(self) -> None:
-        """A Java that Spark does not run on is refused with both versions."""
+        """A Java that is too old for Spark is refused with both versions."""
         self._fake_java("""echo 'openjdk version "11.0.2" 2019-01-15' >&2""")
         error = self.assertRaises(SparkMissingError, check_java)
         self.assertIn("is Java 11, Spark needs 17", str(error))
 
     def test_no_version(self) -> None:
-        """Something else of that name is no Java."""
+        """A program that prints no version of Java is refused."""
         self._fake_java("echo hello")
         error = self.assertRaises(SparkMissingError, check_java)
         self.assertIn("has no version of Java", str(error))
 
     def test_present(self) -> None:
-        """The version of a Java that works is told."""
+        """The version of a working Java is returned."""
         self.assertGreaterEqual(check_java(), 17)
 
     def test_wheel(self) -> None:
-        """Without any other, the wheel's Java is taken, and Spark told so.
+        """Without another Java, that of the wheel is used, and JAVA_HOME set for Spark.
 
-        What it was made without is not asked of it; all else is, unchanged.
+        A starter removes the options for modules that it lacks, and passes all others.
         """
         self._hide_java()
         given = Path(self.mktemp()).absolute()

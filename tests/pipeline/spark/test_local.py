@@ -15,7 +15,7 @@ class LocalFrameTests(SynchronousTestCase):
     """Tests for :func:`local_frame`."""
 
     def test_rows(self) -> None:
-        """Values come back as they were given, nulls and times included."""
+        """Values are read back unchanged, including nulls and times."""
         moment = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.timezone.utc)
         rows = [
             ("events", "w1", 5, 0, "[]", moment),
@@ -33,7 +33,7 @@ class LocalFrameTests(SynchronousTestCase):
         )
 
     def test_empty(self) -> None:
-        """Spark knows that there is nothing, and plans no task for it."""
+        """The optimizer sees that the frame is empty, and plans no task for it."""
         frame = local_frame(shared_session(), "name string, size long")
 
         joined = frame.join(shared_session().range(5), frame.size == 1)

@@ -24,10 +24,10 @@ def _filtered(text: str) -> list[str]:
 
 
 class WithoutNoiseTests(SynchronousTestCase):
-    """Tests for which lines are left."""
+    """Tests for filtering the lines of Spark's output."""
 
     def test_noise(self) -> None:
-        """Lines that say nothing about the job are dropped; all else stays."""
+        """Lines without information about the job are dropped; all others are kept."""
         self.assertEqual(
             _filtered(
                 "WARNING: Using incubator modules: jdk.incubator.vector\n"
@@ -38,7 +38,7 @@ class WithoutNoiseTests(SynchronousTestCase):
         )
 
     def test_traceback(self) -> None:
-        """A worker's traceback becomes one line; what follows stays."""
+        """A worker's traceback is reduced to one line; the lines after it are kept."""
         self.assertEqual(
             _filtered(f"before\n{_TRACEBACK}after\n"),
             [
@@ -50,10 +50,10 @@ class WithoutNoiseTests(SynchronousTestCase):
 
 
 class QuietStartTests(SynchronousTestCase):
-    """Tests for what a process writes that was started in the context."""
+    """Tests for the output of a process that was started in the context."""
 
     def test_filtered(self) -> None:
-        """Its lines pass the filter, also after the context has ended."""
+        """The output is filtered, even after the context has ended."""
         out = _Lines()
         self.patch(sys, "stderr", out)
         script = (
@@ -71,7 +71,7 @@ class QuietStartTests(SynchronousTestCase):
 
 
 class _Lines(io.StringIO):
-    """A stream that says when a line was written."""
+    """A stream that sets an event when a line is written."""
 
     def __init__(self) -> None:
         super().__init__()

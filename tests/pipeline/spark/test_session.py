@@ -8,10 +8,10 @@ from tests.pipeline.shared_session import shared_session
 
 
 class SessionTests(SynchronousTestCase):
-    """Tests for the session itself."""
+    """Tests for the session."""
 
     def test_times_are_utc(self) -> None:
-        """A moment reads the same wherever the session runs."""
+        """A timestamp literal is in UTC, whatever the time zone of the machine."""
         rows = shared_session().sql(
             "SELECT TIMESTAMP '1970-01-01' = timestamp_millis(0)"
         )
