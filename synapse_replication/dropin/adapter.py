@@ -15,15 +15,13 @@ from __future__ import annotations
 import importlib
 import inspect
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from twisted.internet.defer import Deferred
-
-from synapse_replication.dropin.bridges import make_yieldable
+from synapse_replication.dropin.background import BackgroundProcesses
 from synapse_replication.dropin.streams import HostStream, HostStreams
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.handlers.interfaces import (
@@ -395,6 +393,7 @@ class SynapseHost:
     """A :class:`ReplicationHost` on a homeserver object ``hs``.
 
     :ivar hooks: lets code subscribe to what happens.
+    :ivar processes: the background processes in which replication works.
     """
 
     def __init__(self, hs: Any, hooks: ReplicationHooks) -> None:
@@ -408,24 +407,10 @@ class SynapseHost:
         self.commands = HostCommands(hs)
         self.notifier = hs.get_notifier()
         self.stores_user_ips = self.commands.stores_user_ips
-        self._run = hs.run_as_background_process
+        self.processes = BackgroundProcesses(hs.run_as_background_process)
 
     def run_as_background_process(
         self, description: str, func: Callable[[], Awaitable[Any]]
-    ) -> Awaitable[Any]:
+    ) -> Awaitable[None]:
         """Start ``func`` as a background process of the host."""
-        return _HostProcess(self._run(description, func))
-
-
-class _HostProcess:
-    """A background process of the host, to be awaited by the host's rule.
-
-    It ends in a log context of its own, and the awaiting caller resumes in its own.
-    """
-
-    def __init__(self, process: Deferred[Any]) -> None:
-        self._process = process
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        # Not earlier: this suspends the log context until the process has ended.
-        return make_yieldable(self._process).__await__()
+        return self.processes.start(description, func)

@@ -154,6 +154,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         if self.extension is not None:
             self.extension.stop()
         self.drop_unsent()
+        self.host.processes.stop()
 
     async def _in_time(self, deferred: Deferred[Any]) -> None:
         deferred.addTimeout(_DRAIN_TIMEOUT, self._hs.get_reactor())

@@ -50,10 +50,11 @@ class HostDatabase:
 
     def __init__(self, db: Any, server_name: str) -> None:
         self._db = db
-        self._server_name = server_name
         self._context = importlib.import_module("synapse.logging.context")
-        self._processes = importlib.import_module(
-            "synapse.metrics.background_process_metrics"
+        #: The log context of all transactions. The one of a caller cannot be used,
+        #: because a transaction serves several callers.
+        self._own = self._context.LoggingContext(
+            name="replication_ids", server_name=server_name
         )
         self.is_postgres = is_postgres(db.engine)
 
@@ -74,10 +75,16 @@ class HostDatabase:
                 )
             except Exception:  # noqa: BLE001 -- passed to the caller
                 outcome = Failure()  # type: ignore[no-untyped-call]
-            with self._context.PreserveLoggingContext():
-                result.callback(outcome)
+            # Leave no log context to the caller, who resumes in a context of its own.
+            self._context.set_current_context(self._context.SENTINEL_CONTEXT)
+            result.callback(outcome)
 
-        self._processes.run_as_background_process(description, self._server_name, run)
+        # A background process of the host would cost as much as the transaction.
+        previous = self._context.set_current_context(self._own)
+        try:
+            Deferred.fromCoroutine(run())
+        finally:
+            self._context.set_current_context(previous)
         return result
 
 

@@ -80,6 +80,9 @@ MAX_NAME_LENGTH: Final = 255
 MAX_STREAMS: Final = 500
 
 _INT64: Final = 2**63
+#: Names that were checked before, and the most of them.
+_valid_names: set[str] = set()
+_MAX_VALID_NAMES: Final = 1000
 _FIELDS: Final = frozenset(
     {
         "v",
@@ -208,7 +211,7 @@ def parse_message(payload: bytes) -> ExtensionMessage:
         _name(value["where"], "where") if value.get("where") else "",
         _name(value["version"], "version") if value.get("version") else "",
         value.get("backlog") is not False,
-        sum(field not in _FIELDS for field in value),
+        len(value.keys() - _FIELDS),
         _streams(value["streams"]) if "streams" in value else None,
     )
 
@@ -233,6 +236,9 @@ def _streams(value: Any) -> frozenset[str]:
 
 
 def _name(value: Any, what: str) -> str:
+    # The same few names are in all messages.
+    if type(value) is str and value in _valid_names:
+        return value
     if (
         not isinstance(value, str)
         or not 0 < len(value) <= MAX_NAME_LENGTH
@@ -242,6 +248,9 @@ def _name(value: Any, what: str) -> str:
         _raise_invalid(
             f"{what} is not one word of at most {MAX_NAME_LENGTH} characters"
         )
+    if len(_valid_names) >= _MAX_VALID_NAMES:
+        _valid_names.clear()
+    _valid_names.add(value)
     return value
 
 

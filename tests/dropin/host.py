@@ -227,7 +227,7 @@ def fake_modules(
     )
 
     @contextlib.contextmanager
-    def preserve() -> Iterator[None]:
+    def preserve(context: object = None) -> Iterator[None]:
         yield
 
     contents: dict[str, Mapping[str, Any]] = {
@@ -245,6 +245,10 @@ def fake_modules(
         },
         "synapse.logging.context": {
             "PreserveLoggingContext": preserve,
+            "SENTINEL_CONTEXT": None,
+            "LoggingContext": lambda **_: None,
+            "current_context": lambda: None,
+            "set_current_context": lambda context: None,
             "make_deferred_yieldable": lambda deferred: deferred,
         },
         "synapse.metrics.background_process_metrics": {
