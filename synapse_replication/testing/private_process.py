@@ -5,9 +5,11 @@ All functions block; see :mod:`synapse_replication.testing.servers`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
@@ -28,16 +30,41 @@ __all__ = ["PrivateServer", "die_with_parent", "free_port", "is_binary", "wheel_
 START_TIMEOUT = 30.0
 STOP_TIMEOUT = 15.0
 
+#: The lowest port of a private server, and how many are tried.
+LOWEST_PORT = 10_000
+MAX_PORT_ATTEMPTS = 100
+
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _PR_SET_PDEATHSIG = 1
 
 ServerT = TypeVar("ServerT", bound="PrivateServer")
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that is currently unused."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port of the loopback interface that is currently unused.
+
+    If possible, it is a port that the kernel assigns to no outgoing connection, so that
+    it remains unused until the caller's server listens on it.
+    """
+    first, last = _outgoing_ports()
+    below, above = range(LOWEST_PORT, first), range(last + 1, 65536)
+    ports = below or above
+    chosen = random.SystemRandom().sample(ports, min(MAX_PORT_ATTEMPTS, len(ports)))
+    for port in (*chosen, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise ServerStartError("every TCP port of 127.0.0.1 is in use; stop some servers")
+
+
+def _outgoing_ports() -> tuple[int, int]:
+    """Return the first and the last port for outgoing connections."""
+    try:
+        first, last = _PORT_RANGE.read_text().split()
+    except OSError:
+        # Not Linux: the range that IANA assigned.
+        return 49152, 65535
+    return int(first), int(last)
 
 
 def wheel_folder(package: str) -> Path | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.testing import private_process
 from synapse_replication.testing.private_process import (
     free_port,
     is_binary,
@@ -23,6 +24,20 @@ class PrivateProcessTests(SynchronousTestCase):
         """A free port can be listened on."""
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", free_port()))
+
+    def test_free_port_is_not_for_outgoing_connections(self) -> None:
+        """No outgoing connection takes a port before a server listens on it."""
+        first, last = 40_000, 60_000
+        self.patch(private_process, "_outgoing_ports", lambda: (first, last))
+        for _ in range(20):
+            self.assertTrue(10_000 <= free_port() < first)
+        self.patch(private_process, "_outgoing_ports", lambda: (1024, 65_000))
+        self.assertGreater(free_port(), 65_000)
+
+    def test_all_ports_are_for_outgoing_connections(self) -> None:
+        """Where the kernel may assign any port, it chooses one."""
+        self.patch(private_process, "_outgoing_ports", lambda: (1024, 65_535))
+        self.assertGreaterEqual(free_port(), 1024)
 
     def test_binaries(self) -> None:
         """
