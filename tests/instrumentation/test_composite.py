@@ -19,63 +19,63 @@ from synapse_replication.instrumentation.composite import (
 class Recorder(ReplicationObserver):
     """Records its calls in a list that several recorders may share."""
 
-    def __init__(self, name: str, told: list[str]) -> None:
+    def __init__(self, name: str, calls: list[str]) -> None:
         self.name = name
-        self.told = told
+        self.calls = calls
 
     def rows_received(self, stream_name: str, count: int) -> None:
-        self.told.append(f"{self.name} {stream_name} {count}")
+        self.calls.append(f"{self.name} {stream_name} {count}")
 
     def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
         return self._span()
 
     @contextlib.contextmanager
     def _span(self) -> Iterator[None]:
-        self.told.append(f"{self.name} begins")
+        self.calls.append(f"{self.name} begins")
         try:
             yield
         finally:
-            self.told.append(f"{self.name} ends")
+            self.calls.append(f"{self.name} ends")
 
 
 class CompositeObserverTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def test_every_observer_is_told_in_order(self) -> None:
         """An event is passed to each observer in order."""
-        both = CompositeObserver([Recorder("a", self.told), Recorder("b", self.told)])
+        both = CompositeObserver([Recorder("a", self.calls), Recorder("b", self.calls)])
         both.rows_received("events", 3)
-        self.assertEqual(self.told, ["a events 3", "b events 3"])
+        self.assertEqual(self.calls, ["a events 3", "b events 3"])
 
     def test_contexts_end_in_reverse_order(self) -> None:
         """Contexts begin in order and end in reverse, also after an exception."""
-        both = CompositeObserver([Recorder("a", self.told), Recorder("b", self.told)])
+        both = CompositeObserver([Recorder("a", self.calls), Recorder("b", self.calls)])
 
         def fail() -> None:
             with both.catch_up(CatchUpEvent("s", "w", 1, 2)):
-                self.told.append("work")
+                self.calls.append("work")
                 raise ValueError
 
         self.assertRaises(ValueError, fail)
         self.assertEqual(
-            self.told, ["a begins", "b begins", "work", "b ends", "a ends"]
+            self.calls, ["a begins", "b begins", "work", "b ends", "a ends"]
         )
 
     def test_a_method_of_no_interest_does_nothing(self) -> None:
         """A method that no observer overrides is a no-op and creates no dispatcher."""
-        both = CompositeObserver([Recorder("a", self.told)])
+        both = CompositeObserver([Recorder("a", self.calls)])
         both.connections_changed(3)
         with both.background_process("work"):
             pass
-        self.assertEqual(self.told, [])
+        self.assertEqual(self.calls, [])
         self.assertNotIn("connections_changed", vars(both))
 
     def test_composites_nest(self) -> None:
         """Nested composites pass an event to each observer once."""
-        inner = CompositeObserver([Recorder("a", self.told)])
+        inner = CompositeObserver([Recorder("a", self.calls)])
         CompositeObserver([inner, ReplicationObserver()]).rows_received("events", 1)
-        self.assertEqual(self.told, ["a events 1"])
+        self.assertEqual(self.calls, ["a events 1"])
 
     def test_spanning_methods_are_known(self) -> None:
         """SPANNING_METHODS are the observer methods that return a context manager."""

@@ -71,7 +71,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         host = MemoryHost(SourceStream("events", Row))
         self.reactor = host.reactor
         self.failures: list[tuple[str, BaseException]] = []
-        self.told: list[HookEvent] = []
+        self.events: list[HookEvent] = []
         self.status = StatusObserver(
             "x.test", "me", [("events", "w1")], monotonic=host.clock.seconds
         )
@@ -84,12 +84,12 @@ class ReplicationHooksTests(SynchronousTestCase):
 
     def subscribe_all(self) -> None:
         for kind in KINDS:
-            self.hooks.subscribe(kind, self.told.append)
+            self.hooks.subscribe(kind, self.events.append)
 
     def take(self, seconds: float = 0) -> list[HookEvent]:
         self.reactor.pump([CHECK_EVERY] * int(seconds / CHECK_EVERY) or [0])
         self.reactor.advance(0)
-        taken, self.told[:] = self.told[:], []
+        taken, self.events[:] = self.events[:], []
         return taken
 
     def test_moments(self) -> None:
@@ -100,7 +100,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.observer.connection_made("redis")
         self.observer.resynced("events", "w1", Resync.PARTIAL)
         self.observer.connection_lost("redis", CloseReason.LOST, "gone")
-        self.assertEqual(self.told, [])
+        self.assertEqual(self.events, [])
         self.assertEqual(
             self.take(),
             [
@@ -153,7 +153,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.subscribe_all()
         self.observer.connection_made("redis")
         self.hooks.stopping()
-        self.assertEqual(self.told, [LinkUp("redis"), Stopping()])
+        self.assertEqual(self.events, [LinkUp("redis"), Stopping()])
         self.assertEqual(len(self.take()), 2)
 
     def test_progress(self) -> None:
@@ -251,7 +251,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         waiting: Deferred[None] = Deferred()
 
         async def remember(event: LinkUp) -> None:
-            self.told.append(event)
+            self.events.append(event)
             await waiting
 
         self.hooks.subscribe(LinkUp, remember)
@@ -269,7 +269,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         An unsubscribed callback is not called, and unsubscribing twice does nothing.
         """
         ends: list[Callable[[], None]] = []
-        ends.append(self.hooks.subscribe(LinkUp, self.told.append))
+        ends.append(self.hooks.subscribe(LinkUp, self.events.append))
         ends.append(self.hooks.subscribe(LinkUp, lambda event: ends[0]()))
         self.observer.connection_made("redis")
         self.assertEqual(self.take(), [LinkUp("redis")])

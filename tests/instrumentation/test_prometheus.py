@@ -78,7 +78,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         """
         Every exposed sample has the label server_name, and every family a definition.
         """
-        self.tell_everything()
+        self.report_everything()
         exposed = generate_latest(self.registry).decode()
         names = set()
         for family in text_string_to_metric_families(exposed):
@@ -89,7 +89,7 @@ class PrometheusObserverTests(SynchronousTestCase):
 
     def test_every_metric_moves(self) -> None:
         """After one event of each kind, every defined metric has a sample."""
-        self.tell_everything()
+        self.report_everything()
         exposed = generate_latest(self.registry).decode()
         with_samples = {
             family.name.removesuffix("_created")
@@ -98,7 +98,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         }
         self.assertEqual(with_samples, {metric.name for metric in METRICS})
 
-    def tell_everything(self) -> None:
+    def report_everything(self) -> None:
         observer: ReplicationObserver = self.observer
         observer.resynced("events", "w1", Resync.PARTIAL)
         observer.backlog_asked("events", "w1", None)

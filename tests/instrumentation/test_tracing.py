@@ -135,13 +135,13 @@ class TracingObserverTests(SynchronousTestCase):
 
     def test_many_rows(self) -> None:
         """10,000 rows make at most one span for each queue that is drained."""
-        it = receiving(observer=self.observer)
-        it.receive("POSITION events w 0 0")
+        fixture = receiving(observer=self.observer)
+        fixture.receive("POSITION events w 0 0")
         self.exporter.clear()
-        it.receive(*(f'RDATA events w {n} ["a"]' for n in range(1, 10_001)))
-        while it.host.reactor.getDelayedCalls():
-            it.break_time()
-        self.assertEqual(it.stream.current_token("w"), 10_000)
+        fixture.receive(*(f'RDATA events w {n} ["a"]' for n in range(1, 10_001)))
+        while fixture.host.reactor.getDelayedCalls():
+            fixture.break_time()
+        self.assertEqual(fixture.stream.current_token("w"), 10_000)
         (span,) = self.exporter.get_finished_spans()
         self.assertEqual(span.name, "replication_stream_events")
 

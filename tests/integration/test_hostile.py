@@ -96,7 +96,7 @@ class HttpTests(HostileTestCase):
 class MadeUpNamesTests(HostileTestCase):
     """Tests for long or many names that a peer makes up."""
 
-    def look(self, deployment: FaultDeployment, name: str) -> tuple[list[str], int]:
+    def inspect(self, deployment: FaultDeployment, name: str) -> tuple[list[str], int]:
         """Return an instance's log and the size of its metrics."""
         log = (deployment.directory / f"{name}.log").read_text("utf-8", "replace")
         return log.splitlines(), len(deployment.get_metrics(name))
@@ -108,7 +108,7 @@ class MadeUpNamesTests(HostileTestCase):
         for use_redis in (False, True):
             deployment = self.deploy(use_redis=use_redis)
             victim = READERS[0] if use_redis else WRITERS[0]
-            _, size = self.look(deployment, victim)
+            _, size = self.inspect(deployment, victim)
             if deployment.redis is not None:
                 for length, most in ((16_000, 200), (2_000_000, 5)):
                     names = hostile.long_names(length)
@@ -121,7 +121,7 @@ class MadeUpNamesTests(HostileTestCase):
                 "a refusal",
                 lambda: "refused_lines_total{" in deployment.get_metrics(victim),  # noqa: B023
             )
-            log, new_size = self.look(deployment, victim)
+            log, new_size = self.inspect(deployment, victim)
             self.assertLess(max(map(len, log)), 8192)
             self.assertLess(new_size - size, 20_000)
 
@@ -130,7 +130,7 @@ class MadeUpNamesTests(HostileTestCase):
         deployment = self.deploy(use_redis=False)
         victim = WRITERS[0]
         port = deployment.tcp_ports[victim]
-        before, _ = self.look(deployment, victim)
+        before, _ = self.inspect(deployment, victim)
         hostile.send_lines(port, hostile.made_up_writers(), 20, 2000)
         self.wait_until(
             "what was discarded",
@@ -138,5 +138,5 @@ class MadeUpNamesTests(HostileTestCase):
         )
         self.assertNotIn("ghost", deployment.get_metrics(victim))
         hostile.connect_with_names(port, 150, 30)
-        log, _ = self.look(deployment, victim)
+        log, _ = self.inspect(deployment, victim)
         self.assertLess(len(log) - len(before), 150)

@@ -54,11 +54,11 @@ class _Manager:
         """Return the messages other than those for the watchdog."""
         return [fields for _, fields in self._messages if "WATCHDOG" not in fields]
 
-    def told(self, name: str) -> list[str]:
+    def values_of(self, name: str) -> list[str]:
         """Return the values received under a name, in order."""
         return [fields[name] for _, fields in self._messages if name in fields]
 
-    def fed(self) -> list[float]:
+    def watchdog_times(self) -> list[float]:
         """Return when the watchdog was notified."""
         return [when for when, fields in self._messages if "WATCHDOG" in fields]
 
@@ -95,16 +95,16 @@ class SystemdTests(DeploymentTestCase):
             environment["WATCHDOG_USEC"] = str(int(2e6 * _FEED_EVERY))
         return environment
 
-    def wait_until_told(self, name: str, value: str) -> None:
+    def wait_for_value(self, name: str, value: str) -> None:
         self.wait_until(
             f"{name}={value} in {self.manager.messages()}",
-            lambda: any(value in told for told in self.manager.told(name)),
+            lambda: any(value in each for each in self.manager.values_of(name)),
         )
 
     def start_both(self) -> subprocess.Popen[bytes]:
         self.start("main", self.main)
         worker = self.start("worker", self.worker)
-        self.wait_until_told("READY", "1")
+        self.wait_for_value("READY", "1")
         return worker
 
     def reload(self, worker: subprocess.Popen[bytes], **own: Any) -> None:
@@ -113,8 +113,8 @@ class SystemdTests(DeploymentTestCase):
         (self.folder / "worker.1.yaml").write_text(json.dumps(self.worker))
         self.manager.forget()
         worker.send_signal(signal.SIGHUP)
-        self.wait_until_told("READY", "1")
-        self.assertEqual(len(self.manager.told("RELOADING")), 1)
+        self.wait_for_value("READY", "1")
+        self.assertEqual(len(self.manager.values_of("RELOADING")), 1)
 
     def test_ready_only_when_caught_up(self) -> None:
         """
@@ -130,14 +130,17 @@ class SystemdTests(DeploymentTestCase):
         self.manager.forget()
         self.gate.touch()
         self.start("worker", self.worker)
-        self.wait_until_told("STATUS", "catching up notes/master 0 of 300")
-        self.wait_until("it is fed for a while", lambda: len(self.manager.fed()) > 10)
-        self.assertEqual(self.manager.told("READY"), [])
+        self.wait_for_value("STATUS", "catching up notes/master 0 of 300")
+        self.wait_until(
+            "watchdog messages for a while",
+            lambda: len(self.manager.watchdog_times()) > 10,
+        )
+        self.assertEqual(self.manager.values_of("READY"), [])
         first = self.manager.messages()[0]
         self.assertEqual(first["STATUS"], "starting")
         self.assertEqual(first["EXTEND_TIMEOUT_USEC"], "60000000")
         self.gate.unlink()
-        self.wait_until_told("READY", "1")
+        self.wait_for_value("READY", "1")
         self.wait_for_rows(310)
         (ready,) = [each for each in self.manager.messages() if "READY" in each]
         self.assertEqual(ready["STATUS"], "live: 2 streams of 1 writer")
@@ -148,7 +151,7 @@ class SystemdTests(DeploymentTestCase):
         """
         worker = self.start_both()
         self.assertEqual(self.stop(worker), 0, self.log_of("worker"))
-        self.wait_until_told("STOPPING", "1")
+        self.wait_for_value("STOPPING", "1")
         self.assertEqual(
             self.manager.messages()[-1], {"STOPPING": "1", "STATUS": "stopping"}
         )
@@ -157,7 +160,9 @@ class SystemdTests(DeploymentTestCase):
         """The watchdog is notified in time, unless the reactor hangs."""
         self.start_both()
         self.manager.forget()
-        self.wait_until("it is fed", lambda: len(self.manager.fed()) > 10)
+        self.wait_until(
+            "watchdog messages", lambda: len(self.manager.watchdog_times()) > 10
+        )
         self.block.touch()
         held = self.block.with_suffix(".held")
         self.wait_until("the reactor hangs", held.exists)
@@ -166,9 +171,11 @@ class SystemdTests(DeploymentTestCase):
         self.wait_until(
             "silence", lambda: time.monotonic() > started + 10 * _FEED_EVERY
         )
-        self.assertEqual(self.manager.fed(), [])
+        self.assertEqual(self.manager.watchdog_times(), [])
         self.block.unlink()
-        self.wait_until("it is fed again", lambda: bool(self.manager.fed()))
+        self.wait_until(
+            "watchdog messages again", lambda: bool(self.manager.watchdog_times())
+        )
 
     def test_reload(self) -> None:
         """
@@ -181,13 +188,13 @@ class SystemdTests(DeploymentTestCase):
         self.assertNotIn("[synapse_replication#debug]", self.log_of("worker"))
         before = time.monotonic_ns() // 1000
         self.reload(worker, log_level="debug")
-        (told,) = self.manager.told("MONOTONIC_USEC")
-        self.assertGreaterEqual(int(told), before)
+        (sent,) = self.manager.values_of("MONOTONIC_USEC")
+        self.assertGreaterEqual(int(sent), before)
         self.wait_until("log", lambda: "log_level is debug" in self.log_of("worker"))
         self.assertNotIn("only after a restart of this process", self.log_of("worker"))
 
         self.reload(worker, log_level="loud", extension={"backlog_rows": 7})
-        self.wait_until_told("STATUS", "is invalid, see the log")
+        self.wait_for_value("STATUS", "is invalid, see the log")
         log = self.log_of("worker")
         self.assertIn("synapse_replication.log_level", log)
         self.assertIn("the old one stays in use", log)
@@ -196,7 +203,7 @@ class SystemdTests(DeploymentTestCase):
         self.reload(
             worker, log_level="info", direct_tcp={"listen": "tcp:0:interface=127.0.0.1"}
         )
-        self.wait_until_told("STATUS", "restart to use the new synapse_replication")
+        self.wait_for_value("STATUS", "restart to use the new synapse_replication")
         log = self.log_of("worker")
         self.assertIn("backlog_rows 7", log)
         self.assertIn("synapse_replication.direct_tcp.listen", log)

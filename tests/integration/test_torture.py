@@ -131,7 +131,7 @@ class TortureTests(SynchronousTestCase):
         if name in _READERS:
             sink = {
                 "path": str(self.folder / f"{name}.journal"),
-                "looks": str(self.folder / f"{name}.looks"),
+                "counts": str(self.folder / f"{name}.counts"),
                 "dsn": self.dsn,
             }
             return {
@@ -148,7 +148,7 @@ class TortureTests(SynchronousTestCase):
             "concurrency": _CONCURRENCY,
             "seed": self.random.randrange(2**32),
             "stop": str(self.folder / "stop"),
-            "given": str(self.folder / f"{name}.given"),
+            "allocated": str(self.folder / f"{name}.allocated"),
             "status": status,
         }
         return {"modules": [{"module": f"{module}.make_writer", "config": writer}]}
@@ -221,7 +221,7 @@ class TortureTests(SynchronousTestCase):
             and all(stored[w] >= status[w]["local"] for w in _WRITERS)
         )
 
-    def tell_time(self, message: str) -> None:
+    def log_time(self, message: str) -> None:
         with (self.folder / "times").open("a") as file:
             file.write(f"{time.monotonic():.3f} {message}\n")
 
@@ -236,7 +236,7 @@ class TortureTests(SynchronousTestCase):
         pause = _SECONDS / (len(faults) + 1)
         for fault in faults:
             time.sleep(pause * (0.5 + self.random.random() / 2))
-            self.tell_time(f"kill {fault} {time.time()}")
+            self.log_time(f"kill {fault} {time.time()}")
             if fault == "postgres":
                 self.postgres.kill()
                 time.sleep(self.random.random())
@@ -279,12 +279,12 @@ class TortureTests(SynchronousTestCase):
             self.check_reader(reader, rows)
 
     def check_ids(self, rows: list[tuple[Any, ...]]) -> None:
-        given = Counter(
+        allocated = Counter(
             int(line)
             for writer in _WRITERS
-            for line in (self.folder / f"{writer}.given").read_text().split()
+            for line in (self.folder / f"{writer}.allocated").read_text().split()
         )
-        twice = [id_ for id_, count in given.items() if count > 1]
+        twice = [id_ for id_, count in allocated.items() if count > 1]
         self.assertEqual(twice, [], f"ids allocated twice (seed {_SEED})")
         parts = Counter((id_, part) for id_, _, part in rows)
         self.assertEqual([row for row, count in parts.items() if count > 1], [])
@@ -306,9 +306,9 @@ class TortureTests(SynchronousTestCase):
         self.assertEqual(doubled, [], f"{reader} got rows twice (seed {_SEED})")
 
         ids = sorted(id_ for id_, _, _ in rows)
-        looks = (self.folder / f"{reader}.looks").read_text().splitlines()
-        self.assertGreater(len(looks), _SECONDS)
-        for line in looks:
+        counts = (self.folder / f"{reader}.counts").read_text().splitlines()
+        self.assertGreater(len(counts), _SECONDS)
+        for line in counts:
             low, upto, seen = json.loads(line)
             there = sum(1 for id_ in ids if low < id_ <= upto)
             self.assertEqual(

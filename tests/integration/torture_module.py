@@ -31,7 +31,7 @@ from synapse_replication.streams.table import IdColumn
 _log = Logger()
 
 #: Interval in s between a reader's queries.
-_LOOK_SECONDS = 0.02
+_COUNT_SECONDS = 0.02
 
 NOTES = IdStream(
     stream_name="notes",
@@ -44,20 +44,20 @@ NOTES = IdStream(
 class CheckingSink(JournalSink):
     """A journal that follows persisted-up-to and counts the rows below it.
 
-    :param looks: a file: a line ``[from, upto, rows between]`` for each query.
+    :param counts: a file: a line ``[from, upto, rows between]`` for each query.
     """
 
     def __init__(self, host: Any, config: Mapping[str, Any]) -> None:
         super().__init__(Path(config["path"]), host.row_to_json)
         self._dsn = config["dsn"]
         # Open for the lifetime of the process.
-        self._looks = Path(config["looks"]).open("a", buffering=1)  # noqa: SIM115
+        self._counts = Path(config["counts"]).open("a", buffering=1)  # noqa: SIM115
         self._connection = connect(self._dsn)
         self._connection.autocommit = True
         with self._connection.cursor() as cursor:
             self._known = load_positions(cursor, NOTES, host.identity.instance_name)
-        self._looked_upto = self._known.persisted_upto
-        self._looked_at = 0.0
+        self._counted_upto = self._known.persisted_upto
+        self._counted_at = 0.0
 
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
@@ -73,18 +73,18 @@ class CheckingSink(JournalSink):
 
     def _advance(self, instance_name: str, token: int) -> None:
         self._known.advance(instance_name, token)
-        if time.monotonic() - self._looked_at > _LOOK_SECONDS:
-            self.look()
+        if time.monotonic() - self._counted_at > _COUNT_SECONDS:
+            self.count_rows()
 
     @property
     def persisted_upto(self) -> int:
         """The position up to which all ids are said to be complete."""
         return self._known.persisted_upto
 
-    def look(self) -> None:
+    def count_rows(self) -> None:
         """Count the committed rows up to persisted-up-to."""
         upto = self._known.persisted_upto
-        if upto <= self._looked_upto:
+        if upto <= self._counted_upto:
             return
         try:
             if self._connection.closed:
@@ -94,29 +94,29 @@ class CheckingSink(JournalSink):
                 cursor.execute(
                     "SELECT count(*) FROM notes WHERE stream_id > %s "
                     "AND stream_id <= %s",
-                    (self._looked_upto, upto),
+                    (self._counted_upto, upto),
                 )
                 row = cursor.fetchone()
         except psycopg2.Error as error:
             # The server was killed; a later query covers the whole range.
-            _log.info("cannot look: {error}", error=str(error).strip())
+            _log.info("cannot count: {error}", error=str(error).strip())
             return
         assert row is not None
-        self._looks.write(json.dumps([self._looked_upto, upto, row[0]]) + "\n")
-        self._looked_upto = upto
-        self._looked_at = time.monotonic()
+        self._counts.write(json.dumps([self._counted_upto, upto, row[0]]) + "\n")
+        self._counted_upto = upto
+        self._counted_at = time.monotonic()
 
 
 _sinks: list[CheckingSink] = []
 
 
 def make_sink(host: Any, config: Mapping[str, Any]) -> CheckingSink:
-    """Return a reader's sink, configured with ``path``, ``looks`` and ``dsn``."""
+    """Return a reader's sink, configured with ``path``, ``counts`` and ``dsn``."""
     _sinks.append(CheckingSink(host, config))
     return _sinks[-1]
 
 
-def _say(path: Path, status: Mapping[str, object]) -> None:
+def _write_status(path: Path, status: Mapping[str, object]) -> None:
     new = path.with_suffix(".new")
     new.write_text(json.dumps(status))
     new.rename(path)
@@ -128,19 +128,19 @@ def make_reader_status(host: Any, config: Mapping[str, Any]) -> TimerService:
     """
     path = Path(config["status"])
 
-    def say() -> None:
+    def update() -> None:
         for sink in _sinks:
-            sink.look()
-            _say(path, {"persisted_upto": sink.persisted_upto})
+            sink.count_rows()
+            _write_status(path, {"persisted_upto": sink.persisted_upto})
 
-    return TimerService(0.1, say)
+    return TimerService(0.1, update)
 
 
 class Writer(MultiService):
     """Opens blocks at random until a stop file exists.
 
     :param config: ``dsn``, ``concurrency``, ``seed``, ``stop`` and ``status``
-        (files), ``given`` (a file: the ids that were allocated).
+        (files), ``allocated`` (a file: the ids that were allocated).
     """
 
     def __init__(self, host: Any, config: Mapping[str, Any]) -> None:
@@ -152,10 +152,10 @@ class Writer(MultiService):
         self._config = config
         self._random = random.Random(config["seed"])
         self._stop = Path(config["stop"])
-        self._given = Path(config["given"]).open("a", buffering=1)  # noqa: SIM115
+        self._allocated = Path(config["allocated"]).open("a", buffering=1)  # noqa: SIM115
         self._open = 0
         self._running = 0
-        timer = TimerService(0.1, self._say)
+        timer = TimerService(0.1, self._write_status)
         timer.setServiceParent(self)
 
     def startService(self) -> None:
@@ -172,8 +172,8 @@ class Writer(MultiService):
         await super().stopService()
         await self._database.close()
 
-    def _say(self) -> None:
-        _say(
+    def _write_status(self) -> None:
+        _write_status(
             Path(self._config["status"]),
             {
                 "running": self._running,
@@ -208,7 +208,7 @@ class Writer(MultiService):
         async with self._ids.get_next_mult(count) as ids:
             self._open += 1
             try:
-                self._given.write("".join(f"{id_}\n" for id_ in ids))
+                self._allocated.write("".join(f"{id_}\n" for id_ in ids))
                 await self._sleep(0.3)
                 if kind < 0.35:
                     raise RuntimeError("rolled back before anything was done")
@@ -220,7 +220,7 @@ class Writer(MultiService):
 
     def _insert_with_new_id(self, txn: Transaction) -> None:
         id_ = self._ids.get_next_txn(txn)
-        self._given.write(f"{id_}\n")
+        self._allocated.write(f"{id_}\n")
         self._insert(txn, [id_], fail=id_ % 5 == 0)
 
     def _insert(self, txn: Transaction, ids: list[int], fail: bool) -> None:

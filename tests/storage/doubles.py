@@ -69,7 +69,7 @@ class FakeCursor:
             self._rows = [(self._database.sequence, True)]
         else:
             assert "INSERT INTO stream_positions" in sql
-            self._database.kept.append(parameters["stream_id"])
+            self._database.persisted.append(parameters["stream_id"])
 
     def fetchall(self) -> list[tuple[Any, ...]]:
         return self._rows
@@ -98,13 +98,13 @@ class SteppedDatabase:
     """Runs each transaction, and reports its outcome, only when the test says so.
 
     :ivar sequence: the last value of the one sequence.
-    :ivar kept: the positions that were upserted.
+    :ivar persisted: the positions that were upserted.
     :ivar failing: the next transactions fail.
     """
 
     def __init__(self, sequence: int = 7) -> None:
         self.sequence = sequence
-        self.kept: list[int] = []
+        self.persisted: list[int] = []
         self.failing = False
         self.asked: list[Step] = []
         self.run_already: list[Step] = []

@@ -76,7 +76,7 @@ class SteppedTestCase(SynchronousTestCase):
                 raise RuntimeError("rolled back")
         return id_
 
-    def assert_moves_on(self) -> None:
+    def assert_position_advances(self) -> None:
         """
         Assert that the next write moves the position to its id, whatever happened
         before.
@@ -88,7 +88,7 @@ class SteppedTestCase(SynchronousTestCase):
         id_ = self.successResultOf(done)
         self.assertEqual(self.ids.get_current_token(), id_)
         self.assertEqual(self.ids.get_minimal_local_current_token(), id_)
-        self.assertEqual(self.database.kept[-1], id_)
+        self.assertEqual(self.database.persisted[-1], id_)
 
     def with_sequence(self) -> None:
         """

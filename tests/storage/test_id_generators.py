@@ -33,7 +33,7 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual((self.ids.get_current_token(), self.poked), (8, 1))
         self.database.settle()
         self.assertEqual(self.successResultOf(done), 8)
-        self.assertEqual(self.database.kept, [8])
+        self.assertEqual(self.database.persisted, [8])
 
     def test_round_trips_are_shared(self) -> None:
         """Fifty callers at once need two fetches and two upserts instead of fifty."""
@@ -43,7 +43,7 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual(ids, list(range(8, 58)))
         self.assertEqual(self.database.descriptions.count("get_next_ids"), 2)
         self.assertEqual(self.database.descriptions.count("persist_position"), 2)
-        self.assertEqual(self.database.kept[-1], 57)
+        self.assertEqual(self.database.persisted[-1], 57)
 
     def test_woken_together_ask_together(self) -> None:
         """Callers whose blocks end together share their next fetch."""
@@ -78,7 +78,7 @@ class SteppedTests(SteppedTestCase):
         self.database.settle()
         self.failureResultOf(done, RuntimeError)
         self.assertEqual(self.ids.get_current_token(), 8)
-        self.assert_moves_on()
+        self.assert_position_advances()
 
     def test_cancelled_at_every_await(self) -> None:
         """Cancelled at any await, a block does not hold up the position."""
@@ -97,7 +97,7 @@ class SteppedTests(SteppedTestCase):
                 step()
             done.addErrback(lambda failure: failure.trap(CancelledError))
             done.cancel()
-            self.assert_moves_on()
+            self.assert_position_advances()
 
     def test_closed_at_every_await(self) -> None:
         """
@@ -119,7 +119,7 @@ class SteppedTests(SteppedTestCase):
             if steps >= 3:
                 script[2]()  # now in the block
             coroutine.close()
-            self.assert_moves_on()
+            self.assert_position_advances()
 
     def test_forgotten_in_the_block(self) -> None:
         """A block that is garbage collected unfinished releases its id."""
@@ -135,7 +135,7 @@ class SteppedTests(SteppedTestCase):
         gc.collect()
         self.reactor.come_back()
         self.assertEqual(self.ids.get_current_token(), 8)
-        self.assert_moves_on()
+        self.assert_position_advances()
 
     def test_finished_while_the_lock_is_held(self) -> None:
         """
@@ -182,7 +182,7 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual((self.database.asked, self.poked), ([], 0))
         self.reactor.come_back()
         self.database.settle()
-        self.assertEqual((self.database.kept, self.poked), ([8], 1))
+        self.assertEqual((self.database.persisted, self.poked), ([8], 1))
 
     def test_failed_fetch(self) -> None:
         """A fetch that fails is its callers' failure, and holds up no later write."""
@@ -192,7 +192,7 @@ class SteppedTests(SteppedTestCase):
         for result in results:
             self.failureResultOf(result)
         self.database.failing = False
-        self.assert_moves_on()
+        self.assert_position_advances()
 
     def test_position_is_kept_later_if_it_could_not_be(self) -> None:
         """
@@ -211,7 +211,7 @@ class SteppedTests(SteppedTestCase):
         self.database.failing = False
         self.reactor.advance(1)
         self.database.settle()
-        self.assertEqual(self.database.kept, [8])
+        self.assertEqual(self.database.persisted, [8])
         self.assertEqual(self.observer.persisted, [8])
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
@@ -229,7 +229,7 @@ class SteppedTests(SteppedTestCase):
         self.database.failing = False
         self.reactor.advance(1)
         self.database.settle()
-        self.assertEqual(self.database.kept, [8])
+        self.assertEqual(self.database.persisted, [8])
 
     def test_remote_advance_during_the_fetch(self) -> None:
         """

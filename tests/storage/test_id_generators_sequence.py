@@ -69,7 +69,7 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual(self.ids.get_announceable_token(), 7)
         ((_, error),) = self.observer.failures
         self.assertIn("other was announced at 4611686018427387904", str(error))
-        self.assert_moves_on()
+        self.assert_position_advances()
 
     def test_far_position_that_is_real(self) -> None:
         """A far position counts once the sequence is read and confirms it."""
@@ -108,7 +108,7 @@ class SequenceTests(SteppedTestCase):
         self.database.settle()
         self.assertEqual(self.database.sequence, 50)
         self.assertEqual(self.ids.get_announceable_token(), 50)
-        self.assert_moves_on()
+        self.assert_position_advances()
         self.assertEqual(self.ids.get_announceable_token(), 51)
 
     def test_sequence_that_cannot_be_read(self) -> None:
@@ -133,7 +133,7 @@ class SequenceTests(SteppedTestCase):
         self.reactor.come_back()
         self.assertEqual(self.ids.get_positions(), {"master": 7, "other": 7})
         self.assertEqual(self.database.descriptions, [])
-        self.assert_moves_on()
+        self.assert_position_advances()
 
     def test_an_id_that_is_announced_meanwhile(self) -> None:
         """An id that another writer announces during the fetch is not used."""
@@ -146,7 +146,7 @@ class SequenceTests(SteppedTestCase):
         self.database.settle()
         self.assertEqual(self.successResultOf(first), 9)
         self.assertEqual(self.successResultOf(second), 10)
-        self.assert_moves_on()
+        self.assert_position_advances()
 
     def test_an_id_in_a_transaction_that_is_announced_meanwhile(self) -> None:
         """
@@ -169,7 +169,7 @@ class SequenceTests(SteppedTestCase):
             callback()
         self.ids.advance("other", 100)
         self.database.sequence = 100
-        self.assert_moves_on()
+        self.assert_position_advances()
 
     def test_nobody_waits_for_an_id_that_is_announced_meanwhile(self) -> None:
         """
@@ -183,7 +183,7 @@ class SequenceTests(SteppedTestCase):
         self.failureResultOf(first, defer.CancelledError)
         self.database.answer()
         self.database.settle()
-        self.assert_moves_on()
+        self.assert_position_advances()
 
     def test_negative(self) -> None:
         """In a stream that counts down, ids and positions are negative."""
@@ -191,7 +191,7 @@ class SequenceTests(SteppedTestCase):
         done, _ = self.start()
         self.database.settle()
         self.assertEqual(self.successResultOf(done), -8)
-        self.assertEqual(self.database.kept, [-8])
+        self.assertEqual(self.database.persisted, [-8])
         self.assertEqual(self.ids.get_positions(), {"master": -8})
         self.assertEqual(self.ids.get_current_token(), -8)
 
@@ -203,7 +203,7 @@ class SequenceTests(SteppedTestCase):
         done, _ = self.start()
         self.database.settle()
         self.assertEqual(self.successResultOf(done), 8)
-        self.assertEqual(self.database.kept, [])
+        self.assertEqual(self.database.persisted, [])
 
     def test_no_writer(self) -> None:
         """

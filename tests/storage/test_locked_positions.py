@@ -14,7 +14,7 @@ class LockedPositionsTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.shared = LockedPositions(WriterPositions("w", ["w"], complete_upto=7))
 
-    def take(self, *ids: int) -> None:
+    def open_ids(self, *ids: int) -> None:
         """Open ids."""
         with self.shared.locked() as positions:
             positions.end_fetch(positions.begin_fetch(), list(ids))
@@ -26,7 +26,7 @@ class LockedPositionsTests(SynchronousTestCase):
 
     def test_finish(self) -> None:
         """If no thread holds the lock, ids are finished at once."""
-        self.take(8, 9)
+        self.open_ids(8, 9)
         self.shared.finish([8])
         self.assertEqual(self.announceable(), 8)
 
@@ -35,7 +35,7 @@ class LockedPositionsTests(SynchronousTestCase):
         If this thread holds the lock, ids are finished on its release, even by an
         exception.
         """
-        self.take(8)
+        self.open_ids(8)
 
         def fail() -> None:
             with self.shared.locked() as positions:
@@ -51,7 +51,7 @@ class LockedPositionsTests(SynchronousTestCase):
         If another thread holds the lock, it finishes the ids, and finish() does not
         block.
         """
-        self.take(8)
+        self.open_ids(8)
         is_held, may_end = threading.Event(), threading.Event()
 
         def hold() -> None:

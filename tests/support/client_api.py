@@ -104,8 +104,8 @@ class ClientApi:
         path = "/_synapse/admin/v1/register"
         nonce = self.request("GET", path)["nonce"]
         password = secrets.token_hex(8)
-        said = "\0".join((nonce, name, password, "notadmin"))
-        mac = hmac.new(shared_secret.encode(), said.encode(), hashlib.sha1)
+        message = "\0".join((nonce, name, password, "notadmin"))
+        mac = hmac.new(shared_secret.encode(), message.encode(), hashlib.sha1)
         answer = self.request(
             "POST",
             path,

@@ -32,7 +32,7 @@ class SpanCollector:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.headers["Content-Encoding"] == "gzip":
                     body = gzip.decompress(body)
-                collector.take(self.path, self.headers, body)
+                collector.receive(self.path, self.headers, body)
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -45,7 +45,7 @@ class SpanCollector:
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
 
-    def take(self, path: str, headers: Any, body: bytes) -> None:
+    def receive(self, path: str, headers: Any, body: bytes) -> None:
         request = ExportTraceServiceRequest.FromString(body)
         self.requests.append((path, headers))
         for of_resource in request.resource_spans:

@@ -22,11 +22,11 @@ from synapse_replication.transport.tls import client_context, explain, server_co
 class _End(Protocol):
     """Sends hello, and records what it received and why it was closed.
 
-    :ivar heard: fires with the data received, or with no bytes if closed before.
+    :ivar received: fires with the data received, or with no bytes if closed before.
     """
 
     def __init__(self) -> None:
-        self.heard: Deferred[bytes] = Deferred()
+        self.received: Deferred[bytes] = Deferred()
         self.why = ""
 
     def connectionMade(self) -> None:
@@ -34,13 +34,13 @@ class _End(Protocol):
         self.transport.write(b"hello")
 
     def dataReceived(self, data: bytes) -> None:
-        self.heard.callback(data)
+        self.received.callback(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         assert reason.value is not None
         self.why = explain(reason.value)
-        if not self.heard.called:
-            self.heard.callback(b"")
+        if not self.received.called:
+            self.received.callback(b"")
 
 
 class CertificatesTests(TestCase):
@@ -65,7 +65,7 @@ class CertificatesTests(TestCase):
         await wrapClientTLS(client, endpoint).connect(
             Factory.forProtocol(lambda: ends[0])
         )
-        self.heard = [await end.heard for end in ends]
+        self.received = [await end.received for end in ends]
         for end in ends:
             assert end.transport is not None
             end.transport.loseConnection()
@@ -88,14 +88,14 @@ class CertificatesTests(TestCase):
 
     def assert_refused(self, client: str, server: str) -> None:
         """Assert that no data was received, and that both ends have the reason."""
-        self.assertEqual(self.heard, [b"", b""])
+        self.assertEqual(self.received, [b"", b""])
         self.assertIn(client, self.client_end.why)
         self.assertIn(server, self.server_end.why)
 
     async def test_both_are_verified(self) -> None:
         """Two ends with certificates of one authority accept each other."""
         await self.connect()
-        self.assertEqual(self.heard, [b"hello"] * 2)
+        self.assertEqual(self.received, [b"hello"] * 2)
 
     async def test_renewed(self) -> None:
         """
@@ -119,11 +119,11 @@ class CertificatesTests(TestCase):
             client_authority_file=self.authority.certificate,
         )
         await self.shake_hands(context, server)
-        self.assertEqual(self.heard, [b"", b""])
+        self.assertEqual(self.received, [b"", b""])
         for text in (pairs[1], b"half of it"):
             mine.write_bytes(text)
             await self.shake_hands(context, server)
-            self.assertEqual(self.heard, [b"hello"] * 2)
+            self.assertEqual(self.received, [b"hello"] * 2)
 
     async def test_client_without_certificate(self) -> None:
         """A client without a certificate is rejected; both ends have the reason."""
@@ -165,7 +165,7 @@ class CertificatesTests(TestCase):
             client_context("main.example", authority_file=self.authority.certificate),
             server_context(self.server.certificate, self.server.private_key),
         )
-        self.assertEqual(self.heard, [b"hello"] * 2)
+        self.assertEqual(self.received, [b"hello"] * 2)
 
     async def test_folder_of_authorities(self) -> None:
         """Authorities may be in a folder, and each of them is trusted."""
@@ -175,7 +175,7 @@ class CertificatesTests(TestCase):
         other = PrivateAuthority(self.folder, "other")
         shutil.copy(other.certificate, folder / "a.pem")
         await self.connect(authority_file=folder)
-        self.assertEqual(self.heard, [b"hello"] * 2)
+        self.assertEqual(self.received, [b"hello"] * 2)
 
     async def test_chain(self) -> None:
         """Intermediate certificates are sent with a certificate."""
@@ -200,7 +200,7 @@ class CertificatesTests(TestCase):
                 chains[0], pairs[0].private_key, client_authority_file=trusted
             ),
         )
-        self.assertEqual(self.heard, [b"hello"] * 2)
+        self.assertEqual(self.received, [b"hello"] * 2)
 
     async def test_one_file_for_both(self) -> None:
         """Certificate and key may be in one file."""
@@ -209,7 +209,7 @@ class CertificatesTests(TestCase):
             self.client.private_key.read_bytes() + self.client.certificate.read_bytes()
         )
         await self.connect(certificate_file=both, private_key_file=None)
-        self.assertEqual(self.heard, [b"hello"] * 2)
+        self.assertEqual(self.received, [b"hello"] * 2)
 
     def test_bad_files(self) -> None:
         """Each file with invalid content is named."""

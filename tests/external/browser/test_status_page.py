@@ -79,7 +79,7 @@ class StatusPageTests(TestCase):
 
         return deferToThread(run)
 
-    def tell(self, func: Callable[[], object]) -> None:
+    def call_in_reactor(self, func: Callable[[], object]) -> None:
         """Call a function in the reactor's thread from the browser's thread."""
         blockingCallFromThread(reactor, func)
 
@@ -102,7 +102,7 @@ class StatusPageTests(TestCase):
         )
         self.assertEqual(wide[0], wide[1], "the page scrolls sideways")
 
-    def keep(self, browser: Any, name: str) -> None:
+    def save_screenshot(self, browser: Any, name: str) -> None:
         """Save a screenshot if the environment asks for it."""
         folder = os.environ.get("SYNAPSE_REPLICATION_SCREENSHOTS")
         if folder:
@@ -136,14 +136,14 @@ class StatusPageTests(TestCase):
             browser.execute_script("window.notLoadedAgain = true")
             self.see(browser, "All rows arrive")
             self.see(browser, "1,000")
-            self.tell(self.flow)
+            self.call_in_reactor(self.flow)
             self.see(browser, "42,034")
             self.see(browser, "12,034 of 98,211")
-            self.keep(browser, f"{name}-catching-up")
-            self.tell(self.stop_writer)
+            self.save_screenshot(browser, f"{name}-catching-up")
+            self.call_in_reactor(self.stop_writer)
             self.see(browser, "1 of 2 streams stalled")
             self.see(browser, "stream_writer1 announced its exit")
-            self.keep(browser, f"{name}-stalled")
+            self.save_screenshot(browser, f"{name}-stalled")
             self.assertTrue(browser.execute_script("return window.notLoadedAgain"))
             self.check_width(browser)
 
@@ -177,9 +177,9 @@ class StatusPageTests(TestCase):
                 self.observer.position_changed(stream, writer, 10**12)
 
         def steps(browser: Any) -> None:
-            self.tell(many)
+            self.call_in_reactor(many)
             self.see(browser, "Waiting for 300 of 302 streams")
-            self.keep(browser, "many-streams")
+            self.save_screenshot(browser, "many-streams")
             self.check_width(browser)
             place = "document.querySelector('tbody tr').getBoundingClientRect()"
             row = browser.execute_script(f"return {place}.bottom")
@@ -192,7 +192,7 @@ class StatusPageTests(TestCase):
 
         def steps(browser: Any) -> None:
             self.see(browser, "All rows arrive")
-            self.tell(self.port.stopListening)
+            self.call_in_reactor(self.port.stopListening)
             # Open connections would still be served.
             browser.execute_cdp_cmd("Network.enable", {})
             browser.execute_cdp_cmd(
@@ -236,7 +236,7 @@ class StatusPageTests(TestCase):
             self.see_title(browser, "\u2714 All rows arrive: generic_worker1")
             hide = "Object.defineProperty(document, 'hidden', {get: () => true})"
             browser.execute_script(hide)
-            self.tell(self.stop_writer)
+            self.call_in_reactor(self.stop_writer)
             self.see_title(browser, "\u2716 1 of 2 streams stalled: generic_worker1")
 
         return self.in_browser("light", 1200, steps)
@@ -248,7 +248,7 @@ class StatusPageTests(TestCase):
             self.see(browser, "All rows arrive")
             select = "getSelection().selectAllChildren(document.querySelector('h1'))"
             browser.execute_script(select)
-            self.tell(self.stop_writer)
+            self.call_in_reactor(self.stop_writer)
             self.see_title(browser, "\u2716 1 of 2 streams stalled: generic_worker1")
             chosen = browser.execute_script("return getSelection().toString()")
             self.assertEqual(chosen, "generic_worker1 of example.com")

@@ -124,7 +124,7 @@ class ClusterTests(SynchronousTestCase):
     def _check_streaming(self, expected: int) -> None:
         sizes: list[int] = []
 
-        def keep(batch: DataFrame, batch_id: int) -> None:
+        def record(batch: DataFrame, batch_id: int) -> None:
             sizes.append(batch.count())
 
         query = (
@@ -133,7 +133,7 @@ class ClusterTests(SynchronousTestCase):
             .load()
             .writeStream.option("checkpointLocation", str(self.folder / "checkpoint"))
             .trigger(availableNow=True)
-            .foreachBatch(keep)
+            .foreachBatch(record)
             .start()
         )
         query.awaitTermination()

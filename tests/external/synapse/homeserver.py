@@ -43,7 +43,7 @@ class RecordingConnection:
         """Record one command."""
         self.lines.append(f"{command.NAME} {command.to_line()}")
 
-    def said(self, name: str) -> list[str]:
+    def lines_of(self, name: str) -> list[str]:
         """Return the recorded lines of one command."""
         return [line for line in self.lines if line.split()[0] == name]
 

@@ -210,7 +210,9 @@ class BacklogTests(SynchronousTestCase):
         port = self.deployment.replication_ports["persister1"]
         last = max(
             message.positions["events"].token
-            for message in self.listener.said("persister1", MessageType.HEARTBEAT)
+            for message in self.listener.messages_of(
+                "persister1", MessageType.HEARTBEAT
+            )
         )
         path = self.backlog_path(from_token=last - 1, upto_token=last)
         status, answer = get(port, path, secret)
@@ -253,7 +255,7 @@ class BacklogTests(SynchronousTestCase):
         for name in (MAIN, "writer1"):
             self.assertEqual(self.asked(name), [])
         self.assertTrue(self.asked("persister1"))
-        (hello, *_) = self.listener.said("writer1", MessageType.HELLO)
+        (hello, *_) = self.listener.messages_of("writer1", MessageType.HELLO)
         self.assertFalse(hello.has_backlog)
         self.assertEqual(self.deployment.problems(), {})
 

@@ -87,9 +87,11 @@ class ProtocolTests(HomeserverTestCase):
         transport.clear()
         protocol.dataReceived(b"NAME w\nREPLICATE\n")
         lines = transport.value().decode().splitlines()
-        told = {line.split()[1] for line in lines if line.startswith("POSITION")}
+        announced = {line.split()[1] for line in lines if line.startswith("POSITION")}
         handler = self.hs.get_replication_command_handler()
-        self.assertEqual(told, {s.NAME for s in handler.get_streams_to_replicate()})
+        self.assertEqual(
+            announced, {s.NAME for s in handler.get_streams_to_replicate()}
+        )
         protocol.close()
 
     def test_client(self) -> None:
@@ -138,8 +140,8 @@ class HandlerTests(HomeserverTestCase):
         self.hs.get_replication_streamer()
         store = self.hs.get_datastores().main
         token = await store.add_account_data_for_user("@u:test", "t", {"a": 1})
-        await self.until(lambda: connection.said("RDATA"))
-        (line,) = connection.said("RDATA")
+        await self.until(lambda: connection.lines_of("RDATA"))
+        (line,) = connection.lines_of("RDATA")
         self.assertTrue(line.startswith(f"RDATA account_data master {token} "), line)
         handler.stream_update("typing", 3, ["!r", []])
         self.assertEqual(connection.lines[-1], 'RDATA typing master 3 ["!r",[]]')

@@ -99,8 +99,8 @@ class _DeploymentOfFive(SynchronousTestCase):
     def check_logs(self, names: Iterable[str] = PROCESSES) -> None:
         """Check that no process logged an error."""
         problems = self.deployment.problems()
-        told = [problem for name in names for problem in problems.get(name, [])]
-        self.assertEqual(told, [], "\n\n".join(told))
+        errors = [problem for name in names for problem in problems.get(name, [])]
+        self.assertEqual(errors, [], "\n\n".join(errors))
 
 
 class DropInTests(_DeploymentOfFive):

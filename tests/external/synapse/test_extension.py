@@ -63,7 +63,7 @@ class Listener:
             dict.fromkeys(m.epoch for m in self.messages if m.instance_name == name)
         )
 
-    def said(self, name: str, kind: MessageType) -> list[ExtensionMessage]:
+    def messages_of(self, name: str, kind: MessageType) -> list[ExtensionMessage]:
         """Return a process's messages of one type."""
         return [m for m in self.messages if m.instance_name == name and m.type is kind]
 
@@ -150,14 +150,16 @@ class ExtensionTests(SynchronousTestCase):
         for name in PROCESSES:
             (epoch,) = self.listener.epochs(name)
             self.assertTrue(epoch)
-            self.assertTrue(self.listener.said(name, MessageType.HELLO), name)
-        persister = self.listener.said("persister1", MessageType.ROWS)
+            self.assertTrue(self.listener.messages_of(name, MessageType.HELLO), name)
+        persister = self.listener.messages_of("persister1", MessageType.ROWS)
         self.assertIn("events", {s for m in persister for s in m.positions})
         # Idle processes send a heartbeat every 5 s.
-        before = len(self.listener.said("sync1", MessageType.HEARTBEAT))
+        before = len(self.listener.messages_of("sync1", MessageType.HEARTBEAT))
         eventually(
             "one more heartbeat of sync1",
-            lambda: len(self.listener.said("sync1", MessageType.HEARTBEAT)) <= before,
+            lambda: (
+                len(self.listener.messages_of("sync1", MessageType.HEARTBEAT)) <= before
+            ),
         )
         self.assertEqual(self.gaps(), [])
         problems = self.deployment.problems()
@@ -165,7 +167,7 @@ class ExtensionTests(SynchronousTestCase):
         self.deployment.processes["writer1"].stop()
         eventually(
             "goodbye of writer1",
-            lambda: not self.listener.said("writer1", MessageType.GOODBYE),
+            lambda: not self.listener.messages_of("writer1", MessageType.GOODBYE),
         )
 
     def test_writer_of_memory_starts_again(self) -> None:

@@ -62,7 +62,7 @@ class SimulatedBrokerTests(SynchronousTestCase):
     def settle(self) -> None:
         self.clock.run_until(self.clock.seconds() + 1)
 
-    def say(self, factory: _Factory, *words: bytes) -> bytes:
+    def send(self, factory: _Factory, *words: bytes) -> bytes:
         factory.client.data = b""
         assert factory.client.transport is not None
         factory.client.transport.write(encode(*words))
@@ -72,9 +72,9 @@ class SimulatedBrokerTests(SynchronousTestCase):
     def test_publish(self) -> None:
         """Subscribers get what is published, and the publisher gets their number."""
         reader, writer = self.connect("r"), self.connect("w")
-        self.assertIn(b"subscribe", self.say(reader, b"SUBSCRIBE", b"hs"))
-        self.assertEqual(self.say(writer, b"PUBLISH", b"hs", b"PING 1"), b":1\r\n")
-        self.assertEqual(self.say(writer, b"PUBLISH", b"other", b"x"), b":0\r\n")
+        self.assertIn(b"subscribe", self.send(reader, b"SUBSCRIBE", b"hs"))
+        self.assertEqual(self.send(writer, b"PUBLISH", b"hs", b"PING 1"), b":1\r\n")
+        self.assertEqual(self.send(writer, b"PUBLISH", b"other", b"x"), b":0\r\n")
         self.assertTrue(
             reader.client.data.endswith(encode(b"message", b"hs", b"PING 1"))
         )
@@ -83,23 +83,23 @@ class SimulatedBrokerTests(SynchronousTestCase):
     def test_auth(self) -> None:
         """AUTH succeeds, fails, or gets no reply."""
         client = self.connect("r")
-        self.assertEqual(self.say(client, b"AUTH", b"x"), b"+OK\r\n")
+        self.assertEqual(self.send(client, b"AUTH", b"x"), b"+OK\r\n")
         self.broker.auth_fails = True
-        self.assertIn(b"-WRONGPASS", self.say(client, b"AUTH", b"x"))
+        self.assertIn(b"-WRONGPASS", self.send(client, b"AUTH", b"x"))
         self.broker.auth_stalls = True
-        self.assertEqual(self.say(client, b"AUTH", b"x"), b"")
-        self.assertEqual(self.say(client, b"PING"), b"+PONG\r\n")
+        self.assertEqual(self.send(client, b"AUTH", b"x"), b"")
+        self.assertEqual(self.send(client, b"PING"), b"+PONG\r\n")
 
     def test_slow_subscriber(self) -> None:
         """A subscriber that does not read is disconnected."""
         reader, writer = self.connect("r"), self.connect("w")
-        self.say(reader, b"SUBSCRIBE", b"hs")
+        self.send(reader, b"SUBSCRIBE", b"hs")
         self.network.slowness["r"] = 10_000.0
         self.broker.buffer_limit = 100
-        self.say(writer, b"PUBLISH", b"hs", b"x" * 200)
+        self.send(writer, b"PUBLISH", b"hs", b"x" * 200)
         self.assertTrue(reader.client.is_lost)
         self.assertEqual(self.broker.kills, 1)
-        self.assertEqual(self.say(writer, b"PUBLISH", b"hs", b"y"), b":0\r\n")
+        self.assertEqual(self.send(writer, b"PUBLISH", b"hs", b"y"), b":0\r\n")
 
     def test_restart(self) -> None:
         """
