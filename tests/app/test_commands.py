@@ -18,7 +18,7 @@ from tests.handlers.fixtures import Row
 
 
 class CommandsOutTests(SynchronousTestCase):
-    """Code of a process sends commands and subscribes to channels."""
+    """Tests for commands and channel subscriptions of plugged-in code."""
 
     def setUp(self) -> None:
         self.host = MemoryHost(SourceStream("events", Row), instance_name="w")
@@ -26,7 +26,9 @@ class CommandsOutTests(SynchronousTestCase):
         self.handler = ReplicationCommandHandler(self.host, self.host.observer)
 
     def test_commands(self) -> None:
-        """Each command names this process, and the time if none was given."""
+        """
+        Each command names this instance, and has the current time if none was given.
+        """
         self.send.connect(self.handler)
         connection = MemoryConnection()
         self.handler.new_connection(connection)
@@ -54,7 +56,7 @@ class CommandsOutTests(SynchronousTestCase):
         )
 
     def test_syncing_users(self) -> None:
-        """Those who sync are announced on each new link, until they cease to."""
+        """Users who are still syncing are announced on each new link."""
         self.host.commands = SyncingUsers(own=self.send.syncing_users)  # type: ignore[assignment]
         handler = ReplicationCommandHandler(self.host, self.host.observer)
         self.send.connect(handler)
@@ -70,7 +72,10 @@ class CommandsOutTests(SynchronousTestCase):
         )
 
     def test_too_early(self) -> None:
-        """Before replication starts, a command is refused with what to do."""
+        """
+        Before replication starts, sending a command raises an error that says what to
+        do.
+        """
         with self.assertRaises(LocalProtocolError) as caught:
             self.send.send_federation_ack(1)
         self.assertIn("startService", str(caught.exception))
@@ -79,7 +84,7 @@ class CommandsOutTests(SynchronousTestCase):
         self.assertEqual(self.send.syncing_users(), [])
 
     def test_channels(self) -> None:
-        """Channels are subscribed to once each, until replication starts."""
+        """Each channel is subscribed to once, and only before replication starts."""
         self.send.subscribe_to_channel("USER_IP")
         self.send.subscribe_to_channel("USER_IP")
         self.assertEqual(self.send.channels, ("USER_IP",))

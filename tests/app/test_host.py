@@ -46,13 +46,15 @@ class StandaloneHostTests(FilesMixin):
         )
 
     def test_identity(self) -> None:
-        """Names come from the configuration; the id is new at each start."""
+        """Names come from the configuration; each host gets a new instance id."""
         one, two = self.make().identity, self.make().identity
         self.assertEqual((one.server_name, one.instance_name), ("x.test", "writer1"))
         self.assertNotEqual(one.instance_id, two.instance_id)
 
     def test_rows_advance_streams(self) -> None:
-        """A row that was handed to the sink moves its stream on."""
+        """
+        A row or position that is delivered to the sink updates the stream's token.
+        """
         host = self.make()
         stream = typing_stream()
         host.streams.add(stream, is_written_here=False)
@@ -63,14 +65,14 @@ class StandaloneHostTests(FilesMixin):
         self.assertEqual(stream.current_token("w"), 3)
 
     def test_user_ips(self) -> None:
-        """A process whose code subscribes to client IPs stores them."""
+        """An instance stores client IPs if its code subscribes to USER_IP."""
         host = self.make()
         self.assertFalse(host.stores_user_ips)
         host.send.subscribe_to_channel("USER_IP")
         self.assertTrue(host.stores_user_ips)
 
     def test_row_to_json(self) -> None:
-        """A typed row becomes the JSON value that it is on the wire."""
+        """A typed row is converted to the JSON value that is sent on the wire."""
         host = self.make()
         host.streams.add(typing_stream(), is_written_here=False)
         codec = STANDARD_STREAMS["typing"].description.codec
@@ -79,9 +81,11 @@ class StandaloneHostTests(FilesMixin):
 
 
 class ProcessLabelTests(SynchronousTestCase):
-    """Where a process runs, for people."""
+    """Tests for the label of an OS process."""
 
     def test_one_word(self) -> None:
-        """Whatever the machine is called, it is one bounded word with the pid."""
+        """
+        The label is one bounded word with host name and pid, whatever the host's name.
+        """
         self.patch(socket, "gethostname", lambda: "a host\n" + "x" * 300)
         self.assertEqual(process_label(), f"a_host_{'x' * 193}:{os.getpid()}")

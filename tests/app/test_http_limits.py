@@ -72,10 +72,10 @@ class SiteTestCase(SynchronousTestCase):
 
 
 class BodyTests(SiteTestCase):
-    """Requests with a body."""
+    """Tests for requests with a body."""
 
     def test_refused_before_it_is_read(self) -> None:
-        """A body is refused by its announcement, wherever it goes."""
+        """A request that announces a body is refused at once, on every path."""
         for path in ("/status", "/health", "/rows/a", "/nothing", "/"):
             for announced in (
                 "Content-Length: 1",
@@ -90,7 +90,9 @@ class BodyTests(SiteTestCase):
         self.assertEqual(set(self.refused), {413})
 
     def test_nothing_of_it_is_kept(self) -> None:
-        """What arrives all the same is discarded, and the connection is closed."""
+        """
+        A body that arrives nevertheless is discarded, and the connection is aborted.
+        """
         channel, transport = self.connect()
         channel.dataReceived(
             b"POST /status HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000\r\n\r\n"
@@ -104,19 +106,19 @@ class BodyTests(SiteTestCase):
         self.assertTrue(transport.is_cut)
 
     def test_a_request_without_one(self) -> None:
-        """A length of 0 is no body."""
+        """A Content-Length of 0 is not a body."""
         status, _ = self.ask("GET /status HTTP/1.1\nHost: localhost\nContent-Length: 0")
         self.assertEqual(status, 200)
 
 
 class HostTests(SiteTestCase):
-    """The host that a request names."""
+    """Tests for the Host header of requests."""
 
     def status(self, path: str, host: str, address: IAddress = ADDRESS) -> int:
         return self.ask(f"GET {path} HTTP/1.1\nHost: {host}", address=address)[0]
 
     def test_served(self) -> None:
-        """Addresses, this machine's names and those configured are served."""
+        """Addresses, the names of this machine and configured names are served."""
         for host in (
             "localhost",
             "LOCALHOST.:9093",
@@ -128,7 +130,7 @@ class HostTests(SiteTestCase):
             self.assertEqual(self.status("/status", host), 200, host)
 
     def test_not_served(self) -> None:
-        """A name that a web page brought along is refused."""
+        """Any other host name, such as that of a web page, is refused."""
         for host in (
             "evil.example",
             "evil.example:9093",
@@ -140,7 +142,9 @@ class HostTests(SiteTestCase):
         self.assertEqual(self.refused, [421] * 4)
 
     def test_does_not_matter(self) -> None:
-        """Health, rows behind a secret, and Unix sockets have no host."""
+        """
+        The header is not checked for health, guarded paths, Unix sockets and HTTP/1.0.
+        """
         self.assertEqual(self.status("/health", "evil.example"), 200)
         self.assertEqual(self.status("/rows/a", "evil.example"), 200)
         unix = UNIXAddress("/run/main.sock")
@@ -149,10 +153,10 @@ class HostTests(SiteTestCase):
 
 
 class ConnectionTests(SiteTestCase):
-    """How many connections there may be."""
+    """Tests for the maximum number of connections."""
 
     def test_the_idle_one_makes_room(self) -> None:
-        """The one that has been idle longest is closed, not one that is used."""
+        """At the limit, the connection that was idle longest is aborted."""
         used, used_transport = self.connect()
         _, idle = self.connect()
         half, half_transport = self.connect()
@@ -165,7 +169,7 @@ class ConnectionTests(SiteTestCase):
         self.assertFalse(used_transport.is_cut)
 
     def test_busy_ones_do_not(self) -> None:
-        """A request that is being answered is not cut off for another one."""
+        """If all connections are answering requests, a new one is refused with 503."""
         for _ in range(3):
             channel, _ = self.connect()
             channel.dataReceived(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")

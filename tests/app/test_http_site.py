@@ -28,11 +28,11 @@ class MakeSiteTests(SynchronousTestCase):
         return response.code, self.successResultOf(response.text())
 
     def test_health(self) -> None:
-        """A process that listens says that it is up."""
+        """A listening process reports that it is healthy."""
         self.assertEqual(self.get("/health", "health"), (200, "OK"))
 
     def test_ready(self) -> None:
-        """A process that follows nobody is ready at once."""
+        """An instance that reads from no writer is ready at once."""
         self.assertEqual(self.get("/ready", "health"), (200, "ready"))
 
     def test_status(self) -> None:
@@ -51,13 +51,13 @@ class MakeSiteTests(SynchronousTestCase):
             self.assertIn("seen_total 1.0", text)
 
     def test_replication(self) -> None:
-        """Rows are served below their path."""
+        """The replication resource is served at its path."""
         self.assertEqual(
             self.get("/_synapse/replication", "replication"), (200, "rows")
         )
 
     def test_only_what_is_named(self) -> None:
-        """What a listener does not name, it does not serve."""
+        """A listener serves only the resources that it names."""
         self.assertEqual(self.get("/health", "metrics", "replication")[0], 404)
         self.assertEqual(self.get("/ready", "metrics", "replication")[0], 404)
         for path in ("/metrics", "/status", "/status.json"):

@@ -14,7 +14,7 @@ from synapse_replication.errors import StorageError, StreamConfigurationError
 
 
 class FakeHost:
-    """What a journal wants of a host."""
+    """The part of a host that a journal uses."""
 
     def row_to_json(self, stream_name: str, row: Any) -> Any:
         return [stream_name, row]
@@ -33,7 +33,7 @@ class JournalTests(SynchronousTestCase):
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
     def test_one_line_for_each_token(self) -> None:
-        """The rows of a token are in one line, in their order."""
+        """The rows of a token are written on one line, in order."""
         journal = self.open()
         journal.on_rdata("events", "w1", 5, ["a", "b"])
         journal.on_rdata("events", "w2", 4, ["c"])
@@ -56,7 +56,7 @@ class JournalTests(SynchronousTestCase):
         )
 
     def test_resumes(self) -> None:
-        """A new journal on the same file knows the positions and appends."""
+        """A new journal on the same file resumes from its positions and appends."""
         journal = self.open()
         journal.on_rdata("events", "w1", 5, ["a"])
         journal.on_rdata("events", "w1", 7, ["b"])
@@ -69,14 +69,14 @@ class JournalTests(SynchronousTestCase):
         self.assertEqual([entry["token"] for entry in self.entries()], [5, 7, 3, 8])
 
     def test_reset_stream_goes_back(self) -> None:
-        """A lower position of a stream that was reset is resumed from."""
+        """After a reset, the lower position of the stream is resumed from."""
         journal = self.open()
         journal.on_rdata("typing", "w", 9, ["a"])
         journal.on_position("typing", "w", 0)
         self.assertEqual(self.open().saved_positions(), {("typing", "w"): 0})
 
     def test_epochs(self) -> None:
-        """An epoch is kept beside the token, which is 0 with a new one."""
+        """The epoch is saved with the token, which a new epoch resets to 0."""
         journal = self.open()
         self.assertEqual(journal.saved_epochs(), {})
         journal.on_position("typing", "w", 0)
@@ -85,7 +85,7 @@ class JournalTests(SynchronousTestCase):
         again = self.open()
         self.assertEqual(again.saved_epochs(), {("typing", "w"): "a"})
         self.assertEqual(again.saved_positions(), {("typing", "w"): 9})
-        # Also if nobody took the position back before.
+        # This also holds if the position was not set back before.
         again.on_epoch("typing", "w", "b")
         for kept in (again, self.open()):
             self.assertEqual(kept.saved_epochs(), {("typing", "w"): "b"})
@@ -94,14 +94,14 @@ class JournalTests(SynchronousTestCase):
         self.assertEqual(self.entries()[1], {**line, "epoch": "a"})
 
     def test_journal_without_epochs(self) -> None:
-        """A journal of an earlier version has tokens, and no epochs."""
+        """A journal of an earlier version has tokens but no epochs."""
         self.path.write_text('{"stream":"s","writer":"w","token":7,"rows":[]}\n')
         journal = self.open()
         self.assertEqual(journal.saved_positions(), {("s", "w"): 7})
         self.assertEqual(journal.saved_epochs(), {})
 
     def test_position_that_did_not_move(self) -> None:
-        """A position that is repeated is not written again."""
+        """An unchanged position is not written again."""
         journal = self.open()
         journal.on_rdata("events", "w1", 5, ["a"])
         journal.on_position("events", "w1", 5)
@@ -110,7 +110,9 @@ class JournalTests(SynchronousTestCase):
         self.assertEqual([entry["token"] for entry in self.entries()], [5, 6])
 
     def test_torn_epoch(self) -> None:
-        """Wherever a kill tore an epoch, token and epoch are both of the one before."""
+        """
+        If the line of an epoch is torn anywhere, the previous token and epoch are used.
+        """
         journal = self.open()
         journal.on_epoch("typing", "w", "a")
         journal.on_rdata("typing", "w", 9, ["x"])
@@ -124,7 +126,9 @@ class JournalTests(SynchronousTestCase):
             self.assertEqual(again.saved_epochs(), {("typing", "w"): "a"})
 
     def test_torn_last_line_is_cut_off(self) -> None:
-        """Wherever a kill tore the last line, what is before it stays usable."""
+        """
+        If the last line is torn anywhere, it is truncated, and the file stays usable.
+        """
         journal = self.open()
         journal.on_rdata("events", "w1", 5, ["a"])
         first = self.path.stat().st_size
@@ -138,7 +142,7 @@ class JournalTests(SynchronousTestCase):
             self.assertEqual(self.path.read_bytes(), whole)
 
     def test_other_damage_is_refused(self) -> None:
-        """Damage in the middle is no torn line: it is refused with its place."""
+        """Damage before the last line is an error that names file and line."""
         self.path.write_text('{"stream":"s","writer":"w","token":1,"rows":[]}\nx\n{}\n')
         with self.assertRaises(StorageError) as caught:
             self.open()
@@ -147,7 +151,7 @@ class JournalTests(SynchronousTestCase):
         )
 
     def test_full_disk_leaves_no_half_line(self) -> None:
-        """A line that does not fit raises, and leaves the file as it was."""
+        """If a write fails, the error is raised, and the file is restored."""
         journal = self.open()
         journal.on_rdata("events", "w1", 5, ["a"])
         before = self.path.read_bytes()
@@ -177,7 +181,7 @@ class JournalTests(SynchronousTestCase):
 
 class MakeJournalTests(SynchronousTestCase):
     def test_path(self) -> None:
-        """The file is named in the configuration."""
+        """The configuration names the file."""
         path = self.mktemp()
         journal = make_journal(FakeHost(), {"path": path})
         journal.on_position("s", "w", 1)
@@ -185,7 +189,7 @@ class MakeJournalTests(SynchronousTestCase):
         self.assertTrue(Path(path).exists())
 
     def test_mistakes(self) -> None:
-        """A missing path, and one that cannot be opened, are named."""
+        """A missing path, or one that cannot be opened, is named in the error."""
         with self.assertRaises(StreamConfigurationError) as caught:
             make_journal(FakeHost(), {})
         self.assertIn("path is missing", str(caught.exception))

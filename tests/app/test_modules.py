@@ -12,7 +12,7 @@ from tests.config.test_files import FilesMixin
 
 
 def make_something(host: Any, config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What a user's configuration may name."""
+    """A factory that a configuration may name."""
     return host, config
 
 
@@ -22,7 +22,7 @@ class LoadFactoriesTests(FilesMixin):
         return load_factories(load_config([path]))
 
     def test_called_with_host_and_config(self) -> None:
-        """The functions that are named get the host and their configuration."""
+        """Named factories are called with the host and their configuration."""
         name = f"{__name__}.make_something"
         factories = self.load(
             f"  row_sink: {{module: {name}, config: {{a: 1}}}}\n"
@@ -37,11 +37,11 @@ class LoadFactoriesTests(FilesMixin):
         )
 
     def test_none(self) -> None:
-        """Nothing that is named is nothing to call."""
+        """Without names there are no factories."""
         self.assertEqual(self.load("  {}\n"), Factories(None, None, []))
 
     def test_mistakes(self) -> None:
-        """All names that lead nowhere are reported at once."""
+        """All names that cannot be resolved are reported together."""
         with self.assertRaises(ConfigError) as caught:
             self.load(
                 "  row_sink: {module: no_such_module.make}\n"

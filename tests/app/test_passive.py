@@ -44,7 +44,7 @@ class DirectTcpOnlookerTests(SynchronousTestCase):
         return [line.split()[0] for line in value.splitlines()]
 
     def test_says_only_who_it_is_and_that_it_lives(self) -> None:
-        """Nothing but NAME and PING is ever sent, whatever comes."""
+        """Only NAME, PING and ERROR are ever sent, whatever is received."""
         self.protocol.dataReceived(
             b"SERVER x.test\nPING 1\nPOSITION events w 1 9\nREMOTE_SERVER_UP h\n"
             b"REPLICATE\nRDATA events w x y\n"
@@ -55,7 +55,7 @@ class DirectTcpOnlookerTests(SynchronousTestCase):
         self.assertEqual(set(self.sent()) - {b"ERROR"}, {b"NAME", b"PING"})
 
     def test_sees_lines_in_order(self) -> None:
-        """Each line is seen once, as it came, wherever the network split it."""
+        """Each line is reported once and unchanged, wherever the network splits it."""
         data = (
             b'SERVER x.test\nPOSITION a w 1 2\n\r\nRDATA b w 3 ["\xc3\xa9"]\r\nPING 1\n'
         )
@@ -78,7 +78,9 @@ class RedisOnlookerTests(TestCase):
     timeout = 30
 
     async def test_publishes_nothing(self) -> None:
-        """It sees both channels, exactly as published, and publishes nothing."""
+        """
+        The link receives both channels exactly as published, and publishes nothing.
+        """
         redis = shared_redis()
         seen: list[tuple[str, bytes]] = []
         all_seen: Deferred[None] = Deferred()
@@ -125,7 +127,7 @@ class RedisOnlookerTests(TestCase):
 
 class OutputTests(SynchronousTestCase):
     def test_flushed_once_a_turn(self) -> None:
-        """What is written in one turn of the reactor is flushed together."""
+        """Writes within one reactor turn are flushed together."""
         flushes: list[str] = []
 
         class Out(io.StringIO):
@@ -141,7 +143,7 @@ class OutputTests(SynchronousTestCase):
         self.assertEqual(flushes, ["ab"])
 
     def test_reader_goes_away(self) -> None:
-        """When the reader of a pipe goes away, it ends, once, without an error."""
+        """If the reader closes the pipe, the output ends once, without an error."""
 
         class Closed(io.StringIO):
             def flush(self) -> None:
@@ -157,7 +159,7 @@ class OutputTests(SynchronousTestCase):
         self.assertEqual(ends, [None])
 
     def test_disk_is_full(self) -> None:
-        """When nothing more can be written, it ends, once, with the reason."""
+        """If writing fails, the output ends once, with the error."""
         full = OSError(errno.ENOSPC, "No space left on device")
 
         class Full(io.StringIO):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Generator:
-    """An id generator that is far ahead of what was handled."""
+    """An id generator that is far ahead of the delivered rows."""
 
     def __init__(self) -> None:
         self.advanced: list[tuple[str, int]] = []
@@ -42,7 +42,7 @@ class HandledIdsTests(SynchronousTestCase):
         return ReaderIds("s", "me", {"a": 5, "me": 4}, 2, own, negative=negative)
 
     def test_reader(self) -> None:
-        """A reader starts where it was told, for writers known and unknown."""
+        """A reader starts at the given positions; an unknown writer has the minimum."""
         ids = self.make()
         self.assertEqual(ids.get_current_token_for_writer("a"), 5)
         self.assertEqual(ids.get_current_token_for_writer("b"), 2)
@@ -50,13 +50,16 @@ class HandledIdsTests(SynchronousTestCase):
         self.assertEqual(ids.get_current_token_for_writer("a"), 9)
 
     def test_reset(self) -> None:
-        """A stream that was reset goes back."""
+        """If a stream is reset, its position goes back."""
         ids = self.make()
         ids.advance("a", 0)
         self.assertEqual(ids.get_current_token_for_writer("a"), 0)
 
     def test_writer(self) -> None:
-        """What this process writes is its generator's; of others, what it handled."""
+        """
+        The generator gives the position of this instance; others have the delivered
+        one.
+        """
         generator = Generator()
         ids = self.make(generator)
         self.assertEqual(ids.get_current_token_for_writer("me"), 100)
@@ -67,13 +70,15 @@ class HandledIdsTests(SynchronousTestCase):
         self.assertEqual(generator.advanced, [("a", 7)])
 
     def test_negative(self) -> None:
-        """Ids of a stream that counts down are below zero."""
+        """The ids of a stream that counts down are negative."""
         ids = self.make(negative=True)
         self.assertEqual(ids.get_current_token_for_writer("a"), -5)
         self.assertEqual(ids.get_current_token_for_writer("b"), -2)
 
     def test_reader_does_not_write(self) -> None:
-        """Whoever writes a stream that is not its own is told what to configure."""
+        """
+        If the instance is not a writer of the stream, the error says what to configure.
+        """
         ids = self.make()
         with self.assertRaises(StreamConfigurationError) as caught:
             ids.get_next()

@@ -25,7 +25,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class FakeReactor:
-    """Runs until there is nothing to do."""
+    """A reactor that runs until its queue is empty."""
 
     def __init__(self) -> None:
         self.running = False
@@ -56,7 +56,7 @@ class FakeReactor:
 
 
 class FakeService:
-    """Starts and stops as a test wants it."""
+    """A service whose start and stop a test controls."""
 
     def __init__(self) -> None:
         self.started: Deferred[None] = Deferred()
@@ -72,7 +72,7 @@ class FakeService:
 
 
 class ReloadingService(FakeService):
-    """One that can read its configuration again."""
+    """A service that can reload its configuration."""
 
     def reload(self) -> None:
         self.calls.append("reload")
@@ -104,7 +104,9 @@ class RunServiceTests(SynchronousTestCase):
         self.service.startService = start_and_signal  # type: ignore[method-assign]
 
     def test_signal(self) -> None:
-        """The first signal stops the service; the next would end the process."""
+        """
+        The first signal stops the service; after it the default handlers are restored.
+        """
         self.service.started.callback(None)
         self.signal_after_start(signal.SIGTERM)
         self.assertEqual(self.run_it(), 0)
@@ -113,7 +115,7 @@ class RunServiceTests(SynchronousTestCase):
             self.assertEqual(signal.getsignal(number), signal.SIG_DFL)
 
     def test_what_the_start_made_is_left_alone(self) -> None:
-        """The garbage collector does not look again at what the start has made."""
+        """Objects that exist after the start are excluded from garbage collection."""
         self.addCleanup(gc.unfreeze)
         gc.unfreeze()
         service = FakeService()
@@ -122,7 +124,7 @@ class RunServiceTests(SynchronousTestCase):
         self.assertGreater(gc.get_freeze_count(), 1000)
 
     def test_threads_do_not_wait_long(self) -> None:
-        """A thread of the database gets its turn within a millisecond."""
+        """The switch interval of threads is below a millisecond."""
         self.addCleanup(sys.setswitchinterval, sys.getswitchinterval())
         service = FakeService()
         service.started.callback(None)
@@ -130,14 +132,16 @@ class RunServiceTests(SynchronousTestCase):
         self.assertLess(sys.getswitchinterval(), 0.001)
 
     def test_does_not_start(self) -> None:
-        """A service that cannot start says why, in words, and the status is 1."""
+        """If a service cannot start, the error is printed, and the exit status is 1."""
         self.service.started.errback(StorageError("no such thing"))
         self.assertEqual(self.run_it(), 1)
         self.assertEqual(self.stderr.getvalue(), "synapse-replication: no such thing\n")
         self.assertEqual(self.service.calls, ["start", "stop"])
 
     def test_cannot_be_made(self) -> None:
-        """A service that cannot be made says why, and the status is 1."""
+        """
+        If a service cannot be created, the error is printed, and the exit status is 1.
+        """
 
         def make() -> Runnable:
             raise StorageError("no such thing")
@@ -146,13 +150,13 @@ class RunServiceTests(SynchronousTestCase):
         self.assertIn("no such thing", self.stderr.getvalue())
 
     def test_unexpected_failure(self) -> None:
-        """A failure that is a mistake of ours is logged with all that is known."""
+        """An unexpected exception at the start is logged with its traceback."""
         self.service.started.errback(RuntimeError("oops"))
         self.assertEqual(self.run_it(), 1)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_stopped_before_it_was_up(self) -> None:
-        """A signal that comes before the service is up is no failure."""
+        """If a signal stops a service before it is up, the exit status is 0."""
         self.signal_after_start(signal.SIGINT)
 
         def stop() -> Deferred[None]:
@@ -163,7 +167,7 @@ class RunServiceTests(SynchronousTestCase):
         self.assertEqual(self.run_it(), 0)
 
     def test_does_not_stop(self) -> None:
-        """A service that fails to stop makes the status 1."""
+        """If a service fails to stop, the exit status is 1."""
         self.service.started.errback(StorageError("no such thing"))
         self.service.stopped = Deferred()
         self.service.stopped.errback(RuntimeError("stuck"))
@@ -171,7 +175,7 @@ class RunServiceTests(SynchronousTestCase):
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_reload(self) -> None:
-        """SIGHUP has a service that can do so read its configuration again."""
+        """SIGHUP makes a reloadable service reload its configuration."""
         self.service = ReloadingService()
         self.service.started.callback(None)
         self.signal_after_start(signal.SIGHUP)
@@ -179,7 +183,7 @@ class RunServiceTests(SynchronousTestCase):
         self.assertEqual(self.service.calls, ["start", "reload"])
 
     def test_cannot_reload(self) -> None:
-        """A service that cannot do so leaves SIGHUP its meaning."""
+        """If a service is not reloadable, the handler of SIGHUP is left unchanged."""
         before = signal.getsignal(signal.SIGHUP)
         self.service.started.callback(None)
         self.assertEqual(self.run_it(), 0)
@@ -188,7 +192,7 @@ class RunServiceTests(SynchronousTestCase):
 
 class LoggingTests(SynchronousTestCase):
     def test_level(self) -> None:
-        """What is less than the level is left out, and the level can be changed."""
+        """Events below the level are not logged, and the level can be changed."""
         observers: list[Any] = []
         self.patch(
             globalLogBeginner,
@@ -208,7 +212,7 @@ class LoggingTests(SynchronousTestCase):
         self.assertNotIn("three", stream.getvalue())
 
     def test_twisted_is_quiet(self) -> None:
-        """What Twisted reports of its factories is logged at the level debug alone."""
+        """Twisted's messages about factories are logged only at level debug."""
         stream = io.StringIO()
         observers: list[Any] = []
         self.patch(

@@ -21,7 +21,7 @@ from tests.config.test_files import FilesMixin
 
 
 class Recorder(Service):
-    """A user's code and sink: notes down what is asked of it."""
+    """A module and sink that records its calls."""
 
     calls: list[str]
     stopping: Deferred[None] | None
@@ -36,10 +36,10 @@ class Recorder(Service):
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> None:
-        """Take nothing."""
+        """Ignore the rows."""
 
     def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
-        """Take nothing."""
+        """Ignore the position."""
 
     def close(self) -> None:
         self.calls.append("close")
@@ -52,7 +52,7 @@ _recorder: Recorder
 
 
 def make_recorder(host: Any, config: dict[str, Any]) -> Recorder:
-    """Return the recorder of the test that runs."""
+    """Return the recorder of the running test."""
     return _recorder
 
 
@@ -86,7 +86,7 @@ class ProcessServiceTests(FilesMixin):
         return make_process(load_config([path]), self.reactor)
 
     def test_start(self) -> None:
-        """A process listens, links up and runs the user's code."""
+        """A process opens its listeners and links, and starts the modules."""
         process = self.make()
         process.startService()
         self.successResultOf(process.started)
@@ -98,7 +98,7 @@ class ProcessServiceTests(FilesMixin):
         self.assertEqual(self.recorder.calls, ["start"])
 
     def test_torture(self) -> None:
-        """With a torture level, each stream that is sent is delayed."""
+        """With a torture level, rows of each stream are sent with a delay."""
         process = self.make(replication_torture_level=60_000)
         process.startService()
         self.successResultOf(process.started)
@@ -119,8 +119,7 @@ class ProcessServiceTests(FilesMixin):
         self.reactor.pump([DRAIN_TIMEOUT] * 10)
 
     def test_a_step_of_the_clock(self) -> None:
-        """When the machine's clock is set, which a reactor's time follows, nobody is
-        taken to be stalled for that long."""
+        """A step of the wall clock makes no writer appear stalled."""
         process = self.make()
         process.startService()
         self.reactor.advance(86_400)
@@ -129,7 +128,7 @@ class ProcessServiceTests(FilesMixin):
         self.assertEqual(status.stalled, ())
 
     def test_stop(self) -> None:
-        """The user's code ends first, the sink is closed when nothing uses it."""
+        """Modules stop first; the sink is closed after everything that uses it."""
         process = self.make()
         process.startService()
         process.stopService()
@@ -137,7 +136,7 @@ class ProcessServiceTests(FilesMixin):
         self.assertEqual(self.recorder.calls, ["start", "stop", "close"])
 
     def test_stopping_hook(self) -> None:
-        """A hook hears of the stop before anything was stopped."""
+        """The hook is called before anything stops."""
         process = self.make()
         process.startService()
         process.host.hooks.subscribe(
@@ -148,7 +147,10 @@ class ProcessServiceTests(FilesMixin):
         self.reactor.pump([DRAIN_TIMEOUT] * 10)
 
     def test_stop_is_bounded(self) -> None:
-        """What does not end is given up after a while, and the rest still ends."""
+        """
+        A step that does not finish is abandoned at the time limit; the others still
+        run.
+        """
         self.recorder.stopping = Deferred()
         process = self.make(redis={"enabled": False})
         process.startService()
@@ -163,7 +165,7 @@ class ProcessServiceTests(FilesMixin):
         self.assertIn("warnings above", formatEvent(logged[-1]))
 
     def test_last_line(self) -> None:
-        """The last line says that everything was handled and written."""
+        """The last log line confirms that everything received was handled."""
         process = self.make(redis={"enabled": False})
         process.startService()
         with capturedLogs() as logged:
@@ -174,7 +176,7 @@ class ProcessServiceTests(FilesMixin):
         )
 
     def test_last_line_without_a_link(self) -> None:
-        """The last line does not say that rows were sent if there was no link."""
+        """Without a link, the last log line says that readers will fetch the rows."""
         process = self.make()
         process.startService()
         for client, connector in zip(
@@ -189,7 +191,9 @@ class ProcessServiceTests(FilesMixin):
         self.assertIn("no link was up: readers will fetch", formatEvent(logged[-1]))
 
     def test_does_not_start(self) -> None:
-        """What prevents the start is told, and what was begun is ended."""
+        """
+        If a listener is invalid, the start fails, and what had started is stopped.
+        """
         process = self.make(
             synapse_replication={
                 "streams": ["typing"],

@@ -63,7 +63,9 @@ class PageMixin(SynchronousTestCase):
 
 class StatusPageTests(PageMixin):
     def test_good(self) -> None:
-        """What there is to say first is that all is well, then each writer."""
+        """
+        The page starts with the verdict that all is well, followed by a row per writer.
+        """
         self.all_live()
         self.observer.sample()
         self.observer.sample()
@@ -74,7 +76,7 @@ class StatusPageTests(PageMixin):
         self.assertIn(">1,234</td>", text)
 
     def test_texts_of_others_are_escaped(self) -> None:
-        """What peers call themselves is text on the page, whatever it is."""
+        """HTML in names of peers is escaped."""
         self.all_live()
         self.observer.peer_heard(PeerHeartbeat("<b>", "<i>", "<u>", "<s>", False, {}))
         self.observer.duplicate_instance("<b>", "<q>")
@@ -84,7 +86,7 @@ class StatusPageTests(PageMixin):
         self.assertIn("&lt;w3&gt;", text)
 
     def test_control_characters_are_escaped(self) -> None:
-        """No raw escape, NUL or change of direction stands in the page."""
+        """Control characters and changes of direction are escaped."""
         self.all_live()
         bad = "a\x1b[2J\0\u202eb"
         self.observer.peer_heard(PeerHeartbeat(bad, bad, bad, bad, False, {}))
@@ -96,7 +98,7 @@ class StatusPageTests(PageMixin):
         self.assertIn(r"a\x1b[2J\x00\u202eb", text)
 
     def test_nothing_from_elsewhere(self) -> None:
-        """The page needs no other file, and its policy allows none."""
+        """The page loads no other file, and its policy forbids it."""
         response, text = self.get(StatusPageResource(self.observer.snapshot))
         self.assertNotRegex(text, r"(src|href)=\"(?!data:|status\.json)")
         self.assertNotIn("http:", text)
@@ -108,7 +110,7 @@ class StatusPageTests(PageMixin):
         self.assertEqual(len(nonces), 1)
 
     def test_body_alone(self) -> None:
-        """The script gets what changes, without the frame."""
+        """The script gets the body alone."""
         self.all_live()
         text = self.page("?part=body")
         self.assertNotIn("<html", text)
@@ -116,7 +118,7 @@ class StatusPageTests(PageMixin):
         self.assertIn("All rows arrive", text)
 
     def test_catching_up(self) -> None:
-        """A catch-up shows how much of it is done."""
+        """The row of a catch-up shows its progress."""
         self.all_live()
         event = CatchUpEvent("events", "w1", 1234, 2234)
         self.observer.catch_up(event)
@@ -126,7 +128,7 @@ class StatusPageTests(PageMixin):
         self.assertRegex(text, r"catching up,\s+100 of 1,000")
 
     def test_stalled(self) -> None:
-        """What is stalled stands first: since when, why, and what to do."""
+        """A stall is shown first, with its start, its reason and a hint."""
         self.all_live()
         self.observer.connection_lost("redis", CloseReason.LOST, "gone")
         self.observer.connection_failed("redis", "refused", 5.0)
@@ -140,15 +142,16 @@ class StatusPageTests(PageMixin):
         self.assertIn("<code>no_link</code>", text)
 
     def test_the_worst_first(self) -> None:
-        """What is wrong stands before what is well, in the table too."""
+        """Writers with problems precede healthy ones in the table."""
         self.go_live(("events", "w1"), ("events", "w2"))
         self.observer.catch_up(CatchUpEvent("events", "w2", 1234, 2234))
         names = re.findall(r"data-writer=\"([^\"]+)\"", self.page())
         self.assertEqual(names, ["typing/&lt;w3&gt;", "events/w2", "events/w1"])
 
     def test_not_ready(self) -> None:
-        """What is missing before a process is ready is named, but no list of it stands
-        before what the page is for."""
+        """
+        The page names what is missing for readiness, in one line of bounded length.
+        """
         self.go_live(("events", "w1"))
         self.assertIn(
             "Not ready: events/w2 waiting for POSITION; typing/&lt;w3&gt; waiting for "
@@ -162,14 +165,14 @@ class StatusPageTests(PageMixin):
         self.assertIn("receipts/w1 waiting for POSITION; and 9 more</p>", text)
 
     def test_time(self) -> None:
-        """The page says of when it is, so that one sees that it moves."""
+        """The page shows the time at which it was made."""
         resource = StatusPageResource(self.observer.snapshot, self.clock.seconds)
         self.assertIn("as of 00:00:00 UTC", self.get(resource)[1])
         self.clock.advance(61)
         self.assertIn("as of 00:01:01 UTC", self.get(resource)[1])
 
     def test_title(self) -> None:
-        """A tab in the background shows the verdict, and follows it."""
+        """The title has the verdict, so that a tab in the background shows it."""
         self.all_live()
         text = self.page()
         title = "\u2714 All rows arrive: me"
@@ -177,7 +180,9 @@ class StatusPageTests(PageMixin):
         self.assertIn(f'data-title="{title}"', self.page("?part=body"))
 
     def test_duplicate(self) -> None:
-        """Two processes of one name are flagged, with where they run."""
+        """
+        Two processes with the same instance name are flagged with their locations.
+        """
         self.all_live()
         self.observer.duplicate_instance("w1", "host:1 and host:2")
         text = self.page()
@@ -185,14 +190,14 @@ class StatusPageTests(PageMixin):
         self.assertIn("host:1 and host:2", text)
 
     def test_alone(self) -> None:
-        """A process that follows nobody, with no links, has a page."""
+        """An instance that reads from no writer and has no links has a page, too."""
         self.observer = StatusObserver("x.test", "me", monotonic=self.clock.seconds)
         self.assertIn("follows no other", self.page())
 
 
 class OtherResourcesTests(PageMixin):
     def test_ready(self) -> None:
-        """Ready is 503 and what is missing, then 200."""
+        """``/ready`` responds with 503 and what is missing, or with 200."""
         self.go_live(("events", "w1"), ("events", "w2"))
         resource = ReadyResource(self.observer.snapshot)
         response, text = self.get(resource)
@@ -203,7 +208,7 @@ class OtherResourcesTests(PageMixin):
         self.assertEqual((response.code, text), (200, "ready"))
 
     def test_json(self) -> None:
-        """The JSON has words for conditions, and is not kept by anybody."""
+        """The JSON names conditions in words, and must not be cached."""
         response, text = self.get(StatusJsonResource(self.observer.snapshot))
         self.assertEqual(response.headers.getRawHeaders("Cache-Control"), ["no-store"])
         self.assertIn('"condition":"waiting for POSITION"', text)
@@ -211,7 +216,7 @@ class OtherResourcesTests(PageMixin):
 
 class JudgementTests(PageMixin):
     def test_order(self) -> None:
-        """The worst is said first."""
+        """The most severe condition determines the verdict."""
         verdicts = []
         self.go_live(("events", "w1"), ("events", "w2"))
         verdicts.append(judge(self.observer.snapshot()))
@@ -227,8 +232,9 @@ class JudgementTests(PageMixin):
         self.assertEqual(verdicts[2].text, "1 of 3 streams stalled")
 
     def test_a_blip(self) -> None:
-        """A link that is lost for a moment is told as the reason for what waits; one
-        that nobody waits for is not."""
+        """
+        A lost link is named as the reason while writers wait for it, and only then.
+        """
         self.all_live()
         self.observer.connection_made("old")
         self.observer.connection_lost("old", CloseReason.CLEAN, "gone")
@@ -243,7 +249,9 @@ class JudgementTests(PageMixin):
         )
 
     def test_no_link_and_nobody_to_follow(self) -> None:
-        """A process that only writes is not well without a link."""
+        """
+        Without a link, an instance that only writes is reported as bad after a while.
+        """
         self.observer = StatusObserver("x.test", "me", monotonic=self.clock.seconds)
         self.observer.connection_failed("redis", "refused", 1.0)
         text = judge(self.observer.snapshot()).text
@@ -253,7 +261,7 @@ class JudgementTests(PageMixin):
         self.assertEqual((verdict.tone, verdict.text), ("bad", "No link is up"))
 
     def test_long_groups(self) -> None:
-        """Many writers with one trouble are told in one line."""
+        """Many writers with the same problem are listed in one shortened line."""
         writers = [(f"s{number}", "w1") for number in range(9)]
         self.observer = StatusObserver(
             "x.test", "me", writers, monotonic=self.clock.seconds
@@ -263,15 +271,15 @@ class JudgementTests(PageMixin):
         self.assertEqual(group.names, "s0/w1, s1/w1, s2/w1, s3/w1 and 5 more")
 
     def test_every_reason_has_a_remedy(self) -> None:
-        """For whatever is wrong, the page says what to do."""
+        """There is a hint for each reason of a stall."""
         self.assertEqual(set(HINTS), set(StallReason))
 
     def test_durations(self) -> None:
-        """Durations are short to read."""
+        """Durations are shown in one rounded unit."""
         texts = [duration(s) for s in (0.4, 119, 120, 7199, 7200, 200_000)]
         self.assertEqual(texts, ["0 s", "119 s", "2 min", "119 min", "2 h", "2 d"])
 
     def test_sparkline(self) -> None:
-        """The line's highest point is the greatest lag; no lag is at the bottom."""
+        """In the sparkline the greatest lag is at the top, and zero at the bottom."""
         self.assertEqual(sparkline([0, 50, 100]), "0.0,19.0 50.0,10.0 100.0,1.0")
         self.assertEqual(sparkline([0, 0]), "0.0,19.0 100.0,19.0")

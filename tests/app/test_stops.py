@@ -17,7 +17,7 @@ class StopStepsTests(SynchronousTestCase):
         self.calls: list[str] = []
 
     def test_order(self) -> None:
-        """The step that was added last comes first, and is waited for."""
+        """Steps run in reverse order, each after the previous one has finished."""
         waiting: Deferred[None] = Deferred()
 
         async def wait() -> None:
@@ -33,7 +33,7 @@ class StopStepsTests(SynchronousTestCase):
         self.assertEqual(self.calls, ["second", "first"])
 
     def test_failures(self) -> None:
-        """A step that fails, or hangs, is named; the others are taken all the same."""
+        """A step that fails or hangs is logged by name, and the others still run."""
         self.steps.add("last", lambda: self.calls.append("last"))
         self.steps.add("hanging", Deferred)
         self.steps.add("failing", lambda: 1 // 0)

@@ -53,7 +53,7 @@ _POSITIONS = """
 
 
 class SavingSink(PositionsOnlySink):
-    """A sink that knows how far it got."""
+    """A sink with saved positions."""
 
     def __init__(self, saved: Mapping[tuple[str, str], int]) -> None:
         self.saved = saved
@@ -153,7 +153,10 @@ class StreamSetupTests(TestCase):
         return [stream.current_token(writer) for writer in writers]
 
     async def test_begins_where_the_writers_are(self) -> None:
-        """A new sink gets what is written from now on, and is told from where."""
+        """
+        A sink without saved positions starts at the writers' positions, which it
+        receives.
+        """
         self.store(a=7, b=9)
         sink = SavingSink({})
         host = await self.set_up(sink)
@@ -169,7 +172,7 @@ class StreamSetupTests(TestCase):
         )
 
     async def test_begins_where_the_sink_left_off(self) -> None:
-        """What was written while the sink was away is still to be fetched."""
+        """A sink with saved positions starts there."""
         self.store(a=7, b=9)
         sink = SavingSink(
             {
@@ -187,27 +190,31 @@ class StreamSetupTests(TestCase):
         self.assertEqual(sink.told, [])
 
     async def test_saved_position_that_cannot_be(self) -> None:
-        """A position far beyond the sequence is set back to it, not kept for good."""
+        """A saved position far beyond the sequence is set back to the sequence."""
         self.store(a=7, b=9)
         self.execute("SELECT setval('notes_seq', 9)")
         host = await self.set_up(SavingSink({("notes", "a"): 2**62, ("notes", "b"): 4}))
         self.assertEqual(self.positions(host, "a", "b"), [9, 4])
 
     async def test_saved_position_that_nobody_reached(self) -> None:
-        """A position near beyond the sequence and all rows is set back, too."""
+        """
+        A saved position slightly beyond the sequence and all rows is also set back.
+        """
         self.store(a=7, b=9)
         host = await self.set_up(SavingSink({("notes", "a"): 30, ("notes", "b"): 4}))
         self.assertEqual(self.positions(host, "a", "b"), [9, 4])
 
     async def test_saved_position_beyond_a_sequence_that_is_behind(self) -> None:
-        """After a switch to a standby, rows above the sequence were delivered."""
+        """
+        If the sequence is behind the rows, the greatest id of the rows is the bound.
+        """
         self.store(a=7, b=9)
         self.execute("INSERT INTO notes VALUES (12, 'b', 'above')")
         host = await self.set_up(SavingSink({("notes", "a"): 12, ("notes", "b"): 13}))
         self.assertEqual(self.positions(host, "a", "b"), [12, 12])
 
     async def test_plausible_distance(self) -> None:
-        """How far a position is believed is the same in all streams of a process."""
+        """All streams of an instance have the configured plausible distance."""
         self.store(a=7, b=9)
         host = await self.set_up(PositionsOnlySink())
         streams: Mapping[str, Any] = host.streams.get_streams()
@@ -216,7 +223,7 @@ class StreamSetupTests(TestCase):
             self.assertFalse(streams[name].is_plausible("a", near + 1))
 
     async def test_writer_that_is_new(self) -> None:
-        """A writer nobody heard of is where the slowest is, not at 0."""
+        """An unknown writer starts at the lowest position of the known writers."""
         self.store(a=7, b=9)
         self.assertEqual(
             self.positions(await self.set_up(PositionsOnlySink()), "c"), [7]
@@ -225,25 +232,28 @@ class StreamSetupTests(TestCase):
         self.assertEqual(self.positions(await self.set_up(sink), "c"), [3])
 
     async def test_others_may_be_asked(self) -> None:
-        """Plugged-in code is given what asks the writers of a stream of its own."""
+        """
+        Plugged-in code gets a function that fetches rows of a custom stream from its
+        writers.
+        """
         self.store()
         host = await self.set_up(PositionsOnlySink())
         asked = Deferred.fromCoroutine(
             _wait(host.fetch_from_writer("cursors")("nowhere", 0, 1, 10))
         )
-        # It is tried again, a few times.
+        # The request is retried a few times.
         self.clock.pump([10.0] * 5)
         with self.assertRaisesRegex(CatchUpError, "nowhere"):
             await asked
 
     async def test_nobody_wrote(self) -> None:
-        """A stream nobody ever wrote begins before its first id."""
+        """A stream without rows starts before its first id."""
         self.store()
         host = await self.set_up(PositionsOnlySink())
         self.assertEqual(self.positions(host, "a"), [1])
 
     async def test_writer_gets_ids(self) -> None:
-        """A process that is among the writers can write, and announces that."""
+        """An instance that is a writer can write rows, and announces them."""
         self.store(a=7, b=9)
         self.execute("SELECT setval('notes_seq', 9)")
         host = await self.set_up(PositionsOnlySink(), "a")
@@ -258,8 +268,8 @@ class StreamSetupTests(TestCase):
 
     async def test_past_the_log_of_a_writer(self) -> None:
         """
-        Of presence_federation the newest row of each key is retained, so that a
-        reader that is past the bound of the log misses none.
+        For presence_federation the newest row of each key is retained beyond the bound
+        of the log, so that a late reader misses none.
         """
         self.store(a=7, b=9)
         self.execute("SELECT setval('notes_seq', 9)")
@@ -277,7 +287,9 @@ class StreamSetupTests(TestCase):
         self.assertTrue(page.limited)
 
     async def test_token_that_nobody_allocated(self) -> None:
-        """A token above what the sequence gave out is not waited for in vain."""
+        """
+        A wait for a token above the sequence ends at the sequence's value.
+        """
         self.store(a=7, b=9)
         self.execute("SELECT setval('notes_seq', 9)")
         host = await self.set_up(PositionsOnlySink())
@@ -287,27 +299,31 @@ class StreamSetupTests(TestCase):
             host.rows.wait_for_stream_position("a", "notes", 1_000)
         )
         while not self.clock.getDelayedCalls():
-            # The database answers in a thread.
+            # The query runs in a thread.
             await self.database.transact("wait", lambda txn: txn.execute("SELECT 1"))
         host.rows.on_position("notes", "a", 9)
         await waiting
 
     async def test_takes_over(self) -> None:
         """
-        Who begins to write knows that it has no rows before; others claim nothing.
+        A new writer knows the range in which it has no rows; other instances report
+        none.
         """
         self.store(a=7)
         self.execute("SELECT setval('notes_seq', 7)")
         self.execute("INSERT INTO notes VALUES (7, 'a', 'x')")
         await self.set_up(SavingSink({}), "b")
         self.assertEqual(self.empty_ranges, {"notes": (0, 7)})
-        # Now it is stored that it writes: from here on it may have rows.
+        # Its position is stored now, so that it may have rows from here on.
         for name in ("b", "a", "reader"):
             await self.set_up(SavingSink({}), name)
             self.assertEqual(self.empty_ranges, {}, name)
 
     async def test_comes_back(self) -> None:
-        """Who wrote long ago, was removed and forgotten, has rows before."""
+        """
+        A writer that was removed and returns may have earlier rows, so no range is
+        reported.
+        """
         self.store(a=7)
         self.execute("SELECT setval('notes_seq', 7)")
         self.execute("INSERT INTO notes VALUES (5, 'b', 'x')")
@@ -320,7 +336,7 @@ class StreamSetupTests(TestCase):
         self.execute("SELECT setval('notes_seq', 20)")
 
     async def test_removed_writer_with_rows(self) -> None:
-        """Rows that the sink lacks are announced before there is any link."""
+        """Missing rows of a removed writer are reported before there is any link."""
         self.store(a=7, b=9)
         self.write_as_removed("gone", 3, 5)
         sink = SavingSink({("notes", "a"): 3, ("notes", "gone"): 3})
@@ -335,7 +351,9 @@ class StreamSetupTests(TestCase):
         self.assertEqual(self.told_of_removed(sink), [])
 
     async def test_removed_writer_without_rows(self) -> None:
-        """The sink is told that it is done with, up to the last row."""
+        """
+        If no row of a removed writer is missing, the sink gets the end as its position.
+        """
         self.store(a=7, b=9)
         self.write_as_removed("gone", 3, 5)
         self.write_as_removed("a", 6)
@@ -346,7 +364,7 @@ class StreamSetupTests(TestCase):
         self.assertEqual(self.observer.removed_found, [])
 
     async def test_removed_writer_and_a_new_sink(self) -> None:
-        """A new sink receives nothing that was written before it began."""
+        """A new sink gets no earlier rows of a removed writer."""
         self.store(a=2)
         self.write_as_removed("gone", 3, 5)
         self.write_as_removed("b", 4)
@@ -358,7 +376,10 @@ class StreamSetupTests(TestCase):
         self.assertEqual(await notes.find_removed_writers(), {})
 
     async def test_removed_writers_cannot_be_looked_for(self) -> None:
-        """The process starts; it looks again when it has a link."""
+        """
+        If the search for removed writers fails, the start continues, and the failure is
+        reported.
+        """
         self.store(a=7, b=9)
         self.execute("DROP SEQUENCE notes_seq")
         await self.set_up(SavingSink({("notes", "a"): 3}))
@@ -374,7 +395,7 @@ class StreamSetupTests(TestCase):
         return [told for told in sink.told if told[1] == "gone"]
 
     async def test_looks_at_no_big_table(self) -> None:
-        """Of a big table only the newest ids are looked at, and claimed."""
+        """In a big table only the newest ids are searched for the new writer's rows."""
         last = LOOK_BACK + 10
         self.store(a=last)
         self.execute(f"SELECT setval('notes_seq', {last})")
@@ -383,10 +404,10 @@ class StreamSetupTests(TestCase):
         self.assertEqual(self.empty_ranges, {"notes": (10, last)})
 
     async def test_main_makes_the_table_and_others_wait(self) -> None:
-        """Processes may start in any order: main makes the table of positions."""
+        """Main creates the table of positions; if another starts first, it waits."""
         waiting = Deferred.fromCoroutine(self.set_up(PositionsOnlySink()))
         while not self.clock.getDelayedCalls():
-            # The database answers in a thread.
+            # The query runs in a thread.
             await self.database.transact("wait", lambda txn: txn.execute("SELECT 1"))
         self.assertFalse(waiting.called)
         await self.set_up(PositionsOnlySink(), "master")
@@ -394,7 +415,10 @@ class StreamSetupTests(TestCase):
         self.assertEqual(self.positions(await waiting, "a"), [1])
 
     async def test_database_without_the_streams(self) -> None:
-        """Streams that the database does not have are a mistake, with the choices."""
+        """
+        If the database lacks a configured stream, the error suggests to list the
+        streams.
+        """
         with self.assertRaises(ConfigError) as caught:
             await self.set_up(PositionsOnlySink(), "master", ["typing", "caches"])
         (problem,) = caught.exception.problems

@@ -28,7 +28,7 @@ from tests.config.test_files import FilesMixin
 
 
 class FakeProcess:
-    """A process that is as a test wants it."""
+    """A process that a test controls."""
 
     def __init__(self) -> None:
         self.started: Deferred[None] = Deferred()
@@ -36,7 +36,7 @@ class FakeProcess:
         self.reloads: list[tuple[str, tuple[str, ...]]] = []
 
     def startService(self) -> None:
-        """Begin to start."""
+        """Do nothing."""
 
     def stopService(self) -> Deferred[None]:
         return succeed(None)
@@ -54,7 +54,7 @@ class FakeProcess:
 
 
 class FakeNotify(NotifySocket):
-    """Keeps what would be sent."""
+    """Records messages instead of sending them."""
 
     def __init__(self) -> None:
         super().__init__("/nowhere")
@@ -123,16 +123,16 @@ class SupervisedProcessTests(FilesMixin):
         self.settings["synapse_replication"].update(settings)
 
     def reload(self) -> list[tuple[str, str]]:
-        """Read the configuration again.
+        """Reload the configuration.
 
-        :return: the log: levels and messages.
+        :return: (level, message) of each logged event.
         """
         with capturedLogs() as logs:
             self.supervised.reload()
         return [(event["log_level"].name, formatEvent(event)) for event in logs]
 
     def test_from_start_to_stop(self) -> None:
-        """It tells that it starts, that it is ready, and that it stops."""
+        """The manager is notified of start, readiness and stop."""
         self.supervised.startService()
         self.assertEqual(self.notify.sent[0][0], "STATUS=starting")
         self.process.started.callback(None)
@@ -145,7 +145,7 @@ class SupervisedProcessTests(FilesMixin):
 
     def test_does_not_start(self) -> None:
         """
-        A process that cannot start is not told to be ready, and the failure is seen.
+        If the process cannot start, READY is not sent, and the failure is passed on.
         """
         self.supervised.startService()
         self.process.started.errback(OSError("no"))
@@ -153,7 +153,7 @@ class SupervisedProcessTests(FilesMixin):
         self.assertFalse(any("READY=1" in sent for sent in self.notify.sent))
 
     def test_applies(self) -> None:
-        """The log level and the size of the backlogs change at once."""
+        """The log level and the backlog sizes change at once."""
         self.run_it()
         self.own(log_level="debug", extension={"backlog_rows": 5, "backlog_bytes": 6})
         ((level, text),) = self.reload()
@@ -166,7 +166,7 @@ class SupervisedProcessTests(FilesMixin):
         self.assertEqual(end, ("READY=1",))
 
     def test_mistakes(self) -> None:
-        """A configuration with mistakes changes nothing, and all of them are told."""
+        """An invalid configuration changes nothing, and all its problems are logged."""
         self.run_it()
         self.own(log_level="loud", extension={"backlog_rows": -5})
         ((level, text),) = self.reload()
@@ -182,7 +182,7 @@ class SupervisedProcessTests(FilesMixin):
         self.assertEqual(self.notify.sent[-1][1], "READY=1")
 
     def test_no_file(self) -> None:
-        """A file that is gone changes nothing."""
+        """If the file is missing, nothing changes, and an error is logged."""
         self.run_it()
 
         def read() -> ProcessConfig:
@@ -194,9 +194,7 @@ class SupervisedProcessTests(FilesMixin):
         self.assertIn("h.yaml", text)
 
     def test_mended(self) -> None:
-        """
-        When the mistakes are repaired, the status does not speak of them any more.
-        """
+        """After the problems are fixed, the status no longer mentions them."""
         self.run_it()
         self.own(log_level="loud")
         self.reload()
@@ -208,7 +206,9 @@ class SupervisedProcessTests(FilesMixin):
         self.assertEqual(self.levels, ["warn"])
 
     def test_needs_a_restart(self) -> None:
-        """What cannot change while it runs is named, each time, until it is undone."""
+        """
+        A change that needs a restart is logged at each reload until it is reverted.
+        """
         self.run_it()
         self.settings["redis"]["host"] = "elsewhere.test"
         self.own(extension={"enabled": False}, log_level="warn")
@@ -230,7 +230,7 @@ class SupervisedProcessTests(FilesMixin):
         self.assertEqual(len(self.reload()), 1)
 
     def test_every_setting(self) -> None:
-        """A change of any setting is either applied or named."""
+        """Any change, except of the log level, is reported as needing a restart."""
         config = self.read_config()
         for field in attrs.fields(ProcessConfig):
             if field.name in ("files", "warnings", "log_level"):
@@ -242,7 +242,7 @@ class SupervisedProcessTests(FilesMixin):
             self.assertEqual(len(needs_restart(config, changed)), 1, field.name)
 
     def test_without_a_manager(self) -> None:
-        """Without systemd the configuration is read again all the same."""
+        """Reloading works without systemd, too."""
         supervised = SupervisedProcess(
             self.process,
             self.read_config(),

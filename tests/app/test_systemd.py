@@ -38,27 +38,27 @@ class NotifySocketTests(SynchronousTestCase):
         return opened
 
     def path(self) -> str:
-        # The path of a socket has to be short.
+        # The path of a Unix socket must be short.
         folder = tempfile.TemporaryDirectory(prefix="notify-")
         self.addCleanup(folder.cleanup)
         return str(Path(folder.name) / "socket")
 
     def test_path(self) -> None:
-        """One message is one datagram, a line for each assignment."""
+        """A message is one datagram with one line per assignment."""
         path = self.path()
         listener = self.listen(path)
         self.assertTrue(self.open(path).send("READY=1", "STATUS=a\nb"))
         self.assertEqual(listener.recv(1000), b"READY=1\nSTATUS=a b")
 
     def test_abstract(self) -> None:
-        """An address with ``@`` is that of an abstract socket."""
+        """An address that starts with ``@`` names an abstract socket."""
         name = Path(self.path()).parent.name
         listener = self.listen(f"\0{name}")
         self.assertTrue(self.open(f"@{name}").send("READY=1"))
         self.assertEqual(listener.recv(1000), b"READY=1")
 
     def test_nobody_listens(self) -> None:
-        """A socket that is gone is logged once, and nothing fails."""
+        """If nobody listens, one error is logged, and no exception is raised."""
         notify = self.open(self.path())
         with capturedLogs() as logs:
             self.assertFalse(notify.send("READY=1"))
@@ -67,7 +67,7 @@ class NotifySocketTests(SynchronousTestCase):
         self.assertIn("NOTIFY_SOCKET", event["log_format"])
 
     def test_full(self) -> None:
-        """A manager that does not read holds nobody up."""
+        """If the manager does not read, sending fails without blocking."""
         path = self.path()
         self.listen(path)
         notify = self.open(path)
@@ -76,30 +76,30 @@ class NotifySocketTests(SynchronousTestCase):
         self.assertFalse(all(sent))
 
     def test_not_set(self) -> None:
-        """Without ``NOTIFY_SOCKET`` there is nobody to tell."""
+        """Without ``NOTIFY_SOCKET`` no socket is opened."""
         self.assertIsNone(open_notify_socket({}))
         self.assertIsNone(open_notify_socket({"NOTIFY_SOCKET": ""}))
 
     def test_unknown_kind(self) -> None:
-        """A socket of another kind is a clear error."""
+        """An address of another kind raises an error that shows it."""
         with self.assertRaisesRegex(SupervisorError, "NOTIFY_SOCKET is 'vsock:2:1'"):
             open_notify_socket({"NOTIFY_SOCKET": "vsock:2:1"})
 
 
 class WatchdogIntervalTests(SynchronousTestCase):
     def test_half(self) -> None:
-        """The watchdog is fed twice as often as it bites."""
+        """The interval is half the watchdog's time-out."""
         environ = {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "7"}
         self.assertEqual(watchdog_interval(environ, 7), 15.0)
 
     def test_none(self) -> None:
-        """There may be none, or one for another process."""
+        """The watchdog may be disabled, or meant for another process."""
         self.assertIsNone(watchdog_interval({}, 7))
         environ = {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"}
         self.assertIsNone(watchdog_interval(environ, 7))
 
     def test_no_time(self) -> None:
-        """What is no time is a clear error."""
+        """An invalid time-out is an error."""
         for text in ("0", "-1", "1s", "½"):
             with self.assertRaisesRegex(SupervisorError, "WATCHDOG_USEC"):
                 watchdog_interval({"WATCHDOG_USEC": text}, 7)
@@ -130,7 +130,9 @@ class SystemdNotifierTests(SynchronousTestCase):
         return self.arrives
 
     def news(self, seconds: int = 1) -> list[str]:
-        """Return what is told in some time, but the watchdog and the extensions."""
+        """
+        Return the assignments sent in some seconds, except watchdog and extensions.
+        """
         before = len(self.sent)
         for _ in range(seconds):
             self.clock.advance(1)
@@ -154,7 +156,7 @@ class SystemdNotifierTests(SynchronousTestCase):
 
     def test_ready(self) -> None:
         """
-        It is ready when all was caught up with, and tells how far it is till then.
+        READY is sent once everything is live; until then the status shows the progress.
         """
         self.notifier.start()
         self.assertIn("STATUS=starting", self.sent[0])
@@ -169,7 +171,7 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.assertEqual(self.news(20), [])
 
     def test_not_up(self) -> None:
-        """What is caught up with, but has not started, is not ready."""
+        """READY is not sent before the process has started."""
         self.catch_up()
         self.be_live()
         self.notifier.start()
@@ -178,7 +180,7 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.assertIn("READY=1", self.sent[-1])
 
     def test_stalled(self) -> None:
-        """A writer that stalls later is told, and told once."""
+        """A stall after READY is reported once."""
         self.catch_up()
         self.be_live()
         self.notifier.start()
@@ -194,14 +196,16 @@ class SystemdNotifierTests(SynchronousTestCase):
         )
 
     def test_watchdog(self) -> None:
-        """The watchdog is fed by the clock of the reactor, from the start."""
+        """The watchdog is fed at its interval, from the start on."""
         self.notifier.start()
         for _ in range(60):
             self.clock.advance(0.5)
         self.assertEqual(self.sent.count(("WATCHDOG=1",)), 11)
 
     def test_more_time(self) -> None:
-        """As long as it starts, it asks for more time; once it is ready, no more."""
+        """
+        Until READY, more start-up time is requested periodically; after it no more.
+        """
 
         def extensions() -> int:
             return sum("EXTEND_TIMEOUT_USEC=60000000" in each for each in self.sent)
@@ -216,7 +220,7 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.assertEqual(extensions(), 5)
 
     def test_told_again(self) -> None:
-        """What could not be sent is told a second later."""
+        """A message that could not be sent is sent again a second later."""
         self.arrives = False
         self.notifier.start()
         self.catch_up()
@@ -226,7 +230,7 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.assertEqual(self.news(), ["STATUS=live: 1 stream of 1 writer", "READY=1"])
 
     def test_reload(self) -> None:
-        """Reading the configuration again begins with the time and ends with READY."""
+        """A reload starts with RELOADING and its time, and ends with READY."""
         self.catch_up()
         self.be_live()
         self.notifier.start()
@@ -246,7 +250,7 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.assertEqual(self.news(5), [])
 
     def test_reload_before_ready(self) -> None:
-        """A reload does not make ready what is not."""
+        """A reload before READY sends neither RELOADING nor READY."""
         self.notifier.start()
         self.notifier.up()
         self.notifier.reloading()
@@ -256,7 +260,7 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.assertFalse(words & {"RELOADING=1", "READY=1"})
 
     def test_stopping(self) -> None:
-        """Who stops says so, and then nothing more."""
+        """STOPPING is the last message."""
         self.notifier.start()
         self.notifier.up()
         self.notifier.stopping()

@@ -35,14 +35,16 @@ class SpanExportTests(FilesMixin):
         return load_config([self.write("h.yaml", json.dumps(settings))])
 
     def test_none(self) -> None:
-        """Without the section there is nothing to send, nor to stop."""
+        """
+        Without configuration, spans are not recorded, and nothing needs to be stopped.
+        """
         export = export_of(self.load())
         with export.tracer.start_as_current_span("work") as span:
             self.assertFalse(span.is_recording())
         self.assertIsNone(export.stop(MemoryReactorClock()))
 
     def test_not_for_all(self) -> None:
-        """Our tracer does not become that of other code in the process."""
+        """The tracer is not installed globally."""
         export = export_of(self.load(tracing={"endpoint": "http://127.0.0.1:1"}))
         assert export._provider is not None
         self.addCleanup(export._provider.shutdown)
@@ -64,7 +66,7 @@ class StopTests(FilesMixin):
         self.reactor = _OneThread()
 
     def test_in_time(self) -> None:
-        """When all is sent, nothing is left on the clock."""
+        """If all spans are sent in time, no timer remains."""
         stopped = self.export.stop(self.reactor)
         assert stopped is not None
         self.assertNoResult(stopped)
@@ -73,8 +75,10 @@ class StopTests(FilesMixin):
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_a_collector_that_hangs(self) -> None:
-        """What is not sent in time is given up: a queue of requests that nobody answers
-        does not hold up the end of the process, each for its time-out."""
+        """
+        The exporter is shut down at the time limit, so that an unresponsive collector
+        cannot delay the end of the process.
+        """
         exporter = self.export._exporter = _Exporter()
         stopped = self.export.stop(self.reactor)
         assert stopped is not None
@@ -94,7 +98,7 @@ class _Exporter(SpanExporter):
 
 
 class _OneThread(Clock):
-    """A reactor that runs what is for its threads when it is told to."""
+    """A reactor whose thread pool runs its work on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,9 +131,7 @@ class LogTests(FilesMixin):
         )
 
     def test_levels(self) -> None:
-        """
-        What OpenTelemetry complains of is in our log, by its level, with its text.
-        """
+        """Log records of OpenTelemetry reach our log with the same level and text."""
         handler = _TwistedLogHandler()
         with capturedLogs() as logs:
             handler.emit(self.record(logging.WARNING, "slow: %s", 7))
@@ -143,7 +145,7 @@ class LogTests(FilesMixin):
         )
 
     def test_repeated(self) -> None:
-        """What repeats itself is logged once a minute."""
+        """A repeated message is logged once a minute."""
         handler = _TwistedLogHandler()
         with capturedLogs() as logs:
             for number in range(100):

@@ -1,4 +1,4 @@
-"""Tests for ``synapse-replication demo``: the whole of it."""
+"""Tests for ``synapse-replication demo`` as a whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMAND = [sys.executable, "-m", "synapse_replication", "demo"]
 
 
 def processes_that_name(text: str) -> list[str]:
-    """List the command lines of running processes that hold a text."""
+    """Return the command lines of running processes that contain a text."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -30,7 +30,8 @@ def processes_that_name(text: str) -> list[str]:
 
 class DemoTests(SynchronousTestCase):
     def setUp(self) -> None:
-        # Not trial's folder: the user of a private PostgreSQL must be able to enter.
+        # Not trial's folder: the private PostgreSQL runs as another user, who must have
+        # access.
         self.folder = tempfile.mkdtemp(prefix="sr-demo-test-")
         Path(self.folder).chmod(0o755)
         self.addCleanup(shutil.rmtree, self.folder)
@@ -55,27 +56,30 @@ class DemoTests(SynchronousTestCase):
         self.assertEqual(processes_that_name(self.folder), [])
 
     def test_redis_with_faults(self) -> None:
-        """A reader is killed and Redis restarted, and every row comes once."""
+        """
+        A reader is killed and Redis is restarted, and each row is delivered exactly
+        once.
+        """
         output = self.demo()
         self.assertIn("Killing reader1", output)
         self.assertIn("Restarting Redis", output)
         self.assertIn("Nothing missing, duplicated or out of order", output)
 
     def test_direct_tcp(self) -> None:
-        """The same over direct TCP, where there is no Redis to restart."""
+        """Over direct TCP the demo runs without Redis."""
         output = self.demo("--transport", "tcp")
         self.assertIn("Killing reader1", output)
         self.assertNotIn("Redis", output)
 
     def test_interrupted(self) -> None:
-        """Ctrl-C in the middle stops every process and leaves no file behind."""
+        """SIGINT during the run stops all processes and leaves no file behind."""
         with subprocess.Popen(
             [*COMMAND, "--rows", "4000"],
             env=self.environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # Shells have what they run in the background ignore it.
+            # Shells make background commands ignore SIGINT.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process:
             assert process.stdout is not None

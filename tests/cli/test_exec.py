@@ -1,4 +1,4 @@
-"""Tests for ``synapse-replication exec``, as far as they go without Synapse."""
+"""Tests for ``synapse-replication exec`` that do not need Synapse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ExecTests(SynchronousTestCase):
 
     def test_list(self) -> None:
         """
-        The table is printed, with the versions that it was proven for.
+        ``--list`` prints the substitutions and the versions for which they are proven.
         """
         result = CliRunner().invoke(exec_command, ["--list", "--only", "redis"])
         self.assertEqual(result.exit_code, 0, result.output)
@@ -28,34 +28,26 @@ class ExecTests(SynchronousTestCase):
             self.assertIn(version, result.output)
 
     def test_nothing_to_run(self) -> None:
-        """
-        Without a module, it says how to name one.
-        """
+        """Without a module, the error says how to name one."""
         result = CliRunner().invoke(exec_command, [])
         self.assertEqual(result.exit_code, 2)
         self.assertIn("-m MODULE", result.output)
 
     def test_unknown_part(self) -> None:
-        """
-        A part that does not exist is refused, and nothing is started.
-        """
+        """An unknown part is refused, and nothing is started."""
         result = CliRunner().invoke(exec_command, ["--only", "x", "-m", "this"])
         self.assertEqual(result.exit_code, EXIT_USAGE)
         self.assertIn("nothing was started", result.output)
 
     def test_bounds_of_the_backlog(self) -> None:
-        """
-        They are numbers, and not below 0.
-        """
+        """The bounds of the backlog must not be negative."""
         for option in ("--backlog-rows", "--backlog-bytes"):
             result = CliRunner().invoke(exec_command, [option, "-1", "-m", "this"])
             self.assertEqual(result.exit_code, 2)
             self.assertIn(f"'{option}': -1 is not in the range", result.output)
 
     def test_plausible_distance(self) -> None:
-        """
-        It is a number that a transaction does not use up.
-        """
+        """The plausible distance must be at least 1,000."""
         result = CliRunner().invoke(
             exec_command, ["--plausible-distance", "10", "-m", "this"]
         )
@@ -63,9 +55,7 @@ class ExecTests(SynchronousTestCase):
         self.assertIn("10 is not in the range x>=1000", result.output)
 
     def test_no_host(self) -> None:
-        """
-        Where Synapse is not installed, it says so and starts nothing.
-        """
+        """If Synapse is not installed, the error says so."""
         try:
             importlib.metadata.version(DISTRIBUTION)
         except importlib.metadata.PackageNotFoundError:

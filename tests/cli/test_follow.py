@@ -45,7 +45,7 @@ class FollowTests(SynchronousTestCase):
         return self.follow(*lines, as_json=False, filters=Filters())
 
     def test_json_is_a_recording_with_fields(self) -> None:
-        """A JSON line has what a recording has, and the command's fields."""
+        """A JSON entry has the fields of a recording and those of the command."""
         row, position = self.as_json(
             b'RDATA events w1 7 ["ev",["a"]]', b"POSITION events w2 3 9"
         )
@@ -66,13 +66,13 @@ class FollowTests(SynchronousTestCase):
         self.assertEqual((position["prev_token"], position["new_token"]), (3, 9))
 
     def test_line_is_exact(self) -> None:
-        """The line of a recording is what came, to the last space."""
+        """The recorded line is exactly the received one, including spaces."""
         lines = [b"REPLICATE ", b'RDATA caches m batch ["f", ["x"],  1]']
         seen = self.as_json(*lines)
         self.assertEqual([entry["line"].encode() for entry in seen], lines)
 
     def test_access_token_is_masked(self) -> None:
-        """An access token is shown neither to people nor to machines."""
+        """An access token is masked in JSON and in text."""
         (entry,) = self.as_json(USER_IP)
         self.assertNotIn("syt_secret", json.dumps(entry))
         self.assertEqual(entry["access_token"], "***")
@@ -80,21 +80,24 @@ class FollowTests(SynchronousTestCase):
         self.assertNotIn("syt_secret", self.as_text(USER_IP))
 
     def test_access_token_of_a_bad_line_is_masked(self) -> None:
-        """A USER_IP line that cannot be read is not shown at all."""
+        """The content of an invalid USER_IP line is masked completely."""
         line = b'USER_IP @u:s ["syt_secret"]'
         (entry,) = self.as_json(line)
         self.assertEqual(entry["line"], "USER_IP ***")
         self.assertNotIn("syt_secret", json.dumps(entry) + self.as_text(line))
 
     def test_unreadable_line(self) -> None:
-        """A line that is no command is shown with what is wrong with it."""
+        """An invalid line is shown with its error."""
         (entry,) = self.as_json(b"POSITION events w1 x 7")
         self.assertEqual(entry["command"], "POSITION")
         self.assertIn("cannot parse POSITION", entry["error"])
         self.assertIn("unknown command NEWER", self.as_text(b"NEWER thing"))
 
     def test_text(self) -> None:
-        """A line for people has the time since the first, and the parts in order."""
+        """
+        A text line shows the time since the first line, followed by the command's
+        parts.
+        """
         text = self.as_text(
             b'RDATA events w1 batch ["x"]', b"POSITION typing w2 0 4", b"PING 17"
         )
@@ -108,7 +111,7 @@ class FollowTests(SynchronousTestCase):
         )
 
     def test_colours(self) -> None:
-        """On a terminal only the time is dimmed, not what is to be read."""
+        """On a terminal the command is highlighted."""
 
         class Terminal(io.StringIO):
             def isatty(self) -> bool:
@@ -124,21 +127,21 @@ class FollowTests(SynchronousTestCase):
         self.assertIn("\x1b[1;36mPING", out.getvalue())
 
     def test_long_line_is_one_line(self) -> None:
-        """A long row is not wrapped: it stays one line for grep."""
+        """A long line is not wrapped, so that grep finds all of it."""
         text = self.as_text(b'RDATA events w1 7 ["' + b"x" * 500 + b'"]')
         self.assertEqual(len(text.splitlines()), 1)
 
     def test_terminal_is_not_commanded(self) -> None:
-        """Control characters in what others sent are shown, not obeyed."""
+        """Control characters in received lines are escaped."""
         text = self.as_text("ERROR \x1b[31mred\x9b2J".encode())
         self.assertIn("\\x1b[31mred\\x9b2J", text)
 
     def test_markup_is_not_obeyed(self) -> None:
-        """What looks like markup of the printing library is printed as it is."""
+        """Markup of the printing library in a line is printed literally."""
         self.assertIn("[bold]x[/bold]", self.as_text(b"PING [bold]x[/bold]"))
 
     def test_filters(self) -> None:
-        """Each filter lets through what it names, and all of them must agree."""
+        """Each filter admits what it names, and all filters must match."""
         lines = [
             b"POSITION events w1 1 2",
             b"POSITION events w2 1 2",
@@ -170,7 +173,9 @@ class FollowTests(SynchronousTestCase):
         )
 
     def test_positions_of_writer(self) -> None:
-        """Positions are those of the streams and writers that were asked for."""
+        """
+        The reported positions are restricted to the streams and writers of the filters.
+        """
         self.as_json(
             b"POSITION typing w 3 9",
             b"POSITION typing other 0 4",
@@ -182,7 +187,9 @@ class FollowTests(SynchronousTestCase):
         self.assertEqual(self.subject.positions(), [("typing", "other", 4)])
 
     def test_positions(self) -> None:
-        """It knows where each writer was seen last, also of what it did not print."""
+        """
+        The last position of each writer is known, including those of lines not printed.
+        """
         self.as_json(
             b"POSITION typing w 3 9",
             b"POSITION typing w 0 0",
@@ -198,7 +205,7 @@ class FollowTests(SynchronousTestCase):
 
 class MakeFollowerTests(FilesMixin):
     def test_reason_is_told(self) -> None:
-        """If what is seen cannot be written, the follower fails, and says why."""
+        """If the output cannot be written, the follower fails with the reason."""
         config = load_config(
             [
                 self.write(

@@ -31,7 +31,7 @@ class InitDbTests(FilesMixin):
         return result.exit_code, result.output
 
     def test_twice(self) -> None:
-        """The first run creates the table; the second one changes nothing."""
+        """The first run creates the table; the second changes nothing."""
         dsn = shared_postgres().new_database()
         database = {"name": "psycopg2", "args": {"dsn": dsn}}
         status, output = self.run_on(database)
@@ -47,14 +47,17 @@ class InitDbTests(FilesMixin):
         )
 
     def test_no_connection(self) -> None:
-        """A database that cannot be reached is one message, with status 2."""
+        """
+        If the database cannot be reached, one message is printed, and the exit status
+        is 2.
+        """
         args = {"host": "/nowhere", "dbname": "x"}
         status, output = self.run_on({"name": "psycopg2", "args": args})
         self.assertEqual(status, 2)
         self.assertIn("cannot connect to the database", output)
 
     def test_no_database(self) -> None:
-        """A configuration without PostgreSQL is told what to add."""
+        """If no PostgreSQL is configured, the error says what to add."""
         status, output = self.run_on({"name": "sqlite3"})
         self.assertEqual(status, 2)
         self.assertIn("add one with name: psycopg2", output)

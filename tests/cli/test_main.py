@@ -22,12 +22,12 @@ ROOT = Path(__file__).parents[2]
 
 
 class MainTests(SynchronousTestCase):
-    """Tests for main."""
+    """Tests for :func:`main`."""
 
     def test_runs_a_module_on_a_short_stack(self) -> None:
         """
-        A module that a command asks for runs without the frames of the command line,
-        and not while an exception is handled.
+        A module that a command requests runs on a short stack, outside of any exception
+        handler.
         """
         folder = Path(self.mktemp())
         folder.mkdir()
@@ -64,7 +64,7 @@ class CheckConfigTests(FilesMixin):
         return self.run_cli(*arguments)
 
     def test_good(self) -> None:
-        """A good configuration is told with what the process would do."""
+        """A valid configuration is summarized, without secrets."""
         result = self.check(HOMESERVER, WORKER)
         self.assertEqual(result.exit_code, 0, result.output)
         self.assertIn(
@@ -79,7 +79,7 @@ class CheckConfigTests(FilesMixin):
             self.assertNotIn(secret, result.output)
 
     def test_good_direct_tcp(self) -> None:
-        """A worker on direct TCP tells whom it connects to."""
+        """The summary of a worker names its direct TCP endpoints."""
         result = self.check(
             HOMESERVER,
             WORKER,
@@ -88,7 +88,9 @@ class CheckConfigTests(FilesMixin):
         self.assertIn("link:     direct TCP to tcp:h:1", result.output)
 
     def test_mistakes(self) -> None:
-        """All mistakes are in one block, each with place, key, problem and hint."""
+        """
+        All problems are printed in one block with location, key, problem and hint.
+        """
         result = self.check(
             HOMESERVER, "redis:\n  port: x\nstream_writers: {recepits: writer1}\n"
         )
@@ -110,7 +112,7 @@ class CheckConfigTests(FilesMixin):
         )
 
     def test_what_the_configuration_names(self) -> None:
-        """Code that cannot be imported and endpoints that are none are mistakes."""
+        """A module that cannot be imported and an invalid endpoint are reported."""
         path = self.write(
             "h.yaml",
             "server_name: x\nredis: {enabled: false}\nsynapse_replication:\n"
@@ -124,7 +126,7 @@ class CheckConfigTests(FilesMixin):
             self.assertIn(f"synapse_replication.{key}\n", result.output)
 
     def test_starting_with_mistakes(self) -> None:
-        """Nothing is started with a configuration that has mistakes."""
+        """No command starts with an invalid configuration."""
         path = self.write("h.yaml", "redis: 7\n")
         for command in ("main", "worker", "follow"):
             result = self.run_cli(command, "-c", path)
@@ -132,24 +134,24 @@ class CheckConfigTests(FilesMixin):
             self.assertIn("server_name\n    is missing", result.output)
 
     def test_no_configuration(self) -> None:
-        """A command without a configuration says which option is missing."""
+        """Without a configuration, the error names the missing option."""
         result = self.run_cli("main")
         self.assertEqual(result.exit_code, 2)
         self.assertIn("-c", result.output)
 
     def test_following_no_such_command(self) -> None:
-        """A filter by a command that does not exist is refused, not waited for."""
+        """An unknown command name in a filter is refused."""
         path = self.write("h.yaml", "server_name: x\nredis: {enabled: true}\n")
         result = self.run_cli("follow", "-c", path, "--command", "RDATE")
         self.assertEqual(result.exit_code, 2)
         self.assertIn("'RDATE' is not one of", result.output)
 
     def test_version(self) -> None:
-        """The version can be asked for."""
+        """``--version`` prints the version."""
         self.assertIn(__version__, self.run_cli("--version").output)
 
     def test_commands_that_live_elsewhere(self) -> None:
-        """Every command that is listed can be imported and has a help text."""
+        """Each listed command can be imported and has a help text."""
         result = self.run_cli("--help")
         self.assertEqual(result.exit_code, 0, result.output)
         for name in ("check-config", "follow", "main", "positions", "replay", "worker"):
@@ -159,7 +161,7 @@ class CheckConfigTests(FilesMixin):
 
 class FollowCommandTests(FilesMixin):
     def test_unknown_stream(self) -> None:
-        """A stream that cannot exist is an error that names the nearest one."""
+        """An unknown stream is an error that suggests the most similar one."""
         path = self.write("hs.yaml", HOMESERVER)
         arguments = ["follow", "-c", path, "--stream", "recepits"]
         result = CliRunner().invoke(cli, arguments)
@@ -168,7 +170,7 @@ class FollowCommandTests(FilesMixin):
         self.assertIn("did you mean 'receipts'?", result.output)
 
     def test_help_lists_commands(self) -> None:
-        """The help names every command that --command takes."""
+        """The help lists the names that --command accepts."""
         result = CliRunner().invoke(cli, ["follow", "--help"])
         for name in ("RDATA", "POSITION", "USER_SYNC"):
             self.assertIn(name.lower(), result.output.lower())
@@ -176,7 +178,7 @@ class FollowCommandTests(FilesMixin):
 
 class LogJsonTests(FilesMixin):
     def test_log_lines(self) -> None:
-        """A process that is asked to logs in JSON, all of it."""
+        """With ``--log-json`` every log line is JSON."""
         path = self.write(
             "h.yaml",
             "server_name: x.test\nredis: {enabled: false}\n"

@@ -14,7 +14,7 @@ from tests.storage.doubles import PostgresMixin
 
 
 class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
-    """The commands, on a real database."""
+    """Tests for the commands, on a real database."""
 
     def setUp(self) -> None:
         self.make_database()
@@ -46,13 +46,16 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
         )
 
     def test_show(self) -> None:
-        """A table per stream and writer; streams that are absent are said to be."""
+        """The table has a row per stream and writer."""
         result = self.run_command("show")
         self.assertEqual(result.exit_code, 0, result.output)
         self.assertRegex(result.output, r"foobar .* 5 .* 5 .* master .* 5 .* 0")
 
     def test_check(self) -> None:
-        """0 if all agrees, 1 and the SQL that repairs it if not."""
+        """
+        The exit status is 0 without problems; otherwise it is 1, and a repairing SQL is
+        shown.
+        """
         self.assertEqual(self.run_command("check").exit_code, 0)
         self.write_rows("master", 9)
         result = self.run_command("check")
@@ -61,7 +64,7 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
         self.assertIn("SELECT setval('\"foobar_seq\"', GREATEST(", result.output)
 
     def test_repair(self) -> None:
-        """A dry run changes nothing; a repair does what the dry run said."""
+        """A dry run changes nothing; a repair makes the reported changes."""
         self.store(gone=2)
         dry = self.run_command("repair", "--dry-run")
         self.assertIn("nothing was changed", dry.output)
@@ -73,7 +76,10 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
         self.assertIn("nothing to repair", self.run_command("repair").output)
 
     def test_repair_beyond_what_was_seen(self) -> None:
-        """A sequence is moved beyond a reader, never implausibly far, never back."""
+        """
+        A sequence is advanced to the id that a reader saw, unless the id is
+        implausible.
+        """
         result = self.run_command("repair", "--seen", "foobar=50")
         self.assertEqual(result.exit_code, 0, result.output)
         self.assertIn("is at 50", result.output)
@@ -88,7 +94,10 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(result.exit_code, 2)
 
     def test_no_database(self) -> None:
-        """A database that does not answer is said, not thrown."""
+        """
+        If the database cannot be reached, the error is printed, and the exit status is
+        2.
+        """
         self.config = self.write_config({"host": "/nonexistent", "dbname": "x"})
         result = self.run_command("check")
         self.assertEqual(result.exit_code, 2)

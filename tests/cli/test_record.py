@@ -21,7 +21,7 @@ from tests.config.test_files import FilesMixin
 
 
 class MakeRecorderTests(FilesMixin):
-    """Tests for the wiring, over direct TCP."""
+    """Tests for the recorder over direct TCP."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -58,7 +58,7 @@ class MakeRecorderTests(FilesMixin):
         ]
 
     def test_file_of_a_connection(self) -> None:
-        """A file ends with its connection, and with the recorder."""
+        """A file is closed when its connection is lost, and when the recorder stops."""
         from twisted.internet.error import ConnectionLost
         from twisted.python.failure import Failure
 
@@ -73,7 +73,7 @@ class MakeRecorderTests(FilesMixin):
         self.assertNotIn(b"REPLICATE", self.transport.value())
 
     def test_full_disk_ends_it(self) -> None:
-        """A disk that is full ends the recorder, once, with the reason."""
+        """If the disk is full, the recorder fails once, with the reason."""
         assert self.protocol is not None
         self.protocol.dataReceived(b"SERVER x.test\n")
         current = self.files._current
@@ -91,11 +91,13 @@ class MakeRecorderTests(FilesMixin):
 
 
 class RecordCommandTests(FilesMixin, TestCase):
-    """Tests for the command, beside a real Redis."""
+    """Tests for the command with a real Redis."""
 
     def test_until_sigterm(self) -> None:
-        """It records what is published, publishes nothing, and closes its file when
-        it is told to end."""
+        """
+        The command records what is published, publishes nothing, and closes its file on
+        SIGTERM.
+        """
         redis = shared_redis()
         config = self.write(
             "hs.yaml",
@@ -124,7 +126,8 @@ class RecordCommandTests(FilesMixin, TestCase):
                 "record.test/USER_IP",
                 'USER_IP @u:s ["syt_secret","1.2.3.4","agent","DEV",17]',
             )
-        # Messages of one connection arrive in order: the last is seen, all are.
+        # Messages of one connection arrive in order, so the last one implies all
+        # others.
         while len(list(folder.glob("2*"))) < 3:
             self.assertLess(time.monotonic(), until)
             time.sleep(0.05)

@@ -24,7 +24,7 @@ class ReplayCommandTests(SynchronousTestCase):
         return result.exit_code, result.output
 
     def test_json(self) -> None:
-        """``--json`` prints one object."""
+        """With ``--json`` one object is printed."""
         status, output = self.run_on("POSITION typing w 1 1", as_json=True)
 
         value: dict[str, Any] = json.loads(output)
@@ -32,14 +32,16 @@ class ReplayCommandTests(SynchronousTestCase):
         self.assertEqual(value["last_position"], {"typing w": 1})
 
     def test_text(self) -> None:
-        """Without, it prints text; a line that does not parse gives status 1."""
+        """
+        Without ``--json`` text is printed; an invalid line makes the exit status 1.
+        """
         status, output = self.run_on("POSITION typing w", as_json=False)
 
         self.assertEqual(status, 1)
         self.assertIn("line 1: cannot parse POSITION line", output)
 
     def test_no_such_file(self) -> None:
-        """A file that is not there is a mistake in the command."""
+        """A missing file is a usage error."""
         result = CliRunner().invoke(replay_command, [self.mktemp()])
 
         self.assertEqual(result.exit_code, 2)

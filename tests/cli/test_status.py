@@ -58,13 +58,13 @@ class RenderTests(SynchronousTestCase):
         return draw(DeploymentStatus({"me": self.status.snapshot()}, {}))
 
     def test_well(self) -> None:
-        """A process that is well has one line, and one for each writer."""
+        """A healthy instance has a summary line and a row per writer."""
         text = self.draw()
         self.assertIn("me: All rows arrive\n", text)
         self.assertRegex(text, r"me +events +w1 +live +1,000 +0")
 
     def test_stalled(self) -> None:
-        """What is stalled is told with since when, why and what to do."""
+        """A stall is shown with its duration, its reason and a hint."""
         self.status.position_announced("events", "w1", 2000)
         self.clock.advance(150)
         text = self.draw()
@@ -74,12 +74,15 @@ class RenderTests(SynchronousTestCase):
         self.assertRegex(text, r"stalled +1,000 +1,000 +2 min")
 
     def test_catching_up(self) -> None:
-        """A catch-up shows how much is done."""
+        """A catch-up is shown with its progress."""
         self.status.catch_up(CatchUpEvent("events", "w1", 1000, 2000))
         self.assertIn("catching up, 0 of 1,000", self.draw())
 
     def test_others(self) -> None:
-        """Names that are used twice, and who does not answer or is not asked."""
+        """
+        Duplicate names, lost links, unreachable instances and those not queried are
+        shown.
+        """
         self.status.duplicate_instance("w1", "")
         self.status.connection_failed("w2", "refused", 1.0)
         deployment = DeploymentStatus(
@@ -112,7 +115,7 @@ class RenderTests(SynchronousTestCase):
         self.assertEqual(heads, ["w9", "c_stalled", "b_busy", "a_well"])
 
     def test_terminals_are_not_steered(self) -> None:
-        """What peers call themselves is text in a terminal, whatever it is."""
+        """Control characters in names are escaped."""
         for name in ("w2\x1b[2J", "w3\n\x07", "w4\u202e"):
             self.status.position_changed("events\x1b]0;", name, 1)
             self.status.peer_heard(PeerHeartbeat(name, "e", "", "", True, {}))
@@ -131,7 +134,7 @@ class RenderTests(SynchronousTestCase):
 
 class DeploymentStatusTests(SynchronousTestCase):
     def test_is_well(self) -> None:
-        """All is well if nothing is stalled or twice there, and all answer."""
+        """A deployment is healthy if all respond and nothing is stalled or doubled."""
         clock = Clock()
         observer = make_status(clock)
         well = observer.snapshot()
@@ -174,7 +177,7 @@ class StatusServiceTests(SynchronousTestCase):
         )
 
     def test_once(self) -> None:
-        """Each process is asked once; then it is over."""
+        """Without watching, each instance is queried once, and the service ends."""
         service = self.make("me")
         service.startService()
         self.successResultOf(service.started)
@@ -186,7 +189,7 @@ class StatusServiceTests(SynchronousTestCase):
         self.assertEqual(self.ends, ["end", "close"])
 
     def test_who_does_not_answer(self) -> None:
-        """One that does not answer is told with why, and the rest is shown."""
+        """An unreachable instance is shown with the reason, beside the others."""
         self.status.peer_heard(PeerHeartbeat("w2", "e", "", "", False, {}))
         self.status.peer_heard(PeerHeartbeat("w9", "e", "", "", False, {}))
         service = self.make("me", "w9")
@@ -198,7 +201,7 @@ class StatusServiceTests(SynchronousTestCase):
         self.assertFalse(service.is_well)
 
     def test_watch(self) -> None:
-        """Watching goes on until it is stopped; what was last seen counts."""
+        """Watching continues until the service is stopped."""
         service = self.make("me", watch=True)
         service.startService()
         self.clock.advance(WATCH_EVERY)
@@ -210,7 +213,10 @@ class StatusServiceTests(SynchronousTestCase):
         self.assertEqual(self.ends, ["close"])
 
     def test_cannot_be_shown(self) -> None:
-        """A failure to show it is logged and ends it; all is not well then."""
+        """
+        If the status cannot be shown, the error is logged, and the service ends
+        unhealthy.
+        """
         service = self.make("me")
         service._show = lambda deployment: 1 / 0
         service.startService()
@@ -221,7 +227,7 @@ class StatusServiceTests(SynchronousTestCase):
 
 class NobodyToAskTests(FilesMixin):
     def test_exit_status(self) -> None:
-        """Without an instance_map, it is the configuration that is wrong."""
+        """Without an instance_map the configuration is reported as invalid."""
         path = self.write(
             "h.yaml", "server_name: x.test\nredis: {enabled: true, host: h}\n"
         )
@@ -231,10 +237,10 @@ class NobodyToAskTests(FilesMixin):
 
 
 class CommandTests(TestCase):
-    """The command, as people run it, against a process of the test."""
+    """Tests that run the command against an HTTP port of the test."""
 
     def setUp(self) -> None:
-        # The reactor of trial: the command has a process of its own.
+        # The command runs in its own process, so that trial's reactor can serve it.
         from twisted.internet import reactor as running  # noqa: TID251
 
         reactor: Any = running
@@ -269,7 +275,7 @@ class CommandTests(TestCase):
         return out.decode(), err.decode(), code
 
     async def test_well_and_stalled(self) -> None:
-        """The exit status is 0, and 1 as soon as something is stalled."""
+        """The exit status is 0 if all is well, and 1 if a writer is stalled."""
         out, err, code = await self.run_status()
         self.assertEqual((code, err), (0, ""), out)
         self.assertIn("All rows arrive", out)
@@ -280,7 +286,7 @@ class CommandTests(TestCase):
         self.assertIn('"reason":"no_progress"', out)
 
     async def test_wrong_secret(self) -> None:
-        """With a wrong secret nothing is told, and the hint is named."""
+        """With a wrong secret no status is shown, and the error names the setting."""
         out, _, code = await self.run_status(secret="wrong")
         self.assertEqual(code, 1)
         self.assertIn("does not answer", out)

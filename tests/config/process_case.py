@@ -1,4 +1,6 @@
-"""The configuration of a homeserver and of a worker, and how tests load it."""
+"""
+The configuration of a homeserver and of a worker, and a base class that loads them.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from synapse_replication.config.process import (
 from synapse_replication.errors import ConfigError
 from tests.config.test_files import FilesMixin
 
-#: The keys that Synapse's own generator of a homeserver.yaml writes, with the
-#: database and the workers that its documentation adds.
+#: The keys that Synapse's own generator writes into homeserver.yaml, plus the database
+#: and workers as in its documentation.
 HOMESERVER = """\
 server_name: "x.test"
 pid_file: /run/homeserver.pid
@@ -91,7 +93,9 @@ class LoadConfigTestCase(FilesMixin):
         return load_config(paths, purpose)
 
     def mistakes(self, *texts: str, purpose: Purpose | None = None) -> list[str]:
-        """Load what has mistakes, and give them without the folder's name."""
+        """
+        Load an invalid configuration; return its problems without the folder's name.
+        """
         with self.assertRaises(ConfigError) as caught:
             self.load(*texts, purpose=purpose)
         return [

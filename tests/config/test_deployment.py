@@ -18,7 +18,7 @@ stream_writers: {events: [w1]}
 
 
 class LoadDeploymentTests(FilesMixin):
-    """Tests for what all processes share."""
+    """Tests for the settings that all instances share."""
 
     def test_shared(self) -> None:
         """Database, streams and writers are read."""
@@ -32,7 +32,7 @@ class LoadDeploymentTests(FilesMixin):
         self.assertEqual(deployment.writers["caches"], ())
 
     def test_event_writers_write_what_comes_with_events(self) -> None:
-        """Streams that are written along with an event follow its writers."""
+        """Streams that are written together with events have the writers of events."""
         writers = load_deployment([self.write("a.yaml", SHARED)]).writers
         with_events = {name for name, who in writers.items() if who == ("w1",)}
         self.assertEqual(
@@ -40,12 +40,17 @@ class LoadDeploymentTests(FilesMixin):
         )
 
     def test_files_of_a_process(self) -> None:
-        """Certificates that are on another machine are no mistake."""
+        """
+        Missing certificate files are ignored, since they may be on another machine.
+        """
         tls = "synapse_replication: {tls: {ca_file: /nonexistent/ca.pem}}\n"
         load_deployment([self.write("a.yaml", SHARED + tls)])
 
     def test_no_database(self) -> None:
-        """Without a database the mistake names both ways out; without streams, none."""
+        """
+        If the database is missing, the error names two remedies; without streams none
+        is needed.
+        """
         error = self.assertRaises(
             ConfigError, load_deployment, [self.write("a.yaml", "server_name: x")]
         )
@@ -58,7 +63,7 @@ class LoadDeploymentTests(FilesMixin):
         self.assertEqual((deployment.database, deployment.streams), (None, ()))
 
     def test_all_mistakes(self) -> None:
-        """Mistakes of database, streams and writers are reported together."""
+        """Problems of database, streams and writers are reported together."""
         text = (
             "server_name: x.test\n"
             "database: {name: psycopg2, args: {cp_max: none}}\n"
@@ -78,7 +83,9 @@ class LoadDeploymentTests(FilesMixin):
         )
 
     def test_no_reactor(self) -> None:
-        """Reading it imports no Twisted: executors of a cluster do without."""
+        """
+        Reading a deployment does not import Twisted, which executors of a cluster lack.
+        """
         script = (
             "import sys, synapse_replication.config.deployment\n"
             "sys.exit('twisted' in sys.modules)"

@@ -40,7 +40,7 @@ class EndpointTests(SynchronousTestCase):
         self.reactor = MemoryReactorClock()
 
     def test_redis(self) -> None:
-        """Every key of redis reaches the connections."""
+        """All settings of ``redis`` reach the connection options."""
         config = RedisConfig(
             host="h",
             port=1,
@@ -67,13 +67,15 @@ class EndpointTests(SynchronousTestCase):
         )
 
     def test_redis_authorities(self) -> None:
-        """Authorities may be in a folder; without TLS there are none."""
+        """
+        The certificate authorities may be in a folder; without TLS they are ignored.
+        """
         folder = redis_options(RedisConfig(use_tls=True, ca_path="/certs"))
         self.assertEqual(folder.tls, RedisTlsOptions(Path("/certs")))
         self.assertIsNone(redis_options(RedisConfig(ca_path="/certs")).tls)
 
     def test_sentinel(self) -> None:
-        """So does every key of redis.sentinel."""
+        """All settings of ``redis.sentinel`` reach the connection options."""
         config = RedisConfig(sentinel=SentinelConfig("m", (("h", 1),), "u", "p"))
         self.assertEqual(
             redis_options(config).sentinel, SentinelOptions("m", (("h", 1),), "u", "p")
@@ -102,7 +104,7 @@ class EndpointTests(SynchronousTestCase):
         self.assertEqual(self.reactor.unixServers[0][0], "/run/a:b=c")
 
     def test_bad_descriptions(self) -> None:
-        """A description that Twisted does not read is a mistake with its hint."""
+        """A description that Twisted cannot parse is an error with a hint."""
         with self.assertRaises(ConfigError) as caught:
             client_endpoint(self.reactor, "tpc:h:1", ["a.yaml", "b.yaml"], TlsConfig())
         (problem,) = caught.exception.problems
@@ -117,7 +119,7 @@ class EndpointTests(SynchronousTestCase):
         self.assertIn("/nowhere", caught.exception.problems[0].problem)
 
     def test_server_is_verified(self) -> None:
-        """A TLS endpoint that would not check who answers is refused."""
+        """A TLS client endpoint that would not verify the server is refused."""
         for description in ("ssl:h:1", "ssl:h:1:caCertsDir=/etc/ssl/certs"):
             with self.assertRaises(ConfigError) as caught:
                 client_endpoint(self.reactor, description, [], TlsConfig())
@@ -128,7 +130,9 @@ class EndpointTests(SynchronousTestCase):
         client_endpoint(self.reactor, "tls:h:1", [], TlsConfig())
 
     def test_files_of_tls(self) -> None:
-        """A file of synapse_replication.tls, or of a description, is named if bad."""
+        """
+        A TLS file that cannot be read is named, whether configured or in a description.
+        """
         tls = TlsConfig(ca_file=Path("/nowhere"))
         for description, config in (
             ("tls:h:1", tls),
@@ -137,13 +141,13 @@ class EndpointTests(SynchronousTestCase):
             with self.assertRaises(ConfigError) as caught:
                 client_endpoint(self.reactor, description, [], config)
             self.assertIn("/nowhere", caught.exception.problems[0].problem)
-        # What says for itself whom it trusts needs no such file.
+        # A description with its own trust roots does not use the configured file.
         folder = self.mktemp()
         Path(folder).mkdir()
         client_endpoint(self.reactor, f"tls:h:1:trustRoots={folder}", [], tls)
 
     def test_asking_for_certificates(self) -> None:
-        """A server endpoint with caCertsDir asks its clients for certificates."""
+        """A server endpoint with caCertsDir requires client certificates."""
         folder = Path(self.mktemp())
         folder.mkdir()
         authority = PrivateAuthority(folder)

@@ -17,7 +17,7 @@ from synapse_replication.errors import ConfigProblem
 
 
 class FilesMixin(SynchronousTestCase):
-    """Files in a folder of the test's own."""
+    """Base class: files in a folder of the test."""
 
     def setUp(self) -> None:
         self.folder = Path(self.mktemp())
@@ -35,7 +35,7 @@ class FilesMixin(SynchronousTestCase):
 
 class ReadFilesTests(FilesMixin):
     def test_later_file_wins_per_top_level_key(self) -> None:
-        """A section of a later file replaces the whole section of an earlier one."""
+        """A section of a later file replaces the whole section of an earlier file."""
         one = self.write("1.yaml", "redis: {host: a, port: 1}\nserver_name: s\n")
         two = self.write("2.yaml", "redis: {host: b}\n")
         merged = self.read(one, two)
@@ -43,7 +43,10 @@ class ReadFilesTests(FilesMixin):
         self.assertEqual(self.problems, [])
 
     def test_own_section_is_merged_key_by_key(self) -> None:
-        """A worker's file adds to our own section and keeps the shared streams."""
+        """
+        The project's own section is merged key by key, so that a worker's file may add
+        to it.
+        """
         one = self.write("1.yaml", "synapse_replication: {streams: [typing], a: 1}\n")
         two = self.write("2.yaml", "synapse_replication:\n  a: 2\n  row_sink: x\n")
         merged = self.read(one, two)
@@ -57,7 +60,7 @@ class ReadFilesTests(FilesMixin):
         self.assertEqual((problem.file, problem.line), (one, 1))
 
     def test_place_of_a_replaced_key_is_forgotten(self) -> None:
-        """A mistake is reported in the file whose value won."""
+        """A problem is reported at the source location of the value in use."""
         one = self.write("1.yaml", "redis:\n  host: a\n  port: x\n")
         two = self.write("2.yaml", "\n\nredis: {}\n")
         merged = self.read(one, two)
@@ -66,14 +69,14 @@ class ReadFilesTests(FilesMixin):
         self.assertEqual(str(problem), f"{two}:3: redis.port: p; m")
 
     def test_missing_key_is_in_all_files(self) -> None:
-        """What stands nowhere is reported for all the files."""
+        """A missing key is reported for all files."""
         one = self.write("1.yaml", "a: 1\n")
         two = self.write("2.yaml", "")
         problem = self.read(one, two).problem(("server_name",), "is missing", "add it")
         self.assertEqual((problem.file, problem.line), (f"{one}, {two}", None))
 
     def test_folder(self) -> None:
-        """A folder stands for its YAML files, in the order of their names."""
+        """A folder means its YAML files, in the order of their names."""
         two = self.write("2.yaml", "a: 2\n")
         one = self.write("1.yaml", "a: 1\nb: 1\n")
         self.write("3.yaml~", "a: 3\n")
@@ -82,12 +85,12 @@ class ReadFilesTests(FilesMixin):
         self.assertEqual(merged.values, {"a": 2, "b": 1})
 
     def test_empty_folder(self) -> None:
-        """A folder without YAML files is a mistake."""
+        """A folder without YAML files is an error."""
         self.read(str(self.folder))
         self.assertIn("it contains no .yaml file", str(self.problems[0]))
 
     def test_syntax_error_names_the_line_and_no_content(self) -> None:
-        """A syntax error is reported with its line, without what stands there."""
+        """A syntax error is reported with its line but without the line's content."""
         file = self.write("1.yaml", "server_name: s\nredis: {password: hunter2\n")
         self.read(file)
         (problem,) = self.problems
@@ -96,7 +99,7 @@ class ReadFilesTests(FilesMixin):
         self.assertNotIn("hunter2", str(problem))
 
     def test_whatever_is_no_yaml_is_a_mistake(self) -> None:
-        """What YAML's own parser trips over is reported, too, and without content."""
+        """Other errors of the YAML parser are reported too, without content."""
         for text, what, line in (
             ("a: 1\nb: secret\0", "a control character", 2),
             ("a: 2024-13-45", "an impossible date or number", None),
@@ -111,7 +114,7 @@ class ReadFilesTests(FilesMixin):
             self.assertNotIn("secret", str(problem))
 
     def test_every_unreadable_file_is_reported(self) -> None:
-        """All the files that cannot be read are reported at once."""
+        """All files that cannot be read are reported together."""
         missing = str(self.folder / "missing.yaml")
         binary = self.folder / "binary.yaml"
         binary.write_bytes(b"\xff\xfe\x00")
@@ -131,24 +134,24 @@ class ReadSecretTests(FilesMixin):
         return read_secret(inline, path, ("redis", "password"), merged, self.problems)
 
     def test_from_file(self) -> None:
-        """A secret may come from a file; the line end is no part of it."""
+        """A secret may come from a file; the trailing line break is removed."""
         self.assertEqual(self.secret(None, self.write("s", "hush\n")), "hush")
         self.assertEqual(self.problems, [])
 
     def test_inline(self) -> None:
-        """A secret may stand in the configuration itself."""
+        """A secret may be given in the configuration itself."""
         self.assertEqual(self.secret("hush", None), "hush")
         self.assertIsNone(self.secret(None, None))
 
     def test_both(self) -> None:
-        """A secret that is given in both ways is a mistake that names both keys."""
+        """A secret that is given in both ways is an error that names both keys."""
         self.assertIsNone(self.secret("hush", self.write("s", "x")))
         text = str(self.problems[0])
         self.assertIn("remove redis.password or redis.password_path", text)
         self.assertNotIn("hush", text)
 
     def test_missing_and_empty(self) -> None:
-        """A secret's file that is missing or empty is a mistake that names it."""
+        """A secret's file that is missing or empty is an error that names its key."""
         self.assertIsNone(self.secret(None, str(self.folder / "no")))
         self.assertIsNone(self.secret(None, self.write("empty", " \n")))
         self.assertEqual(
@@ -158,12 +161,12 @@ class ReadSecretTests(FilesMixin):
 
 class TextTests(SynchronousTestCase):
     def test_dotted(self) -> None:
-        """A key is written as people read it."""
+        """A key path is written with dots, and with indexes in brackets."""
         self.assertEqual(
             dotted(("listeners", 0, "resources", 1)), "listeners[0].resources[1]"
         )
 
     def test_did_you_mean(self) -> None:
-        """A mistyped word finds its neighbour, another word finds nothing."""
+        """A similar word is suggested; if there is none, nothing is."""
         self.assertEqual(did_you_mean("row_snik", ["row_sink", "modules"]), "row_sink")
         self.assertIsNone(did_you_mean("zzz", ["row_sink", "modules"]))

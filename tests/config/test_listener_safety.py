@@ -1,4 +1,4 @@
-"""Tests of who could connect to what a process listens on."""
+"""Tests for the check that listeners are protected from other machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OWN = "synapse_replication: {streams: [typing], "
 
 
 class ExposureTests(FilesMixin):
-    """A listener without a secret is for this machine alone, unless told otherwise."""
+    """Tests that an unprotected listener must be local, unless explicitly allowed."""
 
     def mistakes(self, text: str) -> list[str]:
         path = self.write("h.yaml", _BASE + text)
@@ -30,7 +30,9 @@ class ExposureTests(FilesMixin):
         return f"listeners: [{listener}]\n"
 
     def test_http(self) -> None:
-        """HTTP without a secret is refused where others could reach it."""
+        """
+        An HTTP listener without a secret is refused if other machines can reach it.
+        """
         problem = "listeners[0].bind_addresses: any client can"
         streams = _OWN + "}\n"
         for more in (
@@ -50,7 +52,7 @@ class ExposureTests(FilesMixin):
         self.assertEqual(self.mistakes(streams + self.http("port: 1", "health")), [])
 
     def test_direct_tcp(self) -> None:
-        """Direct TCP, which knows no secret, is refused even if there is one."""
+        """Direct TCP has no secret, so it is refused even if one is configured."""
         text = (
             "worker_replication_secret: hush\n"
             "listeners: [{type: replication, port: 1}]\n"
@@ -61,7 +63,7 @@ class ExposureTests(FilesMixin):
         self.assertIn("direct_tcp.listen[0]: tcp:2 sends every row", second)
 
     def test_client_certificates(self) -> None:
-        """A listener that asks for certificates is open to nobody else."""
+        """A listener that requires client certificates counts as protected."""
         authority = PrivateAuthority(self.folder)
         pair = authority.issue("own")
         tls = {
@@ -78,7 +80,7 @@ class ExposureTests(FilesMixin):
             self.assertEqual(len(self.mistakes(text)), count, text)
 
     def test_told_otherwise(self) -> None:
-        """The operator may say that strangers are kept out elsewhere."""
+        """The operator may allow unprotected listeners explicitly."""
         text = (
             self.http("port: 1")
             + f"{_OWN}allow_unprotected_listeners: true, "
@@ -87,14 +89,17 @@ class ExposureTests(FilesMixin):
         self.assertEqual(self.mistakes(text), [])
 
     def test_addresses(self) -> None:
-        """Loopback is for this machine; names are not taken at their word."""
+        """Loopback addresses and localhost are local; other names are not resolved."""
         for address in ("127.0.0.1", "127.8.9.1", "::1", "localhost"):
             self.assertTrue(is_for_this_machine(address), address)
         for address in ("0.0.0.0", "::", "10.0.0.1", "db.test", "", "127.0.0.1.x"):
             self.assertFalse(is_for_this_machine(address), address)
 
     def test_endpoints(self) -> None:
-        """Endpoints are guarded by their address, or by client certificates."""
+        """
+        An endpoint is protected by a local address, a Unix socket or client
+        certificates.
+        """
         for description in (
             "tcp:1:interface=127.0.0.1",
             "tcp:1:127.0.0.1",

@@ -17,7 +17,7 @@ from synapse_replication.config.models import (
 
 
 def sections_of(section: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Yield this section and all sections within it."""
+    """Yield this section and all nested sections."""
     yield section
     for field in section.model_fields.values():
         for part in parts_of(field.annotation):
@@ -33,7 +33,7 @@ def parts_of(annotation: Any) -> Iterator[Any]:
 
 class DescriptionsTests(SynchronousTestCase):
     def test_every_key(self) -> None:
-        """The manual's reference has a description of every key."""
+        """Every key has a description for the reference manual."""
         sections = list(sections_of(SharedFile))
         self.assertGreater(len(sections), 12)
         for section in sections:
@@ -43,14 +43,14 @@ class DescriptionsTests(SynchronousTestCase):
 
 class SectionTests(SynchronousTestCase):
     def test_unknown_keys_of_synapse(self) -> None:
-        """Keys of Synapse that we do not know are skipped, at any depth."""
+        """Unknown keys of Synapse are ignored at any depth."""
         shared = SharedFile.model_validate(
             {"server_name": "x", "pid_file": 7, "redis": {"new_key": 1}}
         )
         self.assertEqual(shared.redis, RedisSection())
 
     def test_empty_sections(self) -> None:
-        """A section with nothing in it is as good as none."""
+        """An empty section equals a missing one."""
         empty = dict.fromkeys(
             ["redis", "stream_writers", "instance_map", "listeners", "worker_listeners"]
         )
@@ -58,7 +58,7 @@ class SectionTests(SynchronousTestCase):
         self.assertEqual(shared, SharedFile(server_name="x"))
 
     def test_listener(self) -> None:
-        """A listener tells where it listens and what of ours it serves."""
+        """A listener has its addresses, and only the resources of this project."""
         listener = ListenerSection.model_validate(
             {
                 "type": "http",

@@ -10,7 +10,7 @@ from synapse_replication.streams.table import TableStream
 
 class StreamsTests(SynchronousTestCase):
     def test_streams(self) -> None:
-        """A declaration becomes what code would have made of it."""
+        """A declaration in the configuration becomes a TableStream."""
         declaration = {
             "name": "a",
             "table": "a",

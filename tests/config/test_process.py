@@ -23,7 +23,7 @@ from tests.config.process_case import HOMESERVER, WORKER, LoadConfigTestCase
 
 class LoadConfigTests(LoadConfigTestCase):
     def test_main(self) -> None:
-        """A real homeserver.yaml says all that the main process needs."""
+        """The homeserver.yaml alone configures the main process."""
         config = self.load(HOMESERVER)
         self.assertTrue(config.is_main)
         self.assertEqual(config.server_name, "x.test")
@@ -49,7 +49,7 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertEqual(config.streams, tuple(STANDARD_STREAMS))
 
     def test_only_our_listeners(self) -> None:
-        """Listeners with nothing of ours to serve are skipped."""
+        """Listeners without resources of this project are skipped."""
         config = self.load(HOMESERVER)
         self.assertEqual(
             config.listeners,
@@ -60,7 +60,7 @@ class LoadConfigTests(LoadConfigTestCase):
         )
 
     def test_worker(self) -> None:
-        """A worker's file on top of the shared one makes a worker."""
+        """The shared file together with a worker's file configures a worker."""
         config = self.load(HOMESERVER, WORKER)
         self.assertFalse(config.is_main)
         self.assertEqual(config.instance_name, "writer1")
@@ -71,7 +71,7 @@ class LoadConfigTests(LoadConfigTestCase):
         )
 
     def test_writers(self) -> None:
-        """Each stream gets the writers of its key; main has what is not named."""
+        """Each stream has the writers of its key; without a key, main writes it."""
         writers = self.load(HOMESERVER).writers
         self.assertEqual(writers["events"], ("persister1", "persister2"))
         self.assertEqual(writers["backfill"], ("persister1", "persister2"))
@@ -81,7 +81,7 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertEqual(writers["caches"], ())
 
     def test_instance_map(self) -> None:
-        """Instances are found by the name that writers have, main as master."""
+        """Instances are listed under their writers' names; main is listed as master."""
         instances = self.load(HOMESERVER).instance_map
         self.assertEqual(
             instances["master"], InstanceLocation("localhost", 9093, False, None)
@@ -97,7 +97,7 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertFalse(self.load(HOMESERVER, extra).stores_user_ips)
 
     def test_pending_limit(self) -> None:
-        """What may wait for a slow peer over direct TCP is bounded, as one says."""
+        """The limits on pending data of direct TCP are configurable."""
         self.assertEqual(self.load(HOMESERVER).tcp_limit, PendingLimit())
         own = "synapse_replication: {direct_tcp: {%s}}\n"
         config = self.load(
@@ -108,7 +108,7 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertIn("direct_tcp.max_pending_bytes", invalid)
 
     def test_receiving(self) -> None:
-        """The bounds of what is received are configuration, with defaults."""
+        """The limits on received data are configurable, and have defaults."""
         self.assertEqual(self.load(HOMESERVER).receiving, ReceivingConfig())
         self.assertEqual(ReceivingConfig().plausible_distance, PLAUSIBLE_DISTANCE)
         own = "synapse_replication: {receiving: {%s}}\n"
@@ -125,7 +125,9 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertIn("did you mean 'plausible_distance'?", invalid)
 
     def test_extension(self) -> None:
-        """The extension is on unless it is turned off; its backlog has bounds."""
+        """
+        The extension is enabled by default; the bounds of its backlog are configurable.
+        """
         self.assertEqual(self.load(HOMESERVER).extension, ExtensionConfig())
         own = "synapse_replication: {extension: %s}\n"
         config = self.load(HOMESERVER, own % "{backlog_rows: 5, backlog_bytes: 0}")
@@ -135,13 +137,13 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertIn("extension.backlog_rows", invalid)
 
     def test_secrets_do_not_show(self) -> None:
-        """The repr of a configuration holds no secret."""
+        """The repr of a configuration contains no secret."""
         text = repr(self.load(HOMESERVER))
         for secret in ("hunter2", "hush", "knock"):
             self.assertNotIn(secret, text)
 
     def test_secrets_from_files(self) -> None:
-        """Secrets may come from files."""
+        """Secrets may be read from files."""
         one, two = self.write("one", "hush\n"), self.write("two", "knock\n")
         config = self.load(
             HOMESERVER.replace("password: hush", f"password_path: {one}").replace(
@@ -154,7 +156,7 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertEqual(config.replication_secret, "knock")
 
     def test_direct_tcp_worker(self) -> None:
-        """A worker without Redis connects to the legacy replication port."""
+        """Without Redis, a worker connects to the legacy replication port."""
         config = self.load(
             HOMESERVER,
             WORKER,
@@ -164,7 +166,7 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertEqual(config.tcp_connect, ("tcp:localhost:9092",))
 
     def test_direct_tcp_endpoint(self) -> None:
-        """A worker may name an endpoint of any kind instead."""
+        """A worker may configure any other client endpoint instead."""
         config = self.load(
             HOMESERVER,
             WORKER,
@@ -183,7 +185,7 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertEqual(config.tcp_connect, ("tcp:h:1", "unix:/s"))
 
     def test_direct_tcp_served_by_a_worker(self) -> None:
-        """A worker that only writes serves direct TCP and connects to nobody."""
+        """A worker that only writes serves direct TCP without any client endpoint."""
         config = self.load(
             HOMESERVER,
             WORKER,
@@ -192,7 +194,7 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertEqual((config.tcp_connect, config.tcp_listen), ((), ("unix:/s",)))
 
     def test_direct_tcp_main(self) -> None:
-        """A listener of type replication serves the line protocol."""
+        """A listener of type ``replication`` serves direct TCP."""
         config = self.load(
             HOMESERVER,
             "listeners: [{type: replication, port: 9092, bind_addresses: '::1'}]\n",
@@ -202,7 +204,7 @@ class LoadConfigTests(LoadConfigTestCase):
         )
 
     def test_follow_needs_no_database(self) -> None:
-        """An onlooker is content with an SQLite homeserver and a link."""
+        """To follow, a link suffices; the database may be SQLite."""
         config = self.load(
             HOMESERVER, "database: {name: sqlite3}\n", purpose=Purpose.FOLLOW
         )
@@ -210,7 +212,7 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertEqual(config.listeners, ())
 
     def test_own_streams(self) -> None:
-        """Streams are declared by table, or named if they are standard ones."""
+        """Streams are declared by table, or named if they are standard streams."""
         config = self.load(
             HOMESERVER,
             """\
@@ -251,7 +253,7 @@ replication_torture_level: 50
         )
 
     def test_config_is_frozen(self) -> None:
-        """A configuration that was checked is not changed any more."""
+        """A loaded configuration is immutable."""
         config = self.load(HOMESERVER)
         with self.assertRaises(attrs.exceptions.FrozenInstanceError):
             config.server_name = "y"  # type: ignore[misc]

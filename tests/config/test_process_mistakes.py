@@ -1,4 +1,4 @@
-"""Tests for the mistakes that :mod:`synapse_replication.config.process` names."""
+"""Tests for the problems that :mod:`synapse_replication.config.process` reports."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.config.process_case import HOMESERVER, WORKER, LoadConfigTestCase
 
 
 class MistakeTests(LoadConfigTestCase):
-    """Tests for what is refused, and how it is named."""
+    """Tests for invalid configurations and the reported problems."""
 
     def test_all_mistakes_at_once(self) -> None:
-        """Mistakes in different files and of different kinds are told together."""
+        """Problems in different files and of different kinds are reported together."""
         self.assertEqual(
             self.mistakes(
                 HOMESERVER,
@@ -51,7 +51,7 @@ synapse_replication:
         )
 
     def test_mistakes_beside_mistakes(self) -> None:
-        """One mistake in a section does not hide another that shows later."""
+        """A problem in a section does not hide another one that is found later."""
         found = self.mistakes(
             HOMESERVER,
             """\
@@ -75,7 +75,7 @@ stream_writers: {receipts: 3, evnts: [persister1], typing: [a, a]}
         )
 
     def test_parameter_of_the_database(self) -> None:
-        """A parameter that the driver does not know is named, without any value."""
+        """An unknown connection parameter is reported without any value."""
         (found,) = self.mistakes(
             HOMESERVER,
             "database: {name: psycopg2, args: {dbnam: x, password: hunter2}}\n",
@@ -85,7 +85,7 @@ stream_writers: {receipts: 3, evnts: [persister1], typing: [a, a]}
         self.assertNotIn("hunter2", found)
 
     def test_worker_with_a_bad_name(self) -> None:
-        """A worker is judged as one, whatever is wrong with its name."""
+        """A worker's listeners are checked even if its name is invalid."""
         found = self.mistakes(
             HOMESERVER,
             "worker_name: a b\nworker_listeners: [{type: http, port: 1, tls: true, "
@@ -94,7 +94,7 @@ stream_writers: {receipts: 3, evnts: [persister1], typing: [a, a]}
         self.assertIn("worker_listeners[0].tls", "".join(found))
 
     def test_streams_declared_twice(self) -> None:
-        """A stream that is there twice, or whose writer is nowhere, is a mistake."""
+        """A stream that is declared twice, or has an unknown writer, is a problem."""
         found = self.mistakes(
             HOMESERVER,
             """\
@@ -109,7 +109,7 @@ synapse_replication:
         self.assertIn("'nobody' is not in instance_map", found[1])
 
     def test_no_server_name(self) -> None:
-        """A missing server_name is reported with what to write."""
+        """If server_name is missing, the problem says what to write."""
         self.assertEqual(
             self.mistakes("redis: {enabled: true}\ndatabase: {name: psycopg2}\n"),
             [
@@ -119,7 +119,7 @@ synapse_replication:
         )
 
     def test_unreadable_file_and_others(self) -> None:
-        """A file that cannot be read does not hide mistakes in the others."""
+        """An unreadable file does not hide problems in other files."""
         path = self.write("a.yaml", HOMESERVER + "run_background_tasks_on: [1]\n")
         with self.assertRaises(ConfigError) as caught:
             load_config([path, str(self.folder / "no.yaml")])
@@ -129,7 +129,7 @@ synapse_replication:
         )
 
     def test_unknown_stream(self) -> None:
-        """An unknown key of stream_writers is refused with the hint."""
+        """An unknown key of stream_writers is reported with a suggestion."""
         self.assertEqual(
             self.mistakes(HOMESERVER, "stream_writers: {recepits: writer1}\n"),
             [
@@ -139,7 +139,7 @@ synapse_replication:
         )
 
     def test_unknown_writer(self) -> None:
-        """A writer that is not in instance_map is refused with the hint."""
+        """A writer that is not in instance_map is reported with a suggestion."""
         self.assertEqual(
             self.mistakes(
                 HOMESERVER, "stream_writers:\n  events: [writer2, nobody, main]\n"
@@ -156,7 +156,7 @@ synapse_replication:
         )
 
     def test_two_writers_of_a_single_writer_stream(self) -> None:
-        """Two writers of a stream that can have one only are refused."""
+        """Two writers of a single-writer stream are refused."""
         (invalid,) = self.mistakes(
             HOMESERVER, "stream_writers: {typing: [writer1, persister1]}\n"
         )
@@ -168,7 +168,10 @@ synapse_replication:
         self.assertIn("stream_writers.events: names no instance", invalid)
 
     def test_writer_of_memory_that_does_not_listen(self) -> None:
-        """The typing writer must listen, or nobody could ever catch up."""
+        """
+        A writer of a stream in memory must have a listener, since readers catch up from
+        it.
+        """
         (invalid,) = self.mistakes(HOMESERVER, WORKER, "worker_listeners: []\n")
         self.assertIn("worker_listeners: this worker writes typing", invalid)
         self.assertIn("resources: [{names: [replication]}]", invalid)
@@ -179,7 +182,7 @@ synapse_replication:
         self.assertIn("redis.enabled: there is no link to the other processes", invalid)
 
     def test_database(self) -> None:
-        """A missing database, or one that is not Postgres, is refused."""
+        """If the database is missing or not PostgreSQL, it is a problem."""
         (invalid,) = self.mistakes(HOMESERVER, "database: {name: sqlite3}\n")
         self.assertIn("database.name: 'sqlite3' cannot be replicated", invalid)
         (invalid,) = self.mistakes("server_name: x\n")
@@ -190,14 +193,14 @@ synapse_replication:
         self.assertIn("database.args.cp_max", invalid)
 
     def test_worker_name(self) -> None:
-        """A worker needs its name, and main must not have one."""
+        """A worker must have a name, and the main process must not."""
         (invalid,) = self.mistakes(HOMESERVER, purpose=Purpose.WORKER)
         self.assertIn("worker_name: is missing", invalid)
         (invalid,) = self.mistakes(HOMESERVER, WORKER, purpose=Purpose.MAIN)
         self.assertIn("worker_name: the main process has none", invalid)
 
     def test_redis(self) -> None:
-        """Halves of pairs in redis are refused."""
+        """Incomplete or conflicting settings of ``redis`` are refused."""
         (invalid,) = self.mistakes(HOMESERVER, "redis: {certificate_file: a}\n")
         self.assertIn("redis: a client certificate needs its private key", invalid)
         (invalid,) = self.mistakes(HOMESERVER, "redis: {enabled: yes, username: a}\n")
@@ -212,7 +215,7 @@ synapse_replication:
         self.assertIn("redis.password_path: redis.password is set, too", invalid)
 
     def test_listeners(self) -> None:
-        """Mistyped listeners are refused."""
+        """Invalid listeners are reported with suggestions."""
         self.assertEqual(
             self.mistakes(
                 HOMESERVER,
@@ -234,7 +237,7 @@ listeners:
         )
 
     def test_listeners_that_cannot_be(self) -> None:
-        """TLS on a listener is refused where there is no certificate to show."""
+        """A TLS listener without a certificate is refused."""
         (invalid,) = self.mistakes(
             HOMESERVER,
             WORKER,
@@ -246,7 +249,7 @@ worker_listeners:
         self.assertIn("worker_listeners[0].tls: this listener cannot", invalid)
 
     def test_instance_with_two_places(self) -> None:
-        """An instance that is at a socket and at a port is refused."""
+        """An instance with both a socket path and a host is refused."""
         (invalid,) = self.mistakes(
             HOMESERVER,
             "stream_writers:\ninstance_map: {a: {path: /a, host: b, port: 1}}\n",
@@ -254,7 +257,7 @@ worker_listeners:
         self.assertIn("instance_map.a: it has both a path and a host", invalid)
 
     def test_declaration_of_a_stream(self) -> None:
-        """Mistakes in the declaration of a stream are told with their repair."""
+        """Problems in the declaration of a stream are reported with hints."""
         mistakes = self.mistakes(
             HOMESERVER,
             """\

@@ -21,7 +21,7 @@ redis:
 
 
 class RedisTests(FilesMixin):
-    """Tests for the section ``redis``; more are in test_config.py."""
+    """Tests for the section ``redis``; more are in test_process.py."""
 
     def load(self, text: str) -> RedisConfig:
         config = load_config([self.write("1.yaml", text)], Purpose.FOLLOW)
@@ -34,7 +34,7 @@ class RedisTests(FilesMixin):
         return [str(problem) for problem in caught.exception.problems]
 
     def test_sentinel(self) -> None:
-        """Sentinels are named with or without a port; the password by a file."""
+        """Sentinels may omit the port; their password may come from a file."""
         secret = self.write("secret", " knock\n")
         redis = self.load(SENTINEL.replace("PATH", secret))
         places = (("s1", 7000), ("s2", 26379), ("::1", 7001), ("::1", 26379))
@@ -49,7 +49,7 @@ class RedisTests(FilesMixin):
         )
 
     def test_one_sentinel(self) -> None:
-        """One need not be a list."""
+        """A single Sentinel may be given without a list."""
         redis = self.load(
             "server_name: x\nredis: {enabled: true, "
             "sentinel: {master: m, sentinels: 's:1'}}\n"
@@ -57,12 +57,12 @@ class RedisTests(FilesMixin):
         self.assertEqual(redis.sentinel, SentinelConfig("m", (("s", 1),)))
 
     def test_place(self) -> None:
-        """Without Sentinel, the place is the host and port, or the socket."""
+        """Without Sentinel, ``place`` is host and port, or the socket's path."""
         self.assertEqual(RedisConfig(host="h", port=1).place, "h:1")
         self.assertEqual(RedisConfig(path="/s").place, "/s")
 
     def test_mistakes(self) -> None:
-        """Every mistake is named with its key and its hint."""
+        """Each problem has its key and a hint."""
         for section, *expected in (
             ("{master: m}", "sentinel.sentinels: is missing; add it"),
             ("{master: m, sentinels: []}", "sentinels", "write at least one"),

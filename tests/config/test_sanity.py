@@ -29,7 +29,7 @@ class SanityTests(FilesMixin):
         own: str = "",
         more: str = "",
     ) -> list[str]:
-        """Return the mistakes, without the file and the line."""
+        """Return the problems without file and line."""
         text = BASE.format(
             secret=secret, redis=redis, listeners=listeners, own=own, more=more
         )
@@ -41,13 +41,15 @@ class SanityTests(FilesMixin):
         return []
 
     def test_good(self) -> None:
-        """A configuration without them has none of these mistakes, nor warnings."""
+        """A sane configuration has no problems and no warnings."""
         more = "instance_map: {main: {host: a, port: 1, tags: [x]}}"
         self.assertEqual(self.mistakes(more=more, redis=", whatever: 1"), [])
         self.assertEqual(self.warnings, ())
 
     def test_mistyped_keys(self) -> None:
-        """A key that resembles one that is read is a mistake, others are not."""
+        """
+        An unknown key that resembles a known one is a problem; other keys are not.
+        """
         self.assertEqual(
             self.mistakes(redis=", pasword: x"),
             ["redis.pasword: there is no such key; did you mean 'password'?"],
@@ -65,7 +67,9 @@ class SanityTests(FilesMixin):
         )
 
     def test_listeners_that_clash(self) -> None:
-        """Two listeners cannot have one port on one address, nor one path."""
+        """
+        Two listeners with the same port and address, or the same path, are a problem.
+        """
         one = "type: metrics, port: 9000"
         for other in (
             "{type: metrics, port: 9000}",
@@ -87,7 +91,7 @@ class SanityTests(FilesMixin):
         self.assertEqual(self.mistakes(listeners=f"[{{{one}, {apart}]"), [])
 
     def test_secrets(self) -> None:
-        """A secret of one character, or of a line's end, is none."""
+        """A secret that is too short or contains a line break is refused."""
         for secret, why in (
             ("x", "fewer than 4"),
             (r'"\r\n"', "a line break"),
@@ -99,7 +103,7 @@ class SanityTests(FilesMixin):
             self.assertIn(why, invalid)
 
     def test_readable_secrets(self) -> None:
-        """A secret that every user can read draws a warning, and no more."""
+        """A secret's file that is readable by every user causes only a warning."""
         secret = Path(self.write("secret", "hush-hush"))
         for mode, count in ((0o644, 1), (0o640, 0)):
             secret.chmod(mode)
@@ -111,7 +115,7 @@ class SanityTests(FilesMixin):
         self.assertNotIn("hush", str(self.warnings[0]))
 
     def test_alias_bomb(self) -> None:
-        """Aliases of aliases are refused before they are followed."""
+        """Deeply nested YAML aliases are refused before they are expanded."""
         lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
         lines += [
             f"a{n}: &a{n} [" + ", ".join([f"*a{n - 1}"] * 9) + "]" for n in range(1, 12)

@@ -38,7 +38,7 @@ class TlsTests(FilesMixin):
         return [str(problem) for problem in caught.exception.problems]
 
     def test_keys_of_synapse(self) -> None:
-        """Listeners show the certificate that those of Synapse show, and no other."""
+        """Listeners use the certificate configured for Synapse; links do not."""
         config = self.load(
             tls_certificate_path=self.certificate, tls_private_key_path=self.key
         )
@@ -53,7 +53,9 @@ class TlsTests(FilesMixin):
         config.tls.for_listening()
 
     def test_own_keys(self) -> None:
-        """Our own certificate is for both ends, and wins over that of Synapse."""
+        """
+        The project's own certificate serves both ends, and overrides that of Synapse.
+        """
         config = self.load(
             {
                 "ca_file": self.authority,
@@ -68,7 +70,7 @@ class TlsTests(FilesMixin):
         self.assertEqual(config.tls, TlsConfig(authority, *pair, *pair, authority))
 
     def test_none(self) -> None:
-        """A listener that is to speak TLS needs a certificate; others need none."""
+        """A TLS listener requires a certificate; other listeners do not."""
         (invalid,) = self.mistakes()
         self.assertIn("listeners[0].tls: this listener cannot use TLS", invalid)
         self.assertIn("tls_certificate_path", invalid)
@@ -78,7 +80,9 @@ class TlsTests(FilesMixin):
         self.assertFalse(config.listeners[0].tls)
 
     def test_files_that_will_not_do(self) -> None:
-        """A file that is missing, empty or another's key is named with its key."""
+        """
+        A TLS file that is missing, empty or does not match is reported with its key.
+        """
         empty = self.write("empty.pem", "")
         stranger = PrivateAuthority(self.folder, "other").issue("stranger")
         own = {"certificate_file": self.certificate, "private_key_file": self.key}

@@ -28,7 +28,7 @@ class TracingConfigTests(FilesMixin):
         return problem.key, problem.problem, problem.hint
 
     def test_endpoint(self) -> None:
-        """An endpoint without a path gets the usual one; another path stays."""
+        """An endpoint without a path gets the default path; any other path is kept."""
         self.assertEqual(
             self.load(endpoint="http://c.test:4318").tracing,
             TracingConfig("http://c.test:4318/v1/traces"),
@@ -41,7 +41,7 @@ class TracingConfigTests(FilesMixin):
 
     def test_all(self) -> None:
         """
-        Headers, share and name are read; headers are no text of the configuration.
+        Headers, sample ratio and service name are read; headers are not in the repr.
         """
         config = self.load(
             endpoint="http://c.test:4318",
@@ -56,14 +56,14 @@ class TracingConfigTests(FilesMixin):
         self.assertNotIn("hush", repr(config))
 
     def test_none(self) -> None:
-        """Without the section nothing is sent."""
+        """Without the section, tracing is disabled."""
         settings = {"server_name": "x.test", "redis": {"enabled": True}}
         own = {"synapse_replication": {"streams": ["typing"]}}
         path = self.write("h.yaml", json.dumps({**settings, **own}))
         self.assertIsNone(load_config([path]).tracing)
 
     def test_mistakes(self) -> None:
-        """Each mistake is named, with what to write."""
+        """Each problem is reported with a hint."""
         key, _, hint = self.problem(endpoint="localhost:4318")
         self.assertEqual(key, "synapse_replication.tracing.endpoint")
         self.assertIn("http://localhost:4318", hint)
@@ -75,7 +75,7 @@ class TracingConfigTests(FilesMixin):
         self.assertIn("'headers'", hint)
 
     def test_not_installed(self) -> None:
-        """Without the extra the error says what to install."""
+        """If the extra is not installed, the problem says what to install."""
         for name in ("opentelemetry.exporter.nothing", "nothing.of.this"):
             self.patch(config_tracing, "EXPORTER", name)
             key, problem, hint = self.problem(endpoint="http://c.test")

@@ -20,7 +20,7 @@ class HintsTests(SynchronousTestCase):
         return [f"{problem.key}: {problem.hint}" for problem in problems]
 
     def test_every_mistake_has_its_mend(self) -> None:
-        """Each kind of mistake says what to write instead."""
+        """Each kind of problem has a hint."""
         self.assertEqual(
             self.mistakes(
                 SharedFile,
@@ -47,7 +47,10 @@ class HintsTests(SynchronousTestCase):
         )
 
     def test_unknown_keys_of_ours(self) -> None:
-        """An unknown key of our own section is a mistake, with a guess or a list."""
+        """
+        An unknown key of the project's section is reported with a suggestion or the
+        known keys.
+        """
         self.assertEqual(
             self.mistakes(
                 SharedFile,

@@ -1,4 +1,4 @@
-"""A homeserver made of doubles, where Synapse need not be installed."""
+"""A homeserver made of doubles, for tests without Synapse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class FakeClock:
-    """The host's clock: of an older version, where a time span is a number."""
+    """The host's clock in older versions, where durations are numbers."""
 
     def __init__(self, reactor: Clock) -> None:
         self._reactor = reactor
@@ -52,10 +52,10 @@ class FakeClock:
 
 @attrs.define
 class FakeStream:
-    """One of the host's streams.
+    """A stream of the host.
 
-    :ivar tokens: how far each writer is known to be.
-    :ivar shared_token: how far all writers are known to be together.
+    :ivar tokens: the known token of each writer.
+    :ivar shared_token: the token up to which the rows of all writers are known.
     """
 
     NAME: str
@@ -83,9 +83,9 @@ class FakeStream:
 
 
 class FakeMonitoring:
-    """Stands for what watches a homeserver.
+    """Stands for the monitoring of a homeserver.
 
-    :ivar calls: what it was asked for.
+    :ivar calls: the names of the called methods.
     """
 
     def __init__(self) -> None:
@@ -104,10 +104,10 @@ class FakeMonitoring:
 
 
 class FakeHomeserver:
-    """What the drop-in asks of ``hs``, recorded.
+    """The parts of ``hs`` that the drop-in uses, with their calls recorded.
 
-    :ivar calls: what the host's parts were told.
-    :ivar at_shutdown: what is to be called when it ends.
+    :ivar calls: the calls of the host's parts.
+    :ivar at_shutdown: the registered shutdown handlers.
     """
 
     hostname = "test"
@@ -201,7 +201,7 @@ class FakeHomeserver:
 
 
 class _Abstract:
-    """Stands for an abstract class that others are registered with."""
+    """Stands for an abstract class that other classes are registered with."""
 
     @staticmethod
     def register(subclass: type) -> None: ...
@@ -212,10 +212,10 @@ def fake_modules(
     streams: Mapping[str, Callable[[Any], FakeStream]] | None = None,
     modules: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> CollectorRegistry:
-    """Install doubles of the host's modules, until the test ends.
+    """Install doubles of the host's modules for the duration of the test.
 
-    :param streams: the classes, or functions, that make its streams, by name.
-    :param modules: more modules: their contents by name.
+    :param streams: for each name, the class or function that creates the stream.
+    :param modules: the contents of further modules, by name.
     :return: the registry of the host's metrics.
     """
     registry = CollectorRegistry()

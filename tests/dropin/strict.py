@@ -1,8 +1,8 @@
-"""A host that forgives nothing, for running the drop-in's classes in it.
+"""A strict host, in which the classes of the drop-in run.
 
-Its reactor's clock jumps, its transports have no sockets, and its Redis knows no more
-commands than publishing and subscribing need and raises at any other, as the doubles in
-a homeserver's own tests do.
+Its clock jumps, its transports have no sockets, and its Redis supports only the
+commands for publishing and subscribing and raises an exception for any other, like the
+doubles in a homeserver's own tests.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tests.dropin.test_handler import HostWithHandler
 __all__ = ["MemoryTransport", "StrictCluster", "StrictReactor", "StrictRedis", "join"]
 
 
-#: How long a write takes to the other end, in s.
+#: The time until a write reaches the other end, in s.
 LATENCY = 0.01
 
 
 class MemoryTransport:
     """One end of a connection without sockets.
 
-    What is written reaches the other end in a later turn of the reactor, also if the
-    clock jumps. It says that it is TCP, and has no handle.
+    Data reaches the other end in a later turn of the reactor, even if the clock jumps.
+    The transport claims to be TCP, but has no handle.
 
-    :ivar written: what was written and has not reached the other end.
+    :ivar written: data that has not reached the other end.
     """
 
     disconnecting = False
@@ -97,14 +97,15 @@ def join(reactor: MemoryReactorClock, one: Any, other: Any) -> MemoryTransport:
 
 
 class UnknownCommandError(Exception):
-    """A command that a plain server of publishers and subscribers does not know."""
+    """Raised for a command that is not about publishing and subscribing."""
 
 
 class StrictRedis:
-    """Publishes to subscribers, and raises at any command that it does not know.
+    """A Redis for publishing and subscribing that raises an exception for other
+    commands.
 
-    :ivar commands: the names of what it was told, in order.
-    :ivar errors: what it raised.
+    :ivar commands: the names of the received commands, in order.
+    :ivar errors: the raised exceptions.
     """
 
     def __init__(self) -> None:
@@ -113,7 +114,7 @@ class StrictRedis:
         self.subscribers: list[tuple[bytes, Any]] = []
 
     def connection(self) -> Protocol:
-        """Make the server's end of a connection."""
+        """Return the server's end of a connection."""
         return _ServerEnd(self)
 
 
@@ -164,9 +165,9 @@ class _ServerEnd(Protocol):
 
 
 class StrictReactor(MemoryReactorClock):
-    """Connects every client to one Redis, in memory.
+    """A reactor that connects every client to one Redis in memory.
 
-    :ivar transports: of the clients, in the order of connecting.
+    :ivar transports: the clients' transports, in the order of connecting.
     """
 
     def __init__(self, server: StrictRedis) -> None:
@@ -203,9 +204,9 @@ class StrictReactor(MemoryReactorClock):
 
 
 class StrictCluster:
-    """Homeservers of several processes in such a host.
+    """The homeservers of several instances in a strict host.
 
-    :param make_streams: makes the streams of a process, by its name.
+    :param make_streams: for each name, the function that creates the stream.
     """
 
     def __init__(
@@ -242,11 +243,11 @@ class StrictCluster:
             self.hosts[name] = hs
 
     def start(self) -> None:
-        """Start replication in every process, and let them find each other."""
+        """Start replication in every instance, and let the links come up."""
         for hs in self.hosts.values():
             hs.get_replication_command_handler().start_replication(hs)
         self.run(2)
 
     def run(self, seconds: float) -> None:
-        """Let a time pass, in steps of 0.1 s."""
+        """Advance the clock in steps of 0.1 s."""
         self.reactor.pump([0.1] * round(seconds * 10))

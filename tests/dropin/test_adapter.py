@@ -1,4 +1,4 @@
-"""Tests for ``hs`` as our host."""
+"""Tests for the adapter that makes a homeserver a replication host."""
 
 from __future__ import annotations
 
@@ -19,28 +19,26 @@ from tests.dropin.host import FakeClock, FakeHomeserver, FakeStream, fake_module
 
 
 def make_host(hs: Any) -> SynapseHost:
-    """Return the host that is made of a homeserver."""
+    """Return the replication host of a homeserver."""
     return SynapseHost(hs, silent_hooks(HostClock(hs.get_clock(), hs.get_reactor())))
 
 
 class _DurationClock(FakeClock):
-    """The clock of a newer host."""
+    """The host's clock in newer versions."""
 
     def call_later(self, delay: Duration, callback: Any, *args: object) -> Any:  # type: ignore[override]
         return super().call_later(delay.total_seconds(), callback, *args)
 
 
 class Duration(timedelta):
-    """A newer host's time span."""
+    """The class of durations in newer versions of the host."""
 
 
 class HostClockTests(SynchronousTestCase):
     """Tests for HostClock."""
 
     def test_later(self) -> None:
-        """
-        Calls are made by the host's clock, and may be taken back.
-        """
+        """Calls are scheduled with the host's clock, and can be cancelled."""
         reactor = Clock()
         clock = HostClock(FakeClock(reactor), reactor)
         calls: list[int] = []
@@ -55,7 +53,7 @@ class HostClockTests(SynchronousTestCase):
 
     def test_durations(self) -> None:
         """
-        A host whose clock takes its own class for time spans is given that.
+        If the host has its own class of durations, its clock is called with that class.
         """
         fake_modules(self, modules={"synapse.util.duration": {"Duration": Duration}})
         reactor = Clock()
@@ -75,9 +73,7 @@ class HostCommandsTests(SynchronousTestCase):
         return hs.calls
 
     def test_presence(self) -> None:
-        """
-        Who writes presence hears of users; others do not.
-        """
+        """Syncing users are reported to the writer of presence only."""
         args = ("abc", "@u:test", "D", True, 5)
         row = ("update_external_syncs_row", *args)
         self.assertEqual(self._tell(FakeHomeserver(), "on_user_sync", *args), [row])
@@ -90,8 +86,8 @@ class HostCommandsTests(SynchronousTestCase):
 
     def test_user_ip(self) -> None:
         """
-        A client's address is stored where background tasks run, and the main
-        process may send it a notice.
+        Client IPs are stored where background tasks run; the main process also notifies
+        the server notices.
         """
         args = ("@u:test", "token", "::1", "agent", "D", 5)
         store, notice = ("insert_client_ip", *args), ("on_user_ip", "@u:test")
@@ -106,7 +102,8 @@ class HostCommandsTests(SynchronousTestCase):
 
     def test_federation_ack(self) -> None:
         """
-        An acknowledgement goes to the queue of the main process, if it has one.
+        An acknowledgement reaches the main process, unless that sends federation
+        itself.
         """
         ack = ("federation_ack", "sender", 5)
         for hs, calls in (
@@ -117,9 +114,7 @@ class HostCommandsTests(SynchronousTestCase):
             self.assertEqual(self._tell(hs, "on_federation_ack", "sender", 5), calls)
 
     def test_the_rest(self) -> None:
-        """
-        Other commands reach the part of the host that they are for.
-        """
+        """Other commands reach the corresponding part of the host."""
         for name, args, call in (
             ("on_remote_server_up", ("a",), ("notify_remote_server_up", "a")),
             (
@@ -135,18 +130,14 @@ class HostCommandsTests(SynchronousTestCase):
         self.assertEqual(self._tell(FakeHomeserver(), "on_cancel_task", "t"), [])
 
     def test_cancelled_task(self) -> None:
-        """
-        A task is cancelled where background tasks run, and in no other process.
-        """
+        """A task is cancelled only where background tasks run."""
         for name, calls in (("master", [("on_cancel_task", "t")]), ("w", [])):
             hs: Any = FakeHomeserver(name)
             hs.get_task_scheduler = partial(hs._part, "on_cancel_task")
             self.assertEqual(self._tell(hs, "on_cancel_task", "t"), calls)
 
     def test_syncing_users(self) -> None:
-        """
-        Users who sync here are told with the time of now.
-        """
+        """Users who are syncing here are reported with the current time."""
         hs = FakeHomeserver()
         hs.reactor.advance(3)
         users = list(HostCommands(hs).get_currently_syncing_users())
@@ -154,14 +145,14 @@ class HostCommandsTests(SynchronousTestCase):
 
 
 class _Pages(FakeStream):
-    """A stream with the rows of one writer, ``w``, in pages of a few."""
+    """A stream with rows of the writer ``w`` only, in small pages."""
 
     page_rows = 100
 
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> tuple[list[tuple[int, Any]], int, bool]:
-        """Return a page."""
+        """Return a page of rows."""
         if instance_name != "w":
             return [], upto_token, False
         found = [pair for pair in self.updates if from_token < pair[0] <= upto_token]
@@ -171,10 +162,10 @@ class _Pages(FakeStream):
 
 
 class RevealedRowsTests(SynchronousTestCase):
-    """What a position of ``v`` reveals of the rows of ``w``."""
+    """Tests for rows of ``w`` that a position of ``v`` reveals."""
 
     def setUp(self) -> None:
-        """Have both stand at 5."""
+        """Set the tokens of both writers to 5."""
         self.stream = _Pages("events", {"w": 5, "v": 5}, shared_token=5)
         fake_modules(self, {"events": lambda hs: self.stream})
         self.hs = FakeHomeserver(
@@ -197,7 +188,7 @@ class RevealedRowsTests(SynchronousTestCase):
         return [(name[3:], *rest[1:3]) for name, *rest in self.hs.calls]
 
     def test_several_pages(self) -> None:
-        """All pages up to the position are delivered before it."""
+        """All pages up to the position are delivered before the position."""
         self.stream.page_rows = 2
         self._commit(6, 7, 8, 9, 10)
         self._position("v", 11)
@@ -207,7 +198,7 @@ class RevealedRowsTests(SynchronousTestCase):
         )
 
     def test_an_id_in_flight_on_a_later_page(self) -> None:
-        """The search ends at the first id that may be in flight."""
+        """Delivery stops at the first id that may still be in flight."""
         self.stream.page_rows = 1
         self._commit(6, 7, 9, 10)
         self._position("v", 11)
@@ -217,8 +208,8 @@ class RevealedRowsTests(SynchronousTestCase):
 
     def test_the_position_is_a_row(self) -> None:
         """
-        A position that is another writer's row is held until that row is delivered:
-        the row that closes the gap would show it.
+        A position that equals another writer's row is held until that row is delivered,
+        since the row would otherwise be shown too early.
         """
         self._commit(7, 8)
         self._position("v", 8)
@@ -231,7 +222,7 @@ class RevealedRowsTests(SynchronousTestCase):
         self.assertEqual(self._taken()[4:], [("rdata", "w", 9)])
 
     def test_a_later_position_replaces_a_held_one(self) -> None:
-        """What the host knows already is not reported to it."""
+        """A held position is dropped if a later one of its writer makes it obsolete."""
         self._commit(8)
         self._position("v", 8)
         self._row("v", 9)
@@ -239,7 +230,7 @@ class RevealedRowsTests(SynchronousTestCase):
         self.assertEqual(self._taken(), [("rdata", "v", 9), ("rdata", "w", 8)])
 
     def test_rows_that_a_false_position_hid(self) -> None:
-        """Rows below a position that was reached without one are delivered, once."""
+        """Rows below a position that was reached without them are delivered once."""
         self._position("w", 9)
         self.stream.tokens["w"] = 9
         self._commit(6, 10)
@@ -251,7 +242,7 @@ class RevealedRowsTests(SynchronousTestCase):
         self.assertEqual(self._taken()[4:], [("position", "v", 13)])
 
     def test_rewind_ends_at_revealed_rows(self) -> None:
-        """A rewind goes no further than the rows that were delivered ahead of it."""
+        """A rewind stops at the rows that were already delivered."""
         self._position("w", 9)
         self.stream.tokens["w"] = 9
         self._commit(6, 7)
@@ -269,7 +260,7 @@ class RevealedRowsTests(SynchronousTestCase):
         )
 
     def test_late_rows_are_not_revealed_again(self) -> None:
-        """Rows that a catch-up delivered late are not delivered twice."""
+        """Rows that a catch-up delivered late are not delivered again."""
         self._position("w", 9)
         self.stream.tokens["w"] = 9
         self._commit(6)
@@ -286,7 +277,8 @@ class SynapseHostTests(SynchronousTestCase):
 
     def test_rows(self) -> None:
         """
-        Rows reach the host's data handler; afterwards they count as heard.
+        Rows and positions reach the host's data handler, and then advance the stream's
+        token.
         """
         fake_modules(self, {"caches": lambda hs: FakeStream("caches")})
         hs = FakeHomeserver()
@@ -302,8 +294,8 @@ class SynapseHostTests(SynchronousTestCase):
 
     def test_rows_below_a_position(self) -> None:
         """
-        A position that moves what the host shows as seen is taken after the rows of
-        other writers that it reveals; these are not taken again when they come.
+        A position that reveals rows of other writers is delivered after them; these
+        rows are not delivered again when they arrive.
         """
         letters = FakeStream("events", {"w": 5, "v": 5}, shared_token=5)
         letters.updates = [(6, ["a"]), (6, ["b"]), (7, ["c"]), (9, ["d"])]
@@ -329,7 +321,7 @@ class SynapseHostTests(SynchronousTestCase):
 
     def test_a_row_below_a_position_that_is_none(self) -> None:
         """
-        A row that cannot be decoded is left to the catch-up of its own writer.
+        A revealed row that cannot be decoded is left to the catch-up of its writer.
         """
         letters = FakeStream("events", {"w": 5, "v": 5}, shared_token=5)
         letters.updates = [(6, ["a"]), (7, []), (8, ["c"])]
@@ -347,8 +339,8 @@ class SynapseHostTests(SynchronousTestCase):
 
     def test_rows_above_an_id_in_flight(self) -> None:
         """
-        Rows above an id that may be in flight are not delivered early: its own row,
-        once it is committed, would look old.
+        Rows above an id that may be in flight are not revealed, since the row of that
+        id would look old once it is committed.
         """
         letters = FakeStream("events", {"w": 5, "v": 5}, shared_token=5)
         letters.updates = [(7, ["b"]), (8, ["c"])]
@@ -364,9 +356,7 @@ class SynapseHostTests(SynchronousTestCase):
         self.assertEqual(hs.calls, [("on_rdata", "events", "w", 6, ["A"])])
 
     def test_a_writer_began_again(self) -> None:
-        """
-        The source of a stream that began again is asked, also for nothing.
-        """
+        """If a stream was reset, its source is queried even for an empty range."""
         asked: list[tuple[str, int, int]] = []
 
         class _Asked(FakeStream):
@@ -384,9 +374,7 @@ class SynapseHostTests(SynchronousTestCase):
         self.assertEqual(asked, [("w", 649, 0)])
 
     def test_background_processes(self) -> None:
-        """
-        Background work runs as the host's.
-        """
+        """A background process is run by the host."""
         fake_modules(self)
         hs = FakeHomeserver()
 

@@ -1,4 +1,4 @@
-"""Tests for what is written to the host's log at the start."""
+"""Tests for the lines logged at the start of the host."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ class AnnouncementTests(SynchronousTestCase):
         return [(record.levelname, record.getMessage()) for record in logs.records]
 
     def test_tried_version(self) -> None:
-        """
-        One line says whose replication it is, which version, and which parts.
-        """
+        """One line names the drop-in's version, the host's version and the parts."""
         announcement.prepare(["handler", "ids"], "1.2.3", None)
         ((level, text),) = self._lines()
         self.assertEqual(level, "INFO")
@@ -27,18 +25,14 @@ class AnnouncementTests(SynchronousTestCase):
             self.assertIn(word, text)
 
     def test_untried_version(self) -> None:
-        """
-        A version that was not tried is a warning.
-        """
+        """For an unproven version, a warning is logged."""
         announcement.prepare(["ids"], "9.9", "matrix-synapse 9.9 was not tried")
         (_, (level, text)) = self._lines()
         self.assertEqual(level, "WARNING")
         self.assertIn("9.9 was not tried", text)
 
     def test_once(self) -> None:
-        """
-        The lines are written once, however many homeserver objects there are.
-        """
+        """The lines are logged once, however many homeserver objects exist."""
         announcement.prepare(["ids"], "1.2.3", None)
         self._lines()
         with self.assertNoLogs("synapse_replication"):

@@ -1,4 +1,4 @@
-"""Tests for backlogs in a host's processes, as far as they go without Synapse."""
+"""Tests for backlogs in instances of the host that do not need Synapse."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SECRET = {"Authorization": "Bearer hush"}
 
 
 class HostResource(Resource):
-    """What the host mounts at its replication path."""
+    """The resource that the host mounts at its replication path."""
 
     isLeaf = True  # noqa: N815
 
@@ -53,12 +53,12 @@ class HostResource(Resource):
         super().__init__()
 
     def render(self, request: Any) -> bytes:
-        """Answer any request, after the host's own check."""
+        """Respond to any request, as after the host's own check."""
         return b'"the host"'
 
 
 def listener(*names: str) -> SimpleNamespace:
-    """Make a listener of the host's configuration; without resources, no HTTP one."""
+    """Return a listener of the host's configuration; without names, not an HTTP one."""
     options = SimpleNamespace(
         resources=[SimpleNamespace(names=["health"]), SimpleNamespace(names=names)]
     )
@@ -66,7 +66,7 @@ def listener(*names: str) -> SimpleNamespace:
 
 
 class HostTestCase(SynchronousTestCase):
-    """A worker ``w`` of a host made of doubles, whose resource is extended."""
+    """A worker ``w`` of a host made of doubles, with the extended resource."""
 
     def setUp(self) -> None:
         self.patch(os, "environ", {})
@@ -93,7 +93,7 @@ class HostTestCase(SynchronousTestCase):
         self.hs.config.server.listeners = [listener("client")]
 
     def turn_off(self) -> None:
-        """Leave the host's resource as it is."""
+        """Restore the host's own resource."""
         module: Any = importlib.import_module("synapse.replication.http")
         module.ReplicationRestResource = HostResource
 
@@ -102,7 +102,7 @@ class ServingTests(HostTestCase):
     """Tests for with_backlog and make_backlog."""
 
     def serve(self) -> Any:
-        """Make the resource and mount it, as the host does."""
+        """Create the resource and mount it, as the host does."""
         root, synapse = Resource(), Resource()
         root.putChild(b"_synapse", synapse)
         module = importlib.import_module("synapse.replication.http")
@@ -116,7 +116,7 @@ class ServingTests(HostTestCase):
         url: str = _EVENTS,
         **params: str,
     ) -> tuple[int, Any]:
-        """Return the status and the JSON of an answer."""
+        """Return the status code and the JSON content of a response."""
         query = {"from_token": "5", "upto_token": "9", "epoch": "abc", "backlog": "1"}
         response = self.successResultOf(
             treq.get(url, params=query | params, headers=headers)
@@ -124,7 +124,7 @@ class ServingTests(HostTestCase):
         return response.code, json.loads(self.successResultOf(treq.content(response)))
 
     def send_rows(self) -> None:
-        """Write rows up to token 9, which are then sent to somebody."""
+        """Write rows up to token 9, and have them sent to a connection."""
         self.hs.get_replication_command_handler().new_connection(
             SingleCommandConnection()
         )
@@ -134,7 +134,7 @@ class ServingTests(HostTestCase):
         streamer.on_notifier_poke()
 
     def test_backlog(self) -> None:
-        """What this process sent last is answered with, one page, from memory."""
+        """The rows sent last are served from memory, in one page."""
         self.send_rows()
         self.stream.updates = []
         treq = self.serve()
@@ -145,8 +145,8 @@ class ServingTests(HostTestCase):
 
     def test_refusals(self) -> None:
         """
-        A wrong secret is 401, whatever is asked for; another epoch is 409, and what
-        is not in memory 410.
+        A wrong secret is refused with 401 in any case, another epoch with 409, and a
+        range outside the backlog with 410.
         """
         self.send_rows()
         treq = self.serve()
@@ -159,7 +159,7 @@ class ServingTests(HostTestCase):
         self.assertEqual(self.ask(treq, from_token="1")[0], 410)
 
     def test_what_is_for_the_host(self) -> None:
-        """Whatever does not ask for a backlog is the host's to answer."""
+        """Requests that do not ask for a backlog are passed to the host."""
         self.send_rows()
         treq = self.serve()
         for backlog in ("0", ""):
@@ -170,7 +170,10 @@ class ServingTests(HostTestCase):
         self.assertEqual(content, b'"the host"')
 
     def test_without_one(self) -> None:
-        """A process that keeps none leaves all to the host: turned off, or stock."""
+        """
+        Without a backlog, or with the host's own handler, all requests are passed to
+        the host.
+        """
         os.environ[ENVIRONMENT] = "false"
         self.assertIsNone(self.hs.get_replication_command_handler().backlog)
         self.assertEqual(self.ask(self.serve()), (200, "the host"))
@@ -179,11 +182,11 @@ class ServingTests(HostTestCase):
         self.assertEqual(self.ask(self.serve()), (200, "the host"))
 
     def test_only_where_it_can_be_asked_for(self) -> None:
-        """One is kept if a listener of this very process has the resource."""
+        """A backlog is made only if a listener of this instance serves the resource."""
         self.assertIsNotNone(make_backlog(self.hs))
         self.hs.config.worker.worker_listeners = [listener("client"), listener()]
         self.assertIsNone(make_backlog(self.hs))
-        # A worker reads the main process's configuration, but does not listen there.
+        # A worker reads the main process's listeners, but does not use them.
         self.hs.config.server.listeners = [listener("replication")]
         self.assertIsNone(make_backlog(self.hs))
         self.hs._instance_name = "master"
@@ -192,7 +195,7 @@ class ServingTests(HostTestCase):
         self.assertIsNone(make_backlog(self.hs))
 
     def test_others_are_told(self) -> None:
-        """The first message says whether this process can be asked."""
+        """HELLO says whether this instance has a backlog."""
         for listeners in ([listener("replication")], [listener("client")]):
             self.hs.config.worker.worker_listeners = listeners
             self.hs._handler = None
@@ -204,9 +207,7 @@ class ServingTests(HostTestCase):
             self.assertEqual(hello.has_backlog, "replication" in str(listeners))
 
     def test_status(self) -> None:
-        """
-        The status is answered with the secret, also by a process without a backlog.
-        """
+        """The status is served to requests with the secret, even without a backlog."""
         url = "http://w/_synapse/replication/status"
         for listeners in ([listener("replication")], [listener("client")]):
             self.hs.config.worker.worker_listeners = listeners
@@ -217,13 +218,13 @@ class ServingTests(HostTestCase):
             self.assertEqual(self.ask(treq, {}, url=url)[0], 401)
 
     def test_status_of_a_stock_handler(self) -> None:
-        """Where the handler is the host's, the host answers."""
+        """With the host's own handler, the host responds."""
         self.hs.get_replication_command_handler = SingleCommandHandler
         url = "http://w/_synapse/replication/status"
         self.assertEqual(self.ask(self.serve(), url=url), (200, "the host"))
 
     def test_bounds(self) -> None:
-        """The environment says how much is kept; its use can be scraped."""
+        """The environment sets the bounds of the backlog, which is also monitored."""
         watched: list[Any] = []
         self.hs.monitoring.metrics.watch_backlog = watched.append
         os.environ.update({ROWS: "1", BYTES: "1000"})
@@ -234,7 +235,7 @@ class ServingTests(HostTestCase):
         self.assertEqual(self.ask(self.serve(), from_token="7")[0], 200)
 
     def test_a_bound_that_is_none(self) -> None:
-        """What is no number is refused by name; the process does not start on it."""
+        """An invalid bound raises an error that names the variable."""
         for value in ("many", "-1", ""):
             os.environ[ROWS] = value
             with self.assertRaises(StreamConfigurationError) as caught:
@@ -243,7 +244,7 @@ class ServingTests(HostTestCase):
 
 
 class AskingTests(HostTestCase):
-    """Tests for make_partial_resync."""
+    """Tests for :func:`make_partial_resync`."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -264,13 +265,13 @@ class AskingTests(HostTestCase):
             self.epochs.observe(name, f"epoch of {name}", 0)
 
     def ask(self, writer: str) -> Deferred[Any]:
-        """Ask a writer for rows of events."""
+        """Request rows of events from a writer."""
         partial = make_partial_resync(self.hs, self.clock, self.epochs)
         assert partial is not None
         return Deferred.fromCoroutine(partial.get_updates_since("events", writer, 5, 9))
 
     def connect(self, factory: Any) -> StringTransport:
-        """Let the one connection that is being made come up."""
+        """Establish the requested connection."""
         transport = StringTransport()
         protocol = factory.buildProtocol(None)
         protocol.makeConnection(transport)
@@ -278,13 +279,13 @@ class AskingTests(HostTestCase):
         return transport
 
     def answer(self, status: str, body: str) -> None:
-        """Answer the request."""
+        """Send a response."""
         self.protocol.dataReceived(
             f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
         )
 
     def test_port(self) -> None:
-        """The main process is asked at its port, with secret and epoch."""
+        """The main process is queried at its port, with secret and epoch."""
         asking = self.ask("master")
         host, port, factory, *_ = self.reactor.tcpClients[0]
         self.assertEqual((host, port), ("127.0.0.1", 8001))
@@ -298,13 +299,13 @@ class AskingTests(HostTestCase):
         self.answer("200 OK", '{"updates":[[7,["a"]]],"upto_token":9,"limited":false}')
         result = self.successResultOf(asking)
         self.assertEqual(result.updates, [(7, ["a"])])
-        # Its connection is kept, until the host ends.
+        # The connection is kept open until the host shuts down.
         (at_end,) = self.hs.at_shutdown
         at_end["shutdown_func"]()
         self.assertTrue(self.protocol.transport.disconnecting)
 
     def test_socket(self) -> None:
-        """A process that listens on a Unix socket is asked there."""
+        """An instance that listens on a Unix socket is queried there."""
         asking = self.ask("v")
         path, factory, *_ = self.reactor.unixClients[0]
         self.assertEqual(path, "/run/v.sock")
@@ -313,12 +314,15 @@ class AskingTests(HostTestCase):
         self.assertIsNone(self.successResultOf(asking))
 
     def test_tls(self) -> None:
-        """With TLS, the host's own rules say who is trusted."""
+        """With TLS, the host's own context factory verifies the server."""
         self.assertIsNone(self.successResultOf(self.ask("t")))
         self.assertEqual(self.tls_hosts, [b"t.example"])
 
     def test_a_place_that_nobody_knows(self) -> None:
-        """A writer that ``instance_map`` does not name is not asked."""
+        """
+        A writer that is not in ``instance_map`` is not queried, and an error is
+        reported.
+        """
         self.assertIsNone(self.successResultOf(self.ask("nowhere")))
         ((_, writer, error),) = self.hs.observer.backlog_answers
         self.assertIsInstance(error, HttpCatchUpError)
@@ -326,7 +330,10 @@ class AskingTests(HostTestCase):
         self.assertEqual(writer, "nowhere")
 
     def test_locations(self) -> None:
-        """The main process goes by its name on the wire, in a worker's map as well."""
+        """
+        The main process is listed under its name on the wire, whatever a worker's map
+        says.
+        """
         places = instance_locations(self.hs.config.worker.instance_map)
         self.assertEqual(set(places), {"master", "v", "t"})
         self.assertEqual(places["v"].path, "/run/v.sock")
@@ -337,7 +344,7 @@ class AskingTests(HostTestCase):
         )
 
     def test_before_the_database(self) -> None:
-        """A reader's gap is asked of its writer, and the database is left alone."""
+        """A gap is requested from its writer first, without a query of the database."""
         handler = self.hs.get_replication_command_handler()
         hello = ExtensionMessage(MessageType.HELLO, "v", "e", 0, {})
         link: Any = Link()
@@ -355,7 +362,9 @@ class AskingTests(HostTestCase):
         self.assertEqual(self.hs.observer.resyncs, {partial: 1})
 
     def test_not_in_use(self) -> None:
-        """Nobody is asked with the part left out, or the extension turned off."""
+        """
+        If the part is left out or the extension is disabled, no partial resync is made.
+        """
         os.environ[ENVIRONMENT] = "false"
         self.assertIsNone(make_partial_resync(self.hs, self.clock, self.epochs))
         del os.environ[ENVIRONMENT]

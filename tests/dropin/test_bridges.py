@@ -1,4 +1,4 @@
-"""Tests for what stands between our classes and those of others."""
+"""Tests for the bridges between this project's classes and foreign ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.dropin.host import FakeHomeserver, fake_modules
 
 
 class SingleCommandConnection:
-    """A connection that only knows single commands."""
+    """A connection that supports only single commands."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -34,7 +34,7 @@ class SingleCommandConnection:
 
 
 class SingleCommandHandler:
-    """A handler that only knows single commands."""
+    """A handler that supports only single commands."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -66,9 +66,7 @@ class ForeignConnectionTests(SynchronousTestCase):
     """Tests for ForeignConnection."""
 
     def test_lines(self) -> None:
-        """
-        Lines are sent as the commands that they are, one by one.
-        """
+        """Lines are sent as single commands."""
         original = SingleCommandConnection()
         connection = ForeignConnection(original)
         connection.send_lines("RDATA", [b'RDATA s w batch ["a"]', b'RDATA s w 5 ["b"]'])
@@ -103,18 +101,14 @@ class ForeignHandlerTests(SynchronousTestCase):
         self.connection = MemoryConnection()
 
     def test_connection(self) -> None:
-        """
-        When we connected, everybody is asked for positions, and told ours.
-        """
+        """A new connection sends REPLICATE and the own positions."""
         self.handler.new_connection(self.connection)
         self.handler.lost_connection(self.connection)
         self.assertEqual(self.original.calls, [("new",), ("positions",), ("lost",)])
         self.assertEqual(self.connection.sent, ["REPLICATE"])
 
     def test_rows(self) -> None:
-        """
-        Rows that came together are told one by one.
-        """
+        """Rows that arrive together are delivered one by one."""
         self.handler.received(
             self.connection,
             read_lines([b'RDATA s w batch ["a"]', b'RDATA s w 5 ["b"]', b"nonsense"]),
@@ -129,7 +123,8 @@ class ForeignHandlerTests(SynchronousTestCase):
 
     def test_failures_and_waiting(self) -> None:
         """
-        A command that fails is reported; one that waits is the host's background work.
+        A failing command is reported; a waiting one becomes a background process of the
+        host.
         """
         self.handler.received(
             self.connection, [PositionCommand("s", "w", 1, 1), PingCommand("1")]
@@ -142,7 +137,8 @@ class ForeignHandlerTests(SynchronousTestCase):
 
     def test_what_the_host_cannot_read(self) -> None:
         """
-        A row or a command that the host cannot read costs that one alone.
+        A row or command that the host cannot parse is skipped; the others are
+        delivered.
         """
         self.handler.received(
             self.connection,
@@ -159,7 +155,8 @@ class ForeignHandlerTests(SynchronousTestCase):
 
     def test_no_secret_is_told(self) -> None:
         """
-        What the host says of a USER_IP that it failed to handle shows no access token.
+        If the host fails to handle USER_IP, the reported error does not contain the
+        token.
         """
         self.handler.received(
             self.connection, read_lines([b'USER_IP @u:x ["syt_abc","::1","x","D",1]'])
@@ -170,9 +167,7 @@ class ForeignHandlerTests(SynchronousTestCase):
         self.assertNotIn("syt_abc", repr(error))
 
     def test_of_others(self) -> None:
-        """
-        A handler that is not ours is bridged.
-        """
+        """A foreign handler is bridged."""
         handler = as_connection_handler(
             self.original, self.hs.run_as_background_process, self.hs.observer
         )

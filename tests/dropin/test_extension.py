@@ -1,4 +1,4 @@
-"""Tests for the extension in a host's processes, as far as they go without Synapse."""
+"""Tests for the extension in instances of the host that do not need Synapse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.dropin.test_handler import HostWithHandler
 
 
 class Link:
-    """A link that keeps what is said on it."""
+    """A link that records the payloads sent on it."""
 
     name = "redis"
     relays = False
@@ -41,7 +41,7 @@ class Link:
 
 
 class ExtensionTests(SynchronousTestCase):
-    """Tests of the extension of a homeserver made of doubles."""
+    """Tests for the extension of a homeserver made of doubles."""
 
     def setUp(self) -> None:
         self.patch(os, "environ", {})
@@ -75,13 +75,15 @@ class ExtensionTests(SynchronousTestCase):
         reactor.removeSystemEventTrigger = lambda *args: None
 
     def subscription(self, outbound: Any = None) -> Any:
-        """Make the factory of the subscription, as the host does."""
+        """Create the factory of the subscription, as the host does."""
         return RedisDirectTcpReplicationClientFactory(
             self.hs, outbound or lazyConnection(self.hs), channel_names=[]
         )
 
     def test_hello(self) -> None:
-        """It tells who the process is by the host's names and the host's random id."""
+        """
+        HELLO has the host's instance name, and its random instance id as the epoch.
+        """
         handler = self.hs.get_replication_command_handler()
         link: Any = Link()
         handler.extension.extension_up(link)
@@ -93,7 +95,9 @@ class ExtensionTests(SynchronousTestCase):
         self.assertRegex(hello.where, rf".+:{os.getpid()}$")
 
     def test_subscription(self) -> None:
-        """Our subscription speaks it, if our handler and our sender are there."""
+        """
+        The subscription uses the extension only with this project's handler and sender.
+        """
         extension = self.hs.get_replication_command_handler().extension
         factory = self.subscription()
         self.assertIs(factory.extension, extension)
@@ -107,15 +111,18 @@ class ExtensionTests(SynchronousTestCase):
         self.assertIsNone(extension_of(stock))
 
     def test_turned_off(self) -> None:
-        """Turned off, there is none, and the link is that of the classic wire."""
+        """If the extension is disabled, the link is that of the classic protocol."""
         os.environ[ENVIRONMENT] = "false"
         self.assertIsNone(self.hs.get_replication_command_handler().extension)
         self.assertIsNone(self.subscription().extension)
-        # Neither is anything said when the outbound connection is back.
+        # Nothing is sent either when the outbound connection is re-established.
         lazyConnection(self.hs)._factory.sender._on_connected()
 
     def test_life(self) -> None:
-        """It beats while replication runs, greets anew, and says goodbye at the end."""
+        """
+        Heartbeats are sent while replication runs, HELLO on each reconnect, GOODBYE at
+        the end.
+        """
         handler = self.hs.get_replication_command_handler()
         self.hs.get_outbound_redis_connection = lambda: lazyConnection(self.hs)
         handler.start_replication(self.hs)

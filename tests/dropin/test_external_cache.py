@@ -30,17 +30,13 @@ class ExternalCacheTests(SynchronousTestCase):
         return self.successResultOf(Deferred.fromCoroutine(cache.get("c", "k")))
 
     def test_no_redis(self) -> None:
-        """
-        Without Redis nothing is kept.
-        """
+        """Without Redis the cache is disabled."""
         cache = self._cache(None)
         self.assertFalse(cache.is_enabled())
         self.assertIs(self._get(cache), None)
 
     def test_values(self) -> None:
-        """
-        Values are JSON; a number that the connection has read already is one as well.
-        """
+        """Values are decoded from JSON; a number that Redis returned is kept."""
         for found, value in (
             (b'{"a":1}', {"a": 1}),
             ("[2]", [2]),
@@ -53,9 +49,7 @@ class ExternalCacheTests(SynchronousTestCase):
             self.assertEqual(self._get(cache), value)
 
     def test_no_connection(self) -> None:
-        """
-        While Redis is away the cache is empty, and the host goes on.
-        """
+        """While Redis is down the cache is empty, and a warning is logged."""
         cache = self._cache([])
         with self.assertLogs("synapse_replication.dropin.external_cache", "WARNING"):
             self.assertIs(self._get(cache), None)

@@ -23,7 +23,7 @@ from tests.dropin.test_bridges import SingleCommandConnection
 
 
 class HostWithHandler(FakeHomeserver):
-    """A host that makes its handler and its streamer when they are asked for."""
+    """A host that creates its handler and streamer on demand."""
 
     _handler: ReplicationCommandHandler | None = None
     _streamer: ReplicationStreamer | None = None
@@ -40,7 +40,7 @@ class HostWithHandler(FakeHomeserver):
 
 
 class HandlerTests(SynchronousTestCase):
-    """Tests for ReplicationCommandHandler, on a connection that is not ours."""
+    """Tests for ReplicationCommandHandler with a foreign connection."""
 
     def setUp(self) -> None:
         self.events = FakeStream("events", {"w": 5, "master": 1})
@@ -54,9 +54,7 @@ class HandlerTests(SynchronousTestCase):
         self.connection = SingleCommandConnection()
 
     def test_new_connection(self) -> None:
-        """
-        A connection of others is told who syncs here; it asks for the rest itself.
-        """
+        """On a new foreign connection, only the users syncing here are sent."""
         self.handler.new_connection(self.connection)
         self.assertEqual(
             self.connection.sent, [UserSyncCommand("abc", "@u:test", "D", True, 0)]
@@ -67,7 +65,8 @@ class HandlerTests(SynchronousTestCase):
 
     def test_positions(self) -> None:
         """
-        Whoever asks is told where the streams stand that this process writes.
+        REPLICATE is answered with the positions of the streams that this instance
+        writes.
         """
         self.handler.new_connection(self.connection)
         self.connection.sent.clear()
@@ -81,9 +80,7 @@ class HandlerTests(SynchronousTestCase):
         )
 
     def test_rows(self) -> None:
-        """
-        Rows that come one by one reach the host, after their writer's POSITION.
-        """
+        """Rows are delivered only after their writer's POSITION."""
         self.handler.new_connection(self.connection)
         row = RdataCommand("events", "master", 2, ["a"])
         self.handler.on_RDATA(self.connection, row)
@@ -95,9 +92,7 @@ class HandlerTests(SynchronousTestCase):
         self.assertEqual(rows, [("on_rdata", "events", "master", 2, ["A"])])
 
     def test_said_by_the_host(self) -> None:
-        """
-        What the host says goes out; locks of others are not said again.
-        """
+        """Commands of the host are sent, except for locks of other instances."""
         self.handler.new_connection(self.connection)
         self.connection.sent.clear()
         self.handler.send_federation_ack(7)
@@ -109,27 +104,23 @@ class HandlerTests(SynchronousTestCase):
         )
 
     def test_streams_of_the_host(self) -> None:
-        """
-        The host is given its own stream objects.
-        """
+        """The host's own stream objects are returned to the host."""
         self.assertIs(self.handler.get_streams()["events"], self.events)
         self.assertEqual(
             self.handler.get_streams_to_replicate(), [self.events, self.typing]
         )
 
     def test_without_redis(self) -> None:
-        """
-        Without Redis nothing is connected, and rows are streamed all the same.
-        """
+        """Without Redis there is no link, but the streamer exists."""
         self.handler.start_replication(self.hs)
         self.assertIsNot(self.hs._streamer, None)
 
 
 class StartAndStopTests(SynchronousTestCase):
-    """Tests for the link to Redis, with factories that are doubles."""
+    """Tests for the link to Redis, with doubles of the factories."""
 
     def _start(self) -> Any:
-        """Make a host and start replication on it."""
+        """Create a host and start replication on it."""
         connected: list[tuple[Any, ...]] = []
         ended: list[str] = []
         self.connected, self.ended = connected, ended
@@ -179,8 +170,8 @@ class StartAndStopTests(SynchronousTestCase):
 
     def test_the_reactor_ends(self) -> None:
         """
-        The host's reactor connects the subscription; at the end both connections are
-        closed, after what others still had to say.
+        The host's reactor connects the subscription; at its shutdown both connections
+        are closed, after all other triggers have run.
         """
         hs = self.hs = self._start()
         ((host, port, factory, _),) = self.connected
@@ -190,7 +181,8 @@ class StartAndStopTests(SynchronousTestCase):
         hs.reactor.advance(0)
         self.successResultOf(stopped)
         self.assertEqual(self.ended, ["no more", "closed"] * 2)
-        # The host tells of its end, too: once is enough.
+        # The host's own shutdown handler runs, too; the connections are closed only
+        # once.
         (stop,) = self.hs.at_shutdown
         self.assertEqual((stop["phase"], stop["eventType"]), ("during", "shutdown"))
         stop["shutdown_func"]()
@@ -198,7 +190,8 @@ class StartAndStopTests(SynchronousTestCase):
 
     def test_the_host_ends(self) -> None:
         """
-        When the host ends and its reactor goes on, nothing of ours is left in it.
+        If the host shuts down but its reactor continues, connections and triggers are
+        removed.
         """
         self.hs = self._start()
         (stop,) = self.hs.at_shutdown
@@ -208,7 +201,7 @@ class StartAndStopTests(SynchronousTestCase):
 
 
 class _EventsOfTwo(FakeStream):
-    """A stream of two writers as a host has it: what one announces moves both."""
+    """A stream with two writers as in a host: a position of one advances both."""
 
     def __init__(self) -> None:
         super().__init__("events")
@@ -220,14 +213,14 @@ class _EventsOfTwo(FakeStream):
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> Any:
-        # All rows are those of the first.
+        # All rows belong to the first writer.
         if instance_name != "p1":
             return [], upto_token, False
         return await super().get_updates_since(instance_name, from_token, upto_token)
 
 
 class MissedRowTests(SynchronousTestCase):
-    """A reader of two persisters misses one row of the first."""
+    """Tests for a reader of two persisters that misses one row of the first."""
 
     def setUp(self) -> None:
         self.events = _EventsOfTwo()
@@ -236,7 +229,7 @@ class MissedRowTests(SynchronousTestCase):
             "reader",
             writers=SimpleNamespace(events=["p1", "p2"], presence=["master"]),
         )
-        # The store of a host advances with each row and POSITION.
+        # A host's store advances with each row and POSITION.
         hs.get_replication_data_handler = lambda: SimpleNamespace(
             on_rdata=self._on_rdata, on_position=self._on_position
         )
@@ -272,13 +265,14 @@ class MissedRowTests(SynchronousTestCase):
         )
 
     def _miss_a_row(self) -> None:
-        # The second has it, and announces that everything is finished up to there.
+        # The second writer has seen the row, and announces that all ids up to it are
+        # finished.
         self.events.updates = [(11, ["a"])]
 
     def test_reconnected(self) -> None:
         """
-        The row is fetched on the next connection, although the POSITION of the other
-        writer comes first and covers its token.
+        The row is fetched on the next connection, even if the POSITION of the other
+        writer arrives first and covers it.
         """
         self.handler.lost_connection(self.connection)
         self._miss_a_row()
@@ -287,21 +281,19 @@ class MissedRowTests(SynchronousTestCase):
 
     def test_revealed(self) -> None:
         """
-        The row is fetched before the POSITION of the other writer is taken: that
-        moves what users are shown past it.
+        The row is fetched before the POSITION of the other writer is delivered, since
+        that advances the position shown to users.
         """
         self._miss_a_row()
         self._announce("p2", 10, 11)
         self.assertEqual(self.rows, [("p1", 11)])
-        # It came with the POSITION, and is not taken again.
+        # It was delivered with the POSITION, and is not delivered again.
         self._announce("p1", 11, 11)
         self._say_row("p1", 11)
         self.assertEqual(self.rows, [("p1", 11)])
 
     def test_announced(self) -> None:
-        """
-        The row is fetched when its writer announces that it sent it.
-        """
+        """The row is fetched when its writer announces it."""
         self._announce("p2", 10, 11)
         self.assertEqual(self.events.current_token("p1"), 11)
         self._miss_a_row()
@@ -309,9 +301,7 @@ class MissedRowTests(SynchronousTestCase):
         self.assertEqual(self.rows, [("p1", 11)])
 
     def test_reported(self) -> None:
-        """
-        The row is fetched when its writer reports on the extension that it sent it.
-        """
+        """The row is fetched when its writer reports its position on the extension."""
         self._announce("p2", 10, 11)
         self._miss_a_row()
         self.handler.writer_reported(
@@ -321,7 +311,7 @@ class MissedRowTests(SynchronousTestCase):
 
     def test_late_row(self) -> None:
         """
-        A row that comes after another writer's POSITION covered it is delivered.
+        A row that arrives after another writer's POSITION covered it is delivered once.
         """
         self._announce("p2", 10, 11)
         self._say_row("p1", 11)

@@ -1,5 +1,5 @@
-"""Tests for ids inside a host; here on SQLite, on PostgreSQL in
-tests.external.synapse/.
+"""
+Tests for the ids of a host, on SQLite; tests.external.synapse has those on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Connection:
 
 
 class _Pool:
-    """The host's pool: every transaction is done at once."""
+    """The host's pool, which runs every transaction at once."""
 
     engine = "sqlite"
 
@@ -83,8 +83,8 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
 
     def test_ids(self) -> None:
         """
-        The first id is 2; when it is finished, the position moves, is kept, and the
-        streamer is woken.
+        The first id is 2; when it is finished, the position advances and is persisted,
+        and the streamer is notified.
         """
         ids = self._make()
         self.assertEqual(ids.get_current_token(), 1)
@@ -98,9 +98,7 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
         )
 
     def test_goes_on(self) -> None:
-        """
-        Ids go on after the greatest in the tables, in either direction.
-        """
+        """Ids continue after the greatest id in the tables, in either direction."""
         for sign in (1, -1):
             self.connection.execute("INSERT INTO foo VALUES (?, 'master')", (7 * sign,))
             ids = self._make(positive=sign > 0)
@@ -108,7 +106,8 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
 
     def test_metric(self) -> None:
         """
-        The host's metric of positions goes on, above zero in either direction.
+        The host's metric of positions is updated, with positive values in either
+        direction.
         """
         labels = {"stream_name": "foo", "server_name": "test"}
         for sign in (1, -1):
@@ -119,9 +118,7 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
             self.assertEqual(value, 2)
 
     def test_greatest_given_out(self) -> None:
-        """
-        Without a sequence, what was given out is what is known.
-        """
+        """Without a sequence, the last known id counts as the greatest issued one."""
         ids = self._make()
         self._take(ids)
         greatest = Deferred.fromCoroutine(ids.get_max_allocated_token())

@@ -16,15 +16,11 @@ class ChooseTests(SynchronousTestCase):
     """Tests for choose."""
 
     def test_all(self) -> None:
-        """
-        Without a choice, everything is replaced.
-        """
+        """By default everything is replaced."""
         self.assertEqual(choose((), ()), SUBSTITUTIONS)
 
     def test_only_and_except(self) -> None:
-        """
-        Parts can be named, or left out.
-        """
+        """Parts can be selected or left out."""
         only = {known.part for known in choose(("redis", "ids"), ())}
         self.assertEqual(only, {"redis", "ids"})
         rest = {known.part for known in choose((), ("ids",))}
@@ -32,7 +28,8 @@ class ChooseTests(SynchronousTestCase):
 
     def test_mistakes(self) -> None:
         """
-        A part that does not exist is named, with those that do; no part is refused.
+        An unknown part is an error that lists the known ones; selecting no part is an
+        error.
         """
         error = self.assertRaises(SubstitutionError, choose, ("redes",), ())
         self.assertIn("redes", str(error))
@@ -44,15 +41,11 @@ class VersionProblemTests(SynchronousTestCase):
     """Tests for version_problem."""
 
     def test_proven(self) -> None:
-        """
-        There is nothing to say of a version that was proven.
-        """
+        """A proven version has no problem."""
         self.assertIs(version_problem(PROVEN_VERSIONS[0]), None)
 
     def test_other(self) -> None:
-        """
-        Another version is named, with those that were proven.
-        """
+        """The problem of another version names it and the proven versions."""
         problem = version_problem("0.1") or ""
         self.assertIn("0.1", problem)
         self.assertIn(PROVEN_VERSIONS[-1], problem)

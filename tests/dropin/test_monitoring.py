@@ -1,4 +1,4 @@
-"""Tests for what a host's process reports of its replication."""
+"""Tests for the monitoring of an instance of the host."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ heard: list[object] = []
 
 
 def subscribe(host: Any, config: dict[str, Any]) -> None:
-    """What an operator names with ``--hooks``."""
+    """Subscribe to events, as a function named with ``--hooks`` does."""
     for kind in (LinkUp, Stopping):
         host.hooks.subscribe(kind, heard.append)
 
 
 class MonitoringTests(SynchronousTestCase):
-    """A worker ``w`` of a host made of doubles, which follows the main process."""
+    """
+    Tests with a worker ``w`` of a host made of doubles, which reads from the main
+    process.
+    """
 
     def setUp(self) -> None:
         self.patch(os, "environ", {})
@@ -58,7 +61,10 @@ class MonitoringTests(SynchronousTestCase):
         return monitoring
 
     def test_status(self) -> None:
-        """It names the writers that are expected, and what this process has sent."""
+        """
+        The status lists the expected writers, and the token that this instance has
+        sent.
+        """
         monitoring = self.start()
         status = json.loads(monitoring.encode_status())
         self.assertEqual(
@@ -70,7 +76,7 @@ class MonitoringTests(SynchronousTestCase):
         )
 
     def test_stalls(self) -> None:
-        """A writer that is stalled makes a line in the host's log."""
+        """A stalled writer is logged in the host's log."""
         now = 0.0
         monitoring = self.start()
         self.patch(monitoring.status, "_monotonic", lambda: now)
@@ -84,7 +90,9 @@ class MonitoringTests(SynchronousTestCase):
         self.assertIn("typing/master stalled for 20 s", record.getMessage())
 
     def test_hooks(self) -> None:
-        """Functions that the environment names subscribe; the stop comes at once."""
+        """
+        Functions named in the environment subscribe; Stopping is published on stop.
+        """
         os.environ[HOOKS] = f" {__name__}.subscribe,"
         monitoring = self.start()
         monitoring.observer.connection_made("redis")
@@ -93,20 +101,20 @@ class MonitoringTests(SynchronousTestCase):
         self.assertEqual(self.hs.reactor.getDelayedCalls(), [])
 
     def test_hooks_for_modules_of_the_host(self) -> None:
-        """Code inside the host gets the hooks by its homeserver, or its module API."""
+        """Code inside the host finds the hooks by its homeserver or its module API."""
         self.assertIs(hooks_of(self.hs), self.hs.monitoring.hooks)
         module_api = SimpleNamespace(_hs=self.hs)
         self.assertIs(hooks_of(module_api), self.hs.monitoring.hooks)
 
     def test_no_such_hooks(self) -> None:
-        """A function that is not there is named, with what to do."""
+        """If a function cannot be imported, the error names it."""
         for name in (f"{__name__}.missing", "no_such_module.subscribe", "word"):
             with self.assertRaises(HooksNotFoundError) as caught:
                 load_hooks(name)
             self.assertIn(f"{name} cannot be imported", str(caught.exception))
 
     def test_systemd(self) -> None:
-        """The status and the watchdog are told; what the host tells itself is not."""
+        """STATUS and WATCHDOG are sent to systemd; READY is left to the host."""
         folder = tempfile.TemporaryDirectory(prefix="notify-")
         self.addCleanup(folder.cleanup)
         path = str(Path(folder.name) / "socket")
@@ -131,7 +139,9 @@ class MonitoringTests(SynchronousTestCase):
         )
 
     def test_a_strange_socket(self) -> None:
-        """What systemd's variables do not mean is logged, and the host starts."""
+        """
+        If systemd's variables are invalid, an error is logged, and the host starts.
+        """
         os.environ["NOTIFY_SOCKET"] = "tcp:1"
         with self.assertLogs(logging.getLogger("synapse_replication")) as caught:
             self.start()

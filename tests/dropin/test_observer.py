@@ -1,4 +1,4 @@
-"""Tests for our place in the host's logs and metrics."""
+"""Tests for the host's metrics and logs in the drop-in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _QUEUE = "synapse_replication_tcp_command_queue"
 
 
 class _LaterGauge(Collector):
-    """A metric that asks when it is read."""
+    """A metric that is computed when it is read."""
 
     name = _QUEUE
 
@@ -35,10 +35,7 @@ class AdoptMetricsTests(SynchronousTestCase):
     """Tests for adopt_metrics."""
 
     def test_counters_go_on(self) -> None:
-        """
-        What is counted goes on in the host's own counter; what its own code answers
-        is ours from now on.
-        """
+        """The host's counters are continued, and its computed metrics are replaced."""
         registry = CollectorRegistry()
         counter = Counter(
             _COMMANDS,
@@ -64,9 +61,7 @@ class ObserverOfTests(SynchronousTestCase):
     """Tests for observer_of."""
 
     def test_one_for_all_parts(self) -> None:
-        """
-        All parts of a homeserver tell one observer.
-        """
+        """All parts of a homeserver share one observer."""
         hs = FakeHomeserver()
         self.assertIs(observer_of(hs), observer_of(hs))
         self.assertIsNot(observer_of(hs), observer_of(FakeHomeserver()))
@@ -77,7 +72,8 @@ class StandardLoggerTests(SynchronousTestCase):
 
     def test_levels(self) -> None:
         """
-        Lines go to Python's logging, with their level; failures with their cause.
+        Events are logged through Python's logging with their level; failures include
+        the cause.
         """
         logger = logging.getLogger("tests.dropin.observer")
         ours = StandardLogger(logger)

@@ -15,9 +15,7 @@ class HostPositionsTests(SynchronousTestCase):
     """Tests for HostPositions."""
 
     def test_first_id(self) -> None:
-        """
-        The first id of a new sequence may be used, once.
-        """
+        """The first id of a new sequence can be used exactly once."""
         positions = HostPositions("w", ["w"])
         _take(positions, 1)
         self.assertEqual((positions.announced, positions.persisted_upto), (1, 1))
@@ -30,16 +28,12 @@ class HostPositionsTests(SynchronousTestCase):
         self.assertEqual(positions.all_positions(), {"w": 2})
 
     def test_first_id_of_a_stream_that_was_written(self) -> None:
-        """
-        A sequence that begins again at 1 is noticed.
-        """
+        """A sequence that restarts at 1 is detected."""
         positions = HostPositions("w", ["w"], {"w": 7})
         self.assertRaises(ValueError, _take, positions, 1)
 
     def test_others_finish_while_an_id_is_in_flight(self) -> None:
-        """
-        What others finish is announced once none of ours is in flight.
-        """
+        """Ids of other writers are announced once no own id is in flight."""
         positions = HostPositions("second", ["first", "second"], {"first": 3}, [7], 3)
         positions.advance("first", 9)
         self.assertEqual(positions.announced, 9)
@@ -50,9 +44,7 @@ class HostPositionsTests(SynchronousTestCase):
         self.assertEqual((positions.announced, positions.local), (12, 12))
 
     def test_own_ids_finish_out_of_order(self) -> None:
-        """
-        Of ours, what lies below the smallest that is in flight is announced.
-        """
+        """Own ids are announced only below the smallest own id in flight."""
         positions = HostPositions("w", ["w", "v"], {"w": 7, "v": 7})
         _take(positions, 8, 9, 12)
         positions.finish([9])

@@ -1,4 +1,4 @@
-"""Tests for both ends of a direct TCP connection, as a host makes them."""
+"""Tests for both ends of a direct TCP connection, created as the host does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.dropin.test_bridges import SingleCommandHandler
 
 
 class ProtocolTests(SynchronousTestCase):
-    """Tests for both, with a handler that is not ours."""
+    """Tests for both ends, with a foreign handler."""
 
     def setUp(self) -> None:
         fake_modules(
@@ -35,9 +35,7 @@ class ProtocolTests(SynchronousTestCase):
         )
 
     def test_server(self) -> None:
-        """
-        The server's end says which server it is, and hears what the client sends.
-        """
+        """The server sends SERVER and PING, and receives the client's commands."""
         server = ServerReplicationStreamProtocol(
             self.hs, "test", self.hs.clock, self.handler
         )
@@ -49,7 +47,7 @@ class ProtocolTests(SynchronousTestCase):
 
     def test_made_early(self) -> None:
         """
-        A client's end that was made long ago has as much time as any.
+        The time-out of a client starts with its connection, not with its creation.
         """
         client = self._client()
         self.hs.reactor.advance(3600)
@@ -60,7 +58,8 @@ class ProtocolTests(SynchronousTestCase):
 
     def test_used_again(self) -> None:
         """
-        It may be connected again, also if it was never told that it lost the first.
+        A client protocol can be connected again, even if the loss of its first
+        connection was not reported.
         """
         client = self._client()
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Tests for the connections to Redis, as a host makes them."""
+"""Tests for the connections to Redis, created as the host does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.dropin.test_bridges import SingleCommandHandler
 
 
 class RedisTests(SynchronousTestCase):
-    """Tests for the factories, on a reactor that connects nowhere."""
+    """Tests for the factories, on a reactor in memory."""
 
     def setUp(self) -> None:
         fake_modules(
@@ -44,7 +44,7 @@ class RedisTests(SynchronousTestCase):
 
     def test_tcp(self) -> None:
         """
-        The host's reactor is asked for a connection; it may be used at once.
+        A TCP connection is made by the host's reactor; its handler is returned at once.
         """
         connection = lazyConnection(self.hs, host="r", port=7, password="secret")
         self.assertIsInstance(connection, txredisapi.ConnectionHandler)
@@ -54,18 +54,14 @@ class RedisTests(SynchronousTestCase):
         self.assertTrue(factory.continueTrying)
 
     def test_tls(self) -> None:
-        """
-        With TLS, the host's own context is used.
-        """
+        """With TLS, the host's own context is used."""
         self.hs.config.redis.redis_use_tls = True
         lazyConnection(self.hs, host="r", port=7)
         ((host, _, _, context, _, _),) = self.hs.reactor.sslClients
         self.assertEqual((host, context), ("r", "context"))
 
     def test_unix(self) -> None:
-        """
-        A Unix socket is connected to; who wants no reconnection gets none.
-        """
+        """A Unix socket is supported, and reconnecting can be disabled."""
         lazyUnixConnection(self.hs, path="/r.sock", reconnect=False)
         ((path, factory, *_),) = self.hs.reactor.unixClients
         self.assertEqual(path, "/r.sock")
@@ -73,7 +69,8 @@ class RedisTests(SynchronousTestCase):
 
     def test_the_host_ends(self) -> None:
         """
-        A connection is closed with the host, also if replication was never started.
+        A connection is closed when the host shuts down, even if replication was not
+        started.
         """
         lazyConnection(self.hs)
         ((*_, factory, _, _),) = self.hs.reactor.tcpClients
@@ -88,9 +85,7 @@ class RedisTests(SynchronousTestCase):
         self.assertFalse(factory.continueTrying)
 
     def test_subscription_and_sender(self) -> None:
-        """
-        What the subscription sends goes out on the outbound connection, pipelined.
-        """
+        """The subscription sends through the sender of the outbound connection."""
         outbound = lazyConnection(self.hs)
         factory = RedisDirectTcpReplicationClientFactory(
             self.hs, outbound, channel_names=["USER_IP"]
@@ -100,9 +95,7 @@ class RedisTests(SynchronousTestCase):
         self.assertIs(factory.sender, outbound._factory.sender)
 
     def test_sender_of_others(self) -> None:
-        """
-        An outbound connection that is not ours is given one line at a time.
-        """
+        """On a foreign outbound connection, lines are published one at a time."""
         published: list[tuple[str, str]] = []
         outbound = SimpleNamespace(publish=lambda *args: published.append(args))
         factory = RedisDirectTcpReplicationClientFactory(
@@ -112,9 +105,7 @@ class RedisTests(SynchronousTestCase):
         self.assertEqual(published, [("test", "PING 1"), ("test", "PING 2")])
 
     def test_announces_after_a_loss(self) -> None:
-        """
-        When rows of ours may have been lost, the handler announces its positions.
-        """
+        """If published rows may have been lost, the handler announces its positions."""
         factory = lazyConnection(self.hs)._factory
         factory.sender.publish("RDATA", "test", [b"RDATA s w 1 []"])
         self.assertEqual(factory.sender.lost, 1)

@@ -30,9 +30,7 @@ class ResourceTests(SynchronousTestCase):
         self.connection = SingleCommandConnection()
 
     def test_streamer(self) -> None:
-        """
-        What is written is sent once the host's notifier says so.
-        """
+        """Written rows are sent when the host's notifier pokes the streamer."""
         self.handler.new_connection(self.connection)
         streamer = self.hs.get_replication_streamer()
         self.connection.sent.clear()
@@ -42,9 +40,7 @@ class ResourceTests(SynchronousTestCase):
         self.assertEqual(self.connection.sent, [RdataCommand("events", "w", 7, ["a"])])
 
     def test_server_factory(self) -> None:
-        """
-        The host's server protocol is made, whichever it is, with its handler.
-        """
+        """The factory creates the host's server protocol, with the host's handler."""
         factory = ReplicationStreamProtocolFactory(self.hs)
         self.assertEqual(
             factory.buildProtocol(None),

@@ -15,11 +15,11 @@ class PlausibleDistanceTests(SynchronousTestCase):
     """Tests for plausible_distance."""
 
     def test_default(self) -> None:
-        """Without a setting it is ours."""
+        """Without a setting, the default is used."""
         self.assertEqual(plausible_distance(), PLAUSIBLE_DISTANCE)
 
     def test_set(self) -> None:
-        """A number is taken, anything else refused."""
+        """A number is accepted; any other value is an error."""
         self.patch(__import__("os"), "environ", {DISTANCE: "5000"})
         self.assertEqual(plausible_distance(), 5000)
         self.patch(__import__("os"), "environ", {DISTANCE: "far"})
@@ -27,7 +27,7 @@ class PlausibleDistanceTests(SynchronousTestCase):
         self.assertIn(f"{DISTANCE} is 'far'", str(error))
 
     def test_of_a_stream(self) -> None:
-        """A stream in memory believes a position up to there."""
+        """A stream in memory accepts positions up to the plausible distance."""
         stream = HostStream(FakeStream("typing"), "me", plausible_distance=10)
         self.assertTrue(stream.is_plausible("w", 10))
         self.assertFalse(stream.is_plausible("w", 11))

@@ -1,4 +1,4 @@
-"""Tests for the host's streams as ours."""
+"""Tests for the adapters of the host's streams."""
 
 from __future__ import annotations
 
@@ -26,17 +26,13 @@ class HostRowCodecTests(SynchronousTestCase):
     codec = HostRowCodec("letters", FakeStream.parse_row)
 
     def test_rows(self) -> None:
-        """
-        Rows are parsed by the host, from JSON text or from values.
-        """
+        """Rows are parsed by the host, from JSON text or from values."""
         self.assertEqual(self.codec.decode([b'["a"]', b'["b"]']).rows, ["A", "B"])
         self.assertEqual(self.codec.from_json(["c"]), "C")
         self.assertEqual(self.codec.to_json(["d"]), ["d"])
 
     def test_wrong_row(self) -> None:
-        """
-        A row that the host cannot parse is reported with its place.
-        """
+        """A row that the host cannot parse is reported with its index."""
         error = self.assertRaises(RowDecodeError, self.codec.decode, [b'["a"]', b"[]"])
         self.assertEqual(error.index, 1)
         self.assertRaises(RowDecodeError, self.codec.decode, [b"[NaN]"])
@@ -50,9 +46,7 @@ class HostStreamTests(SynchronousTestCase):
         fake_modules(self)
 
     def test_updates(self) -> None:
-        """
-        A page of the host's is one of ours.
-        """
+        """A page of the host's stream is returned as a StreamUpdateResult."""
         original = FakeStream("events", updates=[(2, ["a"]), (3, ["b"]), (4, ["c"])])
         stream = HostStream(original, "w")
         result = self.successResultOf(
@@ -64,8 +58,8 @@ class HostStreamTests(SynchronousTestCase):
 
     def test_announced(self) -> None:
         """
-        What may be announced is the host's own position, and rows are asked for
-        whatever its ids say of them, unless they are ours.
+        The announceable token is the host's current token, and its rows are always
+        queried, whatever its id generator reports as finished.
         """
         stream = HostStream(FakeStream("events", {"w": 7}, local_token=5), "w")
         self.assertEqual(stream.minimal_local_current_token(), 7)
@@ -73,9 +67,8 @@ class HostStreamTests(SynchronousTestCase):
 
     def test_shared_token(self) -> None:
         """
-        A token that all writers share does not count as received from one of
-        them, whether it is a declared writer of ``events`` or an undeclared one of
-        ``caches``.
+        A token shared by all writers does not count as received from one of them,
+        whether the writer is declared, as in ``events``, or not, as in ``caches``.
         """
         for name, writers in (("events", ["other", "w"]), ("caches", [])):
             original = FakeStream(name, {"other": 5, "w": 5})
@@ -88,14 +81,14 @@ class HostStreamTests(SynchronousTestCase):
             self.assertEqual(stream.current_token("other"), 8)
             stream.advance("other", 6, is_position=False)
             self.assertEqual(stream.current_token("other"), 8)
-            # The position before was false: the reader goes back.
+            # The previous position was wrong: the reader rewinds.
             stream.advance("other", 6, is_position=True)
             self.assertEqual(stream.current_token("other"), 6)
 
     def test_baseline(self) -> None:
         """
-        The baseline of a writer, declared or not, is what the host knew when the
-        stream was made: of a writer that is asked about late, no row is skipped.
+        The baseline of each writer is the host's token when the adapter was created, so
+        that no row of a writer is skipped if its token is first read later.
         """
         original = FakeStream("caches", shared_token=2204)
         stream = HostStream(original, "w")
@@ -108,18 +101,14 @@ class HostStreamTests(SynchronousTestCase):
         self.assertEqual(tokens, [7, 9, 6])
 
     def test_typing(self) -> None:
-        """
-        The host resets the tokens of typing itself: they are its own.
-        """
+        """The host resets the tokens of typing itself, so its own tokens are used."""
         original = FakeStream("typing", {"w2": 5})
         stream = HostStream(original, "w", ["w2"])
         original.tokens["w2"] = 3
         self.assertEqual(stream.current_token("w2"), 3)
 
     def test_begun_again(self) -> None:
-        """
-        The queue for other servers may begin again, by its writer's POSITION.
-        """
+        """A POSITION may reset the stream ``federation``; a row may not."""
         stream = HostStream(FakeStream("federation"), "sender")
         stream.advance("master", 12, is_position=False)
         stream.advance("master", 3, is_position=False)
@@ -128,9 +117,7 @@ class HostStreamTests(SynchronousTestCase):
         self.assertEqual(stream.current_token("master"), 0)
 
     def test_rules(self) -> None:
-        """
-        Streams in memory may begin again; those in the database may not.
-        """
+        """Streams in memory may be reset; streams in the database may not."""
         typing = HostStream(FakeStream("typing"), "w").description
         self.assertTrue(typing.resettable and typing.held_in_memory)
         caches = HostStream(FakeStream("caches"), "w").description
@@ -144,9 +131,7 @@ class HostStreamsTests(SynchronousTestCase):
     """Tests for HostStreams and writes."""
 
     def test_written(self) -> None:
-        """
-        A process writes what it is configured to write, and the caches.
-        """
+        """An instance writes the streams that are configured for it, and ``caches``."""
         names = ("events", "typing", "caches", "presence")
 
         def make(name: str) -> Callable[[Any], FakeStream]:
@@ -167,7 +152,7 @@ class HostStreamsTests(SynchronousTestCase):
 
     def test_federation(self) -> None:
         """
-        Only a main process that does not send to other servers itself has a queue.
+        Only a main process that does not send federation itself writes ``federation``.
         """
         passes_on = SimpleNamespace(send_federation=False, writers=SimpleNamespace())
         sends = SimpleNamespace(send_federation=True, writers=SimpleNamespace())

@@ -1,4 +1,4 @@
-"""The drop-in's classes in a host that forgives nothing; see ``strict.py``."""
+"""Runs the classes of the drop-in in a strict host; see ``strict.py``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from synapse_replication.dropin.protocol import (
 from tests.dropin.host import FakeStream
 from tests.dropin.strict import StrictCluster, join
 
-#: A clock that jumps by more than every time-out, in s.
+#: A jump of the clock that exceeds every time-out, in s.
 JUMP = 3600.0
 _KNOWN = {b"PING", b"PUBLISH", b"SUBSCRIBE"}
 
 
 class StrictHostTests(SynchronousTestCase):
-    """A main process, a writer of events and a reader, over Redis."""
+    """Tests with a main process, a writer of events and a reader, over Redis."""
 
     def setUp(self) -> None:
         self.rows: list[tuple[int, Any]] = []
         self.streams: dict[str, FakeStream] = {}
 
         def make(hs: Any) -> FakeStream:
-            # In one database: what one wrote, the others can fetch.
+            # All instances share one database, so each can fetch the others' rows.
             stream = FakeStream("events", updates=self.rows)
             self.streams[hs.get_instance_name()] = stream
             return stream
@@ -45,41 +45,35 @@ class StrictHostTests(SynchronousTestCase):
         self.assertEqual(set(self.cluster.server.commands) - _KNOWN, set())
 
     def write(self, token: int) -> None:
-        """Commit a row, and have it announced in this turn."""
+        """Commit a row, and announce it in this turn."""
         self.rows.append((token, [f"row{token}"]))
         self.streams["w"].tokens["w"] = token
         self.cluster.hosts["w"].get_replication_streamer().on_notifier_poke()
 
     @property
     def delivered(self) -> list[int]:
-        """The tokens that the reader's host was given rows of."""
+        """The tokens of the rows that the reader's host received."""
         return [call[3] for call in self.reader.calls if call[0] == "on_rdata"]
 
     def test_rows(self) -> None:
-        """
-        Rows reach the reader; the server is told nothing that it does not know.
-        """
+        """Rows reach the reader, and only known commands are sent to the server."""
         for token in range(1, 6):
             self.write(token)
         self.cluster.run(1)
         self.assertEqual(self.delivered, [1, 2, 3, 4, 5])
 
     def test_same_turn(self) -> None:
-        """
-        What is written goes to the transport in the same turn, row after row.
-        """
+        """Each row is written to the transport in the turn in which it is announced."""
         for token in (1, 2):
             self.write(token)
             sent = b"".join(end.written for end in self.transports)
             self.assertIn(b'RDATA events w %d ["row%d"]' % (token, token), sent)
 
     def test_clock_jumps(self) -> None:
-        """
-        A clock that jumps ends no connection, however often; rows go on.
-        """
+        """No jump of the clock closes a connection, and rows still arrive."""
         count = len(self.transports)
         for token in range(1, 8):
-            # A PING is under way when the clock jumps again.
+            # A PING is in flight when the clock jumps again.
             self.cluster.reactor.pump([JUMP, JUMP])
             self.write(token)
             self.cluster.run(0.5)
@@ -88,8 +82,8 @@ class StrictHostTests(SynchronousTestCase):
 
     def test_connections_end(self) -> None:
         """
-        After all connections were lost, with a row that was under way, they are made
-        again and the row is fetched.
+        If all connections are lost with a row in flight, they are made again, and the
+        row is fetched.
         """
         self.write(1)
         self.cluster.run(1)
@@ -103,12 +97,10 @@ class StrictHostTests(SynchronousTestCase):
 
 
 class StrictDirectTests(SynchronousTestCase):
-    """Both ends of a direct TCP connection."""
+    """Tests for both ends of a direct TCP connection."""
 
     def test_clock_jumps(self) -> None:
-        """
-        A clock that jumps ends no direct connection either.
-        """
+        """No jump of the clock closes a direct TCP connection."""
         cluster = StrictCluster(
             self, ("master", "w"), {"events": lambda hs: FakeStream("events")}, {}
         )

@@ -1,4 +1,4 @@
-"""Tests for putting ours in the place of a host's."""
+"""Tests for substituting the host's classes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from synapse_replication.dropin.substitution import (
 
 
 class Ours:
-    """Stands for a class of ours."""
+    """Stands for a replacement."""
 
 
 def extend(original: type) -> type:
-    """Make a class of ours of one of the host."""
+    """Return a replacement that extends a class of the host."""
     return type("Extended", (original,), {})
 
 
@@ -47,9 +47,7 @@ class ShapeTests(SynchronousTestCase):
     """Tests for shape."""
 
     def test_kinds(self) -> None:
-        """
-        Every kind of parameter can be told from the text.
-        """
+        """The text distinguishes all kinds of parameters."""
 
         def function(a: int, b: int = 1, *, c: int, **d: int) -> None: ...
 
@@ -57,9 +55,7 @@ class ShapeTests(SynchronousTestCase):
         self.assertEqual(shape(Theirs), "(hs, *names, port=)")
 
     def test_methods(self) -> None:
-        """
-        The object, or class, that a method is of is left out.
-        """
+        """The object or class that a method is bound to is left out."""
         self.assertEqual(shape(Theirs.send, is_method=True), "(command)")
         self.assertEqual(shape(vars(Theirs)["parse"]), "(line)")
 
@@ -91,7 +87,7 @@ class SubstituteTests(SynchronousTestCase):
 
     def test_everywhere(self) -> None:
         """
-        Ours stands in the module, and in those of the host that took the name from it.
+        A class is replaced in its module, and in the host's modules that imported it.
         """
         originals = substitute([self._known()])
         self.assertIs(self.defining.Theirs, Ours)
@@ -102,7 +98,7 @@ class SubstituteTests(SynchronousTestCase):
 
     def test_extends(self) -> None:
         """
-        Ours may be made of what the host has, and then stands where that stood.
+        A replacement may extend the host's class.
         """
         known = self._known(replacement=f"{__name__}:extend", extends=True)
         originals = substitute([known])
@@ -111,9 +107,7 @@ class SubstituteTests(SynchronousTestCase):
         self.assertEqual(originals, {"fakehost.defining.Theirs": Theirs})
 
     def test_differences_are_named(self) -> None:
-        """
-        Whatever is missing or is called in another way is named.
-        """
+        """Anything that is missing or has another signature is named."""
         for changes, said in (
             ({"module": "fakehost.gone"}, "fakehost.gone.Theirs cannot be replaced"),
             ({"name": "Gone"}, "fakehost.defining.Gone is missing"),
@@ -126,9 +120,7 @@ class SubstituteTests(SynchronousTestCase):
             self.assertIn(said, problem)
 
     def test_all_or_nothing(self) -> None:
-        """
-        If one thing differs, nothing is replaced.
-        """
+        """If one difference is found, nothing is replaced."""
         error = self.assertRaises(
             SubstitutionError, substitute, [self._known(), self._known(name="Gone")]
         )
@@ -137,9 +129,7 @@ class SubstituteTests(SynchronousTestCase):
         self.assertIs(self.importing.Theirs, Theirs)
 
     def test_a_replacement_that_cannot_be_had(self) -> None:
-        """
-        If one of ours cannot be imported, nothing is replaced either.
-        """
+        """If one replacement cannot be imported, nothing is replaced."""
         broken = self._known(replacement="synapse_replication:gone")
         self.assertRaises(AttributeError, substitute, [self._known(), broken])
         self.assertIs(self.defining.Theirs, Theirs)

@@ -1,4 +1,4 @@
-"""Tests for the table of what is replaced."""
+"""Tests for the table of substitutions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from synapse_replication.dropin.table import PARTS, SUBSTITUTIONS
 
 
 class Extended(Resource):
-    """Stands for a class of the host that ours extends."""
+    """Stands for a class of the host that a replacement extends."""
 
     def __init__(self, hs: object) -> None: ...
 
 
 class TableTests(SynchronousTestCase):
-    """Ours must be called as the host's are: these guard that."""
+    """Tests that the replacements have the signatures of the host's classes."""
 
     def test_calls(self) -> None:
-        """
-        Ours are called as the newest host's are.
-        """
+        """The replacements have the same signatures as in the newest host."""
         for known in SUBSTITUTIONS:
             if known.shapes:
                 with self.subTest(str(known)):
@@ -32,7 +30,7 @@ class TableTests(SynchronousTestCase):
 
     def test_methods(self) -> None:
         """
-        Ours have every method that the host calls, with as many parameters.
+        The replacements have every method that the host calls, with as many parameters.
         """
         for known in SUBSTITUTIONS:
             replacement = known.load_replacement(Extended)
@@ -44,9 +42,7 @@ class TableTests(SynchronousTestCase):
                     self.assertEqual(found == "()", expected == "()")
 
     def test_parts(self) -> None:
-        """
-        Every part has something in it, and nothing is in no part.
-        """
+        """Every part has substitutions, and every substitution belongs to a part."""
         self.assertEqual({known.part for known in SUBSTITUTIONS}, set(PARTS))
 
     def test_nothing_twice(self) -> None:

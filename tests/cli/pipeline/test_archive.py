@@ -1,4 +1,4 @@
-"""Tests for the command of the job archive."""
+"""Tests for the command ``pipeline archive``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ class CommandTests(SynchronousTestCase):
     """Tests for the command line."""
 
     def test_nothing_to_archive(self) -> None:
-        """Without a database and without a recording it says what to give."""
+        """
+        Without a database and a recording, the command says that there is nothing to
+        archive.
+        """
         result = CliRunner().invoke(
             archive_command, ["--archive", self.mktemp()], env={}
         )
@@ -24,7 +27,7 @@ class CommandTests(SynchronousTestCase):
         self.assertIn("nothing to archive", result.output)
 
     def test_recording(self) -> None:
-        """The result is one line, or JSON."""
+        """The result is printed as one line or as JSON."""
         shared_session()
         recording = Path(self.mktemp()).with_suffix(".jsonl").absolute()
         recording.parent.mkdir(parents=True, exist_ok=True)

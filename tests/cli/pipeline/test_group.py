@@ -14,7 +14,7 @@ from synapse_replication.cli.pipeline.export import FORMATS
 from synapse_replication.cli.pipeline.group import pipeline_group
 from synapse_replication.pipeline.archive import export_job
 
-#: Hides Spark, as where the extra is not installed.
+#: Hides Spark, as if the extra were not installed.
 _HIDE_SPARK = """
 import sys
 for name in ("pyspark", "py4j", "pyarrow", "pandas", "deltalake"):
@@ -26,7 +26,7 @@ from synapse_replication.cli.main import main
 main()
 """
 
-#: Runs command lines, one after the other, and prints what came of each.
+#: Runs command lines one after the other, and prints their results as JSON.
 _RUN = """
 import json, sys
 from click.testing import CliRunner
@@ -41,7 +41,7 @@ print(json.dumps([results, imported]))
 
 
 def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own."""
+    """Run a script in a new process."""
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
@@ -52,14 +52,14 @@ def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def run_lines(script: str, lines: Sequence[Sequence[str]]) -> Any:
-    """Return what :data:`_RUN` prints of command lines."""
+    """Run command lines by :data:`_RUN`; return its output."""
     done = run_script(script, json.dumps(lines))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 class HelpTests(SynchronousTestCase):
-    """The help of the group and of each job."""
+    """Tests for the help of the group and of each job."""
 
     LINES = (
         ("--help",),
@@ -76,22 +76,22 @@ class HelpTests(SynchronousTestCase):
             self.assertRegex(results[1][1], rf"(?m)^  {name} ")
 
     def test_without_spark(self) -> None:
-        """It needs no Spark."""
+        """The help is shown even if Spark is not installed."""
         results, _ = run_lines(_HIDE_SPARK + _RUN, self.LINES)
         self.check(results)
 
     def test_quick(self) -> None:
-        """It imports no part of Spark where that is installed."""
+        """The help does not import Spark."""
         results, imported = run_lines(_RUN, self.LINES)
         self.check(results)
         self.assertEqual(imported, [])
 
 
 class WithoutSparkTests(SynchronousTestCase):
-    """Jobs, where the extra is not installed."""
+    """Tests for running jobs when the extra is not installed."""
 
     def test_jobs(self) -> None:
-        """Each job fails, and names what to install."""
+        """Each job fails, and names the package to install."""
         folder = self.mktemp()
         dsn = "--dsn=host=127.0.0.1"
         jobs = {
@@ -113,7 +113,7 @@ class WithoutSparkTests(SynchronousTestCase):
             )
 
     def test_one_line(self) -> None:
-        """That is one line, without a traceback."""
+        """The error is one line, without a traceback."""
         arguments = ("purge", "--archive", "x", "--before", "2026-01-31")
         done = run_script(_HIDE_SPARK + _MAIN, "pipeline", *arguments)
         self.assertEqual(done.returncode, 1)
@@ -122,8 +122,8 @@ class WithoutSparkTests(SynchronousTestCase):
 
 
 class ExportTests(SynchronousTestCase):
-    """What the definition of a command repeats of its job."""
+    """Tests for values that a command's definition repeats from its job."""
 
     def test_formats(self) -> None:
-        """The command knows the formats of the job."""
+        """The command has the same formats as the job."""
         self.assertEqual(list(FORMATS), list(export_job.FORMATS))

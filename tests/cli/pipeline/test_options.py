@@ -23,38 +23,38 @@ from synapse_replication.pipeline.settings import PipelineSettings
 @master_option
 @json_option
 def strict(settings: PipelineSettings, master: str | None, as_json: bool) -> None:
-    """A command that wants a database."""
+    """A command that requires a database."""
     click.echo(f"{settings.conninfo['dbname']} {master} {as_json}")
 
 
 @click.command()
 @optional_source_options
 def lenient(settings: PipelineSettings | None) -> None:
-    """A command that does without."""
+    """A command with an optional database."""
     click.echo(str(settings))
 
 
 def run(command: click.Command, *args: str, environment: str | None = None) -> Result:
-    """Run a command, with nothing of our own environment."""
+    """Run a command in an environment that has only this DSN."""
     return CliRunner().invoke(command, args, env={DSN_VARIABLE: environment})
 
 
 class SourceOptionsTests(SynchronousTestCase):
-    """Tests for how a command is told its database."""
+    """Tests for selecting the database of a command."""
 
     def test_dsn(self) -> None:
-        """A dsn on the command line is taken, and so are the other options."""
+        """The options of the command line are passed to the command."""
         done = run(strict, "--dsn", "dbname=a", "--master", "local[2]", "--json")
         self.assertEqual(done.output, "a local[2] True\n")
 
     def test_environment(self) -> None:
-        """The environment names the database where the command line does not."""
+        """Without ``--dsn``, the database is taken from the environment."""
         self.assertEqual(run(strict, environment="dbname=b").output, "b None False\n")
         both = run(strict, "--dsn", "dbname=a", environment="dbname=b")
         self.assertEqual(both.output, "a None False\n")
 
     def test_config_wins_over_environment(self) -> None:
-        """A file that was named is read, whatever the environment says."""
+        """A configuration file takes precedence over the environment."""
         path = Path(self.mktemp())
         path.write_text(
             "server_name: example.org\n"
@@ -64,13 +64,13 @@ class SourceOptionsTests(SynchronousTestCase):
         self.assertEqual(done.output, "of_file None False\n")
 
     def test_both(self) -> None:
-        """Two answers to one question are refused."""
+        """Giving both ``-c`` and ``--dsn`` is refused."""
         done = run(strict, "-c", "x.yaml", "--dsn", "dbname=a")
         self.assertEqual(done.exit_code, 2)
         self.assertIn("give -c or --dsn, not both", done.output)
 
     def test_none(self) -> None:
-        """Without a database the command says the three ways to name one."""
+        """Without a database, the error lists the three ways to name one."""
         done = run(strict)
         self.assertEqual(done.exit_code, 2)
         for way in ("-c", "--dsn", DSN_VARIABLE):
@@ -78,18 +78,18 @@ class SourceOptionsTests(SynchronousTestCase):
         self.assertEqual(run(lenient).output, "None\n")
 
     def test_bad_dsn(self) -> None:
-        """A dsn that libpq cannot read is refused without repeating it."""
+        """An invalid DSN is refused without repeating it."""
         done = run(strict, "--dsn", "password=hush hush")
         self.assertEqual(done.exit_code, 2)
         self.assertIn("the dsn cannot be read", done.output)
         self.assertNotIn("hush", done.output)
 
     def test_missing_config(self) -> None:
-        """A file that is not there is named."""
+        """A missing configuration file is named."""
         done = run(strict, "-c", "/nonexistent.yaml")
         self.assertEqual(done.exit_code, 2)
         self.assertIn("/nonexistent.yaml", done.output)
 
     def test_password_is_not_shown(self) -> None:
-        """Settings that are printed keep the password to themselves."""
+        """The repr of the settings does not contain the password."""
         self.assertNotIn("hush", run(lenient, "--dsn", "password=hush").output)
