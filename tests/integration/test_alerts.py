@@ -179,12 +179,12 @@ class AlertTests(DeploymentTestCase):
         self.start("main", self.main)
         # The tests' writer starts at note 1 again.
         expected = expected_rows(10) + expected_rows(5)
-        self.wait_until("all rows", lambda: self.notes() == expected)
+        self.wait_until("all rows in the journal", lambda: self.notes() == expected)
         self.wait_until("the alert is over", lambda: not self.alerts())
         code, text = self.status()
         self.assertEqual(code, 0, text)
         self.wait_until(
-            "the log says so",
+            "a line in the log",
             lambda: "no longer stalled" in self.log_of("worker"),
         )
 

@@ -216,8 +216,6 @@ class FalsePositionTests(DeploymentTestCase):
 
         If other instances write as well, the sequence is moved forward beyond a near
         forged row.
-
-        Where others write, the sequence is advanced beyond a near forged row.
         """
         self.start_all(1)
         self.write_and_check(3)
@@ -228,11 +226,13 @@ class FalsePositionTests(DeploymentTestCase):
             lambda: f"announced up to {last + 30}, but" in self.log_of("main"),
         )
         self.write_and_check(6)
-        self.wait_until("all is live", lambda: self.conditions("reader") == {"live"})
+        self.wait_until(
+            "every writer is live", lambda: self.conditions("reader") == {"live"}
+        )
 
         self.lie()
         self.wait_until(
-            "the reader has refuted them",
+            "the reader refutes them",
             lambda: (
                 self.log_of("reader").count(f"was announced at {FAR} of stream") >= 2
             ),
@@ -248,7 +248,9 @@ class FalsePositionTests(DeploymentTestCase):
         self.start_all(2)
         self.write_and_check(15)
         self.assert_nothing_is_far()
-        self.wait_until("all is live", lambda: self.conditions("reader") == {"live"})
+        self.wait_until(
+            "every writer is live", lambda: self.conditions("reader") == {"live"}
+        )
 
     def test_ahead_of_its_writer(self) -> None:
         """
@@ -263,7 +265,9 @@ class FalsePositionTests(DeploymentTestCase):
         # heartbeat may come only after 5 s.
         forged = f"RDATA notes master {last + 30} {json.dumps(FORGED)}"
         self.publish(forged, "REPLICATE")
-        self.wait_until("it stalls", lambda: "stalled" in self.conditions("reader"))
+        self.wait_until(
+            "a stalled writer", lambda: "stalled" in self.conditions("reader")
+        )
         code, text = self.call("status")
         self.assertNotEqual(code, 0)
         self.assertIn("ahead of its writer", text)
@@ -272,4 +276,6 @@ class FalsePositionTests(DeploymentTestCase):
         code, text = self.call("positions repair", "--seen", f"notes={last + 30}")
         self.assertEqual(code, 0, text)
         self.write_and_check(6)
-        self.wait_until("all is live", lambda: self.conditions("reader") == {"live"})
+        self.wait_until(
+            "every writer is live", lambda: self.conditions("reader") == {"live"}
+        )

@@ -70,7 +70,7 @@ class RedisPlacesTests(DeploymentTestCase):
         self.write_upto(10)
         self.wait_for_rows(10)
         self.wait_until(
-            "both are there",
+            "both connections to the replica",
             lambda: (
                 len(replica.clients("pubsub")) >= 2
                 and len(replica.clients("normal")) >= 3

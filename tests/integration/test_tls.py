@@ -142,9 +142,10 @@ class TlsTests(DeploymentTestCase):
         for name, more in (("good", shown), ("bare", "")):
             own = {"streams": ["typing"], "direct_tcp": {"connect": endpoint + more}}
             self.other_process(name, "follow", {"synapse_replication": own})
-        self.wait_until("good gets in", lambda: "Connected" in self.log_of("good"))
+        self.wait_until("good connects", lambda: "Connected" in self.log_of("good"))
         self.wait_until(
-            "bare is told", lambda: "asks for a certificate" in self.log_of("bare")
+            "the reason in the log of bare",
+            lambda: "asks for a certificate" in self.log_of("bare"),
         )
         self.assertNotIn("Connected", self.log_of("bare"))
 
@@ -186,7 +187,7 @@ class TlsTests(DeploymentTestCase):
             if name == "bare":
                 # Only for the first: such lines are logged once a minute.
                 self.wait_until(
-                    "main says who was refused",
+                    "the rejected client in the log of main",
                     lambda: (
                         "accepting a TLS client failed: 127.0.0.1: TLS"
                         in self.log_of("main")
@@ -214,7 +215,8 @@ class TlsTests(DeploymentTestCase):
                     answer += data
         self.assertNotIn(b"SERVER", answer)
         self.wait_until(
-            "main says so", lambda: "does not speak TLS" in self.log_of("main")
+            "a line in the log of main",
+            lambda: "does not speak TLS" in self.log_of("main"),
         )
 
     def test_redis(self) -> None:

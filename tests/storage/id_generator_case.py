@@ -91,9 +91,6 @@ class SteppedTestCase(SynchronousTestCase):
         self.assertEqual(self.database.persisted[-1], id_)
 
     def with_sequence(self) -> None:
-        """
-        Replace the generator by one that compares positions with the sequence, now at
-        7.
-        """
+        """Use a generator that compares positions with the sequence, which is at 7."""
         stored = {"master": 7, "other": 7}
         self.ids = self.make(["master", "other"], stored, allocated=7)

@@ -184,7 +184,8 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
 
     def test_what_cannot_be_mended(self) -> None:
         """
-        If a problem remains after the repair, nothing is committed and an error raised.
+        If a problem remains after the repair, nothing is committed and an error is
+        raised.
         """
         self.sql("CREATE RULE keep AS ON DELETE TO stream_positions DO INSTEAD NOTHING")
         self.store(gone=3)
@@ -205,9 +206,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.examine(anybody).streams[0].writers, [])
 
     def test_nobody_wrote(self) -> None:
-        """
-        A stream without rows is stored at 1, ahead of an unused sequence: no problem.
-        """
+        """A stream without rows may be stored at 1, ahead of an unused sequence."""
         self.sql("TRUNCATE foobar, stream_positions; DROP SEQUENCE foobar_seq")
         self.sql("CREATE SEQUENCE foobar_seq")
         self.store(first=1)

@@ -52,8 +52,8 @@ class DatabaseTests(PostgresMixin, TestCase):
 
     async def test_settled(self) -> None:
         """
-        It fires when every transaction requested before has ended, and waits for no
-        later one.
+        settled() fires when every transaction requested before has ended, and does not
+        wait for later ones.
         """
         first, second = threading.Event(), threading.Event()
         self.addCleanup(second.set)
@@ -189,7 +189,7 @@ class DatabaseTests(PostgresMixin, TestCase):
 
     async def test_commit_is_never_repeated(self) -> None:
         """
-        A connection lost at the commit is an error and not retried: it may have
+        A connection lost at the commit is an error and not retried: the commit may have
         succeeded.
         """
         attempts: list[int] = []

@@ -155,7 +155,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
         )
 
     def test_big_table(self) -> None:
-        """A big table is only read by an index."""
+        """A big table is only read through an index."""
         self.sql(
             "DROP INDEX foobar_id; INSERT INTO foobar SELECT i, CASE WHEN i < 1000 "
             "THEN 'old' WHEN i % 2 = 0 THEN 'new' ELSE 'newer' END, 'x' "
@@ -276,7 +276,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         self.assertEqual(seen, [9])
 
     def test_waits_for_open_transactions(self) -> None:
-        """A commit under way when its writer was killed is waited for."""
+        """find() waits for a commit that was under way when its writer was killed."""
         self.write_rows("old", 6)
         self.set_sequence(7)
         dying = connect(self.dsn)

@@ -94,7 +94,7 @@ class RowsBetweenTests(OrdersTestCase):
 
     def test_between(self) -> None:
         """
-        Of each writer exactly the rows between its positions in the tokens are
+        For each writer, exactly the rows between its positions in both tokens are
         returned.
         """
         self.insert((2, "writer1"), (3, "writer2"), (4, "writer1"), (5, "writer2"))
@@ -109,8 +109,8 @@ class RowsBetweenTests(OrdersTestCase):
 
     def test_one_bound(self) -> None:
         """
-        Without a lower bound rows start at the first, without an upper at the last
-        delivered.
+        Without a lower bound, rows begin with the first one; without an upper bound,
+        they end with the last delivered.
         """
         self.insert((2, "writer1"), (3, "writer2"), (4, "writer1"), (5, "writer2"))
         self.stream.advance("writer1", 4)
@@ -177,7 +177,7 @@ class RowsBetweenTests(OrdersTestCase):
         self.assertIn('relation "orders" does not exist', str(error))
 
     def test_standard_stream(self) -> None:
-        """A stream without a declaration does not support it."""
+        """get_rows_between is rejected for a stream without a declaration."""
         ids = ReaderIds("events", "me", {}, 1, None)
         events = standard_stream(
             STANDARD_STREAMS["events"], self.database, ids, instance_name="me"

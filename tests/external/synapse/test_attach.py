@@ -138,7 +138,7 @@ class AttachTests(SynchronousTestCase):
         self.assertEqual(WRITTEN - self._streams_with_rows(), set())
         # They do not end beyond what was written, either. The host may still be writing
         # consequences of the last request.
-        eventually("both end where the table says", self._differences)
+        eventually("the positions of the table", self._differences)
         # Stock processes are not checked: they log errors while Redis restarts.
         for process in (self.reader, self.follower):
             self.assertEqual(process.stop(), 0, process.errors())

@@ -166,7 +166,7 @@ class BacklogTests(SynchronousTestCase):
         self.proxy.cut(Cut.SUBSCRIPTION)
         chat.do_everything()
         self.proxy.heal()
-        eventually("what was missed arrived", lambda: self.all_arrived(chat))
+        eventually("the missed rows arrived", lambda: self.all_arrived(chat))
 
     def asked(self, name: str) -> list[str]:
         """Return a process's log lines of requests for its backlog."""

@@ -106,19 +106,18 @@ class StatusTests(SynchronousTestCase):
 
     def test_status(self) -> None:
         """
-        All five processes are live in ``status`` and for systemd, and catch-ups leave
-        spans; a killed writer is reported in its readers' logs, to hooks and in
-        ``status``.
+        All five processes are live and trace their catch-ups; a killed writer is
+        reported in its readers' logs, to hooks and in ``status``.
         """
         chat = Chat.begin(self.deployment)
         chat.do_everything()
-        eventually("all is well", lambda: self.status()[0])
+        eventually("status 0", lambda: self.status()[0])
         code, text = self.status()
         self.assertEqual(code, 0, text)
         for name in PROCESSES:
             self.assertIn(f"{name}: All rows arrive", text)
         eventually(
-            "systemd knows that",
+            "the status line of systemd",
             lambda: "STATUS=live" not in "\n".join(self.systemd.lines),
         )
         self.assertIn("WATCHDOG=1", self.systemd.lines)
@@ -127,15 +126,19 @@ class StatusTests(SynchronousTestCase):
 
         writer = self.deployment.processes["writer1"]
         writer.kill()
-        eventually("the status says so", lambda: not self.status()[0])
+        eventually("status 1", lambda: not self.status()[0])
         code, text = self.status()
         self.assertEqual(code, 1)
         self.assertIn("writer1: does not answer", text)
-        eventually("the log says so", lambda: "stalled for" not in self.log_of("sync1"))
-        eventually("a hook says so", lambda: "stands still" not in self.log_of("sync1"))
+        eventually(
+            "a line in the log", lambda: "stalled for" not in self.log_of("sync1")
+        )
+        eventually(
+            "a line of a hook", lambda: "stands still" not in self.log_of("sync1")
+        )
         writer.start()
         chat.do_everything()
-        eventually("all is well again", lambda: self.status()[0])
+        eventually("status 0 again", lambda: self.status()[0])
         eventually(
             "spans of catch-ups",
             lambda: (

@@ -91,7 +91,9 @@ class StatusTests(SynchronousTestCase):
         self.assertEqual(describe_writer(writer), "events/w1 catching up, 2,000 behind")
 
     def test_lag_of_who_is_not_heard(self) -> None:
-        """The lag of a writer that is not heard is a lower bound or unknown."""
+        """
+        The lag of a writer without heartbeats or position is a lower bound or unknown.
+        """
         gone = attrs.evolve(STALLED, reason=StallReason.WRITER_GONE)
         self.assertEqual(describe_lag(LIVE), "0")
         self.assertEqual(describe_lag(STALLED), "20")

@@ -50,8 +50,8 @@ class StallLogTests(SynchronousTestCase):
 
     def test_from_its_beginning_to_its_end(self) -> None:
         """
-        All stalls with one reason share one line with a hint, repeated each minute, and
-        a line when they end.
+        All stalls with the same cause share one line with a hint, repeated each minute,
+        and a line when they end.
         """
         self.observer.connection_lost("redis", CloseReason.LOST, "it was cut")
         (line,) = self.lines(60)
@@ -66,7 +66,7 @@ class StallLogTests(SynchronousTestCase):
         )
 
     def test_one_more(self) -> None:
-        """A new stream or a new reason is logged at once."""
+        """A new stream or a new cause is logged at once."""
         self.leave("w1")
         (line,) = self.lines(15)
         self.assertIn("caches/w1, events/w1 stalled", line)
@@ -79,7 +79,7 @@ class StallLogTests(SynchronousTestCase):
         self.assertIn("no_link", line)
 
     def test_two_groups(self) -> None:
-        """Stalls with different reasons each have a line per minute."""
+        """Stalls with different causes each have a line per minute."""
         self.leave("w1")
         self.leave("w2")
         self.assertEqual(len(self.lines(15)), 2)
