@@ -140,8 +140,8 @@ class AlertTests(DeploymentTestCase):
 
     def test_a_writer_that_hangs(self) -> None:
         """
-        A writer that hangs fires the alert with its reason, also on the page, in
-        ``status`` and the log; after its restart every row arrives and the alert ends.
+        If a writer hangs, the alert, the page, ``status`` and the log report the
+        reason; after its restart every row arrives and the alert ends.
         """
         main = self.start("main", self.main)
         self.start("worker", self.worker)

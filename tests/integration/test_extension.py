@@ -1,4 +1,4 @@
-"""Tests for the extension on a real Redis, with and without stock peers."""
+"""Tests for the extension on a real Redis."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _MESSAGE = b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n:5\r\n"
 
 
 class HostileRedisTests(DeploymentTestCase):
-    """Tests for a main process whose Redis answers with bytes of the test."""
+    """Tests for a main process whose Redis answers with bytes that the test chooses."""
 
     def listen(self, answer: bytes) -> None:
         """Configure a Redis that answers each chunk of input with ``answer``."""

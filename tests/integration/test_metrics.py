@@ -64,7 +64,7 @@ class ExportsTests(DeploymentTestCase):
         reference = {metric.name: metric for metric in METRICS}
         for process in self.places:
             families = self.families(process)
-            # The times of creation of counters and histograms.
+            # Counters and histograms also export the time of their creation.
             created = {name for name in families if name.endswith("_created")}
             self.assertEqual(families.keys() - created, reference.keys())
             values: dict[tuple[str, str], set[str]] = {}
@@ -129,8 +129,8 @@ class ExportsTests(DeploymentTestCase):
 
     def test_lag_is_the_age_of_the_write(self) -> None:
         """
-        Lag in s counts from the write, as the writer's heartbeats report it, and not
-        from when a returning reader heard of it.
+        Lag in s counts from the time of the write, as reported by the writer's
+        heartbeats, and not from the reader's return.
         """
         gate = self.folder / "gate"
         self.worker["synapse_replication"]["row_sink"] = {

@@ -151,8 +151,8 @@ class TlsTests(DeploymentTestCase):
 
     def test_refused(self) -> None:
         """
-        A client without a trusted certificate, and a server with a wrong one, are named
-        with the reason.
+        A client with a wrong or no certificate, and a server with a wrong one, are
+        rejected and named with the reason.
         """
         self.use_tls()
         self.start("main", self.main)
@@ -203,7 +203,7 @@ class TlsTests(DeploymentTestCase):
             self.assertNotIn("Connected", self.log_of(name))
 
     def test_plain_client(self) -> None:
-        """A client that does not speak TLS gets no rows, and is logged."""
+        """A client that does not speak TLS gets no rows, and main logs it."""
         self.use_tls()
         self.start("main", self.main)
         self.wait_until_up("main")

@@ -96,8 +96,8 @@ class TracingTests(DeploymentTestCase):
 
     def test_no_collector(self) -> None:
         """
-        Without a collector rows still arrive, the log reports it, and the stop is not
-        delayed.
+        Without a collector, rows still arrive, the failure is logged, and the stop is
+        not delayed.
         """
         self.trace(f"http://127.0.0.1:{free_port()}")
         main = self.catch_up_once()

@@ -96,8 +96,8 @@ class ProtocolTests(HomeserverTestCase):
 
     def test_client(self) -> None:
         """
-        A client sends NAME and REPLICATE, and closes the connection to another
-        server's.
+        A client sends NAME and REPLICATE, and disconnects from another deployment's
+        server.
         """
         module = host_module("replication.tcp.protocol")
         for server, is_left in ((b"test", False), (b"elsewhere", True)):
