@@ -88,7 +88,7 @@ class NotifySocketTests(SynchronousTestCase):
 
 class WatchdogIntervalTests(SynchronousTestCase):
     def test_half(self) -> None:
-        """The interval is half the watchdog's time-out."""
+        """The interval is half the watchdog's timeout."""
         environ = {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "7"}
         self.assertEqual(watchdog_interval(environ, 7), 15.0)
 
@@ -99,7 +99,7 @@ class WatchdogIntervalTests(SynchronousTestCase):
         self.assertIsNone(watchdog_interval(environ, 7))
 
     def test_no_time(self) -> None:
-        """An invalid time-out is an error."""
+        """An invalid timeout is an error."""
         for text in ("0", "-1", "1s", "½"):
             with self.assertRaisesRegex(SupervisorError, "WATCHDOG_USEC"):
                 watchdog_interval({"WATCHDOG_USEC": text}, 7)

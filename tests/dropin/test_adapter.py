@@ -208,8 +208,8 @@ class RevealedRowsTests(SynchronousTestCase):
 
     def test_the_position_is_a_row(self) -> None:
         """
-        A position that equals another writer's row is held until that row is delivered,
-        since the row would otherwise be shown too early.
+        A position that equals another writer's row is held until that row is delivered;
+        otherwise the row that closes the gap would reveal it.
         """
         self._commit(7, 8)
         self._position("v", 8)

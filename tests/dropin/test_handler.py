@@ -170,8 +170,8 @@ class StartAndStopTests(SynchronousTestCase):
 
     def test_the_reactor_ends(self) -> None:
         """
-        The host's reactor connects the subscription; at its shutdown both connections
-        are closed, after all other triggers have run.
+        The host's reactor connects the subscription; at its shutdown both
+        connections are closed one turn later, so that others can still send.
         """
         hs = self.hs = self._start()
         ((host, port, factory, _),) = self.connected

@@ -47,7 +47,7 @@ class ProtocolTests(SynchronousTestCase):
 
     def test_made_early(self) -> None:
         """
-        The time-out of a client starts with its connection, not with its creation.
+        The timeout of a client starts with its connection, not with its creation.
         """
         client = self._client()
         self.hs.reactor.advance(3600)

@@ -14,7 +14,7 @@ from synapse_replication.dropin.protocol import (
 from tests.dropin.host import FakeStream
 from tests.dropin.strict import StrictCluster, join
 
-#: A jump of the clock that exceeds every time-out, in s.
+#: A jump of the clock that exceeds every timeout, in s.
 JUMP = 3600.0
 _KNOWN = {b"PING", b"PUBLISH", b"SUBSCRIBE"}
 

@@ -43,7 +43,7 @@ def extract_dsn() -> str:
 
 @functools.cache
 def history_dsn() -> str:
-    """Create a database with 20,000 rows, once for all tests."""
+    """Create a database with a generated history, once for all tests."""
     dsn = shared_postgres().new_database()
     fill_database(dsn, 20_000)
     return dsn

@@ -30,7 +30,7 @@ class JsonRowsTests(SynchronousTestCase):
     """Tests for the wire rows that are built from columns."""
 
     def test_every_type(self) -> None:
-        """Each type is written as JSON, including nulls and special characters."""
+        """Each type is encoded as JSON, including nulls and special characters."""
         types = ("string", "bigint", "double", "boolean", "strings", "json")
         names = tuple(f"a_{type_}" for type_ in types)
         table = StreamTable("s", tuple(map(Column, names, types)), ((None, names),))

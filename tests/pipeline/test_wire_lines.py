@@ -69,7 +69,7 @@ class ReadRecordingsTests(SynchronousTestCase):
 
     def test_fields(self) -> None:
         """
-        RDATA and POSITION are split into columns; of other commands only the name is.
+        RDATA and POSITION are split into columns; other commands have only a name.
         """
         row = '["ev", {"a b": 1}]'
         path = self.write(
