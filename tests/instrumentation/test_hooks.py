@@ -183,8 +183,8 @@ class ReplicationHooksTests(SynchronousTestCase):
 
     def test_nobody_subscribed(self) -> None:
         """
-        Without a subscription no status snapshot is taken; a later subscriber hears of
-        later changes only.
+        Without a subscription no status snapshot is taken; a later subscriber is only
+        notified of later changes.
         """
         looks = Mock(side_effect=self.status.snapshot)
         self.patch(self.hooks, "_snapshot", looks)

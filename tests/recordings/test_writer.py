@@ -82,7 +82,7 @@ class RecordingFilesTests(SynchronousTestCase):
         self.assertEqual(self.lines(name), ["PING 1"])
 
     def test_rolls_by_size(self) -> None:
-        """A file that is large enough is closed, and the next one begun."""
+        """A file that is large enough is closed, and the next one is begun."""
         files = self.record(roll_bytes=150)
         for number in range(7):
             files.see("x", b"PING %d" % number)

@@ -9,14 +9,14 @@ from scripts.tools.flood import run_flood
 
 
 class FloodTests(TestCase):
-    """A smaller flood than ``scripts/tools/flood`` makes by default."""
+    """Tests for a smaller flood than :mod:`scripts.tools.flood` makes by default."""
 
     timeout = 120
 
     async def test_slow_handler(self) -> None:
         """
-        If rows arrive faster than the handler is, the queue is bounded, every row is
-        delivered once and in order, and the other stream is not delayed.
+        If rows arrive faster than the handler delivers them, the queue is bounded,
+        every row is delivered once and in order, and the other stream is not delayed.
         """
         report = await run_flood(reactor, 50_000, 50_000)
         self.assertTrue(report.in_order)

@@ -25,7 +25,9 @@ class IsGoodTests(SynchronousTestCase):
         self.assertFalse(is_good(GOOD, never_shown=1))
 
     def test_a_failed_read_of_the_homeserver(self) -> None:
-        """What a response lacks after a failed read is not held against ours."""
+        """
+        Rows missing from a response after a failed read do not make the result bad.
+        """
         stream = StreamResult(GOOD, 0, 0.0, failed_reads=1)
         self.assertTrue(DeploymentResult("ours", (), (stream,)).is_good)
 

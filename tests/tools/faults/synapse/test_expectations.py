@@ -63,7 +63,7 @@ class ExpectationsTests(SynchronousTestCase):
         self.assertFalse(self.expectations.is_kept())
 
     def test_failed_reads(self) -> None:
-        """A promise whose read failed is counted by itself, until it is shown."""
+        """A promise whose read failed is counted separately until it is shown."""
         self.expectations.promise("receipts", "a", "$1")
         self.expectations.promise("receipts", "b", "$2")
         self.expectations.promise("events", "a")

@@ -29,7 +29,9 @@ def answered(request: str, user: str, status: int = 200, path: str = "sync") -> 
 
 class UsersOfFailedReadsTests(SynchronousTestCase):
     def test_a_response_without_what_could_not_be_read(self) -> None:
-        """The user is named whose request failed to read receipts and succeeded."""
+        """
+        A user whose request succeeded although it failed to read receipts is named.
+        """
         lines = [
             failed("GET-3"),
             answered("GET-2", "@a:b"),
