@@ -33,6 +33,9 @@ SHORT = (
     "tests.replication.tcp",
     "tests.replication.test_federation_ack",
     "tests.replication.test_sharded_event_persister",
+    "tests.handlers.test_typing",
+    "tests.handlers.test_receipts",
+    "tests.handlers.test_presence.WorkerPresenceThrottleTestCase",
     "tests.handlers.test_worker_lock.WorkerLockWorkersTestCase",
     "tests.storage.test_id_generators",
 )
