@@ -204,7 +204,7 @@ class CodeExamplesTests(SynchronousTestCase):
         with capturedLogs() as logged:
             reactor.pump([1.0] * 12)
         (event,) = logged
-        self.assertIn("orders stands still", formatEvent(event))
+        self.assertIn("orders is stalled", formatEvent(event))
         self.assertEqual(failures, [])
 
     def test_observer(self) -> None:

@@ -10,7 +10,7 @@ log = Logger("shop")
 
 
 def on_stalled(event: Stalled) -> None:
-    log.warn("{event.stream_name} stands still: {event.detail}", event=event)
+    log.warn("{event.stream_name} is stalled: {event.detail}", event=event)
 
 
 def on_caught_up(event: CaughtUp) -> None:

@@ -123,7 +123,7 @@ class _Observer(ReplicationObserver):
 
 
 class _Clock:
-    """A clock that stands still: a replay takes no time, and nothing is retried."""
+    """A clock whose time never advances, so that nothing is retried."""
 
     def seconds(self) -> float:
         return 0.0

@@ -133,9 +133,7 @@ class StatusTests(SynchronousTestCase):
         eventually(
             "a line in the log", lambda: "stalled for" not in self.log_of("sync1")
         )
-        eventually(
-            "a line of a hook", lambda: "stands still" not in self.log_of("sync1")
-        )
+        eventually("a line of a hook", lambda: "is stalled" not in self.log_of("sync1"))
         writer.start()
         chat.do_everything()
         eventually("status 0 again", lambda: self.status()[0])
