@@ -1,4 +1,4 @@
-"""Commands: one process says who syncs with it, another one takes note."""
+"""Commands: one process announces its syncing users, another one records them."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ log = Logger("shop")
 
 
 class FrontEnd(Service):
-    """Named under ``modules`` of the process that serves clients."""
+    """A service for ``modules`` of the process that serves clients."""
 
     def __init__(self, host: Any) -> None:
         self.host = host
 
     def startService(self) -> None:
         super().startService()
-        # There may be no link yet: commands wait for it.
+        # Commands are retained if there is no link yet.
         send = self.host.send
         send.send_user_sync("@alice:example.com", "PHONE", is_syncing=True)
         send.send_user_ip("@alice:example.com", "token", "10.0.0.7", "App/1.0", "PHONE")
@@ -33,7 +33,7 @@ def make_front_end(host: Any, config: dict[str, Any]) -> FrontEnd:
 
 
 class Notes(SyncingUsers):
-    """Named as ``command_sink`` of the process that wants to know."""
+    """The ``command_sink`` of the process that records users."""
 
     def on_user_sync(
         self,
@@ -70,6 +70,6 @@ class Notes(SyncingUsers):
 
 
 def make_notes(host: Any, config: dict[str, Any]) -> Notes:
-    # Only the instance that stores addresses is subscribed to them by itself.
+    # By default, only the instance that stores addresses subscribes to them.
     host.send.subscribe_to_channel("USER_IP")
     return Notes(own=host.send.syncing_users)

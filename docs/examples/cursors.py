@@ -1,4 +1,4 @@
-"""Cursors: a stream of one's own, held in the memory of its writer."""
+"""Cursors: a custom stream, held in the memory of its writer."""
 
 from typing import Any
 

@@ -23,7 +23,7 @@ DATABASE = {"dbname": "shop"}
 REDIS = api.RedisOptions(host="localhost", port=6379)
 SECRET = "a long random text"
 
-# A stream whose rows are the rows of a table ...
+# A stream in a table,
 ORDERS = api.TableStream(
     name="orders", table="orders", id_column="stream_id",
     writer_column="instance_name", sequence="orders_stream_seq",
@@ -37,7 +37,7 @@ class CursorRow:
     place: int
 
 
-# ... and one that its writer holds in memory: others fetch its rows over HTTP.
+# and one held in memory, whose rows readers fetch from the writer over HTTP.
 CURSORS = api.StreamDescription(
     name="cursors", codec=api.RowCodec("cursors", CursorRow),
     held_in_memory=True, resettable=True,
@@ -64,7 +64,7 @@ class PrintingSink:
 
 
 class Server:
-    """The host: replication asks for these attributes and for nothing else."""
+    """The host: replication requires only these attributes."""
 
     def __init__(self, instance_name: str) -> None:
         self.observer = api.LoggingObserver(Logger())
@@ -89,7 +89,7 @@ async def start(server: Server) -> None:
     agent, pool = api.make_agent(reactor, INSTANCES)
     client = api.HttpCatchUpClient(agent, INSTANCES, SECRET, reactor)
 
-    # Streams first: whoever connects may ask for any of them.
+    # Add the streams first, because peers may request any of them.
     orders_ids = api.IdStream(
         stream_name=ORDERS.name, sequence=ORDERS.sequence,
         tables=ORDERS.id_columns, writers=ORDERS.writers,
@@ -107,7 +107,7 @@ async def start(server: Server) -> None:
     server.streams.add(orders, is_written_here=writes)
     server.streams.add(cursors, is_written_here=writes)
 
-    # Then what others can ask for, then the links, then sending.
+    # Then start the HTTP server, the links, and sending, in this order.
     handler = api.ReplicationCommandHandler(server, server.observer)
     streamer = api.ReplicationStreamer(server, handler, server.observer)
     if writes:
@@ -134,7 +134,7 @@ async def start(server: Server) -> None:
         timer.startService()
 
     async def stop() -> None:
-        # The other way round: write no more, send what is left, close.
+        # Stop in the reverse order: stop writing, send pending rows, close.
         if writes:
             await timer.stopService()
         await streamer.stop()

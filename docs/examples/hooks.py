@@ -1,4 +1,4 @@
-"""Say on the log when a writer is stalled, and when it is live again."""
+"""Log when a writer is stalled, and when it is live again."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Count for Prometheus, log for people, and print what was discarded."""
+"""Update metrics, write log lines, and print discarded rows."""
 
 from prometheus_client import CollectorRegistry
 from twisted.logger import Logger

@@ -1,4 +1,4 @@
-"""Write an order a second."""
+"""Write an order per second."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Push orders to people: in order, each one once, and none left out."""
+"""Push orders to users: in order, and each exactly once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,19 +9,19 @@ from synapse_replication.api import MultiWriterStreamToken, PositionedRow
 
 
 class Pusher(Service):
-    """Named under ``modules``, by a function that makes it.
+    """A service for ``modules`` that pushes complete ranges of orders.
 
-    A row that arrives is no reason to push it: with two writers, order 6 of the fast
-    one can be here while order 5 of the slow one is not even committed. If 6 were
-    pushed at once and the last id kept, order 5 would never be pushed. So this pusher
-    waits until the rows of *every* writer are here, and keeps its own last maximum.
+    Do not push a row when it arrives: with two writers, order 6 of the fast one may
+    arrive before order 5 of the slow one is even committed. If 6 were pushed at once
+    and stored as the last id, order 5 would never be pushed. So this pusher waits until
+    the rows of *every* writer have arrived, and stores the last id that it has pushed.
     """
 
     def __init__(self, host: Any, push: Callable[[PositionedRow], None]) -> None:
         self.host = host
         self.push = push
         self.orders = host.streams.get_streams()["orders"]
-        # A pusher that has to survive restarts saves this.
+        # Save this to resume after a restart.
         self.last = self.orders.current_stream_token().stream
         self.maximum = self.last
         self.is_running = False

@@ -312,7 +312,7 @@ class RecordingAloneTests(SynchronousTestCase):
         self.assertIn("report.html", result.output)
         page = (out / "report.html").read_text()
         self.assertTrue("The recordings do not say when they were made" in page)
-        self.assertTrue("Nothing could be measured" in page)
+        self.assertTrue("No lag could be measured" in page)
         self.assertTrue("Not audited" in page)
         self.assertFalse("secret" in page)
         again = self.assertRaises(

@@ -112,7 +112,7 @@ class PageTests(SynchronousTestCase):
         """A report without data renders, too."""
         page = render_page(ReportData(made=BEGINNING, sources=[], has_wire=True), [])
         self.assertIn("not measured", page)
-        self.assertIn("Nothing could be measured", page)
+        self.assertIn("No lag could be measured", page)
 
     def test_clock_difference(self) -> None:
         """
