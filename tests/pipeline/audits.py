@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from synapse_replication.pipeline.audit.checks.ids import known_ids
+from synapse_replication.pipeline.audit.checks.ids import known_ids, packed
+from synapse_replication.pipeline.audit.checks.sightings import BUCKET_BITS, Place
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA, ROWS_SCHEMA
 from tests.pipeline.shared_session import shared_session
 
@@ -19,6 +20,7 @@ __all__ = [
     "evidence",
     "found",
     "ids_of",
+    "ids_of_rows",
     "make_rows",
     "make_tokens",
     "rows_of",
@@ -59,12 +61,33 @@ def ids_of(
     Call ``known_ids``, with ``account_data`` as the stream that is not checked for
     gaps.
     """
-    return known_ids(
+    return ids_of_rows(
         rows,
         make_rows() if archive is None else archive,
         make_tokens(lines),
         ("events", "account_data"),
         ["account_data"],
+    )
+
+
+def ids_of_rows(
+    tables: DataFrame,
+    archive: DataFrame,
+    tokens: DataFrame,
+    kept: Collection[str],
+    nameless: Collection[str] = (),
+    *,
+    bucket_bits: int = BUCKET_BITS,
+) -> DataFrame:
+    """Combine what is known of ids, from frames of rows.
+
+    :param nameless: streams whose tables and archive do not tell the writer.
+    """
+    return known_ids(
+        packed(tables, Place.TABLES, nameless, bucket_bits=bucket_bits),
+        packed(archive, Place.ARCHIVE, nameless, bucket_bits=bucket_bits),
+        tokens,
+        kept,
     )
 
 

@@ -14,7 +14,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -67,6 +67,8 @@ _KEYS_SCHEMA: Final = (
     "row_index int NOT NULL, written_ts timestamp, day date"
 )
 
+_MAX_ID: Final = 2**63 - 1
+
 _DAY: Final = re.compile(rf"{DAY}=(\d{{4}}-\d\d-\d\d)/")
 
 
@@ -88,6 +90,8 @@ class ArchivedTables:
     _wire_table: DeltaTable | None = attrs.field(repr=False)
     _session: SparkSession = attrs.field(repr=False)
     _tables: Mapping[str, StreamTable] = attrs.field(repr=False)
+    _store: ArchiveStore = attrs.field(repr=False)
+    _delta_tables: Mapping[str, DeltaTable] = attrs.field(repr=False)
 
     def lacks(self, recording: Path) -> bool:
         """Return whether the archive lacks a recording, or has a shorter one."""
@@ -123,6 +127,70 @@ class ArchivedTables:
         ]
         ddl = ", ".join([_KEYS_SCHEMA, *(f"`{name}` string" for name in more)])
         return _union(self._session, frames, ddl)
+
+    def map_rows(
+        self,
+        work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+        schema: str,
+        *columns: str,
+    ) -> DataFrame:
+        """Apply a function to the rows of all streams, where tasks read them.
+
+        The rows do not pass through Spark; only what the function makes of them does.
+
+        :param work: called in each task with batches of ``stream`` and ``columns``.
+        :param schema: the columns of the batches that ``work`` yields.
+        :param columns: the names of columns; null for streams that lack one.
+        """
+        files = [
+            (stream, path)
+            for stream, table in self._delta_tables.items()
+            for path in _paths(table)
+        ]
+        if not files:
+            return local_frame(self._session, schema)
+        tasks = _tasks(self._session, len(files))
+        read = functools.partial(
+            _map_files,
+            self._store,
+            # Neighbours are of similar size: each task gets some of each size.
+            [files[number::tasks] for number in range(tasks)],
+            {
+                name: _chosen(_arrow(table), columns)
+                for name, table in self._delta_tables.items()
+            },
+            work,
+        )
+        # A partition per number, without a shuffle.
+        numbers = self._session.range(0, tasks, numPartitions=tasks)
+        return numbers.mapInArrow(read, schema)
+
+    def id_bounds(self) -> dict[str, tuple[int, int]]:
+        """Return the least and the greatest token of each stream that has rows.
+
+        They are those of the tables' logs, which take no reading of rows. A stream
+        with a file whose log entry omits them has the bounds of all possible tokens.
+        """
+        found = {}
+        for stream, table in self._delta_tables.items():
+            actions = pa.table(table.get_add_actions(flatten=True))
+            if not actions.num_rows:
+                continue
+            bounds = []
+            for name, all_ids in (("min", -_MAX_ID), ("max", _MAX_ID)):
+                column = f"{name}.stream_id"
+                values = (
+                    actions[column].to_pylist()
+                    if column in actions.column_names
+                    else [None]
+                )
+                known = [value for value in values if value is not None]
+                choose = min if name == "min" else max
+                bounds.append(
+                    choose(known) if len(known) == actions.num_rows else all_ids
+                )
+            found[stream] = bounds[0], bounds[1]
+        return found
 
     def rows(self, *streams: str) -> DataFrame:
         """Return rows with ARCHIVED_ROWS_SCHEMA, with the content as JSON in ``row``.
@@ -180,6 +248,7 @@ def read_archive(
     frames: dict[str, DataFrame] = {}
     offsets: dict[str, StreamOffset] = {}
     purged: list[PurgedRange] = []
+    delta_tables: dict[str, DeltaTable] = {}
     for stream in store.streams():
         table = store.table(store.stream_uri(stream))
         if table is None:
@@ -187,6 +256,7 @@ def read_archive(
             continue
         if stream not in known:
             known[stream] = _table_of(stream, table)
+        delta_tables[stream] = table
         frames[stream] = _frame(session, store, table)
         offsets[stream] = read_state(table).offset
         purged += read_purged_ranges(table, stream)
@@ -196,7 +266,17 @@ def read_archive(
         if wire is None
         else _frame(session, store, wire).select(*ARCHIVED_WIRE_SCHEMA.names)
     )
-    return ArchivedTables(frames, commands, offsets, purged, wire, session, known)
+    return ArchivedTables(
+        frames,
+        commands,
+        offsets,
+        purged,
+        wire,
+        session,
+        known,
+        store,
+        delta_tables,
+    )
 
 
 def _union(
@@ -238,18 +318,69 @@ def _frame(session: SparkSession, store: ArchiveStore, table: DeltaTable) -> Dat
             .parquet(*(f"file://{path.removeprefix('file://')}" for path in files))
             .select(*schema.names)
         )
-    paths = [(file.removeprefix(uri).lstrip("/"),) for file in files]
-    count = min(len(paths), 4 * session.sparkContext.defaultParallelism)
+    paths = [(path,) for path in _paths(table)]
     read = functools.partial(_read_files, store, store.path(uri), _arrow(table))
     return (
         local_frame(session, "path string", paths)
-        .repartition(count)
+        .repartition(_tasks(session, len(paths)))
         .mapInArrow(read, schema)
+    )
+
+
+def _tasks(session: SparkSession, files: int) -> int:
+    return min(files, 4 * session.sparkContext.defaultParallelism)
+
+
+def _paths(table: DeltaTable) -> list[str]:
+    """Return the paths of a table's files below the table."""
+    root = table.table_uri.removeprefix("file://").rstrip("/")
+    return sorted(
+        uri.removeprefix("file://").removeprefix(root).lstrip("/")
+        for uri in table.file_uris()
     )
 
 
 def _arrow(table: DeltaTable) -> pa.Schema:
     return pa.schema(table.schema())
+
+
+def _chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """Return the fields of the columns that are named; null ones if there is none."""
+    return pa.schema(
+        [
+            schema.field(name) if name in schema.names else pa.field(name, pa.null())
+            for name in names
+        ]
+    )
+
+
+def _map_files(
+    store: ArchiveStore,
+    tasks: Sequence[Sequence[tuple[str, str]]],
+    schemas: Mapping[str, pa.Schema],
+    work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    numbers: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Apply a function to the rows of files, in a task.
+
+    :param tasks: the files of each task, as streams and paths.
+    """
+
+    def read() -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column("id").to_pylist():
+                for stream, path in tasks[number]:
+                    root = store.path(store.stream_uri(stream))
+                    for found in _read_file(store, root, path, schemas[stream]):
+                        yield pa.RecordBatch.from_arrays(
+                            [
+                                pa.repeat(pa.scalar(stream), found.num_rows),
+                                *found.columns,
+                            ],
+                            names=["stream", *found.schema.names],
+                        )
+
+    yield from work(read())
 
 
 def _read_files(
@@ -259,17 +390,24 @@ def _read_files(
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Read files within a task. Columns that a file lacks become null."""
+    for batch in batches:
+        for path in batch.column("path").to_pylist():
+            yield from _read_file(store, root, path, schema)
+
+
+def _read_file(
+    store: ArchiveStore, root: str, path: str, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     from pyarrow import parquet
 
     filesystem, _ = store.filesystem()
-    for batch in batches:
-        for path in batch.column("path").to_pylist():
-            day = datetime.date.fromisoformat(_DAY.findall(path)[0])
-            with parquet.ParquetFile(
-                f"{root}/{path}", filesystem=filesystem, pre_buffer=True
-            ) as file:
-                for found in file.iter_batches():
-                    yield _completed(found, schema, day)
+    day = datetime.date.fromisoformat(_DAY.findall(path)[0])
+    with parquet.ParquetFile(
+        f"{root}/{path}", filesystem=filesystem, pre_buffer=True
+    ) as file:
+        names = [name for name in file.schema_arrow.names if name in schema.names]
+        for found in file.iter_batches(columns=names):
+            yield _completed(found, schema, day)
 
 
 def _completed(

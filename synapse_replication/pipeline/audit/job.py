@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -33,6 +34,11 @@ from synapse_replication.pipeline.audit.checks.ids import (
     known_ids,
     two_writers_findings,
 )
+from synapse_replication.pipeline.audit.checks.sightings import (
+    PACKED_SCHEMA,
+    Place,
+    pack,
+)
 from synapse_replication.pipeline.audit.checks.wire import (
     damage_findings,
     order_findings,
@@ -40,7 +46,7 @@ from synapse_replication.pipeline.audit.checks.wire import (
     wire_lines,
     wire_tokens,
 )
-from synapse_replication.pipeline.audit.facts import read_facts
+from synapse_replication.pipeline.audit.facts import AuditFacts, read_facts
 from synapse_replication.pipeline.audit.findings import SAMPLES, Severity
 from synapse_replication.pipeline.audit.report import (
     print_findings,
@@ -56,11 +62,10 @@ from synapse_replication.pipeline.schemas import (
 )
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
-from synapse_replication.pipeline.source.frames import read_rows
+from synapse_replication.pipeline.source.frames import map_rows, read_rows
 from synapse_replication.pipeline.spark.failures import short_failures
 from synapse_replication.pipeline.spark.local import local_frame
 from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, job_session
-from synapse_replication.pipeline.tables import RowForm
 from synapse_replication.pipeline.wire_lines import find_recordings, read_recordings
 
 if TYPE_CHECKING:
@@ -161,11 +166,6 @@ def audited(
         ]
         wire = read_recordings(session, given)
         archived_wire = _archived_wire(session, archived)
-        rows_archived = (
-            local_frame(session, ARCHIVED_ROWS_SCHEMA).drop("row")
-            if archived is None
-            else archived.keys()
-        )
         # Lines that are in the archive twice are reported by a separate check.
         archived_once = archived_wire.dropDuplicates(["recording", "line_number"])
         lines = keep(wire_lines(wire.unionByName(archived_once)))
@@ -178,31 +178,18 @@ def audited(
                 sf.col("token").alias("high"),
             )
         )
-        reach = _reach(
-            rows_archived.select(
-                "stream",
-                "instance_name",
-                sf.col("stream_id").alias("low"),
-                sf.col("stream_id").alias("high"),
-            )
-        )
         begin("compare ids")
         # Read the sequences after the recordings, so that they have allocated every id
         # that was received.
         facts = read_facts(settings)
-        # Read beyond the positions, because rows committed there count, too.
-        rows = read_rows(
-            session, settings, RowForm.NONE, endingToken=json.dumps(facts.reach)
-        )
         ids = keep(
             known_ids(
-                rows,
-                rows_archived,
+                _in_tables(session, settings, facts),
+                _in_archive(session, archived, facts),
                 tokens,
                 facts.kept,
-                facts.nameless,
                 heard=_bounds(heard),
-                archived=_bounds(reach),
+                archived={} if archived is None else archived.id_bounds(),
                 last_ids=sum(facts.reach.values()),
             )
         )
@@ -215,7 +202,7 @@ def audited(
         found = [
             local_frame(session, FINDINGS_SCHEMA, facts.findings),
             two_writers_findings(ids),
-            ahead_findings(tokens, _farthest(session, reach), facts.given_out),
+            ahead_findings(tokens, ids, facts.given_out),
             gap_findings(ids),
             gone_findings(ids),
         ]
@@ -232,15 +219,7 @@ def audited(
             ]
         if archived is not None:
             found += [
-                rows_twice_findings(
-                    rows_archived.join(
-                        sf.broadcast(
-                            ids.where("repeated").select("stream", "stream_id")
-                        ),
-                        on=["stream", "stream_id"],
-                        how="left_semi",
-                    )
-                ),
+                rows_twice_findings(_repeated(session, ids, archived)),
                 commands_twice_findings(archived_wire),
                 not_archived_findings(ids, _purged(session, archived)),
             ]
@@ -297,10 +276,47 @@ def _bounds(reach: Iterable[_Reach]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _farthest(session: SparkSession, reach: Iterable[_Reach]) -> DataFrame:
-    rows = [(stream, writer, high) for stream, writer, _, high in reach]
-    return local_frame(
-        session, "stream string, instance_name string, stream_id long", rows
+def _in_tables(
+    session: SparkSession, settings: PipelineSettings, facts: AuditFacts
+) -> DataFrame:
+    """Return the packed sightings of ids in the tables of the database.
+
+    Reads beyond the positions, because rows committed there count, too.
+    """
+    work = functools.partial(pack, place=Place.TABLES, nameless=facts.nameless)
+    reach = json.dumps(facts.reach)
+    return map_rows(session, settings, work, PACKED_SCHEMA, endingToken=reach)
+
+
+def _in_archive(
+    session: SparkSession, archive: ArchivedTables | None, facts: AuditFacts
+) -> DataFrame:
+    """Return the packed sightings of ids in the archive."""
+    if archive is None:
+        return local_frame(session, PACKED_SCHEMA)
+    work = functools.partial(pack, place=Place.ARCHIVE, nameless=facts.nameless)
+    columns = ("instance_name", "stream_id", "row_index")
+    return archive.map_rows(work, PACKED_SCHEMA, *columns)
+
+
+def _repeated(
+    session: SparkSession, ids: DataFrame, archive: ArchivedTables
+) -> DataFrame:
+    """Return the archived rows of ids of which the archive may have a row twice.
+
+    Only the range of each stream that contains these ids is read.
+    """
+    columns = ("stream", "instance_name", "stream_id", "row_index")
+    repeated = ids.where("repeated").select("stream", "stream_id")
+    parts = [local_frame(session, ARCHIVED_ROWS_SCHEMA).select(*columns)]
+    bounds = repeated.groupBy("stream").agg(
+        sf.min("stream_id").alias("first"), sf.max("stream_id").alias("last")
+    )
+    for stream, first, last in bounds.collect():
+        rows = archive.streams[stream].where(sf.col("stream_id").between(first, last))
+        parts.append(rows.select(sf.lit(stream).alias("stream"), *columns[1:]))
+    return reduce(DataFrame.unionByName, parts).join(
+        sf.broadcast(repeated), on=["stream", "stream_id"], how="left_semi"
     )
 
 

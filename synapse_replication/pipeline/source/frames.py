@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from synapse_replication.pipeline.settings import PipelineSettings
@@ -10,12 +11,14 @@ from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.offsets import offsets_to_json
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.source.planning import Planner
+from synapse_replication.pipeline.source.reading import read_parts
 from synapse_replication.pipeline.tables import RowForm
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["latest_token", "read_rows"]
+__all__ = ["latest_token", "map_rows", "read_rows"]
 
 
 def read_rows(
@@ -32,6 +35,40 @@ def read_rows(
     """
     given = {**reader_options(settings), "rows": form.value, **options}
     return session.read.format("synapse_replication").options(**given).load()
+
+
+def map_rows(
+    session: SparkSession,
+    settings: PipelineSettings,
+    work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: str,
+    form: RowForm = RowForm.NONE,
+    **options: str,
+) -> DataFrame:
+    """Apply a function to the rows that the database has now, where tasks read them.
+
+    The rows do not pass through Spark; only what the function makes of them does.
+
+    :param work: called in each task with the batches of the data source.
+    :param schema: the columns of the batches that ``work`` yields.
+    :param form: what to read of each row.
+    :param options: options of the data source, for instance ``streams``.
+    :raises PipelineError: if an option is invalid, or the database cannot be reached.
+    """
+    given = {**reader_options(settings), "rows": form.value, **options}
+    checked = SourceOptions.parse(given)
+    tasks = Planner(checked, continuous=False).batch()
+    conninfo = checked.conninfo
+
+    def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column("id").to_pylist():
+                yield from work(read_parts(conninfo, tasks[number], form))
+
+    count = len(tasks)
+    # A partition per number, without a shuffle.
+    numbers = session.range(0, count, numPartitions=max(count, 1))
+    return numbers.mapInArrow(read, schema)
 
 
 def latest_token(settings: PipelineSettings, **options: str) -> str:

@@ -16,7 +16,6 @@ from synapse_replication.pipeline.audit.checks.announced import (
 from synapse_replication.pipeline.audit.checks.ids import (
     gap_findings,
     gone_findings,
-    known_ids,
     two_writers_findings,
 )
 from synapse_replication.pipeline.audit.checks.wire import (
@@ -31,7 +30,13 @@ from synapse_replication.testing.simulation.parts import (
     TABLES,
 )
 from synapse_replication.testing.simulation.runner import Run
-from tests.pipeline.audits import TOKENS_SCHEMA, found, make_rows, tokens_of
+from tests.pipeline.audits import (
+    TOKENS_SCHEMA,
+    found,
+    ids_of_rows,
+    make_rows,
+    tokens_of,
+)
 from tests.pipeline.shared_session import shared_session
 
 #: Each seed has other faults: cut or half-open links, crashes, database restarts.
@@ -64,7 +69,7 @@ class SimulatedTests(SynchronousTestCase):
             for names in ([t.name for t in TABLES], [CACHES], [MEMORY_STREAM])
         )
         tables = session.createDataFrame(rows, ROWS_SCHEMA)
-        ids = known_ids(tables, make_rows(), wire, kept, []).cache()
+        ids = ids_of_rows(tables, make_rows(), wire, kept).cache()
         self.addCleanup(ids.unpersist)
 
         lost = announced_absent(ids, wire, idempotent, {}).collect()

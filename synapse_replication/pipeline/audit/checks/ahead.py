@@ -22,12 +22,13 @@ _FIRST_POSITION = 1
 
 
 def ahead_findings(
-    tokens: DataFrame, archive: DataFrame, given_out: Mapping[str, int]
+    tokens: DataFrame, ids: DataFrame, given_out: Mapping[str, int]
 ) -> DataFrame:
     """Find streams with tokens beyond their sequences.
 
     :param tokens: the result of :func:`.wire.wire_tokens`.
-    :param archive: the archived rows, with at least the columns of ROWS_SCHEMA.
+    :param ids: the result of :func:`.ids.known_ids`, which has the last archived id
+        of each writer.
     :param given_out: the last id that each stream's sequence has allocated, read later
         than the other two.
     """
@@ -43,7 +44,8 @@ def ahead_findings(
         )
     )
     archived = (
-        archive.groupBy("stream", "instance_name")
+        ids.where("archived")
+        .groupBy("stream", sf.col("first_writer").alias("instance_name"))
         .agg(sf.max("stream_id").alias("farthest"))
         .withColumn(
             "seen",

@@ -57,8 +57,8 @@ def announced_absent(
 ) -> DataFrame:
     """Find rows that were never sent, but are covered by a POSITION of their writer.
 
-    :param ids: of :func:`.audit_ids.known_ids`.
-    :param tokens: of :func:`.audit_wire.wire_tokens`.
+    :param ids: of :func:`.ids.known_ids`.
+    :param tokens: of :func:`.wire.wire_tokens`.
     :param idempotent: names of streams whose late rows are delivered.
     :param sole_writers: the only writer of each stream whose tables do not store it.
     :return: LOST_COLUMNS.
@@ -143,8 +143,8 @@ def not_seen_findings(
     Readers that received the later row have skipped the missing one. However, the
     recorder itself may have been disconnected.
 
-    :param ids: of :func:`.audit_ids.known_ids`.
-    :param tokens: of :func:`.audit_wire.wire_tokens`.
+    :param ids: of :func:`.ids.known_ids`.
+    :param tokens: of :func:`.wire.wire_tokens`.
     :param idempotent: names of streams whose late rows are delivered.
     :param sole_writers: the only writer of each stream whose tables do not store it.
     """

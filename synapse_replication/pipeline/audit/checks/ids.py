@@ -1,12 +1,13 @@
-"""What ids show: those of two writers, those without a row, rows that are gone.
+"""Checks of ids: ids of two writers, ids without a row, and rows that are gone.
 
-All writers of a stream take ids from one sequence, so that a gap between the ids of
-one writer is mostly full of those of others. :func:`known_ids` puts together what is
-known of each id, wherever it was seen; the rest asks that.
+All writers of a stream take ids from one sequence, so a gap between the ids of one
+writer mostly contains ids of the others. :func:`known_ids` combines what is known about
+each id in all places; the checks use its result.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -15,8 +16,14 @@ from pyspark.sql import functions as sf
 
 from synapse_replication.pipeline.audit.checks.notable import (
     Bounds,
-    Place,
     notable,
+)
+from synapse_replication.pipeline.audit.checks.sightings import (
+    BUCKET_BITS,
+    PACKED_SCHEMA,
+    Place,
+    pack,
+    unpack,
 )
 from synapse_replication.pipeline.audit.findings import Kind, finding, sample
 
@@ -29,10 +36,11 @@ __all__ = [
     "gap_findings",
     "gone_findings",
     "known_ids",
+    "packed",
     "two_writers_findings",
 ]
 
-#: Of :func:`known_ids`.
+#: The columns of :func:`known_ids` that describe single ids.
 ID_COLUMNS = (
     "stream",
     "stream_id",
@@ -50,45 +58,41 @@ _IDS_SCHEMA: Final = (
     "repeated boolean, run_last long, run_last_writer string"
 )
 
-#: At most so many gaps of a stream, the newest, are reported one by one; the others
-#: are summed up.
+#: The number of gaps of a stream, the newest, that are reported individually; the
+#: others are summed up.
 MAX_GAPS: Final = 1000
 
-#: Ids that one task looks at together are those that are the same without these bits.
-_BUCKET_BITS: Final = 18
-
-#: Ids of one task, about.
+#: The approximate number of ids of one task.
 _IDS_PER_TASK: Final = 250_000
 
 
 def known_ids(
-    rows: DataFrame,
+    tables: DataFrame,
     archive: DataFrame,
     tokens: DataFrame,
     kept: Collection[str],
-    nameless: Collection[str],
     *,
     heard: Bounds | None = None,
     archived: Bounds | None = None,
     last_ids: int = 0,
 ) -> DataFrame:
-    """Put together where each id was seen, and whose it is; leave out sound ones.
+    """Combine where each id was seen, and whose it is; omit sound ids.
 
-    :param rows: of ROWS_SCHEMA: what is in the tables.
-    :param archive: the same, of an archive; may have more columns.
-    :param tokens: of :func:`.wire.wire_tokens`.
-    :param kept: names of the streams that are kept in the database.
-    :param nameless: those of them whose tables do not tell the writer.
-    :param heard: where an id that was not sent is no sound one; everywhere if not
-        given.
-    :param archived: where an id that is not archived is no sound one; likewise.
-    :param last_ids: how many ids there may be, of all streams; for the number of tasks.
-    :return: a row an id, with the least and the greatest name of a writer that tables
-        or archive have of it: the same name, if all is well; null if nothing tells.
-        ``sender`` sent it: that is not always its writer, as some processes send
-        the rows of all. ``repeated``: the archive may have a row of it twice.
-        ``run_last`` and its writer: the last id before a gap; only in the row of the
-        first id of such a run. See :func:`.notable.notable` for which ids there are.
+    :param tables: what is in the tables, of PACKED_SCHEMA.
+    :param archive: what is in the archive, likewise.
+    :param tokens: the result of :func:`.wire.wire_tokens`.
+    :param kept: names of the streams that are stored in the database.
+    :param heard: where an id that was not sent is not sound; everywhere if omitted.
+    :param archived: where an id that is not archived is not sound; likewise.
+    :param last_ids: about how many ids there are, of all streams; determines the
+        number of tasks.
+    :return: a row per id, with the least and the greatest name of a writer that tables
+        or archive give for it: the same name, unless two writers used the id; null if
+        none is given. ``sender`` sent it: that is not always its writer, as some
+        processes send the rows of all. ``repeated``: the archive may have a row of it
+        twice. ``run_last`` and its writer: the last id before a gap; only in the row
+        of the first id of such a run. :func:`.notable.notable` says which ids there
+        are.
     """
     sent = tokens.where("is_row").select(
         "stream",
@@ -97,38 +101,43 @@ def known_ids(
         sf.lit(0).alias("row_index"),
     )
     seen = (
-        _seen(rows, nameless, Place.TABLES)
-        .unionByName(_seen(archive, nameless, Place.ARCHIVE))
-        .unionByName(_seen(sent, (), Place.WIRE))
-    ).where(sf.col("stream").isin(*kept))
-    bucket = sf.shiftright("stream_id", _BUCKET_BITS)
+        tables.unionByName(archive)
+        .unionByName(packed(sent, Place.WIRE))
+        .where(sf.col("stream").isin(*kept))
+    )
 
     def choose(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from notable(batches, heard=heard, archived=archived).to_batches()
+        found = notable(unpack(batches), heard=heard, archived=archived)
+        yield from found.to_batches()
 
-    # Not fewer than Spark takes for itself, and none too large for a worker's memory.
+    # Not fewer than Spark's default, and none too large for a worker's memory.
     usual = int(seen.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
     tasks = max(usual, last_ids // _IDS_PER_TASK)
-    shared_out = seen.repartition(tasks, "stream", bucket)
-    return shared_out.mapInArrow(choose, _IDS_SCHEMA)
+    return seen.repartition(tasks, "stream", "bucket").mapInArrow(choose, _IDS_SCHEMA)
 
 
-def _seen(frame: DataFrame, nameless: Collection[str], place: Place) -> DataFrame:
-    # What reads the tables gives rows of nobody an empty name.
-    has_writer = (sf.col("instance_name") != "") & ~sf.col("stream").isin(*nameless)
-    return frame.select(
-        "stream",
-        "stream_id",
-        sf.when(has_writer, sf.col("instance_name")).alias("writer"),
-        sf.lit(int(place)).alias("place"),
-        "row_index",
+def packed(
+    rows: DataFrame,
+    place: Place,
+    nameless: Collection[str] = (),
+    *,
+    bucket_bits: int = BUCKET_BITS,
+) -> DataFrame:
+    """Pack the rows of a frame with the columns that :func:`.sightings.pack` needs.
+
+    :return: the sightings, of PACKED_SCHEMA.
+    """
+    work = functools.partial(
+        pack, place=place, nameless=frozenset(nameless), bucket_bits=bucket_bits
     )
+    columns = ("stream", "instance_name", "stream_id", "row_index")
+    return rows.select(*columns).mapInArrow(work, PACKED_SCHEMA)
 
 
 def two_writers_findings(ids: DataFrame) -> DataFrame:
-    """Find ids that two writers have used: a sequence has given them out twice.
+    """Find ids that two writers have used: a sequence has allocated them twice.
 
-    :param ids: of :func:`known_ids`.
+    :param ids: the result of :func:`known_ids`.
     """
     columns = ids.select(*ID_COLUMNS)
     of_two = columns.where(sf.col("first_writer") < sf.col("last_writer"))
@@ -159,7 +168,7 @@ def two_writers_findings(ids: DataFrame) -> DataFrame:
 def gone_findings(ids: DataFrame) -> DataFrame:
     """Sum up rows that were sent or archived, and are in no table any more.
 
-    :param ids: of :func:`known_ids`.
+    :param ids: the result of :func:`known_ids`.
     """
     columns = ids.select(*ID_COLUMNS)
     gone = columns.where(~sf.col("in_tables")).withColumn(
@@ -199,9 +208,9 @@ def _grouped(ids: DataFrame, keys: list[str]) -> DataFrame:
 def gap_findings(ids: DataFrame) -> DataFrame:
     """Find ids between others that have no row anywhere, of any writer.
 
-    Those above the last row are not reported: their transactions may be under way.
+    Ids above the last row are not reported: their transactions may be in progress.
 
-    :param ids: of :func:`known_ids`.
+    :param ids: the result of :func:`known_ids`.
     """
     columns = ids.select(
         "stream", "stream_id", "first_writer", "sender", "run_last", "run_last_writer"
@@ -213,7 +222,7 @@ def gap_findings(ids: DataFrame) -> DataFrame:
         sf.col("run_last").alias("stream_id"), sf.col("run_last_writer").alias("writer")
     )
     in_order = Window.partitionBy("stream").orderBy("stream_id")
-    # The runs of two tasks may meet without a gap.
+    # The runs of two tasks may be adjacent.
     gaps = (
         runs.select(
             "stream", end.alias("before"), sf.lead(begin).over(in_order).alias("after")
@@ -229,7 +238,7 @@ def gap_findings(ids: DataFrame) -> DataFrame:
     )
     newest = Window.partitionBy("stream").orderBy(sf.desc("first"))
     ranked = gaps.withColumn("rank", sf.row_number().over(newest))
-    # The newest are reported one by one; all others of a stream together.
+    # The newest gaps are reported individually, the others of a stream together.
     reported = (
         ranked.withColumn("place", sf.least(sf.col("rank"), sf.lit(MAX_GAPS + 1)))
         .groupBy("stream", "place")

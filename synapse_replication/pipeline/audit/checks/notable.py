@@ -7,7 +7,6 @@ anything is joined, sorted or cached.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -16,18 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["NOTABLE_SCHEMA", "Bounds", "Place", "notable"]
+from synapse_replication.pipeline.audit.checks.sightings import Place
+
+__all__ = ["NOTABLE_SCHEMA", "Bounds", "notable"]
 
 #: Maps a stream to the least and the greatest relevant id.
 Bounds = Mapping[str, tuple[int, int]]
-
-
-class Place(enum.IntEnum):
-    """The place in which an id was found."""
-
-    TABLES = 0
-    ARCHIVE = 1
-    WIRE = 2
 
 
 #: The columns that describe an id; see :func:`.ids.known_ids`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.audit.checks.ahead import ahead_findings
-from tests.pipeline.audits import evidence, found, make_rows, make_tokens
+from tests.pipeline.audits import evidence, found, ids_of, make_rows, make_tokens
 
 
 class AheadTests(SynchronousTestCase):
@@ -23,8 +23,9 @@ class AheadTests(SynchronousTestCase):
             ]
         )
         archive = make_rows(("events", "w1", 11), ("events", "w2", 10))
+        ids = ids_of(make_rows(), archive)
 
-        findings = ahead_findings(tokens, archive, {"events": 10, "backfill": 0})
+        findings = ahead_findings(tokens, ids, {"events": 10, "backfill": 0})
 
         self.assertEqual(
             found(findings),

@@ -14,12 +14,12 @@ from synapse_replication.pipeline.audit.checks.announced import (
     announced_findings,
     not_seen_findings,
 )
-from synapse_replication.pipeline.audit.checks.ids import known_ids
 from tests.pipeline.audits import (
     TOKENS_SCHEMA,
     Found,
     evidence,
     found,
+    ids_of_rows,
     make_rows,
     make_tokens,
     tokens_of,
@@ -106,7 +106,7 @@ def absent() -> dict[str, list[tuple[int, int]]]:
     wire = shared_session().createDataFrame(tokens, TOKENS_SCHEMA)
     streams = [name.replace(" ", "_") for name in CASES]
     nameless = streams_of("nameless")
-    ids = known_ids(make_rows(*rows), make_rows(*archived), wire, streams, nameless)
+    ids = ids_of_rows(make_rows(*rows), make_rows(*archived), wire, streams, nameless)
     sole = dict.fromkeys(nameless, "w1")
     found: dict[str, list[tuple[int, int]]] = {name: [] for name in CASES}
     for row in announced_absent(ids, wire, streams_of("caches"), sole).collect():
@@ -164,7 +164,7 @@ class AnnouncedAbsentTests(SynchronousTestCase):
         tokens = make_tokens(["POSITION events w1 2 3"]).unionByName(
             make_tokens(["RDATA events w1 3 []"], "other.jsonl")
         )
-        ids = known_ids(make_rows(*EVENTS), make_rows(), tokens, ["events"], [])
+        ids = ids_of_rows(make_rows(*EVENTS), make_rows(), tokens, ["events"])
 
         self.assertEqual(announced_absent(ids, tokens, [], {}).collect(), [])
 
@@ -172,7 +172,7 @@ class AnnouncedAbsentTests(SynchronousTestCase):
         """The evidence names the file, the line, the tables and the rows."""
         tokens = make_tokens(["RDATA events w1 2 []", "POSITION events w1 2 4"])
         rows = make_rows(*EVENTS)
-        ids = known_ids(rows, make_rows(), tokens, ["events"], [])
+        ids = ids_of_rows(rows, make_rows(), tokens, ["events"])
         lost = announced_absent(ids, tokens, [], {})
         texts = rows.withColumn("source", sf.lit("tables"))
 
@@ -208,7 +208,7 @@ class NotSeenTests(SynchronousTestCase):
 
     def not_seen(self, *lines: str) -> list[Found]:
         tokens = make_tokens(lines)
-        ids = known_ids(make_rows(*EVENTS), make_rows(), tokens, ["events"], [])
+        ids = ids_of_rows(make_rows(*EVENTS), make_rows(), tokens, ["events"])
         return found(not_seen_findings(ids, tokens, ["caches"], {}))
 
     def test_missing(self) -> None:

@@ -10,7 +10,14 @@ from synapse_replication.pipeline.audit.checks.ids import (
     gone_findings,
     two_writers_findings,
 )
-from tests.pipeline.audits import evidence, found, ids_of, make_rows
+from tests.pipeline.audits import (
+    evidence,
+    found,
+    ids_of,
+    ids_of_rows,
+    make_rows,
+    make_tokens,
+)
 
 
 class TwoWritersTests(SynchronousTestCase):
@@ -98,10 +105,10 @@ class GapTests(SynchronousTestCase):
         Gaps are found across the buckets of tasks; beyond the maximum, small gaps are
         summed up.
         """
-        self.patch(audit_ids, "_BUCKET_BITS", 2)
         self.patch(audit_ids, "MAX_GAPS", 2)
-        ids = ids_of(
-            make_rows(*(("events", "w1", id_) for id_ in (3, 4, 5, 7, 9, 20, 24, 25)))
+        stored = (("events", "w1", id_) for id_ in (3, 4, 5, 7, 9, 20, 24, 25))
+        ids = ids_of_rows(
+            make_rows(*stored), make_rows(), make_tokens(()), ["events"], bucket_bits=2
         )
 
         self.assertEqual(

@@ -11,9 +11,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.pipeline.audit.checks.notable import (
     NOTABLE_SCHEMA,
     Bounds,
-    Place,
     notable,
 )
+from synapse_replication.pipeline.audit.checks.sightings import Place
 
 #: Stream, id, writer, source, and index of the row among those of its token.
 _Sighting = tuple[str, int, str | None, Place, int]
