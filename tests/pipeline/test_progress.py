@@ -37,7 +37,7 @@ class JobProgressTests(SynchronousTestCase):
             [
                 "     1.0 s  step 1 of 2: start Spark",
                 "     2.0 s  step 2 of 2: compare ids",
-                "     3.0 s  2 tasks failed; Spark tries again",
+                "     3.0 s  2 tasks failed; Spark retries",
                 "     4.0 s  step 2 of 2: compare ids: 3 tasks done, 5 left",
                 "     5.0 s  step 2 of 2: compare ids: 5 tasks done, 3 left",
             ],
@@ -53,7 +53,22 @@ class JobProgressTests(SynchronousTestCase):
 
         self.assertIn("step 2 of 2: compare ids", out.getvalue())
         self.assertIn("3/8", out.getvalue())
-        self.assertIn("1 task failed; Spark tries again", out.getvalue())
+        self.assertIn("1 task failed; Spark retries", out.getvalue())
+
+    def test_counted_files(self) -> None:
+        """A job without Spark counts files, and may learn of its steps late."""
+        out = _Terminal()
+        with JobProgress(out, 1, unit="files") as progress:
+            progress.begin("open the archive")
+            progress.expect(2)
+            progress.begin("receipts")
+            progress.count(3, 8)
+            progress.unwatch()
+            progress.show(Tasks(3, 8))
+
+        self.assertIn("step 1 of 1: open the archive", out.getvalue())
+        self.assertIn("step 2 of 3: receipts", out.getvalue())
+        self.assertIn("3/8 files", out.getvalue())
 
     def test_idle_session(self) -> None:
         """An idle session has no tasks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import attrs
 import click
@@ -43,12 +44,18 @@ def convert_command(
     -c. Java is not required.
     """
     from synapse_replication.pipeline.archive.convert import convert_archive
+    from synapse_replication.pipeline.progress import JobProgress
     from synapse_replication.pipeline.tables import table_of_declaration
 
     declared = () if settings is None else settings.declared
-    done = convert_archive(
-        old, archive, {each.name: table_of_declaration(each) for each in declared}
-    )
+    with JobProgress(sys.stderr, 1, unit="files") as progress:
+        progress.begin("read the old archive")
+        done = convert_archive(
+            old,
+            archive,
+            {each.name: table_of_declaration(each) for each in declared},
+            progress,
+        )
     if as_json:
         click.echo(json.dumps(attrs.asdict(done)))
     else:

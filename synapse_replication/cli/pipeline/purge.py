@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -44,8 +45,11 @@ def purge_command(
     vacuum removes the files, once no reader needs them. Java is not required.
     """
     from synapse_replication.pipeline.archive.purge_job import purge_archive
+    from synapse_replication.pipeline.progress import JobProgress
 
-    days = purge_archive(archive, before.date(), dry_run=dry_run)
+    with JobProgress(sys.stderr, 1, unit="files") as progress:
+        progress.begin("open the archive")
+        days = purge_archive(archive, before.date(), dry_run=dry_run, progress=progress)
     if as_json:
         click.echo(json.dumps({"purged": not dry_run, "days": _describe(days)}))
         return

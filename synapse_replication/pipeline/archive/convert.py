@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import attrs
@@ -33,6 +33,9 @@ from synapse_replication.pipeline.tables import (
     standard_tables,
 )
 
+if TYPE_CHECKING:
+    from synapse_replication.pipeline.progress import JobProgress
+
 __all__ = ["Converted", "convert_archive"]
 
 #: The number of rows that are converted at a time.
@@ -49,13 +52,17 @@ class Converted:
 
 
 def convert_archive(
-    old: str, archive: str, tables: Mapping[str, StreamTable] | None = None
+    old: str,
+    archive: str,
+    tables: Mapping[str, StreamTable] | None = None,
+    progress: JobProgress | None = None,
 ) -> Converted:
     """Convert an archive to a new location; the old one is not changed.
 
     :param tables: the columns of streams beyond the standard ones.
-    :raises PipelineError: if the old one cannot be read, or the new location has an
-        archive.
+    :param progress: gets a step per table, and counts the files that are converted.
+    :raises PipelineError: if the old archive cannot be read, or the new place contains
+        an archive.
     """
     source = Path(old).absolute()
     _check(source)
@@ -69,7 +76,10 @@ def convert_archive(
     offsets = _offsets(source)
     purged = _purged(source)
     rows = streams = 0
-    for folder in sorted((source / "rows").glob("stream=*")):
+    folders = sorted((source / "rows").glob("stream=*"))
+    if progress is not None:
+        progress.expect(len(folders) + 1)
+    for folder in folders:
         stream = unquote(folder.name.removeprefix("stream="))
         if stream not in known:
             raise PipelineError(
@@ -77,11 +87,15 @@ def convert_archive(
                 "it (-c)"
             )
         offset = offsets.get(stream, StreamOffset())
-        rows += _convert_stream(store, folder, known[stream], offset)
+        if progress is not None:
+            progress.begin(f"convert {stream}")
+        rows += _convert_stream(store, folder, known[stream], offset, progress)
         streams += 1
         if ranges := [each for each in purged if each.stream == stream]:
             _record_purged(store, stream, ranges)
-    return Converted(rows, _convert_wire(store, source), streams)
+    if progress is not None:
+        progress.begin("convert recordings of the wire")
+    return Converted(rows, _convert_wire(store, source, progress), streams)
 
 
 def _check(source: Path) -> None:
@@ -137,12 +151,16 @@ def _record_purged(store: ArchiveStore, stream: str, ranges: list[PurgedRange]) 
 
 
 def _convert_stream(
-    store: ArchiveStore, folder: Path, columns: StreamTable, offset: StreamOffset
+    store: ArchiveStore,
+    folder: Path,
+    columns: StreamTable,
+    offset: StreamOffset,
+    progress: JobProgress | None,
 ) -> int:
     uri = store.stream_uri(columns.name)
     table = ArchiveTable(store, uri, columns.name, columns.archive_schema)
     files = []
-    for path in sorted(folder.glob("day=*/*.parquet")):
+    for path in _counted(folder.glob("day=*/*.parquet"), progress):
         writer = DayWriter(store, uri, "written_ts", _day_of(path))
         for batch in _batches(path):
             writer.write(_typed(batch, columns))
@@ -151,7 +169,9 @@ def _convert_stream(
     return sum(file.rows for file in files)
 
 
-def _convert_wire(store: ArchiveStore, source: Path) -> int:
+def _convert_wire(
+    store: ArchiveStore, source: Path, progress: JobProgress | None
+) -> int:
     recordings = {
         name: size
         for manifest in _manifests(source, "wire")
@@ -161,7 +181,7 @@ def _convert_wire(store: ArchiveStore, source: Path) -> int:
         return 0
     table = ArchiveTable(store, store.wire_uri, "the wire", WIRE_TABLE_SCHEMA)
     files = []
-    for path in sorted((source / "wire").glob("day=*/*.parquet")):
+    for path in _counted((source / "wire").glob("day=*/*.parquet"), progress):
         writer = DayWriter(store, store.wire_uri, "received_ts", _day_of(path))
         for batch in _batches(path):
             columns = [
@@ -171,6 +191,15 @@ def _convert_wire(store: ArchiveStore, source: Path) -> int:
         files += writer.close()
     table.commit(files, recordings=recordings)
     return sum(file.rows for file in files)
+
+
+def _counted(paths: Iterable[Path], progress: JobProgress | None) -> Iterator[Path]:
+    """Yield paths in order, and count them."""
+    ordered = sorted(paths)
+    for number, path in enumerate(ordered):
+        if progress is not None:
+            progress.count(number, len(ordered))
+        yield path
 
 
 def _day_of(path: Path) -> datetime.date:

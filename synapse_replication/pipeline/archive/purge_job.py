@@ -10,16 +10,24 @@ from synapse_replication.pipeline.archive.purges import (
     purge_days,
 )
 from synapse_replication.pipeline.archive.store import open_archive
+from synapse_replication.pipeline.progress import JobProgress
 
 __all__ = ["purge_archive"]
 
 
 def purge_archive(
-    archive: str, before: datetime.date, *, dry_run: bool = False
+    archive: str,
+    before: datetime.date,
+    *,
+    dry_run: bool = False,
+    progress: JobProgress | None = None,
 ) -> list[OldDay]:
-    """Remove all days before a date, and return them.
+    """Remove all days before a date, and return these days.
 
-    :raises PipelineError: if the archive does not exist or cannot be written.
+    :param dry_run: whether to leave the archive as it is.
+    :param progress: gets a step per table, and counts files.
+    :raises PipelineError: if there is no archive, or it cannot be written.
     """
     store = open_archive(archive)
-    return find_old_days(store, before) if dry_run else purge_days(store, before)
+    act = find_old_days if dry_run else purge_days
+    return act(store, before, progress)

@@ -30,6 +30,8 @@ from synapse_replication.pipeline.tables import DAY
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+    from synapse_replication.pipeline.progress import JobProgress
+
 __all__ = ["OldDay", "find_old_days", "purge_days"]
 
 #: The most attempts of a purge, each of which a driver's commit may invalidate.
@@ -50,37 +52,53 @@ class OldDay:
     size: int
 
 
-def find_old_days(store: ArchiveStore, before: datetime.date) -> list[OldDay]:
+def find_old_days(
+    store: ArchiveStore, before: datetime.date, progress: JobProgress | None = None
+) -> list[OldDay]:
     """Return all days before a date, of streams and of the wire, in order.
 
+    :param progress: gets a step per table.
     :raises PipelineError: if the archive cannot be read.
     """
     return [
-        day for stream, table in _tables(store) for day in _days(stream, table, before)
+        day
+        for stream, table in _tables(store, progress)
+        for day in _days(stream, table, before)
     ]
 
 
-def purge_days(store: ArchiveStore, before: datetime.date) -> list[OldDay]:
+def purge_days(
+    store: ArchiveStore, before: datetime.date, progress: JobProgress | None = None
+) -> list[OldDay]:
     """Remove all days before a date; return what was removed.
 
     It may be called while a driver is running.
 
+    :param progress: gets a step per table, and counts the files whose rows are
+        recorded.
     :raises PipelineError: if the archive cannot be read or written.
     """
     removed = []
-    for stream, table in _tables(store):
-        removed += _purge(store, stream, table, before)
+    for stream, table in _tables(store, progress):
+        removed += _purge(store, stream, table, before, progress)
     return removed
 
 
-def _tables(store: ArchiveStore) -> Iterator[tuple[str | None, DeltaTable]]:
-    for stream in store.streams():
-        table = store.table(store.stream_uri(stream))
+def _tables(
+    store: ArchiveStore, progress: JobProgress | None
+) -> Iterator[tuple[str | None, DeltaTable]]:
+    places: list[tuple[str | None, str]] = [
+        *((stream, store.stream_uri(stream)) for stream in store.streams()),
+        (None, store.wire_uri),
+    ]
+    if progress is not None:
+        progress.expect(len(places))
+    for stream, uri in places:
+        if progress is not None:
+            progress.begin("recordings of the wire" if stream is None else stream)
+        table = store.table(uri)
         if table is not None:
             yield stream, table
-    wire = store.table(store.wire_uri)
-    if wire is not None:
-        yield None, wire
 
 
 def _days(stream: str | None, table: DeltaTable, before: datetime.date) -> list[OldDay]:
@@ -105,7 +123,11 @@ def _old_actions(table: DeltaTable, before: datetime.date) -> list[dict[str, Any
 
 
 def _purge(
-    store: ArchiveStore, stream: str | None, table: DeltaTable, before: datetime.date
+    store: ArchiveStore,
+    stream: str | None,
+    table: DeltaTable,
+    before: datetime.date,
+    progress: JobProgress | None,
 ) -> list[OldDay]:
     from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -115,7 +137,9 @@ def _purge(
             break
         properties = commit_properties(read_state(table), new=False)
         try:
-            if stream is not None and not _record(store, stream, table, before):
+            if stream is not None and not _record(
+                store, stream, table, before, progress
+            ):
                 continue
             table.delete(
                 f"{DAY} < DATE '{before.isoformat()}'", commit_properties=properties
@@ -133,13 +157,17 @@ def _purge(
 
 
 def _record(
-    store: ArchiveStore, stream: str, table: DeltaTable, before: datetime.date
+    store: ArchiveStore,
+    stream: str,
+    table: DeltaTable,
+    before: datetime.date,
+    progress: JobProgress | None,
 ) -> bool:
     """Record the rows to be purged; return false if rows were added meanwhile."""
     noted = {action["path"] for action in _old_actions(table, before)}
     ranges = [
         *read_purged_ranges(table, stream),
-        *_ranges(store, stream, table, before),
+        *_ranges(store, stream, table, before, progress),
     ]
     table.alter.set_table_properties(
         purged_properties(ranges),
@@ -160,7 +188,11 @@ def _failed(table: DeltaTable, error: Exception) -> PipelineError:
 
 
 def _ranges(
-    store: ArchiveStore, stream: str, table: DeltaTable, before: datetime.date
+    store: ArchiveStore,
+    stream: str,
+    table: DeltaTable,
+    before: datetime.date,
+    progress: JobProgress | None,
 ) -> list[PurgedRange]:
     """Return the range of each writer's tokens in the old days."""
     from pyarrow import parquet
@@ -168,7 +200,10 @@ def _ranges(
     filesystem, _ = store.filesystem()
     root = store.path(store.stream_uri(stream))
     found: dict[str, tuple[int, int]] = {}
-    for action in _old_actions(table, before):
+    actions = _old_actions(table, before)
+    for number, action in enumerate(actions):
+        if progress is not None:
+            progress.count(number, len(actions))
         with parquet.ParquetFile(
             f"{root}/{action['path']}", filesystem=filesystem
         ) as file:

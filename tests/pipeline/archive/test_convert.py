@@ -99,7 +99,26 @@ class ConvertTests(SynchronousTestCase):
             env={},
             catch_exceptions=False,
         )
-        self.assertIn("converted 4 rows of 2 streams and 1 commands", result.output)
+        self.assertIn("converted 4 rows of 2 streams and 1 commands", result.stdout)
+        steps = (
+            "read the old archive",
+            "convert events",
+            "convert receipts",
+            "convert recordings of the wire",
+        )
+        shown = [line.split(" s  ") for line in result.stderr.splitlines()]
+        self.assertEqual(
+            [step for _, step in shown],
+            [
+                "step 1 of 1: read the old archive",
+                *(
+                    f"step {number} of 4: {step}"
+                    for number, step in enumerate(steps[1:], 2)
+                ),
+            ],
+        )
+        # From the first second.
+        self.assertLess(float(shown[0][0]), 0.5)
         self.assertEqual(
             keys_of(self.new),
             [

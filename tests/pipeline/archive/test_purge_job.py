@@ -141,4 +141,16 @@ class PurgeTests(SynchronousTestCase):
         told = json.loads(result.stdout)
         self.assertTrue(told["purged"])
         self.assertEqual(sum(day["rows"] for day in told["days"]), 4)
+        shown = [line.split(" s  ") for line in result.stderr.splitlines()]
+        self.assertEqual(
+            [step for _, step in shown],
+            [
+                "step 1 of 1: open the archive",
+                "step 2 of 4: receipts",
+                "step 3 of 4: to_device",
+                "step 4 of 4: recordings of the wire",
+            ],
+        )
+        # From the first second.
+        self.assertLess(float(shown[0][0]), 0.5)
         self.assertEqual(keys_of(self.folder), LATER)
