@@ -23,8 +23,13 @@ _OURS = re.compile(
     re.MULTILINE,
 )
 
-#: Messages of Spark about a file that was removed after it was listed.
-_FILE_GONE = re.compile(r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFoundException")
+#: Messages about a file that was removed after it was listed.
+_FILE_GONE = re.compile(
+    r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFound(?:Exception|Error)"
+)
+
+#: The last line of a traceback of Python.
+_RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): .+$", re.MULTILINE)
 
 #: A line that Py4J puts before a Java exception.
 _OF_PY4J = re.compile(r"An error occurred while calling \S+\.?$")
@@ -45,10 +50,17 @@ def shorten(error: BaseException) -> str:
             "a file was removed while it was read, because the archive was compacted "
             "or purged in the meantime. Nothing is lost; run this again"
         )
+    if "Traceback (most recent call last)" in text and (
+        raised := _RAISED.findall(text)
+    ):
+        return _cut(raised[-1])
     lines = (line.strip(": \t") for line in text.splitlines())
     first = next((line for line in lines if line and not _OF_PY4J.match(line)), "")
-    first = first or type(error).__name__
-    return first if len(first) <= _LONGEST else first[:_LONGEST] + "..."
+    return _cut(first or type(error).__name__)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
 @contextmanager

@@ -48,6 +48,26 @@ class ShortFailuresTests(SynchronousTestCase):
         )
         self.assertEqual(self.told(AnalysisException(of_java)), "java.lang.Error: why")
 
+    def test_of_a_worker(self) -> None:
+        """Of a failure in a Python worker, the exception that it raised is left."""
+        told = self.told(
+            AnalysisException(
+                "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "
+                "Traceback (most recent call last):\n"
+                '  File "a.py", line 1, in x\n'
+                "pyarrow.lib.ArrowInvalid: not a Parquet file\n"
+                "OSError: cannot open it\n SQLSTATE: 38000\n"
+            )
+        )
+        self.assertEqual(told, "OSError: cannot open it")
+        told = self.told(
+            AnalysisException(
+                "Traceback (most recent call last):\n"
+                "FileNotFoundError: [Errno 2] x.parquet\n"
+            )
+        )
+        self.assertIn("run this again", told)
+
     def test_file_gone(self) -> None:
         """If compaction removed a file of the archive, the error says to try again."""
         told = self.told(
