@@ -1,4 +1,4 @@
-"""What an archive's driver says while it works: a line that moves, or lines."""
+"""The progress display of the archive job: a bar on a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Numbers", "PlainReporter", "Reporter", "TerminalReporter", "make_rep
 
 @attrs.define
 class Numbers:
-    """What was done since the start.
+    """Totals since the start.
 
-    :ivar rows: of streams.
-    :ivar commands: of recordings.
-    :ivar behind: ids between archive and database; ``None`` if not known.
-    :ivar rows_per_second: of the last batch.
+    :ivar rows: archived rows of streams.
+    :ivar commands: archived commands of recordings.
+    :ivar behind: the number of ids between archive and database; ``None`` if unknown.
+    :ivar rows_per_second: the rate of the last batch.
     """
 
     rows: int = 0
@@ -33,17 +33,20 @@ class Numbers:
 
 
 class Reporter(Protocol):
-    """Is notified of what happened."""
+    """Is notified of each event of the job."""
 
     def show(self, numbers: Numbers, what: str) -> None:
-        """Show how it stands, and what was done last."""
+        """Show the totals and the last event.
+
+        :param what: the last event, in a few words.
+        """
         ...
 
 
 class PlainReporter:
-    """Writes a line each time; for logs.
+    """Writes a line for each event; for logs.
 
-    :param now: monotonic s.
+    :param now: returns monotonic time in s.
     """
 
     def __init__(self, out: TextIO, now: Callable[[], float] = time.monotonic) -> None:
@@ -55,7 +58,7 @@ class PlainReporter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Leave what was written."""
+        """Do nothing; the lines stay."""
 
     def show(self, numbers: Numbers, what: str) -> None:
         """Write a line."""
@@ -65,7 +68,7 @@ class PlainReporter:
 
 
 class TerminalReporter:
-    """Keeps a line up to date, with a bar as long as there is more to come."""
+    """Updates one line, with a bar while there are rows to archive."""
 
     def __init__(self, out: TextIO) -> None:
         self._progress = Progress(
@@ -85,7 +88,7 @@ class TerminalReporter:
         self._progress.stop()
 
     def show(self, numbers: Numbers, what: str) -> None:
-        """Move the line."""
+        """Update the line."""
         behind = numbers.behind
         self._progress.update(
             self._task,
@@ -108,5 +111,5 @@ def _total(numbers: Numbers) -> str:
 
 
 def make_reporter(out: TextIO) -> PlainReporter | TerminalReporter:
-    """Make the one that suits where it is shown."""
+    """Return the reporter for a terminal or for a log, depending on ``out``."""
     return TerminalReporter(out) if out.isatty() else PlainReporter(out)

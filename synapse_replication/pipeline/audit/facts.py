@@ -1,6 +1,6 @@
-"""What an audit must know of a deployment: its streams, and how far each has come.
+"""The facts about a deployment that an audit needs: its streams and their progress.
 
-Read on the driver, in one transaction that only reads, by indexes.
+The driver reads them in one read-only transaction, by indexes.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ _KINDS: Final[Mapping[ProblemKind, Kind]] = MappingProxyType(
 
 @attrs.frozen(kw_only=True)
 class AuditFacts:
-    """What is known of the streams of a deployment.
+    """The facts about the streams of a deployment.
 
-    :ivar kept: names of streams whose ids come from a sequence of the database.
-    :ivar in_memory: names of those that begin again with their writer.
-    :ivar idempotent: names of those whose late rows are delivered.
-    :ivar nameless: names of those whose tables do not tell the writer.
-    :ivar tables: of each stream that is kept.
-    :ivar given_out: the last id that the sequence of each gave out.
-    :ivar reach: the last id of each that sequence or positions know of; a token.
-    :ivar writers: of each, as far as configuration and positions tell.
-    :ivar findings: what sequences, tables and positions show by themselves.
+    :ivar kept: the names of streams whose ids a sequence of the database allocates.
+    :ivar in_memory: the names of streams that restart with their writer.
+    :ivar idempotent: the names of streams whose late rows are delivered.
+    :ivar nameless: the names of streams whose tables do not contain the writer.
+    :ivar tables: the tables of each stream in ``kept``.
+    :ivar given_out: the last id that the sequence of each stream allocated.
+    :ivar reach: the greatest token of each stream in its sequence or positions.
+    :ivar writers: the writers of each stream, from configuration and positions.
+    :ivar findings: the findings from sequences, tables and positions alone.
     """
 
     kept: frozenset[str]
@@ -72,9 +72,9 @@ class AuditFacts:
     findings: Sequence[Finding]
 
     def sole_writers(self, heard: Iterable[tuple[str, str]]) -> dict[str, str]:
-        """Return who wrote what no table tells: of streams that have one writer only.
+        """Return the writer of each nameless stream that has only one.
 
-        :param heard: streams, and who was heard to write them.
+        :param heard: pairs of a stream and a writer in recordings.
         """
         writers = {name: set(self.writers[name]) for name in self.nameless}
         for stream, writer in heard:
@@ -88,7 +88,7 @@ class AuditFacts:
 
 
 def read_facts(settings: PipelineSettings) -> AuditFacts:
-    """Read what the database says, and compare it with itself.
+    """Read the facts from the database, and check them against each other.
 
     :raises PipelineError: if the database cannot be read.
     """
@@ -154,7 +154,7 @@ def _id_stream(
     stored: Mapping[str, Sequence[str]],
 ) -> IdStream:
     name = stream.positions_name or stream.name
-    # Without a configuration, whoever has a position is a writer.
+    # Without a configuration, every instance with a position is a writer.
     writers = settings.writers.get(stream.name) or stored.get(name, ())
     return IdStream(
         stream_name=name,

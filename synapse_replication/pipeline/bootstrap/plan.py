@@ -1,11 +1,11 @@
-"""What ``stream_positions`` ought to hold, decided from what the tables hold.
+"""Plans the contents of ``stream_positions`` from the contents of the tables. Pure.
 
-A position of a writer says: all its rows up to there are finished. While no writer
-runs, nothing is in flight, so that this holds up to the greatest id of the whole
-stream. Yet a writer that left rows is put at its own last one, where its homeserver
-had put it, and never back. Only a writer without rows, or one whose tables do not
-tell who wrote them, is put at the greatest id of the stream: lower, it would hold up
-all that waits for every writer.
+A position means that all rows of its writer up to that id are committed. While no
+writer runs, no transaction is in flight, so any id up to the greatest one of the stream
+would be true. A writer with rows nevertheless gets the id of its own last row, as its
+homeserver would have stored, and no position decreases. Only a writer without rows, or
+one of a stream whose tables do not contain the writer, gets the greatest id of the
+stream: a lower position would delay every reader that waits for all writers.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ Found = tuple[str, str, str | None, int]
 
 @attrs.frozen(kw_only=True)
 class StreamHistory:
-    """What the database says of one stream.
+    """The state of one stream in the database.
 
-    Ids are tokens here, above zero, but for ``stored``.
+    All ids are tokens, which are positive, except those in ``stored``.
 
-    :ivar name: on the wire.
-    :ivar positions_name: in ``stream_positions``.
-    :ivar sequence: where its ids come from.
-    :ivar tables: where they are kept; those that exist.
-    :ivar negative: ids are below zero in tables and in ``stream_positions``.
-    :ivar writers: the declared writers; ``None`` if they are not known.
-    :ivar sequence_value: the last id that was given out.
-    :ivar stored: the positions there are, by writer, as they are stored.
+    :ivar name: the name on the wire.
+    :ivar positions_name: the name in ``stream_positions``.
+    :ivar sequence: the sequence that allocates the ids.
+    :ivar tables: the existing tables with these ids.
+    :ivar negative: whether ids are negative in tables and in ``stream_positions``.
+    :ivar writers: the declared writers; ``None`` if they are unknown.
+    :ivar sequence_value: the last allocated id.
+    :ivar stored: the stored position of each writer.
     :ivar farthest: the greatest token of each table that has rows.
-    :ivar found: the greatest token of each writer that left rows.
+    :ivar found: the greatest token of each writer that has rows.
     """
 
     name: str
@@ -62,11 +62,11 @@ class StreamHistory:
 
     @property
     def sign(self) -> int:
-        """Return what to multiply a token with, to store it."""
+        """The factor that converts between a token and its stored value."""
         return -1 if self.negative else 1
 
     def with_found(self, found: Iterable[Found]) -> StreamHistory:
-        """Add what was found in the tables, of this stream."""
+        """Return a copy with the tokens that were found in tables of this stream."""
         farthest: dict[str, int] = {}
         by_writer: dict[str, int] = {}
         for stream, table, writer, token in found:
@@ -78,7 +78,7 @@ class StreamHistory:
 
 
 class PlannedChange(enum.Enum):
-    """What becomes of a position."""
+    """How the plan treats a position."""
 
     NEW = "new"
     FORWARD = "forward"
@@ -88,11 +88,11 @@ class PlannedChange(enum.Enum):
 
 @attrs.frozen
 class Change:
-    """What becomes of the position of one writer.
+    """The planned position of one writer.
 
-    :ivar stream: its name on the wire.
-    :ivar old: as stored; ``None`` if there is none.
-    :ivar new: as it will be stored; ``None`` if there will be none.
+    :ivar stream: the name of the stream on the wire.
+    :ivar old: the stored value; ``None`` if there is none.
+    :ivar new: the value to store; ``None`` if there is none.
     """
 
     stream: str
@@ -104,12 +104,12 @@ class Change:
 
     @property
     def is_written(self) -> bool:
-        """Whether anything has to be done."""
+        """Whether the position has to be written."""
         return self.fate in (PlannedChange.NEW, PlannedChange.FORWARD)
 
 
 def check_histories(histories: Iterable[StreamHistory]) -> None:
-    """See that sequences are ahead of all there is.
+    """Verify that no sequence is behind its tables or a stored position.
 
     :raises PipelineError: if one is behind; names the sequence and both values.
     """
@@ -122,7 +122,7 @@ def check_histories(histories: Iterable[StreamHistory]) -> None:
             for table, token in history.farthest.items()
             if token > last
         ]
-        # Where nobody has written, 1 is stored and nothing was given out.
+        # A stream without rows has the position 1, although no id was allocated.
         behind += [
             f"sequence {history.sequence} of {history.name} stands at {last}, but "
             f"{writer} is stored at {stored}"
@@ -137,7 +137,7 @@ def check_histories(histories: Iterable[StreamHistory]) -> None:
 
 
 def plan_positions(histories: Iterable[StreamHistory]) -> list[Change]:
-    """Say what becomes of the position of each writer, in the order of streams."""
+    """Return the planned position of each writer, in the order of the streams."""
     return [change for history in histories for change in _plan(history)]
 
 
@@ -160,7 +160,7 @@ def _plan(history: StreamHistory) -> Sequence[Change]:
             elif token * history.sign > old * history.sign:
                 new, fate = token, PlannedChange.FORWARD
         elif old is None:
-            # A stream without rows: its writers put themselves there.
+            # A stream without rows: its writers store their positions themselves.
             continue
         changes.append(
             Change(history.name, history.positions_name, writer, old, new, fate)

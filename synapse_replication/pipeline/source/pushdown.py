@@ -1,4 +1,4 @@
-"""Conditions of a query that the data source answers itself, by reading less."""
+"""Filter pushdown: conditions of a query that let the data source read less. Pure."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ _NEVER_NULL = {"stream", "instance_name", "stream_id", "row_index", "row"}
 
 @attrs.frozen
 class Wanted:
-    """Which rows a query wants.
+    """The rows that a query can use.
 
-    :ivar streams: ``None`` for all; likewise ``writers``.
-    :ivar low: tokens after this.
-    :ivar high: tokens up to this, itself among them; ``None`` for all.
+    :ivar streams: the streams; ``None`` for all.
+    :ivar writers: the writers; ``None`` for all.
+    :ivar low: the lower bound of the tokens, exclusive.
+    :ivar high: the upper bound of the tokens, inclusive; ``None`` for none.
     """
 
     streams: frozenset[str] | None = None
@@ -39,23 +40,23 @@ class Wanted:
     high: int | None = None
 
     def only_streams(self, names: Iterable[str]) -> Wanted:
-        """Want less: only these streams."""
+        """Return a copy restricted to these streams."""
         return attrs.evolve(self, streams=_both(self.streams, names))
 
     def only_writers(self, names: Iterable[str]) -> Wanted:
-        """Want less: only rows of these writers."""
+        """Return a copy restricted to rows of these writers."""
         return attrs.evolve(self, writers=_both(self.writers, names))
 
     def only_ids(self, low: int | None = None, high: int | None = None) -> Wanted:
-        """Want less: only tokens in ``(low, high]``."""
+        """Return a copy restricted to tokens in ``(low, high]``."""
         lows = [self.low] if low is None else [self.low, low]
         highs = [bound for bound in (self.high, high) if bound is not None]
         return attrs.evolve(self, low=max(lows), high=min(highs, default=None))
 
     def of_span(self, span: Span, sole_writer: str) -> Span | None:
-        """Return what is wanted of a span; ``None`` for nothing.
+        """Return the part of a span that is needed; ``None`` if none is.
 
-        :param sole_writer: the writer of rows that do not tell theirs.
+        :param sole_writer: the writer of rows whose table does not contain it.
         """
         low = max(span.low, self.low)
         high = span.high if self.high is None else min(span.high, self.high)
@@ -68,7 +69,7 @@ class Wanted:
         return span if span.writers or span.nameless else None
 
 
-#: No condition at all.
+#: All rows: no condition.
 EVERYTHING = Wanted()
 
 
@@ -79,13 +80,13 @@ def _both(old: Collection[str] | None, new: Iterable[str]) -> frozenset[str]:
 def push_filters(
     wanted: Wanted, filters: Iterable[Filter]
 ) -> tuple[Wanted, list[Filter]]:
-    """Take over what conditions can be taken over.
+    """Apply the conditions that the data source can evaluate.
 
-    :return: what is wanted then, and the conditions that Spark must still check.
+    :return: the rows that are then needed, and the conditions left to Spark.
     """
     left: list[Filter] = []
     for condition in filters:
-        narrowed = _take(wanted, condition)
+        narrowed = _narrow(wanted, condition)
         if narrowed is None:
             left.append(condition)
         else:
@@ -93,7 +94,7 @@ def push_filters(
     return wanted, left
 
 
-def _take(wanted: Wanted, condition: Filter) -> Wanted | None:
+def _narrow(wanted: Wanted, condition: Filter) -> Wanted | None:
     match condition:
         case IsNotNull(attribute=(column,)) if column in _NEVER_NULL:
             return wanted
@@ -125,5 +126,5 @@ def _take(wanted: Wanted, condition: Filter) -> Wanted | None:
 
 
 def _texts(values: Iterable[object]) -> Iterator[str]:
-    # A null in the list is equal to nothing.
+    # No value equals a null in the list.
     return (value for value in values if isinstance(value, str))
