@@ -1,0 +1,183 @@
+"""Tests for jobs as people run them: by the command line, one after the other."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import threading
+import urllib.request
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.cli.pipeline.group import pipeline_group
+from tests.pipeline.archive.test_object_store import start_server
+from tests.pipeline.audit.test_job import (
+    healthy_lines,
+    made_up_database,
+    write_recording,
+    wrong,
+)
+from tests.pipeline.shared_session import shared_session
+
+#: Never shown by any job.
+PASSWORD = "hush-password"
+ACCESS_KEY = "hush-access-key"
+SECRET_KEY = "hush-secret-key"
+
+
+class JobsTests(SynchronousTestCase):
+    """Archive, audit and report of one small deployment."""
+
+    def setUp(self) -> None:
+        # The commands use the session that exists.
+        shared_session()
+        self.folder = Path(self.mktemp()).absolute()
+        self.folder.mkdir()
+        self.recording = self.folder / "wire.jsonl"
+        # A warning whose count depends on how often the recording is read.
+        self.lines = [*healthy_lines(), "RDATA push_rules master 3 []"]
+        write_recording(self.recording, self.lines)
+        self.dsn = f"{made_up_database()} password={PASSWORD}"
+
+    def run_job(self, *arguments: str | Path, dsn: str | None = None) -> Result:
+        """Run a job with the database in the environment, as documented."""
+        return CliRunner().invoke(
+            pipeline_group,
+            list(map(str, arguments)),
+            env={"SYNAPSE_REPLICATION_DSN": self.dsn if dsn is None else dsn},
+        )
+
+    def page(self, name: str, *arguments: str | Path) -> str:
+        """Run ``report``, and return the text of its page without markup."""
+        out = self.folder / name
+        result = self.run_job("report", "--out", out, *arguments)
+        self.assertEqual(result.exit_code, 0, result.output)
+        self.assertEqual(result.stdout, f"written: {out}/report.html\n")
+        self.assertTrue(list(out.glob("*.png")))
+        page = (out / "report.html").read_text()
+        return " ".join(html.unescape(re.sub("<[^>]*>", " ", page)).split())
+
+    def test_recording_in_the_archive_and_given(self) -> None:
+        """A recording that is archived and given again counts once, in an audit and
+        in a report."""
+        archive = self.folder / "archive"
+        archived = self.run_job(
+            "archive", "--archive", archive, "--once", "--recording", self.recording
+        )
+        self.assertEqual(archived.exit_code, 0, archived.output)
+        given = ("--archive", archive, "--recording", self.recording)
+
+        audits = [
+            self.run_job("audit", "--json", *arguments)
+            for arguments in (given, given[:2])
+        ]
+        report = self.page("report", *given)
+
+        for audit in audits:
+            self.assertEqual(audit.exit_code, 0, audit.output)
+            self.assertEqual(
+                {place: found["count"] for place, found in wrong(audit).items()},
+                {("row_twice_on_wire", "push_rules"): 1},
+            )
+        twice, once = (json.loads(audit.stdout)["findings"] for audit in audits)
+        self.assertEqual(twice, once)
+        rdata = sum(line.startswith("RDATA") for line in self.lines)
+        self.assertIn(f"RDATA {rdata} POSITION {len(self.lines) - rdata}", report)
+        self.assertIn("The audit found 1 warning", report)
+
+    def test_secrets(self) -> None:
+        """Passwords and keys are in no output, file, error or command line."""
+        url = self.start_store()
+        archive = "s3://bucket/archive"
+        seen = _CommandLines()
+        with seen:
+            results = [
+                self.run_job(
+                    *("archive", "--archive", archive, "--once", "--json"),
+                    *("--stream", "receipts", "--recording", self.recording),
+                ),
+                self.run_job("audit", "--archive", archive),
+                self.run_job(
+                    *("report", "--archive", archive, "--out", self.folder / "report")
+                ),
+                self.run_job(
+                    *("export", "--archive", archive, "--out", self.folder / "export")
+                ),
+                self.run_job("purge", "--archive", archive, "--before", "2026-01-01"),
+            ]
+        self.assertEqual([result.exit_code for result in results], [0] * 5, results)
+        failed = [
+            self.run_job("audit", "--archive", archive, dsn=f"{self.dsn} port=1"),
+            self.run_job(
+                *("report", "--archive", "s3://missing/a", "--out", self.folder / "b")
+            ),
+        ]
+        self.patch(os, "environ", {**os.environ, "AWS_ENDPOINT_URL": f"{url}0"})
+        failed.append(self.run_job("audit", "--archive", archive))
+        self.assertNotIn(0, [result.exit_code for result in failed])
+
+        shown = [
+            *(
+                f"{result.output} {result.exception!r} {result.exception}"
+                for result in (*results, *failed)
+            ),
+            *seen.found,
+        ]
+        self.assertTrue(any("java" in line for line in seen.found))
+        kept = [path for path in self.folder.rglob("*") if path.is_file()]
+        self.assertIn("report.html", [path.name for path in kept])
+        for secret in (PASSWORD, ACCESS_KEY, SECRET_KEY):
+            self.assertEqual([text for text in shown if secret in text], [])
+            self.assertEqual(
+                [path for path in kept if secret.encode() in path.read_bytes()], []
+            )
+
+    def start_store(self) -> str:
+        """Start an S3 server with a bucket; the environment leads to it."""
+        server, url = start_server(self.folder)
+        self.addCleanup(server.wait)
+        self.addCleanup(server.kill)
+        environ = {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": "us-east-1",
+        }
+        self.patch(os, "environ", {**os.environ, **environ})
+        request = urllib.request.Request(f"{url}/bucket", method="PUT")
+        with urllib.request.urlopen(request):
+            pass
+        return url
+
+
+class _CommandLines:
+    """Collects the command lines of all processes, while in the context.
+
+    :ivar found: the command lines, as ``ps`` shows them.
+    """
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> _CommandLines:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.1):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    self.found.add(path.read_bytes().replace(b"\0", b" ").decode())
+                except (OSError, UnicodeDecodeError):
+                    # The process has ended, or is none of these jobs.
+                    continue
