@@ -56,7 +56,7 @@ __all__ = ["archive_command"]
 @click.option(
     "--batch-ids",
     type=click.IntRange(min=1),
-    show_default="1,000,000 per core",
+    show_default="2,000,000 per core",
     help="The most ids in one commit.",
 )
 @click.option(

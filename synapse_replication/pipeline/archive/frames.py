@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
-__all__ = ["ARCHIVE_KEYS", "ArchivedTables", "read_archive"]
+__all__ = ["ARCHIVE_KEYS", "ArchivedTables", "bounds_of", "read_archive"]
 
 #: The columns that the tables of all streams have.
 ARCHIVE_KEYS: Final = (
@@ -168,28 +169,13 @@ class ArchivedTables:
     def id_bounds(self) -> dict[str, tuple[int, int]]:
         """Return the least and the greatest token of each stream that has rows.
 
-        They are those of the tables' logs, which take no reading of rows. A stream
-        with a file whose log entry omits them has the bounds of all possible tokens.
+        Only the logs of the tables are read.
         """
         found = {}
         for stream, table in self._delta_tables.items():
             actions = pa.table(table.get_add_actions(flatten=True))
-            if not actions.num_rows:
-                continue
-            bounds = []
-            for name, all_ids in (("min", -_MAX_ID), ("max", _MAX_ID)):
-                column = f"{name}.stream_id"
-                values = (
-                    actions[column].to_pylist()
-                    if column in actions.column_names
-                    else [None]
-                )
-                known = [value for value in values if value is not None]
-                choose = min if name == "min" else max
-                bounds.append(
-                    choose(known) if len(known) == actions.num_rows else all_ids
-                )
-            found[stream] = bounds[0], bounds[1]
+            if actions.num_rows:
+                found[stream] = bounds_of(actions)
         return found
 
     def rows(self, *streams: str) -> DataFrame:
@@ -205,6 +191,23 @@ class ArchivedTables:
             if not streams or stream in streams
         ]
         return _union(self._session, frames, ARCHIVED_ROWS_SCHEMA)
+
+
+def bounds_of(actions: pa.Table) -> tuple[int, int]:
+    """Return the least and the greatest token of the files of a table.
+
+    :param actions: the files, from the log. If one lacks statistics, any token is
+        within the bounds.
+    """
+    ends = []
+    for name, any_id in (("min", -_MAX_ID), ("max", _MAX_ID)):
+        column = f"{name}.stream_id"
+        values = actions[column] if column in actions.column_names else None
+        if values is None or values.null_count:
+            ends.append(any_id)
+        else:
+            ends.append(pc.min_max(values)[name].as_py())
+    return ends[0], ends[1]
 
 
 def with_json(frame: DataFrame, table: StreamTable) -> DataFrame:

@@ -36,7 +36,7 @@ _SLOW_START: Final = "Python worker failed to connect back"
 
 #: The number of tasks per core in a batch. With more, cores are idle for a smaller part
 #: of the time while the last tasks finish.
-_TASKS_PER_CORE: Final = 4
+_TASKS_PER_CORE: Final = 8
 
 #: The number of attempts to write a batch when workers are slow to start.
 _STARTS: Final = 12

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -34,6 +34,11 @@ IDS_TO_JOIN = 20_000
 MOST_TASKS = 400
 
 
+#: The work of reading a row with details, compared with one without: measured with
+#: typed columns of events and of receipts.
+_DETAILS_WORK: Final = 3
+
+
 @attrs.frozen
 class Part:
     """A span of a stream."""
@@ -47,6 +52,11 @@ class Part:
     def size(self) -> int:
         """The number of ids in its range, whether used or not."""
         return self.span.high - self.span.low
+
+    @property
+    def work(self) -> int:
+        """The work of reading it, as a number of ids whose rows have no details."""
+        return self.size * (_DETAILS_WORK if self.joins_details else 1)
 
     @property
     def is_indexed(self) -> bool:
@@ -126,7 +136,8 @@ def pack(parts: Iterable[Part], count: int | None) -> list[tuple[Part, ...]]:
     :param count: the desired number of tasks; ``None`` to choose it by the number of
         ids.
     """
-    largest_first = sorted(parts, key=lambda part: -part.size)
+    # Spark starts tasks in this order, so that no core waits for a long last one.
+    largest_first = sorted(parts, key=lambda part: -part.work)
     total = sum(part.size for part in largest_first)
     if count is None:
         count = -(-total // IDS_PER_TASK)
@@ -135,9 +146,9 @@ def pack(parts: Iterable[Part], count: int | None) -> list[tuple[Part, ...]]:
     # Assign each part to the task with the least work.
     load = [(0, place) for place in range(count)]
     for part in largest_first:
-        size, place = heapq.heappop(load)
+        work, place = heapq.heappop(load)
         tasks[place].append(part)
-        heapq.heappush(load, (size + part.size, place))
+        heapq.heappush(load, (work + part.work, place))
     return [tuple(task) for task in tasks if task]
 
 

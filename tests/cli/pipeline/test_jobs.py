@@ -66,7 +66,8 @@ class JobsTests(SynchronousTestCase):
         in a report."""
         archive = self.folder / "archive"
         archived = self.run_job(
-            "archive", "--archive", archive, "--once", "--recording", self.recording
+            *("archive", "--archive", archive, "--once", "--stream", "push_rules"),
+            *("--recording", self.recording),
         )
         self.assertEqual(archived.exit_code, 0, archived.output)
         given = ("--archive", archive, "--recording", self.recording)
@@ -86,7 +87,8 @@ class JobsTests(SynchronousTestCase):
         twice, once = (json.loads(audit.stdout)["findings"] for audit in audits)
         self.assertEqual(twice, once)
         rdata = sum(line.startswith("RDATA") for line in self.lines)
-        self.assertIn(f"RDATA {rdata} POSITION {len(self.lines) - rdata}", report)
+        self.assertIn(f" RDATA {rdata} ", report)
+        self.assertIn(f" POSITION {len(self.lines) - rdata} ", report)
         self.assertIn("The audit found 1 warning", report)
 
     def test_secrets(self) -> None:

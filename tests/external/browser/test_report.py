@@ -25,13 +25,44 @@ return [...document.querySelectorAll('main *')]
     .map(e => e.outerHTML.slice(0, 80));
 """
 
+#: Each plot is in the page twice, for wide and narrow windows; one of them is shown.
 _DRAWN = """
-return [...document.querySelectorAll('svg.plot')].map(svg => {
+return [...document.querySelectorAll('svg.plot')]
+    .filter(svg => svg.getClientRects().length).map(svg => {
     const label = document.getElementById(svg.getAttribute('aria-labelledby'));
     const text = svg.querySelector('text');
     return [label.textContent, svg.getBoundingClientRect().height > 80,
         getComputedStyle(text).fill];
 });
+"""
+
+#: Texts whose contrast with their background is less than 4.5, what WCAG asks for.
+_FAINT = """
+const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
+const luminance = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map(v => v / 255)
+        .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+};
+const background = element => {
+    for (let e = element; e; e = e.parentElement) {
+        const [r, g, b, a] = numbers(getComputedStyle(e).backgroundColor);
+        if (a === undefined || a > 0) return [r, g, b];
+    }
+    return [255, 255, 255];
+};
+const contrast = (element, colour) => {
+    const [low, high] = [luminance(numbers(colour)), luminance(background(element))]
+        .sort((x, y) => x - y);
+    return (high + 0.05) / (low + 0.05);
+};
+return [...document.querySelectorAll('main *, header *')]
+    .filter(e => e.getClientRects().length && [...e.childNodes].some(
+        node => node.nodeType === Node.TEXT_NODE && node.textContent.trim()))
+    .map(e => [e, e.closest('svg') ? getComputedStyle(e).fill
+        : getComputedStyle(e).color])
+    .filter(([e, colour]) => contrast(e, colour) < 4.5)
+    .map(([e, colour]) => [colour, background(e).join(), e.outerHTML.slice(0, 80)]);
 """
 
 
@@ -61,8 +92,8 @@ class ReportPageTests(SynchronousTestCase):
 
     def check(self, browser: Any, ink: str) -> None:
         """
-        Check that six plots are drawn and named in the right colour, nothing is cut
-        off, and the console is empty.
+        Check that six plots are drawn and named in the right colour, no text is cut off
+        or faint, and the console is empty.
         """
         drawn = browser.execute_script(_DRAWN)
         self.assertEqual(len(drawn), 6)
@@ -71,6 +102,7 @@ class ReportPageTests(SynchronousTestCase):
             self.assertTrue(is_high, name)
             self.assertEqual(fill, ink, name)
         self.assertEqual(browser.execute_script(_WIDER), [])
+        self.assertEqual(browser.execute_script(_FAINT), [])
         self.assertIn(
             "The audit found 1 error", browser.find_element("tag name", "body").text
         )

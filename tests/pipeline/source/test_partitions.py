@@ -5,6 +5,7 @@ The effects on a reader are also tested in ``test_planning`` and ``test_streamin
 
 from __future__ import annotations
 
+import attrs
 import psycopg2
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from synapse_replication.pipeline.source.catalog import catalog_of
 from synapse_replication.pipeline.source.offsets import Span, StreamOffset
 from synapse_replication.pipeline.source.partitions import (
     IDS_PER_TASK,
+    IDS_TO_JOIN,
     MOST_TASKS,
     Part,
     cut_by_rows,
@@ -67,6 +69,14 @@ class SplitTests(SynchronousTestCase):
                 low = piece.span.high
             self.assertEqual(low, whole.span.high)
         self.assertEqual(pieces, [])
+
+    def test_details(self) -> None:
+        """Parts with details, which take longer, come first."""
+        events = attrs.evolve(part(0, IDS_TO_JOIN), stream=catalog_of()["events"])
+        tasks = pack([part(0, 2 * IDS_TO_JOIN), events], 2)
+        self.assertEqual(
+            [each.stream.name for (each,) in tasks], ["events", "receipts"]
+        )
 
     def test_as_many_as_asked_for(self) -> None:
         """

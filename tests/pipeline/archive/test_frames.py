@@ -1,0 +1,68 @@
+"""Tests for :mod:`synapse_replication.pipeline.archive.frames`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.archive import frames
+from synapse_replication.pipeline.archive.frames import read_archive
+from tests.pipeline.archives import add_rows_to, make_archive, receipts
+from tests.pipeline.shared_session import shared_session
+
+
+def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return the number of rows, and of non-null values, of each stream."""
+    for batch in batches:
+        (stream,) = set(batch.column("stream").to_pylist())
+        users = batch.column("user_id")
+        yield pa.RecordBatch.from_pydict(
+            {
+                "stream": [stream],
+                "ids": [sum(batch.column("stream_id").to_pylist())],
+                "users": [len(users) - users.null_count],
+            }
+        )
+
+
+class MapRowsTests(SynchronousTestCase):
+    """Tests for reading an archive without moving its rows through Spark."""
+
+    def setUp(self) -> None:
+        self.folder = make_archive(Path(self.mktemp()).absolute())
+        add_rows_to(self.folder, "receipts", receipts(9, 9))
+
+    def test_rows(self) -> None:
+        """Each row of each stream is seen once; a column that a stream lacks is
+        null."""
+        archive = read_archive(shared_session(), self.folder)
+
+        found = archive.map_rows(
+            _counted, "stream string, ids long, users long", "stream_id", "user_id"
+        )
+
+        totals = {
+            row["stream"]: (row["sum(ids)"], row["sum(users)"])
+            for row in found.groupBy("stream").sum("ids", "users").collect()
+        }
+        self.assertEqual(
+            totals, {"receipts": (1 + 2 + 3 + 4 + 9, 5), "to_device": (10, 0)}
+        )
+
+    def test_id_bounds(self) -> None:
+        """The least and the greatest token of each stream are in its log."""
+        archive = read_archive(shared_session(), self.folder)
+        self.assertEqual(archive.id_bounds(), {"receipts": (1, 9), "to_device": (1, 4)})
+
+    def test_without_statistics(self) -> None:
+        """A file whose log entry has no statistics may have any token."""
+        bounds = frames.bounds_of(
+            pa.table({"min.stream_id": [4, None], "max.stream_id": [7, None]})
+        )
+        self.assertEqual(bounds, (-(2**63 - 1), 2**63 - 1))
+        self.assertEqual(
+            frames.bounds_of(pa.table({"path": ["a"]})), (-(2**63 - 1), 2**63 - 1)
+        )
