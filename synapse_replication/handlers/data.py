@@ -167,7 +167,7 @@ class ReplicationDataHandler:
     ) -> None:
         """Wait until a writer's rows up to ``position`` have been delivered here.
 
-        :param timeout: in s.
+        :param timeout: the timeout in s.
         :raises WaitTimeoutError: if they have not been delivered in time.
         """
         stream = self._streams[stream_name]
@@ -195,7 +195,7 @@ class ReplicationDataHandler:
     ) -> None:
         """Wait until the rows that ``token`` covers have been delivered here.
 
-        :param timeout: in s.
+        :param timeout: the timeout in s.
         :raises WaitTimeoutError: if they have not been delivered in time.
         """
         if self._largest_token is not None:

@@ -71,7 +71,7 @@ class StreamTokenWatch:
     ) -> None:
         """Wait until the rows that ``token`` covers have been delivered here.
 
-        :param timeout: in s.
+        :param timeout: the timeout in s.
         :raises WaitTimeoutError: if they have not been delivered in time.
         :raises StreamConfigurationError: if the stream has no combined token.
         """

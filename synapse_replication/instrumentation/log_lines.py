@@ -11,7 +11,7 @@ MAX_LOG_LINE: Final = 8000
 
 
 def cut_lines(text: str | None) -> str | None:
-    """Shorten each line that is too long, and append how many characters are gone."""
+    """Shorten each line that is too long, and append the omitted length."""
     # A character has up to 4 bytes.
     if text is None or len(text) < MAX_LOG_LINE // 4:
         return text

@@ -140,7 +140,7 @@ class StreamTable:
     """The table of a stream: its columns, and their relation to rows of the wire.
 
     :ivar name: the name of the stream on the wire.
-    :ivar columns: in order, without :data:`KEY_COLUMNS`.
+    :ivar columns: its columns in order, without :data:`KEY_COLUMNS`.
     :ivar kinds: pairs of the kind of a row (the value of the column ``kind``) and the
         names of the columns in its JSON array. A stream with rows of one kind has a
         single pair, with the kind ``None``.

@@ -53,8 +53,8 @@ class PublishLedger:
         self._retained: deque[Publish] = deque()
         # The number of publishes written on this connection.
         self._written = 0
-        # Those of them that would be published again, each with the value of _written
-        # after it.
+        # The unacknowledged publishes that would be published again, each with the
+        # value of _written after it.
         self._unanswered: deque[tuple[int, Publish]] = deque()
         # The value of _written after the last publish evicted from _unanswered.
         self._evicted_upto = 0

@@ -108,8 +108,8 @@ class SequenceCheck:
         last = read_sequence(txn, self._stream.sequence)
         if is_writer and 0 < known - last <= self._stream.plausible_distance:
             _log.warn(
-                "{stream} was announced up to {known}, but sequence {sequence} stands "
-                "at {last}; advancing the sequence",
+                "{stream} was announced up to {known}, but sequence {sequence} is at "
+                "{last}; advancing the sequence",
                 stream=self._stream.stream_name,
                 known=known,
                 sequence=self._stream.sequence,

@@ -301,7 +301,7 @@ def gather_batches(
     """Iterate over pairs of a token and its rows.
 
     :param tokens: the token of each row; equal tokens are adjacent.
-    :param rows: as many as tokens.
+    :param rows: one for each token.
     """
     batch: list[T] = []
     batch_token = 0

@@ -23,8 +23,8 @@ class TransportBuffers:
     """Fill levels of a transport's buffers in bytes; 0 where unknown.
 
     :ivar send: not passed to the kernel yet.
-    :ivar kernel_send: in the kernel, not acknowledged by the peer.
-    :ivar kernel_read: in the kernel, not read by this process.
+    :ivar kernel_send: bytes in the kernel that the peer has not acknowledged.
+    :ivar kernel_read: bytes in the kernel that this process has not read.
     """
 
     send: int

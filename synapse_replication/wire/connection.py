@@ -161,7 +161,7 @@ class LineConnection:
     :ivar peer_name: the peer's NAME; ``None`` until it is received.
     :ivar extension_agreed: both ends speak the extension.
     :ivar close_reason: why the connection was closed; ``None`` while it is open.
-    :ivar close_text: the same, as text for display.
+    :ivar close_text: the reason as text for display.
     :ivar close_hangs: closing took too long, so the transport must be aborted.
     """
 

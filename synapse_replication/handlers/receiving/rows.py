@@ -85,7 +85,7 @@ class RowHandler:
     ) -> Awaitable[None] | None:
         """Handle a slice of one writer's rows; return an awaitable if not done yet.
 
-        :param tokens: as many as rows; ``None`` where more rows of a token follow.
+        :param tokens: one for each row; ``None`` if more rows of the same token follow.
         """
         context = self._context
         position = context.stream.current_token(writer.instance_name)

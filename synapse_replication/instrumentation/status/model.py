@@ -302,7 +302,7 @@ class Standing(enum.Enum):
 class Assessment:
     """The worst state of a process's replication.
 
-    :ivar standing: that state.
+    :ivar standing: the state.
     :ivar concerned: the writers that are in it.
     :ivar followed: all writers whose rows the process receives.
     """

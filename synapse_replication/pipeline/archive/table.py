@@ -283,7 +283,7 @@ class ArchiveTable:
         who = "another driver" if table is None else who_committed(table, batch)
         return PipelineError(
             f"{self.name}: {who} has archived batch {batch} to {self.uri} first: one "
-            "driver at a time; stop one of them. Nothing is lost or doubled"
+            "driver at a time; stop one of them. Nothing is lost or duplicated"
         )
 
     def _failed(self, error: Exception) -> PipelineError:

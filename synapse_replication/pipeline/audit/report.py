@@ -34,7 +34,7 @@ _MAX_EVIDENCE: Final = 600
 def print_json(findings: DataFrame, out: TextIO) -> Counts:
     """Print all findings as one JSON object.
 
-    :param findings: of FINDINGS_SCHEMA.
+    :param findings: findings with FINDINGS_SCHEMA.
     """
     counts: Counts = Counter()
     out.write('{"findings": [')
@@ -53,7 +53,7 @@ def print_json(findings: DataFrame, out: TextIO) -> Counts:
 def write_findings(findings: DataFrame, folder: str) -> None:
     """Write findings as one Parquet file and as lines of JSON, in place of older ones.
 
-    :param findings: of FINDINGS_SCHEMA; few enough for this process.
+    :param findings: findings with FINDINGS_SCHEMA; few enough for this process.
     :param folder: the folder, which is created if it is missing.
     :raises PipelineError: if it cannot be written.
     """
@@ -73,7 +73,7 @@ def write_findings(findings: DataFrame, folder: str) -> None:
 def print_findings(findings: DataFrame, out: TextIO) -> Counts:
     """Print errors and warnings, and totals of all other findings.
 
-    :param findings: of FINDINGS_SCHEMA.
+    :param findings: findings with FINDINGS_SCHEMA.
     """
     counts: Counts = Counter()
     notes: dict[tuple[str, str], list[int]] = {}

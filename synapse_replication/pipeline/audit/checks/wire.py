@@ -77,7 +77,7 @@ def wire_lines(wire: DataFrame) -> DataFrame:
 def wire_tokens(lines: DataFrame) -> DataFrame:
     """Return the lines that advance a position: POSITION, and last rows of tokens.
 
-    :param lines: of :func:`wire_lines`.
+    :param lines: the result of :func:`wire_lines`.
     :return: TOKEN_COLUMNS.
     """
     chosen = lines.select(*TOKEN_COLUMNS)
@@ -110,7 +110,7 @@ def order_findings(
 ) -> DataFrame:
     """Find rows that readers discard because their position is beyond them.
 
-    :param tokens: of :func:`wire_tokens`.
+    :param tokens: the result of :func:`wire_tokens`.
     :param kept: the names of the streams that are stored in the database, whose tokens
         never decrease.
     :param idempotent: the streams among them whose late rows are delivered.
@@ -229,7 +229,7 @@ def _order_findings(judged: DataFrame) -> DataFrame:
 def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
     """Find the lines at which a writer reset a stream to a lower token.
 
-    :param tokens: of :func:`wire_tokens`.
+    :param tokens: the result of :func:`wire_tokens`.
     :param in_memory: the names of the streams that are held in memory.
     """
     columns = tokens.select(*TOKEN_COLUMNS)
@@ -285,7 +285,7 @@ def damage_findings(lines: DataFrame) -> DataFrame:
     A file that is being written, or whose recorder was killed, may end with an
     incomplete line.
 
-    :param lines: of :func:`wire_lines`.
+    :param lines: the result of :func:`wire_lines`.
     """
     columns = lines.select("recording", "line_number", "is_damaged")
     wrong = sf.when(sf.col("is_damaged"), sf.col("line_number"))
