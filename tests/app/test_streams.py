@@ -57,13 +57,13 @@ class SavingSink(PositionsOnlySink):
 
     def __init__(self, saved: Mapping[tuple[str, str], int]) -> None:
         self.saved = saved
-        self.told: list[tuple[str, str, int]] = []
+        self.received: list[tuple[str, str, int]] = []
 
     def saved_positions(self) -> Mapping[tuple[str, str], int]:
         return self.saved
 
     def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
-        self.told.append((stream_name, instance_name, token))
+        self.received.append((stream_name, instance_name, token))
 
 
 async def _wait(awaitable: Awaitable[object]) -> None:
@@ -162,7 +162,7 @@ class StreamSetupTests(TestCase):
         host = await self.set_up(sink)
         self.assertEqual(self.positions(host, "a", "b"), [7, 9])
         self.assertEqual(
-            sink.told,
+            sink.received,
             [
                 ("typing", "master", 0),
                 ("presence_federation", "a", 0),
@@ -187,7 +187,7 @@ class StreamSetupTests(TestCase):
         self.assertEqual(
             host.streams.get_streams()["typing"].current_token("master"), 2
         )
-        self.assertEqual(sink.told, [])
+        self.assertEqual(sink.received, [])
 
     async def test_saved_position_that_cannot_be(self) -> None:
         """A saved position far beyond the sequence is set back to the sequence."""
@@ -348,7 +348,7 @@ class StreamSetupTests(TestCase):
             await notes.find_removed_writers(),
             {"gone": RemovedWriter(5, is_deleted=True)},
         )
-        self.assertEqual(self.told_of_removed(sink), [])
+        self.assertEqual(self.received_of_removed(sink), [])
 
     async def test_removed_writer_without_rows(self) -> None:
         """
@@ -360,7 +360,7 @@ class StreamSetupTests(TestCase):
         sink = SavingSink({("notes", "a"): 3, ("notes", "gone"): 5})
         host = await self.set_up(sink)
         self.assertEqual(self.positions(host, "gone"), [6])
-        self.assertEqual(self.told_of_removed(sink), [("notes", "gone", 6)])
+        self.assertEqual(self.received_of_removed(sink), [("notes", "gone", 6)])
         self.assertEqual(self.observer.removed_found, [])
 
     async def test_removed_writer_and_a_new_sink(self) -> None:
@@ -371,7 +371,7 @@ class StreamSetupTests(TestCase):
         sink = SavingSink({})
         host = await self.set_up(sink)
         self.assertEqual(self.positions(host, "a", "b", "gone"), [2, 5, 5])
-        self.assertEqual(self.told_of_removed(sink), [("notes", "gone", 5)])
+        self.assertEqual(self.received_of_removed(sink), [("notes", "gone", 5)])
         notes: Any = host.streams.get_streams()["notes"]
         self.assertEqual(await notes.find_removed_writers(), {})
 
@@ -391,8 +391,8 @@ class StreamSetupTests(TestCase):
             ],
         )
 
-    def told_of_removed(self, sink: SavingSink) -> list[tuple[str, str, int]]:
-        return [told for told in sink.told if told[1] == "gone"]
+    def received_of_removed(self, sink: SavingSink) -> list[tuple[str, str, int]]:
+        return [received for received in sink.received if received[1] == "gone"]
 
     async def test_looks_at_no_big_table(self) -> None:
         """In a big table only the newest ids are searched for the new writer's rows."""

@@ -66,7 +66,7 @@ class HostClockTests(SynchronousTestCase):
 class HostCommandsTests(SynchronousTestCase):
     """Tests for HostCommands."""
 
-    def _tell(self, hs: FakeHomeserver, name: str, *args: Any) -> list[Any]:
+    def _call(self, hs: FakeHomeserver, name: str, *args: Any) -> list[Any]:
         waiting: Awaitable[None] | None = getattr(HostCommands(hs), name)(*args)
         if waiting is not None:
             self.successResultOf(_deferred(waiting))
@@ -76,13 +76,13 @@ class HostCommandsTests(SynchronousTestCase):
         """Syncing users are reported to the writer of presence only."""
         args = ("abc", "@u:test", "D", True, 5)
         row = ("update_external_syncs_row", *args)
-        self.assertEqual(self._tell(FakeHomeserver(), "on_user_sync", *args), [row])
-        self.assertEqual(self._tell(FakeHomeserver("w"), "on_user_sync", *args), [])
+        self.assertEqual(self._call(FakeHomeserver(), "on_user_sync", *args), [row])
+        self.assertEqual(self._call(FakeHomeserver("w"), "on_user_sync", *args), [])
         self.assertEqual(
-            self._tell(FakeHomeserver(), "on_clear_user_sync", "abc"),
+            self._call(FakeHomeserver(), "on_clear_user_sync", "abc"),
             [("update_external_syncs_clear", "abc")],
         )
-        self.assertEqual(self._tell(FakeHomeserver("w"), "on_clear_user_sync", "a"), [])
+        self.assertEqual(self._call(FakeHomeserver("w"), "on_clear_user_sync", "a"), [])
 
     def test_user_ip(self) -> None:
         """
@@ -97,7 +97,7 @@ class HostCommandsTests(SynchronousTestCase):
             (FakeHomeserver(run_background_tasks=False), [notice]),
         ):
             self.assertTrue(HostCommands(hs).stores_user_ips)
-            self.assertEqual(self._tell(hs, "on_user_ip", *args), calls)
+            self.assertEqual(self._call(hs, "on_user_ip", *args), calls)
         self.assertFalse(HostCommands(FakeHomeserver("w")).stores_user_ips)
 
     def test_federation_ack(self) -> None:
@@ -111,7 +111,7 @@ class HostCommandsTests(SynchronousTestCase):
             (FakeHomeserver(send_federation=True), []),
             (FakeHomeserver("w"), []),
         ):
-            self.assertEqual(self._tell(hs, "on_federation_ack", "sender", 5), calls)
+            self.assertEqual(self._call(hs, "on_federation_ack", "sender", 5), calls)
 
     def test_the_rest(self) -> None:
         """Other commands reach the corresponding part of the host."""
@@ -124,17 +124,17 @@ class HostCommandsTests(SynchronousTestCase):
             ),
             ("on_new_active_task", ("t",), ("on_new_task", "t")),
         ):
-            self.assertEqual(self._tell(FakeHomeserver(), name, *args), [call])
-        self.assertEqual(self._tell(FakeHomeserver("w"), "on_new_active_task", "t"), [])
+            self.assertEqual(self._call(FakeHomeserver(), name, *args), [call])
+        self.assertEqual(self._call(FakeHomeserver("w"), "on_new_active_task", "t"), [])
         # This host has no on_cancel_task.
-        self.assertEqual(self._tell(FakeHomeserver(), "on_cancel_task", "t"), [])
+        self.assertEqual(self._call(FakeHomeserver(), "on_cancel_task", "t"), [])
 
     def test_cancelled_task(self) -> None:
         """A task is cancelled only where background tasks run."""
         for name, calls in (("master", [("on_cancel_task", "t")]), ("w", [])):
             hs: Any = FakeHomeserver(name)
             hs.get_task_scheduler = partial(hs._part, "on_cancel_task")
-            self.assertEqual(self._tell(hs, "on_cancel_task", "t"), calls)
+            self.assertEqual(self._call(hs, "on_cancel_task", "t"), calls)
 
     def test_syncing_users(self) -> None:
         """Users who are syncing here are reported with the current time."""
@@ -184,7 +184,7 @@ class RevealedRowsTests(SynchronousTestCase):
             _deferred(self.rows.on_rdata("events", writer, token, ["row"]))
         )
 
-    def _taken(self) -> list[tuple[Any, ...]]:
+    def _delivered(self) -> list[tuple[Any, ...]]:
         return [(name[3:], *rest[1:3]) for name, *rest in self.hs.calls]
 
     def test_several_pages(self) -> None:
@@ -193,7 +193,7 @@ class RevealedRowsTests(SynchronousTestCase):
         self._commit(6, 7, 8, 9, 10)
         self._position("v", 11)
         self.assertEqual(
-            self._taken(),
+            self._delivered(),
             [*(("rdata", "w", token) for token in range(6, 11)), ("position", "v", 11)],
         )
 
@@ -203,7 +203,8 @@ class RevealedRowsTests(SynchronousTestCase):
         self._commit(6, 7, 9, 10)
         self._position("v", 11)
         self.assertEqual(
-            self._taken(), [("rdata", "w", 6), ("rdata", "w", 7), ("position", "v", 11)]
+            self._delivered(),
+            [("rdata", "w", 6), ("rdata", "w", 7), ("position", "v", 11)],
         )
 
     def test_the_position_is_a_row(self) -> None:
@@ -215,11 +216,13 @@ class RevealedRowsTests(SynchronousTestCase):
         self._position("v", 8)
         for token in (6, 7):
             self._row("w", token)
-        self.assertEqual(self._taken(), [("rdata", "w", 6), ("rdata", "w", 7)])
+        self.assertEqual(self._delivered(), [("rdata", "w", 6), ("rdata", "w", 7)])
         self._row("w", 8)
-        self.assertEqual(self._taken()[2:], [("rdata", "w", 8), ("position", "v", 8)])
+        self.assertEqual(
+            self._delivered()[2:], [("rdata", "w", 8), ("position", "v", 8)]
+        )
         self._row("w", 9)
-        self.assertEqual(self._taken()[4:], [("rdata", "w", 9)])
+        self.assertEqual(self._delivered()[4:], [("rdata", "w", 9)])
 
     def test_a_later_position_replaces_a_held_one(self) -> None:
         """A held position is dropped if a later one of its writer makes it obsolete."""
@@ -227,7 +230,7 @@ class RevealedRowsTests(SynchronousTestCase):
         self._position("v", 8)
         self._row("v", 9)
         self._row("w", 8)
-        self.assertEqual(self._taken(), [("rdata", "v", 9), ("rdata", "w", 8)])
+        self.assertEqual(self._delivered(), [("rdata", "v", 9), ("rdata", "w", 8)])
 
     def test_rows_that_a_false_position_hid(self) -> None:
         """Rows below a position that was reached without them are delivered once."""
@@ -236,10 +239,10 @@ class RevealedRowsTests(SynchronousTestCase):
         self._commit(6, 10)
         self._position("v", 11)
         expected = [("rdata", "w", 6), ("rdata", "w", 10), ("position", "v", 11)]
-        self.assertEqual(self._taken(), [("position", "w", 9), *expected])
+        self.assertEqual(self._delivered(), [("position", "w", 9), *expected])
         self._row("w", 6)
         self._position("v", 13)
-        self.assertEqual(self._taken()[4:], [("position", "v", 13)])
+        self.assertEqual(self._delivered()[4:], [("position", "v", 13)])
 
     def test_rewind_ends_at_revealed_rows(self) -> None:
         """A rewind stops at the rows that were already delivered."""
@@ -250,7 +253,7 @@ class RevealedRowsTests(SynchronousTestCase):
         self._position("w", 5)
         self._row("w", 7)
         self.assertEqual(
-            self._taken()[1:],
+            self._delivered()[1:],
             [
                 ("rdata", "w", 6),
                 ("rdata", "w", 7),
@@ -267,7 +270,7 @@ class RevealedRowsTests(SynchronousTestCase):
         self._row("w", 6)
         self._position("v", 11)
         self.assertEqual(
-            self._taken(),
+            self._delivered(),
             [("position", "w", 9), ("rdata", "w", 6), ("position", "v", 11)],
         )
 

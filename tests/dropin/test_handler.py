@@ -259,7 +259,7 @@ class MissedRowTests(SynchronousTestCase):
             self.connection, PositionCommand("events", name, prev_token, new_token)
         )
 
-    def _say_row(self, name: str, token: int) -> None:
+    def _receive_row(self, name: str, token: int) -> None:
         self.handler.on_RDATA(
             self.connection, RdataCommand("events", name, token, ["a"])
         )
@@ -289,7 +289,7 @@ class MissedRowTests(SynchronousTestCase):
         self.assertEqual(self.rows, [("p1", 11)])
         # It was delivered with the POSITION, and is not delivered again.
         self._announce("p1", 11, 11)
-        self._say_row("p1", 11)
+        self._receive_row("p1", 11)
         self.assertEqual(self.rows, [("p1", 11)])
 
     def test_announced(self) -> None:
@@ -314,8 +314,8 @@ class MissedRowTests(SynchronousTestCase):
         A row that arrives after another writer's POSITION covered it is delivered once.
         """
         self._announce("p2", 10, 11)
-        self._say_row("p1", 11)
+        self._receive_row("p1", 11)
         self.assertEqual(self.rows, [("p1", 11)])
         self._announce("p1", 11, 11)
-        self._say_row("p1", 11)
+        self._receive_row("p1", 11)
         self.assertEqual(self.rows, [("p1", 11)])

@@ -26,13 +26,13 @@ from synapse_replication.instrumentation.hooks import LinkUp, Stopping
 from synapse_replication.instrumentation.prometheus import ReplicationMetrics
 from tests.dropin.host import FakeHomeserver, fake_modules
 
-heard: list[object] = []
+published: list[object] = []
 
 
 def subscribe(host: Any, config: dict[str, Any]) -> None:
     """Subscribe to events, as a function named with ``--hooks`` does."""
     for kind in (LinkUp, Stopping):
-        host.hooks.subscribe(kind, heard.append)
+        host.hooks.subscribe(kind, published.append)
 
 
 class MonitoringTests(SynchronousTestCase):
@@ -43,7 +43,7 @@ class MonitoringTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.patch(os, "environ", {})
-        heard.clear()
+        published.clear()
         fake_modules(self, {"typing": lambda hs: None, "receipts": lambda hs: None})  # type: ignore[dict-item,return-value]
         self.hs = FakeHomeserver("w")
         self.hs.config.worker.writers.typing = ["master"]
@@ -97,7 +97,7 @@ class MonitoringTests(SynchronousTestCase):
         monitoring = self.start()
         monitoring.observer.connection_made("redis")
         self.assertIsNone(monitoring.stop())
-        self.assertEqual(heard, [LinkUp("redis"), Stopping()])
+        self.assertEqual(published, [LinkUp("redis"), Stopping()])
         self.assertEqual(self.hs.reactor.getDelayedCalls(), [])
 
     def test_hooks_for_modules_of_the_host(self) -> None:
@@ -126,16 +126,16 @@ class MonitoringTests(SynchronousTestCase):
         monitoring = self.start()
         self.hs.reactor.advance(10)
         monitoring.stop()
-        told = []
+        sent = []
         while True:
             try:
-                told += listener.recv(1000).decode().splitlines()
+                sent += listener.recv(1000).decode().splitlines()
             except BlockingIOError:
                 break
-        self.assertEqual(told.count("WATCHDOG=1"), 2)
-        self.assertEqual(told[-1], "STATUS=stopping")
+        self.assertEqual(sent.count("WATCHDOG=1"), 2)
+        self.assertEqual(sent[-1], "STATUS=stopping")
         self.assertEqual(
-            {line.partition("=")[0] for line in told}, {"STATUS", "WATCHDOG"}
+            {line.partition("=")[0] for line in sent}, {"STATUS", "WATCHDOG"}
         )
 
     def test_a_strange_socket(self) -> None:

@@ -22,7 +22,7 @@ synapse_replication.errors.PipelineError: streams: there is no stream x; write y
 class ShortFailuresTests(SynchronousTestCase):
     """Tests for shortening Spark's exceptions."""
 
-    def told(self, error: BaseException) -> str:
+    def shortened(self, error: BaseException) -> str:
         """Return the shortened text of an exception."""
 
         def fail() -> None:
@@ -34,23 +34,25 @@ class ShortFailuresTests(SynchronousTestCase):
     def test_ours(self) -> None:
         """A PipelineError is reduced to its message."""
         self.assertEqual(
-            self.told(AnalysisException(TRACE)),
+            self.shortened(AnalysisException(TRACE)),
             "streams: there is no stream x; write y",
         )
-        self.assertEqual(self.told(PipelineError("as it is")), "as it is")
+        self.assertEqual(self.shortened(PipelineError("as it is")), "as it is")
 
     def test_of_spark(self) -> None:
         """Another exception of Spark is reduced to its first line, truncated."""
-        self.assertEqual(self.told(AnalysisException("\n a\nb")), "a")
-        self.assertEqual(len(self.told(AnalysisException("x" * 9000))), 403)
+        self.assertEqual(self.shortened(AnalysisException("\n a\nb")), "a")
+        self.assertEqual(len(self.shortened(AnalysisException("x" * 9000))), 403)
         of_java = (
             "An error occurred while calling o7.count.\n: java.lang.Error: why\n at"
         )
-        self.assertEqual(self.told(AnalysisException(of_java)), "java.lang.Error: why")
+        self.assertEqual(
+            self.shortened(AnalysisException(of_java)), "java.lang.Error: why"
+        )
 
     def test_of_a_worker(self) -> None:
         """Of a failure in a Python worker, the exception that it raised is left."""
-        told = self.told(
+        shortened = self.shortened(
             AnalysisException(
                 "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "
                 "Traceback (most recent call last):\n"
@@ -59,24 +61,24 @@ class ShortFailuresTests(SynchronousTestCase):
                 "OSError: cannot open it\n SQLSTATE: 38000\n"
             )
         )
-        self.assertEqual(told, "OSError: cannot open it")
-        told = self.told(
+        self.assertEqual(shortened, "OSError: cannot open it")
+        shortened = self.shortened(
             AnalysisException(
                 "Traceback (most recent call last):\n"
                 "FileNotFoundError: [Errno 2] x.parquet\n"
             )
         )
-        self.assertIn("run this again", told)
+        self.assertIn("run this again", shortened)
 
     def test_file_gone(self) -> None:
         """If compaction removed a file of the archive, the error says to try again."""
-        told = self.told(
+        shortened = self.shortened(
             AnalysisException(
                 "Job aborted.\n[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error "
                 "while reading file file:///a/rows/stream=s/day=d/x.parquet."
             )
         )
-        self.assertIn("run this again", told)
+        self.assertIn("run this again", shortened)
 
     def test_others_pass(self) -> None:
         """Other exceptions pass unchanged."""
