@@ -94,6 +94,11 @@ class ArchivedTables:
     _store: ArchiveStore = attrs.field(repr=False)
     _delta_tables: Mapping[str, DeltaTable] = attrs.field(repr=False)
 
+    @property
+    def uri(self) -> str:
+        """The location of the archive."""
+        return self._store.uri
+
     def lacks(self, recording: Path) -> bool:
         """Return whether the archive lacks a recording, or has a shorter one."""
         if self._wire_table is None:

@@ -118,7 +118,7 @@ def run_audit(
                 session,
                 settings,
                 recordings=recordings,
-                archive=archive,
+                archive=(None if archive is None else read_archive(session, archive)),
                 begin=progress.begin,
             ) as findings,
         ):
@@ -139,7 +139,7 @@ def audited(
     settings: PipelineSettings,
     *,
     recordings: Sequence[str | os.PathLike[str]] = (),
-    archive: str | os.PathLike[str] | None = None,
+    archive: ArchivedTables | None = None,
     begin: Callable[[str], object] = _say_nothing,
 ) -> Iterator[DataFrame]:
     """Audit a deployment; yield a data frame of FINDINGS_SCHEMA, worst first.
@@ -157,15 +157,14 @@ def audited(
             return kept
 
         begin("read recordings and archive")
-        archived = None if archive is None else read_archive(session, archive)
         # Recordings that are in the archive must not be counted twice.
         given = [
             path
             for path in find_recordings(recordings)
-            if archived is None or archived.lacks(path)
+            if archive is None or archive.lacks(path)
         ]
         wire = read_recordings(session, given)
-        archived_wire = _archived_wire(session, archived)
+        archived_wire = _archived_wire(session, archive)
         # Lines that are in the archive twice are reported by a separate check.
         archived_once = archived_wire.dropDuplicates(["recording", "line_number"])
         lines = keep(wire_lines(wire.unionByName(archived_once)))
@@ -185,11 +184,11 @@ def audited(
         ids = keep(
             known_ids(
                 _in_tables(session, settings, facts),
-                _in_archive(session, archived, facts),
+                _in_archive(session, archive, facts),
                 tokens,
                 facts.kept,
                 heard=_bounds(heard),
-                archived={} if archived is None else archived.id_bounds(),
+                archived={} if archive is None else archive.id_bounds(),
                 last_ids=sum(facts.reach.values()),
             )
         )
@@ -206,22 +205,22 @@ def audited(
             gap_findings(ids),
             gone_findings(ids),
         ]
-        if recordings or archived is not None:
+        if recordings or archive is not None:
             found.append(damage_findings(lines))
         if heard:
             lost = keep(announced_absent(ids, tokens, facts.idempotent, sole))
-            texts = _texts(session, settings, lost, archived, facts.reach)
+            texts = _texts(session, settings, lost, archive, facts.reach)
             found += [
                 announced_findings(lost, texts, facts.tables),
                 order_findings(tokens, facts.kept, facts.idempotent),
                 reset_findings(tokens, facts.in_memory),
                 not_seen_findings(ids, tokens, facts.idempotent, sole),
             ]
-        if archived is not None:
+        if archive is not None:
             found += [
-                rows_twice_findings(_repeated(session, ids, archived)),
+                rows_twice_findings(_repeated(session, ids, archive)),
                 commands_twice_findings(archived_wire),
-                not_archived_findings(ids, _purged(session, archived)),
+                not_archived_findings(ids, _purged(session, archive)),
             ]
         findings = keep(_worst_first(reduce(DataFrame.unionByName, found)))
         with _interpreted(session, few=few):

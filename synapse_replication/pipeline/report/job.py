@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.frames import read_archive
+from synapse_replication.pipeline.archive.frames import ArchivedTables, read_archive
 from synapse_replication.pipeline.archive.store import open_archive
 from synapse_replication.pipeline.audit.job import STEPS as AUDIT_STEPS
 from synapse_replication.pipeline.audit.job import audited
@@ -76,7 +76,8 @@ def run_report(
                 progress=progress,
             )
         )
-        inputs = _read(session, settings, archive, recordings, findings, stack)
+        archived = read_archive(session, archive) if archive else None
+        inputs = _read(session, settings, archived, recordings, findings, stack)
         if audits:
             assert settings is not None
             found = stack.enter_context(
@@ -84,7 +85,8 @@ def run_report(
                     session,
                     settings,
                     recordings=recordings,
-                    archive=archive,
+                    # The same version as in the rest of the report.
+                    archive=archived,
                     begin=progress.begin,
                 )
             )
@@ -126,7 +128,7 @@ def write_report(data: ReportData, folder: Path) -> None:
 def _read(
     session: SparkSession,
     settings: PipelineSettings | None,
-    archive: str | None,
+    archived: ArchivedTables | None,
     recordings: Sequence[str],
     findings: str | None,
     stack: contextlib.ExitStack,
@@ -134,9 +136,8 @@ def _read(
     sources = []
     rows = wire = None
     given = find_recordings(recordings)
-    if archive:
-        sources.append(f"rows and recordings of the archive {archive}")
-        archived = read_archive(session, archive)
+    if archived is not None:
+        sources.append(f"rows and recordings of the archive {archived.uri}")
         rows = archived.keys(*ABOUT)
         wire = archived.wire.select(*WIRE_SCHEMA.names)
         # Do not count rows of the archive twice.

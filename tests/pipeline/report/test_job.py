@@ -311,7 +311,7 @@ class RecordingAloneTests(SynchronousTestCase):
         result = CliRunner().invoke(report_command, arguments, catch_exceptions=False)
         self.assertIn("report.html", result.output)
         page = (out / "report.html").read_text()
-        self.assertTrue("The recordings do not say when they were made" in page)
+        self.assertTrue("The recordings have no date" in page)
         self.assertTrue("No lag could be measured" in page)
         self.assertTrue("Not audited" in page)
         self.assertFalse("secret" in page)
