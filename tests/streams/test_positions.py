@@ -235,3 +235,18 @@ class WriterPositionsTests(SynchronousTestCase):
         allocate(positions, 2)
         positions.finish([2])
         self.assertRaises(KeyError, positions.finish, [2])
+
+    def test_beyond_the_sequence(self) -> None:
+        """An announced id is beyond the sequence until that has allocated it."""
+        positions = WriterPositions("a", ["a", "b"], {"b": 7}, allocated=7)
+        self.assertFalse(positions.is_beyond_sequence)
+        positions.advance("b", 9)
+        self.assertTrue(positions.is_beyond_sequence)
+        positions.set_allocated(9)
+        self.assertFalse(positions.is_beyond_sequence)
+
+    def test_without_a_sequence(self) -> None:
+        """Without a sequence, no id is beyond it."""
+        positions = WriterPositions("a", ["a", "b"], {"b": 7})
+        positions.advance("b", 9)
+        self.assertFalse(positions.is_beyond_sequence)
