@@ -29,7 +29,7 @@ class ReadersTests(SynchronousTestCase):
         """Each snippet of the page runs without an error."""
         page = _DOCS.read_text()
         (block,) = re.findall(
-            r"\.\. code-block:: python\n\n((?:    .*\n|\n)+?)\nOn an object store", page
+            r"\.\. code-block:: python\n\n((?:    .*\n|\n)+?)\nFor an object", page
         )
         code = re.sub(r"(?m)^    ", "", block)
         code = code.replace("/srv/archive", str(self.folder))
