@@ -50,7 +50,7 @@ KNOWN = {
 
 
 class ApiTests(SynchronousTestCase):
-    def test_all_is_there(self) -> None:
+    def test_every_name_can_be_imported(self) -> None:
         """Every public name can be imported and is listed once."""
         for name in api.__all__:
             self.assertTrue(hasattr(api, name), name)

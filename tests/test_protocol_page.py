@@ -47,7 +47,7 @@ class AnnotatedSessionTests(SynchronousTestCase):
         for line in lines:
             self.assertIn(line, recorded, f"{line} is not there, or not in this order")
 
-    def test_what_it_says(self) -> None:
+    def test_delivers_documented_rows(self) -> None:
         """A reader of the session delivers what the page says, and fetches nothing."""
         events, typing = (SourceStream(name, Row) for name in ("events", "typing"))
         for stream in (events, typing):

@@ -39,7 +39,7 @@ GOOD = entries((1, [["a"]]), (3, [["b"], ["b"]]), (4, [{"k": 1}]), (9, []))
 
 
 class CompareTests(SynchronousTestCase):
-    def test_all_is_well(self) -> None:
+    def test_in_order(self) -> None:
         """Each row once and in order is good; rows of other writers are ignored."""
         found = tally([*GOOD, Entry("events", "w2", 2, [["x"]])])
         self.assertEqual(counts(found), (4, 4, 0, 0, 0))
@@ -83,7 +83,7 @@ class CompareTests(SynchronousTestCase):
 
 
 class ReadEntriesTests(SynchronousTestCase):
-    def test_a_torn_last_line_is_passed_over(self) -> None:
+    def test_torn_last_line_is_skipped(self) -> None:
         """An incomplete last line is skipped."""
         path = Path(self.mktemp())
         path.write_text(

@@ -32,7 +32,7 @@ class DeploymentTests(SynchronousTestCase):
             for name in (*WRITERS, *READERS)
         }
 
-    def test_files_have_no_mistakes(self) -> None:
+    def test_files_are_valid(self) -> None:
         """Each process's configuration is valid, with its name, modules and sink."""
         configs = self.configs(self.start(use_redis=True))
         for name, config in configs.items():
@@ -88,7 +88,7 @@ class DeploymentTests(SynchronousTestCase):
             [(1, ["!r:x", []])],
         )
 
-    def test_nothing_is_left(self) -> None:
+    def test_folders_are_removed(self) -> None:
         """After close() the folders are removed."""
         deployment = self.start(use_redis=True)
         folders = [deployment.directory, deployment.postgres.directory]

@@ -23,7 +23,7 @@ class ReplicationProcessTests(SynchronousTestCase):
         )
         self.addCleanup(self.process.kill)
 
-    def test_one_that_ends_is_told_with_its_log(self) -> None:
+    def test_failed_start_is_reported_with_log(self) -> None:
         """A process that does not start is reported with the end of its log."""
         self.process.start()
         with self.assertRaises(ServerStartError) as caught:

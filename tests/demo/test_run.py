@@ -104,7 +104,7 @@ class RunDemoTests(SynchronousTestCase):
         tallies = self.run_with([TYPING], [TYPING])
         self.assertEqual(len(tallies), 2 * (2 + 2 + 1 + 1 + 1 + 1))
 
-    def test_an_exit_status_is_told(self) -> None:
+    def test_exit_status_is_reported(self) -> None:
         """A process with a failing exit status is reported."""
         self.run_with([TYPING], [TYPING])
         self.assertIn("reader1 ended with status -9", self.screen.lines)

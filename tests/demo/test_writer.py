@@ -72,7 +72,7 @@ class ScriptWriterTests(SynchronousTestCase):
     def log(self) -> list[Any]:
         return [json.loads(line) for line in self.log_file.read_text().splitlines()]
 
-    def test_it_waits_to_be_told(self) -> None:
+    def test_waits_for_begin_file(self) -> None:
         """Nothing is written before the begin file exists."""
         host = self.start(self.write)
         host.reactor.pump([POLL] * 100)
@@ -81,7 +81,7 @@ class ScriptWriterTests(SynchronousTestCase):
         host.reactor.advance(POLL)
         self.assertEqual(self.written, [[["a"]]])
 
-    def test_it_keeps_to_the_rate(self) -> None:
+    def test_paced_by_rate(self) -> None:
         """Each write is made when the rows before it are due, and is logged."""
         self.begin_file.touch()
         host = self.start(self.write)

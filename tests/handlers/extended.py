@@ -33,7 +33,7 @@ from synapse_replication.testing.doubles import (
 from synapse_replication.wire.rdata import read_lines
 from tests.handlers.fixtures import Row
 
-__all__ = ["Bus", "BusConnection", "Published", "SpeakingProcess"]
+__all__ = ["Bus", "BusConnection", "ExtensionProcess", "Published"]
 
 
 @attrs.frozen
@@ -54,7 +54,7 @@ class Bus:
     """
 
     def __init__(self) -> None:
-        self.processes: list[SpeakingProcess] = []
+        self.processes: list[ExtensionProcess] = []
         self.seen: list[Published] = []
         self.drop: Callable[[Published], bool] = lambda message: False
         self._waiting: deque[Published] = deque()
@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     _: type[ExtensionConnection] = BusConnection
 
 
-class SpeakingProcess:
+class ExtensionProcess:
     """An instance with the streams ``events`` and ``typing`` (held in memory).
 
     :param writes: the streams that it writes.
@@ -209,7 +209,7 @@ class SpeakingProcess:
             )
         self.host.notifier.notify()
 
-    def _source(self, process: SpeakingProcess, stream: str) -> SourceStream:
+    def _source(self, process: ExtensionProcess, stream: str) -> SourceStream:
         return process.events if stream == "events" else process.typing
 
     def skip(self, token: int, stream: str = "events") -> None:

@@ -41,12 +41,12 @@ class WriterAdmissionTests(SynchronousTestCase):
             for writer in ("w1", "w2"):
                 self.assertTrue(self.admits(stream, writer))
 
-    def test_strangers(self) -> None:
+    def test_undeclared_writers(self) -> None:
         """An undeclared writer may write only streams without declared writers."""
         self.assertFalse(self.admits("events", "zz"))
         self.assertTrue(self.admits("caches", "zz"))
 
-    def test_strangers_are_bounded(self) -> None:
+    def test_undeclared_writers_are_bounded(self) -> None:
         """Beyond the limit, an undeclared writer can only replace an expired one."""
         for number in range(MAX_UNDECLARED):
             self.assertTrue(self.admits("caches", f"s{number}"))
@@ -77,7 +77,7 @@ class HandlerTests(SynchronousTestCase):
         )
         self.host.reactor.pump([0.1] * 10)
 
-    def test_no_state_for_strangers(self) -> None:
+    def test_no_state_for_undeclared_writers(self) -> None:
         """5,000 made-up writers leave no state and cause no query."""
         before = dict(self.handler._links[self.connection].writers)
         for number in range(5000):

@@ -117,7 +117,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.successResultOf(self.run_it(self.data.on_position("events", "w", 5)))
         self.assertEqual(self.stream.current_token("w"), 5)
 
-    def test_late_rows_move_nothing(self) -> None:
+    def test_late_rows_do_not_rewind(self) -> None:
         """A late row does not move the position back; a position may."""
         self.rows(5)
         self.rows(3)
@@ -125,7 +125,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.data.on_position("events", "w", 1)
         self.assertEqual(self.stream.current_token("w"), 1)
 
-    def test_already_there(self) -> None:
+    def test_already_reached(self) -> None:
         """Waiting for a position that was reached returns at once."""
         self.rows(5)
         self.successResultOf(self.wait(5))
@@ -144,7 +144,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.assertEqual(woken, [1, 0, 2, 3])
         self.assertNothingLeft()
 
-    def test_wakes_on_its_writer_alone(self) -> None:
+    def test_other_writers_wake_no_waiter(self) -> None:
         """Positions of other writers wake no waiter."""
         waiting = self.wait(5)
         self.rows(100, "other")

@@ -46,7 +46,7 @@ class PeerEpochsTests(SynchronousTestCase):
         self.assertEqual(self.epochs.observe("w", "a", now), EpochStatus.DUPLICATE)
         self.assertEqual(self.epochs.epoch_of("w"), "b")
 
-    def test_one_that_is_left(self) -> None:
+    def test_stale_epoch_becomes_current(self) -> None:
         """
         If the current epoch leaves or is silent for long, a stale one becomes current.
         """
@@ -116,7 +116,7 @@ class HandledEpochsTests(SynchronousTestCase):
         self.assertFalse(epochs.is_present("w", "b"))
         self.assertFalse(epochs.is_present("v", "a"))
 
-    def test_begins_when_it_is_saved(self) -> None:
+    def test_handled_once_saved(self) -> None:
         """An epoch is handled once the sink has saved it."""
         epochs = HandledEpochs("typing", self.sink)
         self.sink.is_held = True
@@ -147,7 +147,7 @@ class HandledEpochsTests(SynchronousTestCase):
         self.failureResultOf(self.begin(epochs, "a"), RuntimeError)
         self.assertFalse(epochs.is_present("w", "a"))
 
-    def test_sink_that_saves_none(self) -> None:
+    def test_sink_without_epochs(self) -> None:
         """With a sink that saves no epochs, they are held in memory."""
         sink: Any = PositionsOnlySink()
         epochs = HandledEpochs("typing", sink)

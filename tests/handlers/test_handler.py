@@ -44,7 +44,7 @@ class ConnectionTests(SynchronousTestCase):
             ],
         )
 
-    def test_a_peer_that_connected_to_us(self) -> None:
+    def test_inbound_peer(self) -> None:
         """A peer that connected gets the positions when it sends REPLICATE."""
         connection = MemoryConnection(relays=True)
         self.handler.new_connection(connection)
@@ -104,7 +104,7 @@ class ConnectionTests(SynchronousTestCase):
 class ChannelTests(SynchronousTestCase):
     """The Redis channels to subscribe to."""
 
-    def test_only_who_stores_ips_hears_them(self) -> None:
+    def test_user_ip_subscription(self) -> None:
         """USER_IP is subscribed to only if the host stores IPs."""
         for stores, channels in ((True, ("USER_IP",)), (False, ())):
             host = MemoryHost(stores_user_ips=stores)
@@ -161,13 +161,13 @@ class ReceivedTests(SynchronousTestCase):
         )
         self.assertEqual(fixture.host.observer.processes, [])
 
-    def test_user_ips_are_for_who_stores_them(self) -> None:
+    def test_user_ip_needs_storing_host(self) -> None:
         """A host that stores no IPs is not given any."""
         fixture = receiving()
         fixture.receive('USER_IP @a:b ["secret","1.2.3.4","agent",null,6]')
         self.assertEqual(fixture.host.commands.calls, [])
 
-    def test_our_own_come_back(self) -> None:
+    def test_own_commands_are_discarded(self) -> None:
         """
         The instance's own commands, echoed by Redis, are discarded without decoding.
         """
@@ -330,7 +330,7 @@ class RelayTests(SynchronousTestCase):
         for connection in (self.first, self.second):
             self.fixture.handler.new_connection(connection)
 
-    def test_to_the_others_only(self) -> None:
+    def test_relayed_to_other_inbound_peers_only(self) -> None:
         """
         A relayed command goes only to the other peers that connected to this instance.
         """
@@ -356,7 +356,7 @@ class RelayTests(SynchronousTestCase):
 class ConnectionEndTests(SynchronousTestCase):
     """Connections that are lost during a broadcast."""
 
-    def test_a_peer_may_go_while_all_are_told(self) -> None:
+    def test_connection_lost_during_broadcast(self) -> None:
         """A connection lost while it is sent to does not affect the others."""
         fixture = receiving()
         handler = fixture.handler

@@ -18,7 +18,7 @@ class ValueTests(SynchronousTestCase):
             identity.instance_name = "other"  # type: ignore[misc]
         self.assertEqual(SyncingUser("@a:b", None, 1), SyncingUser("@a:b", None, 1))
 
-    def test_all_is_there(self) -> None:
+    def test_all_names_exist(self) -> None:
         """Every name in ``__all__`` exists."""
         for name in interfaces.__all__:
             self.assertTrue(hasattr(interfaces, name), name)

@@ -51,7 +51,7 @@ class WithoutSecretsTests(SynchronousTestCase):
         self.assertNotIn("syt_secret", printed)
         self.assertIn("in failing", printed)
 
-    def test_of_what_it_came(self) -> None:
+    def test_cause_is_redacted(self) -> None:
         """A token in the cause of an error is removed, too."""
         error = self.shown("syt_secret", USER_IP, as_cause=True)
         self.assertNotIn("syt_secret", "".join(traceback.format_exception(error)))

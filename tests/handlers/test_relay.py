@@ -24,7 +24,7 @@ class CopyFilterTests(SynchronousTestCase):
         self.filter = CopyFilter()
         self.one, self.two = MemoryConnection("one"), MemoryConnection("two")
 
-    def test_another_link_brings_a_copy(self) -> None:
+    def test_copy_on_another_link(self) -> None:
         """
         The same command on another link is a copy; on the same link it is a new event.
         """
@@ -121,7 +121,7 @@ class MeshTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.mesh = Mesh(4)
 
-    def test_a_stranger_speaks_to_one(self) -> None:
+    def test_external_command_reaches_each_once(self) -> None:
         """A command from outside reaches each instance once."""
         mesh = self.mesh
         stranger = MemoryConnection("stranger", relays=True)
@@ -133,7 +133,7 @@ class MeshTests(SynchronousTestCase):
         for calls in mesh.delivered():
             self.assertEqual(calls, [("on_remote_server_up", "a.example")])
 
-    def test_an_instance_tells_all(self) -> None:
+    def test_command_on_several_links_is_delivered_once(self) -> None:
         """A command that reaches an instance on several links is delivered once."""
         mesh = self.mesh
         mesh.handlers[0].send_lock_released("w0", "lock", "key")

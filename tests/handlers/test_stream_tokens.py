@@ -74,7 +74,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.successResultOf(waiting[0])
         self.successResultOf(waiting[1])
 
-    def test_there_already(self) -> None:
+    def test_already_reached(self) -> None:
         """A wait for a token that was reached returns at once."""
         self.reach("a", 3)
         self.reach("b", 4)

@@ -17,20 +17,20 @@ START = UserSyncCommand("w1", "@u:hs", "D", True, 1_000_000)
 END = attrs.evolve(START, is_syncing=False)
 
 
-class RepeatedSyncsTests(SynchronousTestCase):
+class UserSyncDeduplicatorTests(SynchronousTestCase):
     """Tests for :class:`UserSyncDeduplicator`."""
 
     def setUp(self) -> None:
         self.syncs = UserSyncDeduplicator()
 
-    def test_the_same_again(self) -> None:
+    def test_repeat_is_suppressed(self) -> None:
         """The same state with an equal, slightly later or earlier time is a repeat."""
         self.assertFalse(self.syncs.is_repeat(START, 0))
         for change in (0, RESOLUTION_MS - 1, -5000):
             later = attrs.evolve(START, last_sync_ms=START.last_sync_ms + change)
             self.assertTrue(self.syncs.is_repeat(later, 1))
 
-    def test_news(self) -> None:
+    def test_changes_are_no_repeat(self) -> None:
         """
         Another state, user, device or instance, or a much later time, is no repeat.
         """
@@ -46,7 +46,7 @@ class RepeatedSyncsTests(SynchronousTestCase):
         ):
             self.assertFalse(self.syncs.is_repeat(other, 0), other)
 
-    def test_heard_again(self) -> None:
+    def test_repeat_is_forwarded_every_10_s(self) -> None:
         """
         A repeated state is passed on every 10 s, so that the user does not expire.
         """

@@ -223,12 +223,12 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.assertEqual((status, body["error"]), (500, "internal error"))
         self.assertEqual(self.observer.failures, [self.events.error])
 
-    def test_rows_that_json_cannot_say(self) -> None:
+    def test_unencodable_row(self) -> None:
         """A row that cannot be encoded is a 500, not a request without a response."""
         self.events.rows = [(2, [float("nan"), None])]
         self.assertEqual(self.ask()[0], 500)
 
-    def test_asker_goes_away(self) -> None:
+    def test_client_disconnects(self) -> None:
         """
         A fetch that fails after the client disconnected is reported, without another
         error.

@@ -42,7 +42,7 @@ class CompositeObserverTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.calls: list[str] = []
 
-    def test_every_observer_is_told_in_order(self) -> None:
+    def test_observers_are_called_in_order(self) -> None:
         """An event is passed to each observer in order."""
         both = CompositeObserver([Recorder("a", self.calls), Recorder("b", self.calls)])
         both.rows_received("events", 3)

@@ -181,7 +181,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertIn(PeerOffline("w2"), self.take(1))
         self.assertIn(PeerOffline("w1"), self.take(20))
 
-    def test_nobody_subscribed(self) -> None:
+    def test_no_subscription(self) -> None:
         """
         Without a subscription no status snapshot is taken; a later subscriber is only
         notified of later changes.
@@ -231,7 +231,7 @@ class ReplicationHooksTests(SynchronousTestCase):
             ],
         )
 
-    def test_a_failing_callback_hurts_nobody(self) -> None:
+    def test_failing_callback_is_isolated(self) -> None:
         """A callback that fails is reported, and the others are still called."""
         self.hooks.subscribe(LinkUp, lambda event: 1 / 0)
         self.subscribe_all()
@@ -277,7 +277,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertEqual(self.take(), [])
         ends[0]()
 
-    def test_what_waits_is_bounded(self) -> None:
+    def test_pending_events_are_bounded(self) -> None:
         """Events beyond the bound are discarded and their number is reported."""
         self.subscribe_all()
         with self.observer.catch_up(EVENT):

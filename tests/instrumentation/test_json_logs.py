@@ -86,7 +86,7 @@ class JsonLogObserverTests(SynchronousTestCase):
         self.assertEqual(line["level"], "critical")
         self.assertIn("ValueError: bad", line["error"])
 
-    def test_what_replication_logs(self) -> None:
+    def test_fields_of_writer_lines(self) -> None:
         """Log lines about a writer have stream, writer and tokens as fields."""
         observer = LoggingObserver(self.logger)
         event = CatchUpEvent("events", "w1", 3, 9)

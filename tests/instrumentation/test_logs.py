@@ -141,7 +141,7 @@ class LoggingObserverTests(SynchronousTestCase):
         self.observer.discarded("events", "w1", DiscardReason.OLD_TOKEN, 1)
         self.assertEqual(self.lines(), [])
 
-    def test_a_failed_connection_says_why(self) -> None:
+    def test_failed_connection_has_reason(self) -> None:
         """
         A failed connection is logged with the reason and the time to the next attempt.
         """
@@ -165,7 +165,7 @@ class LoggingObserverTests(SynchronousTestCase):
             ],
         )
 
-    def test_a_connection_that_comes_and_goes(self) -> None:
+    def test_flapping_connection(self) -> None:
         """
         Every change of state is logged, so that the last line is current; a flapping
         link has a bounded number of lines a minute, with a count.
@@ -221,7 +221,7 @@ class LoggingObserverTests(SynchronousTestCase):
             [("warn", "Continuing without the extension: NOPERM; allow it")],
         )
 
-    def test_catch_up_is_told_with_its_range(self) -> None:
+    def test_failed_catch_up_is_logged_with_range(self) -> None:
         """A failed catch-up is logged with stream, writer, range and retry."""
         event = CatchUpEvent("events", "w1", 3, 9)
         self.observer.catch_up_page(event, 4, 7)
@@ -254,7 +254,7 @@ class LoggingObserverTests(SynchronousTestCase):
         for event in self.events:
             self.assertIs(event["log_failure"].value, error)
 
-    def test_streams_are_told(self) -> None:
+    def test_stream_events_are_logged(self) -> None:
         """Streams that become live or are reset, and unknown fields, are logged."""
         self.observer.stream_connected("redis", "typing", "w1")
         self.observer.stream_reset("typing", "w1", 90, 2)

@@ -87,7 +87,7 @@ class PrometheusObserverTests(SynchronousTestCase):
                 self.assertEqual(sample.labels.get("server_name"), "test", sample)
         self.assertEqual(names, {metric.name for metric in METRICS})
 
-    def test_every_metric_moves(self) -> None:
+    def test_every_metric_has_a_sample(self) -> None:
         """After one event of each kind, every defined metric has a sample."""
         self.report_everything()
         exposed = generate_latest(self.registry).decode()
@@ -221,7 +221,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.observer.position_changed("events", "w2", 5)
         self.assertEqual(self.value(sample, stream_name="events"), 7)
 
-    def test_reset_sets_positions_back(self) -> None:
+    def test_reset_lowers_position(self) -> None:
         """After a reset a stream shows its lower position."""
         self.observer.position_changed("typing", "w1", 90)
         self.observer.stream_reset("typing", "w1", 90, 2)

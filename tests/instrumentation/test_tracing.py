@@ -76,7 +76,7 @@ class TracingObserverTests(SynchronousTestCase):
         self.assertIsNone(request.parent)
         self.assertEqual(background.name, "queue-events")
 
-    def test_a_request_takes_its_trace_along(self) -> None:
+    def test_request_propagates_trace(self) -> None:
         """
         The writer's work on a request belongs to the trace of the reader's catch-up.
         """

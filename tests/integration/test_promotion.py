@@ -56,7 +56,7 @@ class PromotionTests(DeploymentTestCase):
         """Return the resyncs that the reader counted, by stream and kind."""
         return read_resyncs(get_over_socket(self.metrics, "/metrics"))
 
-    def test_readers_go_on(self) -> None:
+    def test_readers_get_every_row(self) -> None:
         """Running readers get every row, and fetch none from the database."""
         main = self.start("main", self.main)
         worker = self.start("worker", self.worker)

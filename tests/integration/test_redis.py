@@ -7,7 +7,7 @@ from synapse_replication.testing.servers import PrivateRedis
 from tests.integration.deployment import DeploymentTestCase
 
 
-class RedisPlacesTests(DeploymentTestCase):
+class RedisAddressTests(DeploymentTestCase):
     """Tests that main and a worker find Redis; TLS is tested in test_tls.py."""
 
     def start_redis(self) -> PrivateRedis:

@@ -416,7 +416,7 @@ def _argument(parameter: inspect.Parameter, error: BaseException) -> Any:
 class ConfigTests(SynchronousTestCase):
     """Tests for errors of a configuration with mistakes."""
 
-    def test_mistakes_beside_secrets(self) -> None:
+    def test_errors_hide_secrets(self) -> None:
         """An invalid value in or next to a secret is reported without the secret."""
         for text in (
             f"worker_replication_secret: [{SECRET}]",

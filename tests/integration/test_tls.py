@@ -118,7 +118,7 @@ class TlsTests(DeploymentTestCase):
         self.assertEqual(self.stop(main), 0, self.log_of("main"))
         self.assertNotIn("letting in", self.log_of("main"))
 
-    def test_endpoint_that_asks_for_certificates(self) -> None:
+    def test_endpoint_requires_client_certificate(self) -> None:
         """
         ``ssl:`` with ``caCertsDir`` asks clients for a certificate, and ``tls:`` sends
         it.

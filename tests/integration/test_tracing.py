@@ -87,7 +87,7 @@ class TracingTests(DeploymentTestCase):
         self.assertEqual(resource["service.name"], "replication-test")
         self.assertEqual(resource["service.namespace"], self.shared["server_name"])
 
-    def test_none_is_kept(self) -> None:
+    def test_sample_ratio_zero(self) -> None:
         """With a sample ratio of 0, neither reader nor writer sends spans."""
         self.trace(self.collector.url, sample_ratio=0)
         main = self.catch_up_once()

@@ -50,7 +50,7 @@ class ReadRecordingTests(SynchronousTestCase):
             [Record(1, 0.0, "", b"PING 1")],
         )
 
-    def test_what_is_no_record_is_given_in_its_place(self) -> None:
+    def test_invalid_lines_are_reported_in_place(self) -> None:
         """An invalid line is reported with its number, and reading continues."""
         for wrong in (
             b"not json",
@@ -96,7 +96,7 @@ def _numbered(number: int) -> bytes:
 class ShippedRecordingTests(SynchronousTestCase):
     """Tests for the recording that comes with the package."""
 
-    def test_it_is_there(self) -> None:
+    def test_readable(self) -> None:
         """The shipped recording is readable and is the beginning of the full one."""
         records = list(read_recording(shipped_recording()))
 

@@ -56,7 +56,7 @@ class ReplayTests(SynchronousTestCase):
         self.assertEqual(value["last_position"]["events event_persister2"], 4009)
         self.assertEqual(value["last_position"]["presence_federation master"], 0)
 
-    def test_rows_and_positions_move_a_writer(self) -> None:
+    def test_rows_and_positions_advance_a_writer(self) -> None:
         """The last position of a writer is that of its last row or POSITION."""
         report = replay_lines(
             "POSITION typing w 1 1",
@@ -134,7 +134,7 @@ class ReplayTests(SynchronousTestCase):
         )
         self.assertTrue(report.is_clean)
 
-    def test_a_writer_begins_again(self) -> None:
+    def test_reset_of_a_writer(self) -> None:
         """A lower POSITION is a reset of ``typing``, but not of ``events``."""
         report = replay_lines(
             "POSITION typing w 649 649",

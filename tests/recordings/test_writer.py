@@ -156,7 +156,7 @@ class RecordingFilesTests(SynchronousTestCase):
         line = len(content) // 3
         return [(len(content), 3), (len(content) - 1, 2), (line, 1), (5, 0), (0, 0)]
 
-    def test_killed_while_mending(self) -> None:
+    def test_killed_during_repair(self) -> None:
         """A recovery that was interrupted is completed at the next start."""
         files = self.record()
         files.see("x", b"PING 1")

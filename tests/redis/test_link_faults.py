@@ -193,7 +193,7 @@ class FaultTests(RealRedisTestCase):
         except OSError:
             return False
 
-    async def test_password_mended(self) -> None:
+    async def test_password_corrected(self) -> None:
         """After Redis's password was corrected, both connections are established."""
         redis = self.start_redis(password="other")
         peer = self.start_peer(by_port(redis, password="hush"))

@@ -40,7 +40,7 @@ class RedisSenderTests(RedisSenderTestCase):
         others = b"".join(encode_publishes(b"hs", [rdata(2), rdata(3)]))
         self.assertEqual(self.written, [others])
 
-    def test_the_extension_waits_for_what_follows(self) -> None:
+    def test_extension_is_written_with_rows(self) -> None:
         """
         A message of the extension is written together with the rows that follow it.
         """

@@ -74,7 +74,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertEqual(len(self.unavailable), 1)
         self.assertEqual(self.failures, [])
 
-    def test_redis_would_not_fence_now(self) -> None:
+    def test_fencing_fails_temporarily(self) -> None:
         """After a temporary error, fencing is tried again on the next connection."""
         self.publish_and_refuse(b"-BUSY Redis is busy running a script\r\n")
         self.assertEqual(len(self.unavailable), 1)
@@ -226,7 +226,7 @@ class ReconnectTests(RedisSenderTestCase):
             self.assertFalse(subscriber.is_behind)
             self.assertEqual(self.memory.events.all.count("ready_again"), 1)
 
-    def test_company(self) -> None:
+    def test_other_traffic(self) -> None:
         """
         While a bulk stream and others publish, the lower watermarks apply; messages of
         the extension do not count as other traffic.
@@ -291,7 +291,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertFalse(self.sender.connected)
         self.assertEqual(self.sender.lost, 1)
 
-    def test_kept_is_bounded(self) -> None:
+    def test_retained_commands_are_bounded(self) -> None:
         """
         Without a connection, a limited number of commands is retained, and no rows.
         """

@@ -176,7 +176,7 @@ class SentinelTests(SynchronousTestCase):
             self.assertNotIn("knock", str(self.events.all))
             self.assertEqual(self.places, [S1])
 
-    def test_asked_again_when_lost(self) -> None:
+    def test_queried_again_after_loss(self) -> None:
         """
         After a loss, the Sentinel is asked again, and the new master connected to.
         """
@@ -230,7 +230,7 @@ class SentinelTests(SynchronousTestCase):
         )
         self.assertFalse(any(t.aborted for _, t in connections))
 
-    def test_stopped_while_asking(self) -> None:
+    def test_stopped_during_query(self) -> None:
         """Stopping during a query leaves no timer and no attempt."""
         self.accept(0)
         self.successResultOf(Deferred.fromCoroutine(self.link.stop()))

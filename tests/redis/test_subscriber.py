@@ -308,7 +308,7 @@ class ExtensionChannelTests(SynchronousTestCase):
         memory.lose(1)
         self.assertNotIn(("extension_down",), memory.events.all)
 
-    def test_not_kept(self) -> None:
+    def test_unsendable_message_is_discarded(self) -> None:
         """
         A message that cannot be sent at once is discarded and not counted as lost.
         """

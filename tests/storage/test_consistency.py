@@ -182,7 +182,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual((self.sequence(), self.stored()["first"]), (40, 40))
         self.assertEqual(abs(self.stored()["second"]), 7)
 
-    def test_what_cannot_be_mended(self) -> None:
+    def test_permanent_error(self) -> None:
         """
         If a problem remains after the repair, nothing is committed and an error is
         raised.
@@ -193,7 +193,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
             self.repair()
         self.assertIn("gone is stored at 3", str(caught.exception))
 
-    def test_stream_that_is_not_there(self) -> None:
+    def test_absent_stream(self) -> None:
         """A stream without its sequence is reported as absent and not as a problem."""
         stream = attrs.evolve(FOOBAR, sequence="newer_seq")
         report = self.examine(stream)
@@ -205,7 +205,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         anybody = attrs.evolve(FOOBAR, writers=[])
         self.assertEqual(self.examine(anybody).streams[0].writers, [])
 
-    def test_nobody_wrote(self) -> None:
+    def test_no_rows(self) -> None:
         """A stream without rows may be stored at 1, ahead of an unused sequence."""
         self.sql("TRUNCATE foobar, stream_positions; DROP SEQUENCE foobar_seq")
         self.sql("CREATE SEQUENCE foobar_seq")

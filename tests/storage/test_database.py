@@ -204,7 +204,7 @@ class DatabaseTests(PostgresMixin, TestCase):
             await self.database.transact("insert", insert)
         self.assertEqual((len(attempts), self.count()), (1, 2))
 
-    async def test_nobody_answers(self) -> None:
+    async def test_server_unreachable(self) -> None:
         """If no server answers, the caller gets the failure."""
         database = Database("host=/nonexistent", self.reactor)
         with self.assertRaises(psycopg2.OperationalError):

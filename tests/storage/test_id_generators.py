@@ -45,7 +45,7 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual(self.database.descriptions.count("persist_position"), 2)
         self.assertEqual(self.database.persisted[-1], 57)
 
-    def test_woken_together_ask_together(self) -> None:
+    def test_simultaneous_callers_share_fetch(self) -> None:
         """Callers whose blocks end together share their next fetch."""
 
         async def twice() -> None:
@@ -194,7 +194,7 @@ class SteppedTests(SteppedTestCase):
         self.database.failing = False
         self.assert_position_advances()
 
-    def test_position_is_kept_later_if_it_could_not_be(self) -> None:
+    def test_failed_position_is_persisted_later(self) -> None:
         """
         If its position cannot be persisted, a committed write still succeeds; the
         failure is reported, and the position persisted later.
@@ -215,7 +215,7 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual(self.observer.persisted, [8])
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
-    def test_position_is_tried_again_until_it_is_kept(self) -> None:
+    def test_position_is_retried_until_persisted(self) -> None:
         """A position is retried until it is persisted."""
         gate: Deferred[None] = Deferred()
         self.start(gate)

@@ -21,7 +21,7 @@ from tests.storage.id_generator_case import SteppedTestCase
 class SequenceTests(SteppedTestCase):
     """Tests for positions that are compared with the sequence."""
 
-    def test_sequence_that_went_back(self) -> None:
+    def test_sequence_was_set_back(self) -> None:
         """Ids at or below the position are skipped, even a few thousand of them."""
         self.database.sequence = 2
         done, _ = self.start()
@@ -59,7 +59,7 @@ class SequenceTests(SteppedTestCase):
         self.assertTrue(positions.is_plausible(17))
         self.assertFalse(positions.is_plausible(18))
 
-    def test_far_position_is_not_believed(self) -> None:
+    def test_implausible_position_is_ignored(self) -> None:
         """A position far beyond the sequence is ignored and reported."""
         self.with_sequence()
         self.ids.advance("other", 2**62)
@@ -83,7 +83,7 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual(self.ids.get_announceable_token(), 500_000)
         self.assertEqual(self.observer.failures, [])
 
-    def test_position_that_is_real_is_announced_after_a_look(self) -> None:
+    def test_position_is_announced_once_confirmed(self) -> None:
         """
         Ids of other writers are announced as ours once the sequence confirms them.
         """
@@ -135,7 +135,7 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual(self.database.descriptions, [])
         self.assert_position_advances()
 
-    def test_an_id_that_is_announced_meanwhile(self) -> None:
+    def test_id_announced_during_fetch(self) -> None:
         """An id that another writer announces during the fetch is not used."""
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
         first, _ = self.start()
@@ -148,7 +148,7 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual(self.successResultOf(second), 10)
         self.assert_position_advances()
 
-    def test_an_id_in_a_transaction_that_is_announced_meanwhile(self) -> None:
+    def test_id_announced_during_transaction(self) -> None:
         """
         In a transaction, an id that another writer announces meanwhile is not used.
         """
@@ -171,7 +171,7 @@ class SequenceTests(SteppedTestCase):
         self.database.sequence = 100
         self.assert_position_advances()
 
-    def test_nobody_waits_for_an_id_that_is_announced_meanwhile(self) -> None:
+    def test_caller_cancelled_before_announcement(self) -> None:
         """
         If the caller cancelled before its id was announced, later callers are served.
         """

@@ -75,7 +75,7 @@ class PostgresStreamTests(SynchronousTestCase):
                 self.assertEqual(page.upto_token, upto)
                 return updates
 
-    def test_what_was_written_is_fetched(self) -> None:
+    def test_written_rows_are_fetched(self) -> None:
         """Rows written together share one token, and are fetched unchanged."""
         stream = self.make()
 
@@ -180,7 +180,7 @@ class PostgresStreamTests(SynchronousTestCase):
 
         self.assertEqual((page.upto_token, page.limited), (5, False))
 
-    def test_nothing_asked_is_no_query(self) -> None:
+    def test_empty_range_makes_no_query(self) -> None:
         """An empty range makes no query."""
         result = self.wait(self.make().get_updates_since("w1", 5, 5))
 
@@ -216,7 +216,7 @@ class PostgresStreamTests(SynchronousTestCase):
 
         self.assertEqual(stream.current_token("w2"), 7)
 
-    def test_an_idle_writer_moves_without_a_query(self) -> None:
+    def test_idle_writer_advances_without_query(self) -> None:
         """
         Positions of other writers advance what an idle writer announces, without a
         query.
@@ -282,7 +282,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual(self.execute("SELECT * FROM orders"), [])
         self.assertEqual(self.ids.unfinished, set())
 
-    def test_what_cannot_be_written(self) -> None:
+    def test_unwritable_rows_are_rejected(self) -> None:
         """
         Zero rows, or values that JSON cannot express, are rejected before a token is
         taken.
@@ -311,7 +311,7 @@ class PostgresStreamTests(SynchronousTestCase):
         )
         self.assertEqual(self.ids.last, 1)
 
-    def test_writing_wakes_the_streamer(self) -> None:
+    def test_write_notifies_the_streamer(self) -> None:
         """Each write calls on_write after its commit."""
         seen: list[Any] = []
         stream = self.make(

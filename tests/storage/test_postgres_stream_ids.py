@@ -67,7 +67,7 @@ class StandardStreamTests(SynchronousTestCase):
 
         self.assertEqual((token.stream, dict(token.instance_map)), (0, {}))
 
-    def test_rows_are_written_by_other_means(self) -> None:
+    def test_standard_rows_cannot_be_written(self) -> None:
         """
         Rows of standard streams cannot be written: not every column is on the wire.
         """

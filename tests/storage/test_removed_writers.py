@@ -226,7 +226,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         # It stays reported even when none of its rows is missing.
         self.assertEqual(self.find(), {"old": RemovedWriter(6, is_deleted=True)})
 
-    def test_comes_back(self) -> None:
+    def test_writer_declared_again(self) -> None:
         """A writer that is declared again is no longer reported."""
         stream = attrs.evolve(MOVED, writers=["old", "new"])
         finder = RemovedWriterFinder(
@@ -299,7 +299,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         error = self.failureResultOf(self.begin(), CatchUpError).value
         self.assertIn("removed writers of foobar", str(error))
 
-    def test_anybody_may_write(self) -> None:
+    def test_no_declared_writers(self) -> None:
         """Without declared writers no writer counts as removed."""
         finder = RemovedWriterFinder(
             self,

@@ -87,7 +87,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         only = attrs.evolve(FOOBAR, writers=["first"])
         self.assertEqual(self.load("first", only).announced, 99)
 
-    def test_rows_before_positions_were_kept(self) -> None:
+    def test_rows_without_stored_position(self) -> None:
         """If no position was ever stored, all committed rows count as complete."""
         self.write_rows("first", 1, 2, 3)
         self.write_rows("second", 7)

@@ -50,11 +50,11 @@ class PlanCatchUpTests(SynchronousTestCase):
         """For a reader above both tokens, the POSITION is redundant."""
         self.assertEqual(plan_catch_up(13, 10, 12), Redundant())
 
-    def test_ahead_of_a_stored_stream_that_began_again(self) -> None:
+    def test_reset_of_stored_stream(self) -> None:
         """The position of a stored stream is moved back without a fetch."""
         self.assertEqual(plan_catch_up(90, 10, 12, resettable=True), Reset(12, 12))
 
-    def test_ahead_of_a_stream_in_memory_that_began_again(self) -> None:
+    def test_reset_of_memory_stream(self) -> None:
         """A stream held in memory is fetched from its beginning."""
         self.assertEqual(
             plan_catch_up(90, 10, 12, resettable=True, held_in_memory=True),
@@ -68,7 +68,7 @@ class PlanCatchUpTests(SynchronousTestCase):
 
     @settings(derandomize=True, deadline=None)
     @given(tokens, tokens, tokens, st.booleans(), st.booleans())
-    def test_never_passes_what_may_have_been_missed(
+    def test_never_skips_possibly_missed_rows(
         self, current: int, prev: int, new: int, resettable: bool, in_memory: bool
     ) -> None:
         """No plan skips a token between the reader's and the first one announced."""
@@ -132,7 +132,7 @@ class PlanPositionTests(SynchronousTestCase):
             is_range_believed=False,
         )
 
-    def test_began_again(self) -> None:
+    def test_reset(self) -> None:
         """A reset goes to the new token, or to 0 if the stream is held in memory."""
         self.check((_MOVED, 2, 3, Reset(3, 3)), resettable=True)
         self.check(
@@ -152,7 +152,7 @@ class PlanPositionTests(SynchronousTestCase):
         self.check(*cases)
         self.check(*cases, resettable=True)
 
-    def test_began_again_while_catching_up(self) -> None:
+    def test_reset_while_catching_up(self) -> None:
         """A lower token resets the catch-up of a stream held in memory."""
         self.check(
             (_CATCHING_UP, 19, 19, Reset(0, 19)),
@@ -247,7 +247,7 @@ class PlanDroppedRangeTests(SynchronousTestCase):
             (_CATCHING_UP, 3, 30, 12, Extend(30, 10)),
         )
 
-    def test_rows_that_were_passed(self) -> None:
+    def test_skipped_ranges(self) -> None:
         """Ranges that were skipped without a row are fetched, too."""
         catching_up = ReaderPosition(10, 7, 10, 20)
         self.check(
@@ -268,7 +268,7 @@ class PlanDroppedRangeTests(SynchronousTestCase):
             idempotent=True,
         )
 
-    def test_stored_stream_that_began_again(self) -> None:
+    def test_reset_of_stored_stream(self) -> None:
         """A stored stream is reset only if the whole range is below the reader."""
         for was_reset in (False, True):
             self.check(
@@ -281,7 +281,7 @@ class PlanDroppedRangeTests(SynchronousTestCase):
                 was_reset=was_reset,
             )
 
-    def test_stream_in_memory_that_began_again(self) -> None:
+    def test_reset_of_memory_stream(self) -> None:
         """After a reset, a stream held in memory is fetched from its beginning."""
         self.check(
             (_AT_A_ROW, None, 15, 9, Reset(0, 15)),
@@ -300,7 +300,7 @@ class PlanDroppedRangeTests(SynchronousTestCase):
             was_reset=True,
         )
 
-    def test_cannot_begin_again(self) -> None:
+    def test_not_resettable(self) -> None:
         """A lower position of a stream that is not resettable is no reset."""
         for was_reset in (False, True):
             self.check((_AT_A_ROW, None, 5, 3, Gap(5, 5)), was_reset=was_reset)
@@ -318,12 +318,12 @@ class CheckPageTests(SynchronousTestCase):
         )
         self.assertEqual(list(Page([], [], 9).batches()), [])
 
-    def test_leaves_out_what_was_not_asked_for(self) -> None:
+    def test_skips_rows_outside_the_range(self) -> None:
         """Rows outside the range are skipped, and the page ends within it."""
         result = StreamUpdateResult([(2, "a"), (3, "b"), (10, "c")], 12, False)
         self.assertEqual(check_page(result, 2, 9), Page([3], ["b"], 9))
 
-    def test_leaves_out_rows_beyond_a_limited_answer(self) -> None:
+    def test_skips_rows_beyond_a_limited_answer(self) -> None:
         """Rows above the answer's ``upto_token`` are skipped, to be fetched again."""
         result = StreamUpdateResult([(3, "a"), (4, "b")], 3, True)
         self.assertEqual(check_page(result, 2, 9), Page([3], ["a"], 3))
@@ -333,7 +333,7 @@ class CheckPageTests(SynchronousTestCase):
         result = StreamUpdateResult([(5, "c"), (3, "a"), (5, "d")], 9, False)
         self.assertEqual(check_page(result, 2, 9), Page([3, 5, 5], ["a", "c", "d"], 9))
 
-    def test_takes_rows_as_they_are(self) -> None:
+    def test_encoded_rows(self) -> None:
         """Encoded rows stay encoded with ``take_encoded``, and are decoded without."""
         updates = EncodedUpdates([(5, '["c"]'), (3, '["a"]'), (5, '["d"]'), (9, "1")])
         result = StreamUpdateResult(updates, 5, True)
@@ -347,7 +347,7 @@ class CheckPageTests(SynchronousTestCase):
         plain = StreamUpdateResult([(3, "a")], 5, True)
         self.assertFalse(check_page(plain, 2, 9, take_encoded=True).is_encoded)
 
-    def test_an_answer_that_does_not_bring_us_on(self) -> None:
+    def test_answer_without_progress(self) -> None:
         """An answer without progress raises an error that names the range."""
         with self.assertRaisesRegex(CatchUpError, r"up to 2 .* \(2, 9\]"):
             check_page(StreamUpdateResult([], 2, True), 2, 9)

@@ -98,7 +98,7 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertEqual(asked, [("v", 6, 9)])
         self.assertEqual(upto, stream.current_stream_token())
 
-    def test_rows_between_of_a_strange_writer(self) -> None:
+    def test_rows_between_without_progress(self) -> None:
         """A writer whose pages make no progress raises an error instead of a loop."""
 
         async def fetch(
@@ -111,7 +111,7 @@ class MemoryStreamTests(SynchronousTestCase):
         reading = defer.ensureDeferred(stream.get_rows_between(None, None))
         self.failureResultOf(reading, CatchUpError)
 
-    def test_what_was_written_is_fetched(self) -> None:
+    def test_written_rows_are_fetched(self) -> None:
         """
         Rows are fetched with their tokens, above the lower bound up to the upper one.
         """
@@ -176,7 +176,7 @@ class MemoryStreamTests(SynchronousTestCase):
 
         self.assertEqual([t for t, _ in self.fetch(stream, 0, 3).updates], [3])
 
-    def test_new_reader_gets_what_there_is(self) -> None:
+    def test_new_reader_gets_retained_rows(self) -> None:
         """A reader at 0 is not refused: it gets the rows that are still retained."""
         stream = self.make(max_rows=1)
         stream.write([typing("!a")])
@@ -229,7 +229,7 @@ class MemoryStreamTests(SynchronousTestCase):
             defer.ensureDeferred(stream.get_updates_since("w", 1, 6)), CatchUpError
         )
 
-    def test_nothing_is_written_by_halves(self) -> None:
+    def test_write_is_atomic(self) -> None:
         """
         If one row cannot be encoded as JSON, no row is written and no token is used.
         """
@@ -258,7 +258,7 @@ class MemoryStreamTests(SynchronousTestCase):
 
         self.assertEqual(self.fetch(stream, 0, 1).updates, [(1, ["!a", ["@u:x"]])])
 
-    def test_writing_wakes_the_streamer(self) -> None:
+    def test_write_notifies_the_streamer(self) -> None:
         """Each write calls ``on_write`` once its rows can be fetched."""
         seen: list[int] = []
         stream: MemoryStream = self.make(
@@ -336,7 +336,7 @@ class MemoryStreamTests(SynchronousTestCase):
 class MemoryStreamReaderTests(SynchronousTestCase):
     """Tests for a stream held in another instance's memory."""
 
-    def test_remote_rows_are_asked_of_their_writer(self) -> None:
+    def test_remote_rows_are_fetched_from_writer(self) -> None:
         """Rows of another instance are fetched from it."""
         calls: list[tuple[str, int, int, int]] = []
         answer = StreamUpdateResult([(5, ["!a", []])], 5, False)
@@ -351,7 +351,7 @@ class MemoryStreamReaderTests(SynchronousTestCase):
         self.assertIs(self.successResultOf(defer.ensureDeferred(result)), answer)
         self.assertEqual(calls, [("w", 3, 5, 7)])
 
-    def test_nobody_to_ask(self) -> None:
+    def test_writer_unreachable(self) -> None:
         """Without a way to reach the writer, a catch-up fails with a hint."""
         stream = MemoryStream(TYPING, instance_name="r")
         result = defer.ensureDeferred(stream.get_updates_since("w", 3, 5))
@@ -368,7 +368,7 @@ class MemoryStreamReaderTests(SynchronousTestCase):
 
         self.assertEqual(stream.current_token("w"), 0)
 
-    def test_own_position_moves_by_writing(self) -> None:
+    def test_advance_rejects_own_position(self) -> None:
         """A writer's own position cannot be set with ``advance``."""
         stream = MemoryStream(TYPING, instance_name="w")
 

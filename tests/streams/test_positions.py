@@ -121,7 +121,7 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertFalse(positions.is_usable(fetch, 10))
         self.assertTrue(positions.is_usable(fetch, 11))
 
-    def test_others_know_first(self) -> None:
+    def test_id_announced_by_peer_first(self) -> None:
         """Another writer may announce an own id before it is finished here."""
         positions = WriterPositions("a", ["a", "b"], {"a": 37, "b": 37})
         positions.end_fetch(positions.begin_fetch(), [38])
@@ -199,7 +199,7 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(reader.current_token("reader"), 3)
         self.assertEqual(reader.all_positions(), {"a": 3, "b": 5})
 
-    def test_sequence_that_went_back(self) -> None:
+    def test_sequence_was_set_back(self) -> None:
         """An id that is already known or announced is not used again."""
         positions = WriterPositions("a", ["a", "b"], {"a": 40, "b": 40})
         fetch = positions.begin_fetch()
@@ -219,7 +219,7 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual((positions.announced, positions.persisted_upto), (1, 1))
         self.assertFalse(positions.is_usable(positions.begin_fetch(), 1))
 
-    def test_anybody_may_write(self) -> None:
+    def test_no_declared_writers(self) -> None:
         """Without declared writers, any instance may write."""
         positions = WriterPositions("a", complete_upto=6)
         allocate(positions, 7)

@@ -61,7 +61,7 @@ class JsonTests(SynchronousTestCase):
 
     @settings(derandomize=True, deadline=None)
     @given(JSON)
-    def test_text_of_others(self, value: Any) -> None:
+    def test_compatible_with_standard_library(self, value: Any) -> None:
         """JSON is compatible with the standard library in both directions."""
         self.assertEqual(repr(decode_json(json.dumps(value))), repr(value))
         self.assertEqual(repr(json.loads(encode_json(value))), repr(value))
@@ -72,7 +72,7 @@ class JsonTests(SynchronousTestCase):
         """Values encoded together have the same texts as encoded one by one."""
         self.assertEqual(encode_json_rows(values), list(map(encode_json, values)))
 
-    def test_many_of_which_one_is_none(self) -> None:
+    def test_one_unencodable_among_many(self) -> None:
         """One value that JSON cannot encode among others raises an error."""
         for bad in (math.nan, [None, -math.inf], {"a": [math.inf]}, "\ud800", object()):
             with self.assertRaises(ValueError):

@@ -99,7 +99,7 @@ class TableStreamTests(SynchronousTestCase):
 
         self.assertIn("row_type", str(error))
 
-    def test_mistakes_are_named(self) -> None:
+    def test_invalid_arguments(self) -> None:
         """Each invalid argument raises an error with its name, its value and a hint."""
         for changes, expected in (
             ({"name": "two words"}, "name is 'two words'"),

@@ -92,7 +92,7 @@ class LinkProxyTests(SynchronousTestCase):
         self.assert_passes(process, server)
         self.assert_passes(*publishing)
 
-    def test_healing_closes_what_lost_bytes(self) -> None:
+    def test_healing_closes_damaged_connections(self) -> None:
         """A connection that lost bytes is closed; the others stay open."""
         process, server = self.connect()
         subscription = self.subscribe()

@@ -16,7 +16,7 @@ from tests.support.synapse_process import WorkerSpec, log_problems
 class LogProblemsTests(SynchronousTestCase):
     """Tests for log_problems."""
 
-    def test_finds_errors_with_what_follows(self) -> None:
+    def test_finds_errors_with_following_lines(self) -> None:
         """An error is reported with the lines that follow it; other lines are not."""
         lines = [
             "2026-01-01 - synapse - 1 - INFO - x - fine",

@@ -29,7 +29,7 @@ class TlsServerTests(ProtocolTestCase):
         self.server: ServerReplicationStreamProtocol = self.make_server()
         self.server.makeConnection(self.transport)
 
-    def test_up_when_let_in(self) -> None:
+    def test_link_up_after_name(self) -> None:
         """The link is up once an accepted client has sent NAME."""
         self.assertTrue(IHandshakeListener.providedBy(self.server))
         self.server.handshakeCompleted()
@@ -44,7 +44,7 @@ class TlsServerTests(ProtocolTestCase):
         self.assertEqual([link[0] for link in self.observer.links], ["made", "lost"])
         self.assertEqual(self.failures, [])
 
-    def test_not_let_in(self) -> None:
+    def test_refused_client(self) -> None:
         """
         A refused client never becomes a link; its address and the reason are reported.
         """

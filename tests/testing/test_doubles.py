@@ -28,7 +28,7 @@ from tests.handlers.fixtures import Row
 class MemoryHostTests(SynchronousTestCase):
     """Tests for a host whose time advances only when the test says so."""
 
-    def test_offers_what_a_host_offers(self) -> None:
+    def test_implements_host(self) -> None:
         """The host has the given streams, and replicates those that it writes."""
         stream = SourceStream("s", Row)
         host = MemoryHost(stream, SourceStream("t", Row), written=["s"])
@@ -74,7 +74,7 @@ class MemoryHostTests(SynchronousTestCase):
 class MemoryConnectionTests(SynchronousTestCase):
     """Tests for a connection without a peer."""
 
-    def test_keeps_lines(self) -> None:
+    def test_records_lines(self) -> None:
         """Commands and lines are recorded in order, as text."""
         connection = MemoryConnection()
         seam: ReplicationConnection = connection
@@ -155,7 +155,7 @@ class SourceStreamTests(SynchronousTestCase):
 class RecordingSinkTests(SynchronousTestCase):
     """Tests for a sink that accepts rows when the test says so."""
 
-    def test_takes_and_advances(self) -> None:
+    def test_records_and_advances(self) -> None:
         """Rows are recorded and never move the stream back; positions may."""
         stream = SourceStream("s", Row)
         sink = MemoryHost(stream).rows

@@ -30,7 +30,7 @@ class ExtensionTests(SynchronousTestCase):
         connection.receive_data(b"PING 1 more replication_ext/1 else\n", 0.0)
         self.assertTrue(connection.extension_agreed)
 
-    def test_who_does_not_speak_it(self) -> None:
+    def test_stock_peer(self) -> None:
         """Without the extension, its word is ignored and its command is unknown."""
         connection = self.client(speaks=False)
         received = connection.receive_data(

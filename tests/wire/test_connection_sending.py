@@ -125,7 +125,7 @@ class SendTests(SynchronousTestCase):
         )
         self.assertTrue(connection.is_open)
 
-    def test_close_sends_what_waits(self) -> None:
+    def test_close_sends_waiting_lines(self) -> None:
         """A clean close sends the waiting lines, even while paused."""
         connection = server()
         connection.pause_writing()

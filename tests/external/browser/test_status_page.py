@@ -241,7 +241,7 @@ class StatusPageTests(TestCase):
 
         return self.in_browser("light", 1200, steps)
 
-    def test_what_is_selected_stays(self) -> Deferred[None]:
+    def test_selection_pauses_updates(self) -> Deferred[None]:
         """While text is selected the page is not updated, but its title is."""
 
         def steps(browser: Any) -> None:

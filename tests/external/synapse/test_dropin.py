@@ -191,7 +191,7 @@ class DropInTests(_DeploymentOfFive):
         """The main process and a persister on ours work with three stock processes."""
         self._drive(("master", "persister1"))
 
-    def test_the_other_three_on_ours(self) -> None:
+    def test_three_workers_on_ours(self) -> None:
         """
         Three workers on ours work with a stock main process and a stock persister.
         """

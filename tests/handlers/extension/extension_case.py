@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tests.handlers.extended import Bus, Published, SpeakingProcess
+from tests.handlers.extended import Bus, ExtensionProcess, Published
 
 
 def rows_of(*tokens: int) -> Callable[[Published], bool]:
@@ -25,8 +25,8 @@ class ExtensionTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.bus = Bus()
-        self.reader = SpeakingProcess(self.bus, "r")
-        self.writer = SpeakingProcess(self.bus, "w", writes=["events", "typing"])
+        self.reader = ExtensionProcess(self.bus, "r")
+        self.writer = ExtensionProcess(self.bus, "w", writes=["events", "typing"])
         self.bus.deliver()
 
     def write(self, *tokens: int) -> None:

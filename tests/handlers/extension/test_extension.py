@@ -7,12 +7,12 @@ import json
 from synapse_replication import __version__
 from synapse_replication.handlers.observer import PeerHeartbeat, Resync
 from synapse_replication.testing.doubles import MemoryConnection
-from tests.handlers.extended import Bus, SpeakingProcess
+from tests.handlers.extended import Bus, ExtensionProcess
 from tests.handlers.extension.extension_case import ExtensionTests, row, rows_of
 
 
 class HeartbeatTests(ExtensionTests):
-    def test_heartbeats_are_told(self) -> None:
+    def test_heartbeats_are_reported(self) -> None:
         """A heartbeat is reported to the observer, with the age of its positions."""
         self.inject(
             time=20_000,
@@ -27,7 +27,7 @@ class HeartbeatTests(ExtensionTests):
         self.inject(type="goodbye")
         self.assertTrue(self.reader.observer.heartbeats[-1].is_leaving)
 
-    def test_who_we_are(self) -> None:
+    def test_version_in_messages(self) -> None:
         """The messages of an instance carry its version."""
         self.assertEqual(self.reader.observer.heartbeats[-1].version, __version__)
 
@@ -58,7 +58,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.observer.gaps, [])
         self.assertEqual(self.reader.events.current_token("w"), 30)
 
-    def test_lost_row_hides_behind_the_next(self) -> None:
+    def test_lost_row_is_fetched_before_the_next(self) -> None:
         """A lost row is fetched before the row after it is delivered."""
         self.write(1)
         self.bus.drop = rows_of(2)
@@ -70,7 +70,7 @@ class GapTests(ExtensionTests):
 
     def test_stock_reader_does_not_see_it(self) -> None:
         """A reader without the extension does not notice the same loss."""
-        stock = SpeakingProcess(self.bus, "s", speaks=False)
+        stock = ExtensionProcess(self.bus, "s", speaks=False)
         self.bus.deliver()
         self.write(1)
         self.bus.drop = rows_of(2)
@@ -87,7 +87,7 @@ class GapTests(ExtensionTests):
 
     def test_lost_position(self) -> None:
         """A heartbeat connects a reader to a writer whose POSITION was lost."""
-        late = SpeakingProcess(self.bus, "late")
+        late = ExtensionProcess(self.bus, "late")
         self.bus.drop = lambda message: message.sender == "w"
         self.bus.deliver()
         self.bus.drop = lambda message: message.payload.startswith(b"POSITION")
@@ -140,7 +140,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.observer.gaps, [])
         self.assertEqual(self.reader.events.requests, [])
 
-    def test_silent_moves_are_not_told(self) -> None:
+    def test_skipped_ids_cause_no_catch_up(self) -> None:
         """
         A writer that only skipped other writers' ids causes no catch-up at readers.
         """
@@ -162,8 +162,8 @@ class GapTests(ExtensionTests):
         classic = []
         for speaks in (False, True):
             bus = Bus()
-            SpeakingProcess(bus, "r", speaks=speaks)
-            writer = SpeakingProcess(bus, "w", writes=["events"], speaks=speaks)
+            ExtensionProcess(bus, "r", speaks=speaks)
+            writer = ExtensionProcess(bus, "w", writes=["events"], speaks=speaks)
             bus.deliver()
             for token in (1, 2, 5):
                 writer.write(token, "a", "b")
@@ -226,7 +226,7 @@ class GapTests(ExtensionTests):
             if message.sender != "w":
                 self.assertNotIn("streams", json.loads(message.payload))
 
-    def test_what_is_held_in_memory_is_not_retained(self) -> None:
+    def test_memory_streams_are_not_retained(self) -> None:
         """Rows of a stream held in memory are not retained in the backlog as well."""
         self.writer.write(1, "a", stream="typing")
         self.writer.skip(3, "typing")
@@ -236,14 +236,14 @@ class GapTests(ExtensionTests):
 
 
 class EpochTests(ExtensionTests):
-    def restart_writer(self, epoch: str = "w-epoch-2") -> SpeakingProcess:
+    def restart_writer(self, epoch: str = "w-epoch-2") -> ExtensionProcess:
         self.writer.leave()
-        self.writer = SpeakingProcess(
+        self.writer = ExtensionProcess(
             self.bus, "w", epoch=epoch, writes=["events", "typing"]
         )
         return self.writer
 
-    def test_memory_of_a_new_epoch_is_fetched_anew(self) -> None:
+    def test_new_epoch_refetches_memory_stream(self) -> None:
         """
         After a restart, all rows of a stream held in memory are fetched again, even if
         the new token is above the old one.
@@ -253,7 +253,7 @@ class EpochTests(ExtensionTests):
         self.writer.leave()
         self.reader.typing.forget("w")
         # While the reader receives nothing, the writer passes the reader's old token.
-        self.writer = SpeakingProcess(self.bus, "w", epoch="b", writes=["typing"])
+        self.writer = ExtensionProcess(self.bus, "w", epoch="b", writes=["typing"])
         self.bus._waiting.clear()
         for token in (1, 2, 3):
             self.writer.write(token, f"new {token}", stream="typing")
@@ -275,7 +275,7 @@ class EpochTests(ExtensionTests):
         self.assertEqual(self.reader.events.requests, [])
         self.assertEqual(self.reader.observer.duplicates, [])
 
-    def test_table_of_a_new_epoch_goes_on(self) -> None:
+    def test_new_epoch_resumes_stored_stream(self) -> None:
         """
         A stream in the database continues from its token when its writer restarts.
         """
@@ -288,7 +288,7 @@ class EpochTests(ExtensionTests):
         self.assertEqual(self.reader.events.requests, [])
         self.assertEqual(self.reader.observer.resets, [])
 
-    def test_where_a_new_epoch_begins_is_no_gap(self) -> None:
+    def test_first_position_of_new_epoch_is_no_gap(self) -> None:
         """
         If a new epoch's first position is ahead, the rows between are fetched, but no
         gap is reported; within the same epoch, it is.
@@ -307,9 +307,9 @@ class EpochTests(ExtensionTests):
             self.assertEqual(self.reader.events.current_token("w"), token)
             self.assertEqual(self.reader.observer.gaps, gaps)
 
-    def test_second_process_of_our_name(self) -> None:
+    def test_duplicate_of_own_name(self) -> None:
         """Two processes of one name each report the duplicate."""
-        second = SpeakingProcess(self.bus, "w", epoch="other", writes=["events"])
+        second = ExtensionProcess(self.bus, "w", epoch="other", writes=["events"])
         self.bus.deliver()
         self.assertEqual(
             self.writer.observer.duplicates[0], ("w", "host-of-w:1 and host-of-w:1")
@@ -317,9 +317,9 @@ class EpochTests(ExtensionTests):
         self.bus.advance(5.25)
         self.assertEqual(second.observer.duplicates[0][0], "w")
 
-    def test_others_report_it_too(self) -> None:
+    def test_readers_report_duplicate_name(self) -> None:
         """A reader reports within seconds that two epochs send under one name."""
-        SpeakingProcess(self.bus, "w", epoch="other", writes=["events"])
+        ExtensionProcess(self.bus, "w", epoch="other", writes=["events"])
         self.bus.deliver()
         self.assertEqual(self.reader.observer.duplicates, [])
         self.bus.advance(6)
@@ -350,7 +350,7 @@ class EpochTests(ExtensionTests):
         self.assertEqual(self.reader.observer.restarted, [])
         self.assertEqual(self.reader.observer.duplicates, [])
 
-    def test_rows_of_an_unknown_epoch_say_nothing(self) -> None:
+    def test_rows_of_unknown_epoch_are_ignored(self) -> None:
         """
         A message ahead of rows is ignored unless it is of the writer's current epoch.
         """

@@ -7,7 +7,7 @@ import json
 from synapse_replication.errors import ExtensionMessageError, UnknownExtensionError
 from synapse_replication.handlers.observer import Resync
 from synapse_replication.streams.backlog import BacklogOptions
-from tests.handlers.extended import Published, SpeakingProcess
+from tests.handlers.extended import ExtensionProcess, Published
 from tests.handlers.extension.extension_case import ExtensionTests, row, rows_of
 
 
@@ -39,7 +39,7 @@ class ResyncTests(ExtensionTests):
         """A restarted reader learns the epochs first and resumes from the backlog."""
         self.write(1, 2)
         self.bus.advance(1)
-        reader = SpeakingProcess(self.bus, "r2")
+        reader = ExtensionProcess(self.bus, "r2")
         reader.events.advance("w", 1)
         reader.events.persist("w", 2, ["row 2"])
         self.bus.deliver()
@@ -50,7 +50,7 @@ class ResyncTests(ExtensionTests):
     def test_outside_the_backlog(self) -> None:
         """Rows that the backlog has dropped come from the database: a full resync."""
         self.writer.leave()
-        self.writer = SpeakingProcess(
+        self.writer = ExtensionProcess(
             self.bus,
             "w",
             epoch="b",
@@ -71,7 +71,7 @@ class ResyncTests(ExtensionTests):
         self.write(1)
         self.bus.drop = lambda message: message.is_extension
         self.writer.leave()
-        self.writer = SpeakingProcess(self.bus, "w", epoch="b", writes=["events"])
+        self.writer = ExtensionProcess(self.bus, "w", epoch="b", writes=["events"])
         self.writer.events.local_token = 1
         self.miss(2)
         self.assertEqual(self.reader.texts(), [row(1), row(2)])
@@ -121,10 +121,10 @@ class ResyncTests(ExtensionTests):
         self.writer.extension.stop()
         self.bus.deliver()
         self.writer.leave()
-        promoted = SpeakingProcess(self.bus, "w2", epoch="p")
+        promoted = ExtensionProcess(self.bus, "w2", epoch="p")
         promoted.leave()
         promoted.events.local_token = 2
-        promoted = SpeakingProcess(self.bus, "w2", epoch="p2", writes=["events"])
+        promoted = ExtensionProcess(self.bus, "w2", epoch="p2", writes=["events"])
         promoted.skip(2)
         # A reader starts a new writer at the position that the stream had.
         self.reader.events.advance("w2", 2)
@@ -153,7 +153,7 @@ class ResyncTests(ExtensionTests):
         self.assertEqual(self.reader.texts(), [row(1), row(2)])
         self.assertIsNone(self.reader.epochs.epoch_of("w"))
 
-    def test_goodbye_is_the_last_word(self) -> None:
+    def test_nothing_is_sent_after_goodbye(self) -> None:
         """
         After a goodbye, nothing is sent before the links close, since peers would treat
         any message as proof of life. No timer is left.
@@ -161,7 +161,7 @@ class ResyncTests(ExtensionTests):
         assert self.writer.extension is not None
         self.bus.advance(1)
         self.writer.extension.stop()
-        SpeakingProcess(self.bus, "another")
+        ExtensionProcess(self.bus, "another")
         self.writer.extension.sending_resumed()
         self.writer.leave()
         self.writer.join()

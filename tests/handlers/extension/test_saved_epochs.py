@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from synapse_replication.handlers.observer import Resync
-from tests.handlers.extended import SpeakingProcess
+from tests.handlers.extended import ExtensionProcess
 from tests.handlers.extension.extension_case import ExtensionTests, row
 
 
 class SavedEpochTests(ExtensionTests):
     """A reader whose sink saves the tokens of ``typing`` and their epochs."""
 
-    def memory(self, *tokens: int, reader: SpeakingProcess | None = None) -> None:
+    def memory(self, *tokens: int, reader: ExtensionProcess | None = None) -> None:
         """Put rows into the writer's memory without sending them."""
         for process in (self.writer, reader or self.reader):
             process.typing.forget("w")
@@ -22,10 +22,10 @@ class SavedEpochTests(ExtensionTests):
 
     def restart_reader(
         self, *tokens: int, epoch: str | None, token: int = 5
-    ) -> SpeakingProcess:
+    ) -> ExtensionProcess:
         """Restart the reader, with ``token`` of ``epoch`` saved."""
         self.reader.leave()
-        self.reader = SpeakingProcess(
+        self.reader = ExtensionProcess(
             self.bus, "r", epoch="r-epoch-2", saved={"w": (epoch, token)}
         )
         self.memory(*tokens)
@@ -66,7 +66,7 @@ class SavedEpochTests(ExtensionTests):
     def test_first_start(self) -> None:
         """A reader without a saved token saves the writer's epoch and fetches once."""
         self.memory(1, 2)
-        reader = SpeakingProcess(self.bus, "new")
+        reader = ExtensionProcess(self.bus, "new")
         self.memory(1, 2, reader=reader)
         self.bus.advance(6)
         self.assertEqual(reader.texts("typing"), [row(1), row(2)])
@@ -76,7 +76,7 @@ class SavedEpochTests(ExtensionTests):
     def test_many_start_at_once(self) -> None:
         """Readers that start together each learn the epoch before the position."""
         self.memory(1, 2)
-        readers = [SpeakingProcess(self.bus, f"new{n}") for n in range(5)]
+        readers = [ExtensionProcess(self.bus, f"new{n}") for n in range(5)]
         for reader in readers:
             self.memory(1, 2, reader=reader)
         self.bus.advance(6)
@@ -89,7 +89,7 @@ class SavedEpochTests(ExtensionTests):
         Rows delivered before the epoch was known are fetched again: they may be stale.
         """
         self.bus.drop = lambda message: message.is_extension
-        reader = SpeakingProcess(self.bus, "new")
+        reader = ExtensionProcess(self.bus, "new")
         self.memory(1, 2, reader=reader)
         self.bus.deliver()
         self.assertEqual(reader.texts("typing"), [row(1), row(2)])
@@ -124,7 +124,7 @@ class SavedEpochTests(ExtensionTests):
         self.writer.handler.stream_update("typing", 3, ["row 3"])
         self.bus.deliver()
         self.writer.leave()
-        self.writer = SpeakingProcess(self.bus, "w", epoch="b", writes=["typing"])
+        self.writer = ExtensionProcess(self.bus, "w", epoch="b", writes=["typing"])
         self.memory(1, 7)
         self.bus.deliver()
         self.reader.leave()
@@ -134,7 +134,7 @@ class SavedEpochTests(ExtensionTests):
         self.bus.advance(6)
         self.assertEqual(self.reader.texts("typing")[2:], [row(1), row(7)])
 
-    def test_told_again_meanwhile(self) -> None:
+    def test_repeated_report_while_handling(self) -> None:
         """An epoch that is reported again while it is being handled is handled once."""
         reader = self.restart_reader(1, 9, epoch="earlier")
         rows = reader.host.rows
@@ -147,7 +147,7 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(reader.texts("typing"), [row(1), row(9)])
         self.assertEqual(reader.typing.requests, [("w", 0, 9)])
 
-    def test_told_again_before_the_next_attempt(self) -> None:
+    def test_repeated_report_before_retry(self) -> None:
         """An epoch that is reported again does not shorten the wait after a failure."""
         reader = self.restart_reader(1, 9, epoch="earlier")
         # After the position of events: the epoch, the POSITION and one later call fail.
@@ -186,7 +186,7 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(reader.texts("typing"), [row(1), row(9)])
         self.assertEqual(reader.host.rows.failures, [])
         # There is no position to rewind: the next heartbeat retries.
-        new = SpeakingProcess(self.bus, "new")
+        new = ExtensionProcess(self.bus, "new")
         new.host.rows.failures = [None, error]
         self.bus.drop = lambda message: message.payload.startswith(b"POSITION")
         self.memory(1, 9, reader=new)

@@ -139,7 +139,7 @@ class BatchSorterTests(SynchronousTestCase):
             self.assertFalse(batches.has_lost_rows, token)
             self.assertEqual(batches.fetch_from, 10, token)
 
-    def test_lost_rows_that_were_passed(self) -> None:
+    def test_lost_rows_in_skipped_range(self) -> None:
         """
         If the position advanced without rows, lost rows are fetched from before that.
         """

@@ -33,7 +33,7 @@ class PageTests(SynchronousTestCase):
         fixture.receive("POSITION events w 2 2")
         self.assertEqual(fixture.texts(), [("w", 1, ["a"]), ("w", 2, ["b", "c", "d"])])
 
-    def test_rows_beyond_the_range_are_left_out(self) -> None:
+    def test_rows_beyond_the_range_are_skipped(self) -> None:
         """Rows that a source returns beyond the requested range are skipped."""
         fixture = receiving()
         fixture.stream.is_held = True
@@ -44,7 +44,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(fixture.texts(), [("w", 4, ["a"])])
         self.assertEqual(fixture.stream.current_token("w"), 5)
 
-    def test_the_host_takes_its_time_with_the_position(self) -> None:
+    def test_sink_accepts_position_slowly(self) -> None:
         """
         Rows wait, and the writer is not connected, until the sink accepted the
         position.
@@ -69,7 +69,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(fixture.host.rows.positions, [])
         self.assertEqual(fixture.stream.current_token("w"), 7)
 
-    def test_one_more_than_what_is_held_in_memory(self) -> None:
+    def test_token_above_last_in_memory(self) -> None:
         """No token above the writer's last is accepted for a stream held in memory."""
         fixture = receiving(resettable=True, held_in_memory=True)
         fixture.stream.is_held = True
@@ -80,7 +80,7 @@ class PageTests(SynchronousTestCase):
         fixture.stream.answer_with(StreamUpdateResult([], 5, False, last_token=5))
         self.assertEqual(fixture.stream.current_token("w"), 5)
 
-    def test_rows_that_come_as_text(self) -> None:
+    def test_encoded_rows(self) -> None:
         """Rows that the source returns as text are decoded and grouped by token."""
         fixture = receiving()
         fixture.stream.is_held = True
@@ -89,7 +89,7 @@ class PageTests(SynchronousTestCase):
         fixture.stream.answer_with(StreamUpdateResult(updates, 5, False))
         self.assertEqual(fixture.texts(), [("w", 4, ["a", "b"]), ("w", 5, ["c"])])
 
-    def test_text_that_nobody_can_read(self) -> None:
+    def test_undecodable_encoded_row(self) -> None:
         """A text that cannot be decoded costs only that row."""
         fixture = receiving()
         fixture.stream.is_held = True
@@ -101,7 +101,7 @@ class PageTests(SynchronousTestCase):
             fixture.host.observer.discards["events", "w", DiscardReason.UNDECODABLE], 2
         )
 
-    def test_rows_that_arrive_meanwhile(self) -> None:
+    def test_rows_received_during_fetch(self) -> None:
         """Rows that arrive during a fetch wait for it, and are delivered once."""
         fixture = receiving()
         fixture.stream.is_held = True
@@ -131,7 +131,7 @@ class PageTests(SynchronousTestCase):
         fixture.receive(f'RDATA events w {new + 1} ["live"]')
         self.assertEqual(fixture.texts()[-1], ("w", new + 1, ["live"]))
 
-    def test_other_writers_go_on(self) -> None:
+    def test_rows_of_other_writers_between_pages(self) -> None:
         """Between two pages, rows of other writers are delivered."""
         fixture = receiving(page_rows=1)
         fixture.receive("POSITION events b 0 0")
@@ -145,7 +145,7 @@ class PageTests(SynchronousTestCase):
         fixture.stream.answer()
         self.assertEqual(fixture.host.rows.tokens("a"), [1, 2])
 
-    def test_the_next_page_is_asked_for_meanwhile(self) -> None:
+    def test_next_page_is_prefetched(self) -> None:
         """While the sink handles a page, exactly one more is fetched."""
         fixture = receiving(page_rows=1)
         for n in range(1, 4):
@@ -160,7 +160,7 @@ class PageTests(SynchronousTestCase):
             fixture.stream.requests, [("w", 0, 3), ("w", 1, 3), ("w", 2, 3)]
         )
 
-    def test_a_page_asked_for_ahead_that_fails(self) -> None:
+    def test_prefetch_fails(self) -> None:
         """The failure of a prefetched page is reported when it is due, then retried."""
         fixture = receiving(page_rows=1)
         fixture.stream.persist("w", 1, ["1"])
@@ -178,7 +178,7 @@ class PageTests(SynchronousTestCase):
         fixture.host.reactor.advance(1)
         self.assertEqual(fixture.host.rows.tokens("w"), [1, 2])
 
-    def test_a_page_asked_for_ahead_of_what_failed(self) -> None:
+    def test_prefetched_page_after_failed_page(self) -> None:
         """If the sink fails in a page, the prefetched page is not delivered."""
         fixture = receiving(page_rows=2)
         for n in range(1, 5):
@@ -189,7 +189,7 @@ class PageTests(SynchronousTestCase):
         fixture.host.reactor.advance(1)
         self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3, 4])
 
-    def test_late_rows_are_not_read_ahead_of(self) -> None:
+    def test_late_rows_prevent_prefetch(self) -> None:
         """
         Pages are not prefetched if rows may be committed late (an idempotent stream).
         """
@@ -200,7 +200,7 @@ class PageTests(SynchronousTestCase):
         fixture.receive("POSITION events w 3 3")
         self.assertEqual(fixture.stream.requests, [("w", 0, 3)])
 
-    def test_a_row_that_nobody_can_read(self) -> None:
+    def test_undecodable_row_is_skipped(self) -> None:
         """A row that cannot be decoded even when fetched is counted and skipped."""
         fixture = receiving()
         fixture.stream.persist("w", 1, ["a"], [7], ["b"])
@@ -217,7 +217,7 @@ class PageTests(SynchronousTestCase):
 class FailureTests(SynchronousTestCase):
     """Sources and sinks that fail."""
 
-    def test_is_tried_again_with_back_off(self) -> None:
+    def test_retried_with_back_off(self) -> None:
         """A source that fails is retried with exponential back-off up to a limit."""
         fixture = receiving()
         fixture.stream.is_held = True
@@ -303,7 +303,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.waiting, 0)
         self.assertEqual(fixture.host.rows.tokens("w"), [1])
 
-    def test_a_source_that_does_not_get_on(self) -> None:
+    def test_source_without_progress(self) -> None:
         """A source that makes no progress is retried later, not in a tight loop."""
         fixture = receiving()
         fixture.stream.is_held = True
@@ -312,7 +312,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.waiting, 0)
         self.assertEqual(len(fixture.host.observer.catch_up_failures), 1)
 
-    def test_a_host_that_fails_gets_its_rows_again(self) -> None:
+    def test_failed_rows_are_redelivered(self) -> None:
         """Rows that the sink rejected are fetched again, from the first of them."""
         fixture = receiving()
         fixture.receive("POSITION events w 0 0")
@@ -340,7 +340,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.requests, [("w", 0, 3), ("w", 1, 3)])
         self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
 
-    def test_a_host_that_fails_to_take_a_position(self) -> None:
+    def test_rejected_position_is_retried(self) -> None:
         """A position that the sink rejected is offered again."""
         fixture = receiving()
         fixture.host.rows.failures = [RuntimeError("disk full")]

@@ -59,7 +59,7 @@ class DeliveryTests(SynchronousTestCase):
         self.fixture.host.rows.release(RuntimeError("disk full"))
         self._assert_fetched(1, 4, lost=3)
 
-    def test_a_host_that_is_waited_for_now_and_then(self) -> None:
+    def test_sink_waits_sometimes(self) -> None:
         """
         Rows handled synchronously stay in order behind those handled asynchronously.
         """
@@ -72,7 +72,7 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(self.fixture.host.rows.tokens("w"), [1, 2, 3, 4])
         self.assertEqual(self.fixture.stream.requests, [])
 
-    def test_late_rows_come_in_any_order(self) -> None:
+    def test_late_rows_in_any_order(self) -> None:
         """If a late row fails, later ones are fetched too, even with a lower token."""
         fixture = receiving(idempotent=True)
         fixture.receive("POSITION events w 0 9")

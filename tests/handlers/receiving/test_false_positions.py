@@ -39,7 +39,7 @@ class FarTests(SynchronousTestCase):
         process.receive(f'RDATA events w {FAR} ["false"]')
         self.assert_contained(process)
 
-    def test_row_among_others(self) -> None:
+    def test_false_row_among_valid_rows(self) -> None:
         """Valid rows that arrive together with a false one are delivered."""
         process = live()
         process.stream.persist("w", 6, ["six"])
@@ -145,7 +145,7 @@ class FloodTests(SynchronousTestCase):
 class NearTests(SynchronousTestCase):
     """Plausible positions that are believed and turn out to be false."""
 
-    def test_a_row_in_what_was_passed(self) -> None:
+    def test_row_in_skipped_range(self) -> None:
         """Rows within a skipped range are delivered once."""
         process = live()
         process.receive("POSITION events w 5 9")
@@ -158,7 +158,7 @@ class NearTests(SynchronousTestCase):
         process.receive("POSITION events w 7 12", 'RDATA events w 13 ["13"]')
         self.assertEqual(tokens(process), [5, 6, 7, 13])
 
-    def test_the_writer_says_less(self) -> None:
+    def test_writer_announces_lower_position(self) -> None:
         """A reader that is ahead of its writer rewinds, and delivers the next row."""
         for report in (
             lambda process: process.receive("POSITION events w 5 5"),
@@ -175,7 +175,7 @@ class NearTests(SynchronousTestCase):
             self.assertEqual(tokens(process), [5, 6])
             self.assertEqual(process.host.observer.ahead, [])
 
-    def test_less_than_what_was_delivered(self) -> None:
+    def test_announced_below_last_delivered(self) -> None:
         """A position below the last delivered row duplicates no row."""
         process = live()
         process.receive("POSITION events w 5 9", "POSITION events w 0 0")
@@ -183,7 +183,7 @@ class NearTests(SynchronousTestCase):
         process.receive("POSITION events w 0 0", 'RDATA events w 6 ["six"]')
         self.assertEqual(tokens(process), [5, 6])
 
-    def test_no_way_back(self) -> None:
+    def test_cannot_rewind_below_delivered(self) -> None:
         """A reader that delivered a row beyond its writer's position reports that."""
         process = live()
         process.receive('RDATA events w 9 ["false"]', "POSITION events w 5 5")
@@ -241,7 +241,7 @@ class NearTests(SynchronousTestCase):
         process.receive("POSITION events w 5 5", "POSITION events w 5 5")
         self.assertEqual(process.stream.requests[1:], [])
 
-    def test_delivered_by_the_host_meanwhile(self) -> None:
+    def test_no_rewind_below_host_delivery(self) -> None:
         """A position is not rewound below what the host itself has delivered."""
         process = live(20)
         process.receive("POSITION events v 0 0", "POSITION events w 5 9")
@@ -258,7 +258,7 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(process.stream.current_token("w"), 12)
         self.assertEqual(rows.positions[before:], [])
 
-    def test_read_ahead_of_what_was_committed(self) -> None:
+    def test_prefetched_before_commit(self) -> None:
         """A page prefetched before one of its rows was committed is read again."""
         process = live(20)
         process.stream.page_rows = 1

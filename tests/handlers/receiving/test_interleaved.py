@@ -54,7 +54,7 @@ class InterleavedTests(SynchronousTestCase):
             | {("events", "w0"): 100},
         )
 
-    def test_a_row_that_is_none(self) -> None:
+    def test_undecodable_row(self) -> None:
         """An undecodable row causes a catch-up of its writer only."""
         fixture = connected()
         fixture.stream.persist("w5", 5, ["5"])
@@ -78,7 +78,7 @@ class InterleavedTests(SynchronousTestCase):
         fixture.host.reactor.advance(1)
         self.assertEqual(fixture.host.rows.tokens("w2"), [2, 12])
 
-    def test_the_host_fails_behind_rows_that_it_took(self) -> None:
+    def test_sink_fails_after_accepted_rows(self) -> None:
         """After a row fails, later rows of its writer are fetched again."""
         fixture = connected()
         for token in (12, 22):
@@ -110,7 +110,7 @@ class InterleavedTests(SynchronousTestCase):
         discards = fixture.host.observer.discards
         self.assertEqual(discards["events", "w2", DiscardReason.OLD_TOKEN], 2)
 
-    def test_old_tokens_behind_what_is_not_usual(self) -> None:
+    def test_old_tokens_after_slow_path(self) -> None:
         """The same if rows in between took the slow path."""
         fixture = connected()
 
@@ -125,7 +125,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(fixture.host.rows.tokens("w2"), [12, 500])
         self.assertEqual(len(fixture.host.rows.tokens("w3")), 99 + 98 + 5)
 
-    def test_what_is_not_usual(self) -> None:
+    def test_slow_path(self) -> None:
         """
         Batches, old tokens and unknown writers on the slow path are handled correctly.
         """
@@ -191,7 +191,7 @@ class InterleavedTests(SynchronousTestCase):
         fixture.host.rows.release()
         self.assertEqual(len(fixture.texts()), 2)
 
-    def test_gives_way_to_the_reactor(self) -> None:
+    def test_yields_to_the_reactor(self) -> None:
         """While handling a long chunk, the receiver yields to the reactor."""
         fixture = connected(ReceiverOptions(break_after_rows=100))
         fixture.receive(*map(line, range(1, 251)))

@@ -121,7 +121,7 @@ class DroppedRangeTests(SynchronousTestCase):
         dropped.add_position(position(2))
         self.assertEqual((dropped.upto, dropped.was_reset), (90, False))
 
-    def test_collapsing_again(self) -> None:
+    def test_coalescing_again(self) -> None:
         """A range coalesced earlier is merged in its place."""
         before = self.coalesce(run(90), position(2), run(3))
         self.assertEqual(

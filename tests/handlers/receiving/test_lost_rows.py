@@ -36,7 +36,7 @@ class LostRowTests(SynchronousTestCase):
             process.receive('RDATA events w 7 ["seven"]')
             self.assertEqual(tokens(process)[-2:], [6, 7], is_idempotent)
 
-    def test_row_lost_in_what_was_passed(self) -> None:
+    def test_row_lost_in_skipped_range(self) -> None:
         """A row lost within a skipped range is fetched with the row after it."""
         process = live(20)
         process.receive("POSITION events w 5 9", 'RDATA events w x6 ["six"]')
@@ -127,7 +127,7 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [1, 2, 3])
         self.assertEqual(process.stream.current_token("w"), 3)
 
-    def test_rows_that_were_passed_in_a_full_queue(self) -> None:
+    def test_skipped_range_in_full_queue(self) -> None:
         """Rows dropped within a skipped range are fetched."""
         process = self.overflowing()
         process.receive("POSITION events w 3 30")

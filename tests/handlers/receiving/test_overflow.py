@@ -23,7 +23,7 @@ from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import InterleavedRun, RdataRun
 
 
-class CollapseTests(SynchronousTestCase):
+class CoalesceTests(SynchronousTestCase):
     """Tests for :func:`coalesce`."""
 
     def setUp(self) -> None:
@@ -42,7 +42,7 @@ class CollapseTests(SynchronousTestCase):
         self.assertLessEqual(max(queued.size for queued in coalesced), 100)
         return [queued.item[1] for queued in coalesced]
 
-    def test_one_is_left_of_each_writer(self) -> None:
+    def test_one_range_per_writer(self) -> None:
         """The rows of each writer are discarded, and become one range."""
         coalesced = self.coalesce(
             InterleavedRun("s", ["a", "b", "a", "b"], [1, 1, 2, 2], [b"x"] * 4),
@@ -67,7 +67,7 @@ class CollapseTests(SynchronousTestCase):
         assert isinstance(left, DroppedRange)
         self.assertEqual((left.upto, left.far_upto), (99, 100))
 
-    def test_what_a_new_epoch_makes_useless(self) -> None:
+    def test_rows_before_new_epoch_are_discarded(self) -> None:
         """Rows and reports before a new epoch are discarded."""
         epoch = NewEpoch("a", 3, "e")
         coalesced = self.coalesce(
@@ -76,7 +76,7 @@ class CollapseTests(SynchronousTestCase):
         self.assertEqual(coalesced, [epoch])
         self.assertEqual(self.discards, [("a", DiscardReason.CATCHING_UP, 1)])
 
-    def test_what_was_told(self) -> None:
+    def test_reported_positions_are_retained(self) -> None:
         """The latest reported position of each writer is retained, after its rows."""
         coalesced = self.coalesce(
             ReportedPosition("a", 4),
@@ -105,7 +105,7 @@ class CollapseTests(SynchronousTestCase):
         assert isinstance(none, DroppedRange)
         self.assertIsNone(none.ends_in_batch)
 
-    def test_epochs_that_are_told_again(self) -> None:
+    def test_repeated_epochs_are_merged(self) -> None:
         """Repeated reports of an epoch are merged into the latest one."""
         earlier, latest = NewEpoch("a", 3, "e"), NewEpoch("a", 5, "e")
         other = NewEpoch("b", 3, "e")
@@ -118,7 +118,7 @@ class CollapseTests(SynchronousTestCase):
         )
         self.assertEqual(coalesced, [latest, other, ReportedPosition("a", 6)])
 
-    def test_batch_that_may_go_on(self) -> None:
+    def test_unfinished_batch_is_retained(self) -> None:
         """An unfinished batch or a lost row before a new epoch is retained."""
         epoch = NewEpoch("a", 3, "e")
         for row in (RdataRun("s", "a", [None], [b"x"]), LostRow("a")):

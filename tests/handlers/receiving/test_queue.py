@@ -50,7 +50,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.assertFalse(self.queue)
         self.assertEqual(self.observer.queue_lengths, {})
 
-    def test_lengths_are_told(self) -> None:
+    def test_lengths_are_reported(self) -> None:
         """
         The queue's length is reported when items wait, and when none waits any more.
         """
@@ -78,7 +78,7 @@ class DrainedQueueTests(SynchronousTestCase):
         queue.put("a", 1, 10)
         self.assertEqual(self.consumed, ["a"])
 
-    def test_one_process_for_all_that_waits(self) -> None:
+    def test_one_process_for_all_waiting_items(self) -> None:
         """Items that arrive meanwhile are handled by the same background process."""
         self.is_held = True
         for item in "abc":
@@ -100,7 +100,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.assertEqual(self.consumed, ["a"])
         self.assertEqual(str(self.observer.failures[0][1]), "bad")
 
-    def test_collapses_when_full(self) -> None:
+    def test_coalesces_when_full(self) -> None:
         """When the queue exceeds its limit, the waiting items are coalesced."""
         self.is_held = True
         for item in "abcd":
@@ -115,7 +115,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.queue.put("large", 1, 1000)
         self.assertEqual(self.consumed, ["large"])
 
-    def test_gives_way(self) -> None:
+    def test_yields_after_number_of_items(self) -> None:
         """The queue yields to the reactor after a number of items."""
         self.is_held = True
         for _ in range(15):
@@ -126,7 +126,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.reactor.advance(0)
         self.assertEqual(len(self.consumed), 15)
 
-    def test_gives_way_after_a_time(self) -> None:
+    def test_yields_after_slow_item(self) -> None:
         """The queue yields to the reactor after a slow item."""
         self.is_held = True
         for _ in range(3):

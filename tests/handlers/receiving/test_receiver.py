@@ -28,7 +28,7 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.requests, [])
         self.assertEqual(fixture.host.observer.positions, {("events", "w"): 3})
 
-    def test_announcements_are_told(self) -> None:
+    def test_announcements_are_reported(self) -> None:
         """
         An announced position is reported at once; that of a batch, when it is complete.
         """
@@ -40,7 +40,7 @@ class LiveRowTests(SynchronousTestCase):
         fixture.receive('RDATA events w 9 ["b"]')
         self.assertEqual(fixture.host.observer.announced, {("events", "w"): 9})
 
-    def test_a_redundant_position_tells_where_we_are(self) -> None:
+    def test_redundant_position_reports_own_position(self) -> None:
         """A redundant POSITION still reports the reader's own position."""
         fixture = receiving()
         fixture.stream.advance("w", 9)
@@ -76,7 +76,7 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(fixture.texts(), [("w", 5, ["a"])])
         self.assertEqual(fixture.stream.requests, [])
 
-    def test_late_rows_of_idempotent_streams_are_handed_on(self) -> None:
+    def test_late_rows_of_idempotent_streams_are_delivered(self) -> None:
         """A late row of an idempotent stream is delivered; the position stays."""
         fixture = receiving(idempotent=True)
         fixture.receive("POSITION events w 0 0", 'RDATA events w 5 ["a"]')
@@ -107,7 +107,7 @@ class LiveRowTests(SynchronousTestCase):
         fixture.host.rows.release()
         self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
 
-    def test_gives_way_to_the_reactor(self) -> None:
+    def test_yields_to_the_reactor(self) -> None:
         """While handling a long run of rows, the receiver yields to the reactor."""
         fixture = receiving(receiver=ReceiverOptions(break_after_rows=100))
         fixture.receive("POSITION events w 0 0")
@@ -121,7 +121,7 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(seen, [200])
         self.assertEqual(fixture.stream.current_token("w"), 250)
 
-    def test_gives_way_between_short_runs(self) -> None:
+    def test_yields_between_short_runs(self) -> None:
         """
         Short runs in one chunk add up to the limit after which the receiver yields.
         """
@@ -135,7 +135,7 @@ class LiveRowTests(SynchronousTestCase):
         fixture.break_time()
         self.assertEqual(fixture.stream.current_token("w"), 500)
 
-    def test_gives_way_within_a_read(self) -> None:
+    def test_yields_within_a_chunk(self) -> None:
         """With a slow sink, the receiver yields to the reactor within a chunk."""
         other = SourceStream("receipts", Row)
         fixture = receiving(other)
@@ -165,7 +165,7 @@ class LiveRowTests(SynchronousTestCase):
 class BatchTests(SynchronousTestCase):
     """Several rows with one token."""
 
-    def test_a_batch_is_handed_on_whole(self) -> None:
+    def test_batch_is_delivered_whole(self) -> None:
         """The rows of a batch are delivered together when it is complete."""
         fixture = receiving()
         fixture.receive("POSITION events w 0 0", 'RDATA events w batch ["a"]')
@@ -228,7 +228,7 @@ class BatchTests(SynchronousTestCase):
         fixture.receive('RDATA events w 8 ["d"]')
         self.assertEqual(fixture.texts()[-1], ("w", 8, ["d"]))
 
-    def test_a_position_amid_a_batch(self) -> None:
+    def test_position_interrupts_batch(self) -> None:
         """A batch that its writer's own POSITION interrupts is fetched whole."""
         fixture = receiving()
         fixture.stream.persist("w", 6, ["a"], ["b"])
@@ -280,7 +280,7 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(fixture.texts(), [("w", 9, texts)])
         self.assertEqual(fixture.stream.requests, [("w", 0, 9)])
 
-    def test_batch_too_large_behind_a_whole_one(self) -> None:
+    def test_oversized_batch_after_complete_one(self) -> None:
         """Only the batch that is too large is fetched, not the one before it."""
         fixture = receiving(receiver=ReceiverOptions(max_batch_rows=2))
         fixture.stream.persist("w", 9, *([str(n)] for n in range(4)))

@@ -32,7 +32,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(fixture.host.rows.tokens("w", "events")[-1], 101)
         self.assertEqual(len(fixture.stream.requests), 1)
 
-    def test_what_waits_is_counted(self) -> None:
+    def test_queue_length(self) -> None:
         """In the queue's length, a POSITION counts as one and each row as one."""
         fixture = receiving()
         fixture.receive("POSITION events w 0 0")
@@ -75,7 +75,7 @@ class OverflowTests(SynchronousTestCase):
             fixture.texts()[1:], [("w", 50, [str(n) for n in range(1, 50)])]
         )
 
-    def test_a_reset_that_found_no_room(self) -> None:
+    def test_dropped_reset(self) -> None:
         """A writer's reset is handled even if its POSITION was dropped."""
         fixture = receiving(
             receiver=ReceiverOptions(max_queue_size=200),
@@ -108,7 +108,7 @@ class OverflowTests(SynchronousTestCase):
         fixture.host.rows.release()
         self.assertIn(("w", 50, ["late"]), fixture.texts())
 
-    def test_a_stored_stream_that_went_back_is_fetched_from_there(self) -> None:
+    def test_dropped_lower_position_of_stored_stream(self) -> None:
         """After a dropped lower POSITION, the rows above it are fetched."""
         fixture = receiving(
             receiver=ReceiverOptions(max_queue_size=200), resettable=True
@@ -124,7 +124,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(fixture.texts()[-1], ("w", 6, ["new"]))
         self.assertEqual(fixture.stream.current_token("w"), 6)
 
-    def test_a_stored_stream_keeps_its_gap(self) -> None:
+    def test_lower_position_during_catch_up_loses_no_row(self) -> None:
         """A lower position during a catch-up of a stored stream loses no row."""
         fixture = receiving(resettable=True, idempotent=True)
         fixture.stream.persist("w", 3, ["a"])
@@ -145,7 +145,7 @@ class OverflowTests(SynchronousTestCase):
         fixture.receive('RDATA events b 7 ["b"]')
         self.assertEqual(fixture.host.rows.tokens("b"), [7])
 
-    def test_batch_around_what_found_no_room(self) -> None:
+    def test_batch_around_dropped_positions(self) -> None:
         """A batch interrupted by dropped positions is fetched when its end arrives."""
         fixture = receiving(receiver=ReceiverOptions(max_queue_size=300))
         fixture.stream.persist("w", 1, ["a"], ["b"])
@@ -159,7 +159,7 @@ class OverflowTests(SynchronousTestCase):
         fixture.receive('RDATA events w 1 ["b"]')
         self.assertEqual(fixture.texts(), [("v", 1, ["v"]), ("w", 1, ["a", "b"])])
 
-    def test_rows_of_strangers_stay_dropped(self) -> None:
+    def test_dropped_rows_of_unconnected_writer(self) -> None:
         """Dropped rows of a writer that was never connected are not fetched."""
         fixture = receiving(receiver=ReceiverOptions(max_queue_size=300))
         fixture.receive("POSITION events a 0 0")
@@ -171,7 +171,7 @@ class OverflowTests(SynchronousTestCase):
         fixture.host.rows.release()
         self.assertEqual(fixture.stream.requests, [])
 
-    def test_gap_that_waits_on_a_lost_connection(self) -> None:
+    def test_queued_gap_of_lost_connection(self) -> None:
         """A gap still queued when its connection is lost is fetched on the next one."""
         fixture = receiving()
         fixture.stream.persist("w", 2, ["lost"])

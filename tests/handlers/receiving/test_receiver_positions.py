@@ -12,7 +12,7 @@ from tests.handlers.fixtures import Receiving, receiving
 class PositionTests(SynchronousTestCase):
     """Effects of a POSITION."""
 
-    def test_in_sync_asks_nobody(self) -> None:
+    def test_in_sync_fetches_nothing(self) -> None:
         """If prev is not above the reader's position, it advances without a fetch."""
         fixture = receiving()
         fixture.stream.advance("w", 5)
@@ -42,7 +42,7 @@ class PositionTests(SynchronousTestCase):
             1,
         )
 
-    def test_a_writer_behind_us_is_connected(self) -> None:
+    def test_writer_behind_reader_is_connected(self) -> None:
         """A writer that announces less than the reader's position is connected."""
         fixture = receiving()
         fixture.stream.advance("w", 9)
@@ -62,7 +62,7 @@ class PositionTests(SynchronousTestCase):
         fixture.receive("POSITION events b 5 5")
         self.assertEqual(fixture.texts(), [("b", 3, ["b3"]), ("b", 5, ["b5"])])
 
-    def test_a_reconnection_brings_what_was_missed_once(self) -> None:
+    def test_reconnect_delivers_missed_rows_once(self) -> None:
         """Rows written while the link was down are delivered once, by a catch-up."""
         fixture = receiving()
         fixture.receive("POSITION events w 0 0", 'RDATA events w 1 ["a"]')
@@ -105,7 +105,7 @@ class ResetTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.requests, [])
         self.assertEqual(fixture.stream.current_token("w"), 0)
 
-    def test_a_stream_in_the_database_only_goes_back(self) -> None:
+    def test_stored_stream_rewinds_without_fetch(self) -> None:
         """A reset of a stored stream moves the position back without a fetch."""
         fixture = receiving(resettable=True)
         fixture.receive("POSITION events w 0 9", "POSITION events w 4 4")

@@ -104,7 +104,7 @@ class DrainTests(SynchronousTestCase):
         fixture.receive("POSITION events new 5 5")
         self.assertEqual(fixture.host.rows.tokens("old"), [1, 2, 3])
 
-    def test_when_a_writer_is_first_heard(self) -> None:
+    def test_when_first_position_arrives(self) -> None:
         """A writer's first POSITION triggers the query even if it moved."""
         fixture = self.connect()
         self.stream.persist("old", 1, ["1"])
@@ -112,7 +112,7 @@ class DrainTests(SynchronousTestCase):
         fixture.receive("POSITION events new 3 5")
         self.assertEqual(fixture.host.rows.tokens("old"), [1])
 
-    def test_positions_that_move_are_no_reason(self) -> None:
+    def test_later_positions_trigger_no_query(self) -> None:
         """
         A later POSITION that moves triggers no query: its writer did not just start.
         """
@@ -122,7 +122,7 @@ class DrainTests(SynchronousTestCase):
         fixture.receive("POSITION events new 5 9", 'RDATA events new 10 ["a"]')
         self.assertEqual(self.stream.queries, queries)
 
-    def test_comes_back_during_the_drain(self) -> None:
+    def test_writer_returns_during_drain(self) -> None:
         """A writer that sends a POSITION during the drain becomes live after it."""
         for token in (1, 2, 3, 4):
             self.stream.persist("old", token, [str(token)])
@@ -157,7 +157,7 @@ class DrainTests(SynchronousTestCase):
         fixture.receive("POSITION events new 5 5")
         self.assertEqual(fixture.host.rows.tokens("added"), [])
 
-    def test_rows_go_on_meanwhile(self) -> None:
+    def test_rows_are_delivered_during_query(self) -> None:
         """While the query runs, rows of other writers are delivered."""
         self.stream.removed = None
         fixture = self.connect()

@@ -12,11 +12,11 @@ from synapse_replication.handlers.receiving.silent_moves import (
 
 
 class SilentMovesTests(SynchronousTestCase):
-    def test_nothing_is_known(self) -> None:
+    def test_no_recorded_range(self) -> None:
         """A position without a recorded range is its own start."""
         self.assertEqual(SilentMoves().start_of("w", 5), 5)
 
-    def test_moves_that_join(self) -> None:
+    def test_adjacent_ranges_join(self) -> None:
         """Adjacent ranges join, back to the last row delivered."""
         moves = SilentMoves()
         moves.moved("w", 5, 7, 0.0)
@@ -29,7 +29,7 @@ class SilentMovesTests(SynchronousTestCase):
         moves.forget("w")
         self.assertEqual(moves.start_of("w", 15), 15)
 
-    def test_old_moves_are_final(self) -> None:
+    def test_old_ranges_expire(self) -> None:
         """For an idle writer, the range reaches back for a limited time."""
         moves = SilentMoves()
         for second in range(600):

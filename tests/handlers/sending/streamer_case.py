@@ -30,7 +30,7 @@ class Backwards:
         x.reverse()
 
 
-class KeptRows:
+class RecordingBacklog:
     """Records the rows that are sent, as (stream, previous token, tokens)."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class StreamerTestCase(SynchronousTestCase):
         self.events.persist("w", token, *([row] for row in rows))
         self.host.notifier.notify()
 
-    def hold_up(self) -> list[str]:
+    def block_link(self) -> list[str]:
         """Let the link fall behind amid many rows; return the lines not yet sent."""
         self.build(StreamerOptions(max_rows=2))
         self.events.page_rows = 3

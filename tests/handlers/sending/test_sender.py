@@ -112,7 +112,7 @@ class CommandSenderTests(SynchronousTestCase):
         self.assertEqual(connection.take(), ["POSITION events w 8 8"])
         self.assertEqual(len(self.host.observer.sending_failures), 1)
 
-    def test_announcements_name_what_was_sent(self) -> None:
+    def test_position_covers_only_sent_rows(self) -> None:
         """A POSITION does not cover rows that are committed but not sent."""
         self.sender.announce_positions()
         self.stream.persist("w", 9, ["a"])

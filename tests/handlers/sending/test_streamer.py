@@ -11,7 +11,7 @@ from synapse_replication.handlers.sending.streamer import (
 from synapse_replication.testing.doubles import (
     MemoryConnection,
 )
-from tests.handlers.sending.streamer_case import KeptRows, StreamerTestCase
+from tests.handlers.sending.streamer_case import RecordingBacklog, StreamerTestCase
 
 
 class ReplicationStreamerTests(StreamerTestCase):
@@ -82,7 +82,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), ["POSITION caches w 0 5"])
 
-    def test_begins_again(self) -> None:
+    def test_reset_in_running_process(self) -> None:
         """A stream that is reset in a running process announces its position."""
         self.events.description = attrs.evolve(self.events.description, resettable=True)
         self.write(7, "a")
@@ -91,7 +91,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), ["POSITION events w 2 2"])
 
-    def test_nothing_new_of_what_may_begin_again(self) -> None:
+    def test_idle_resettable_stream(self) -> None:
         """A resettable stream announces nothing while its position stays."""
         self.events.description = attrs.evolve(self.events.description, resettable=True)
         self.write(7, "a")
@@ -99,7 +99,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), [])
 
-    def test_another_stream_moves(self) -> None:
+    def test_another_stream_advances(self) -> None:
         """A resettable stream announces nothing because another stream advanced."""
         self.events.description = attrs.evolve(self.events.description, resettable=True)
         self.write(7, "a")
@@ -151,7 +151,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(self.host.observer.processes, ["replication_streamer"])
         self.assertEqual(len(self.connection.take()), 49)
 
-    def test_nobody_connected(self) -> None:
+    def test_no_connection(self) -> None:
         """Without a connection, positions advance and nothing is fetched."""
         self.handler.lost_connection(self.connection)
         self.write(5, "a")
@@ -159,11 +159,11 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.handler.new_connection(self.connection)
         self.assertIn("POSITION events w 5 5", self.connection.take())
 
-    def test_nobody_connected_and_rows_are_kept(self) -> None:
+    def test_backlog_without_connection(self) -> None:
         """
         Without a connection, rows still go to the backlog of streams that retain one.
         """
-        kept = KeptRows()
+        kept = RecordingBacklog()
         self.handler.listen_to_sending(kept)
         self.handler.lost_connection(self.connection)
         self.write(5, "a")
@@ -175,12 +175,12 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.handler.new_connection(self.connection)
         self.assertIn("POSITION events w 7 7", self.connection.take())
 
-    def test_the_last_link_goes_amid_many_rows(self) -> None:
+    def test_last_link_lost_amid_many_rows(self) -> None:
         """
         When the last link is lost amid many rows, the rest is skipped, not fetched.
         """
         self.build(StreamerOptions(max_rows=2))
-        self.handler.listen_to_sending(KeptRows())
+        self.handler.listen_to_sending(RecordingBacklog())
         for token in range(1, 8):
             self.caches.persist("w", token, [str(token)])
         self.host.notifier.notify()
@@ -190,7 +190,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(self.caches.requests, [("w", 0, 7)])
         self.assertEqual(self.handler.last_sent_token(self.caches), 7)
 
-    def test_many_rows_starve_nobody(self) -> None:
+    def test_many_rows_starve_no_stream(self) -> None:
         """
         A stream with many rows sends one slice before the other streams get a turn.
         """
@@ -229,7 +229,7 @@ class ReplicationStreamerTests(StreamerTestCase):
             self.events.requests, [("w", 0, 3), ("w", 3, 4)], "one for each commit"
         )
 
-    def test_nothing_is_kept_of_what_may_begin_again(self) -> None:
+    def test_resettable_stream_is_fetched_per_slice(self) -> None:
         """For a resettable stream, each slice is fetched when it is sent."""
         self.build(StreamerOptions(max_rows=2))
         self.events.description = attrs.evolve(self.events.description, resettable=True)
@@ -240,7 +240,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(len(self.connection.take()), 4)
         self.assertEqual(self.events.requests, [("w", 0, 4), ("w", 2, 4)])
 
-    def test_a_page_that_holds_no_more(self) -> None:
+    def test_advanced_past_the_page(self) -> None:
         """If the stream advanced meanwhile, the page's rows up to there are skipped."""
         self.build(StreamerOptions(max_rows=2))
         for token in range(1, 6):
@@ -258,7 +258,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         While a link is behind, a stream with many rows waits and other streams do not;
         once the link is writable, the rest is sent.
         """
-        waiting = self.hold_up()
+        waiting = self.block_link()
         self.caches.persist("w", 1, ["c"])
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), ['RDATA caches w 1 ["c"]'])
@@ -270,7 +270,7 @@ class ReplicationStreamerTests(StreamerTestCase):
 
     def test_waiting_costs_nothing(self) -> None:
         """Waiting for a link involves no polling."""
-        self.hold_up()
+        self.block_link()
         calls = self.host.reactor.getDelayedCalls()
         self.assertEqual(len(calls), 1, "only the poll of idle streams")
         processes = len(self.host.observer.processes)
@@ -279,7 +279,7 @@ class ReplicationStreamerTests(StreamerTestCase):
 
     def test_ready_while_rows_are_fetched(self) -> None:
         """A link that becomes writable during another stream's fetch is not missed."""
-        waiting = self.hold_up()
+        waiting = self.block_link()
         self.caches.is_held = True
         self.caches.persist("w", 1, ["c"])
         self.host.notifier.notify()
@@ -289,9 +289,9 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.host.reactor.pump([0] * 4)
         self.assertEqual(self.connection.take(), ['RDATA caches w 1 ["c"]', *waiting])
 
-    def test_nobody_said_that_it_is_ready(self) -> None:
+    def test_ready_without_notification(self) -> None:
         """A link that became writable without a notification is noticed within 1 s."""
-        waiting = self.hold_up()
+        waiting = self.block_link()
         self.connection.is_behind = False
         self.host.reactor.advance(1)
         self.host.reactor.pump([0] * 2)
@@ -302,13 +302,13 @@ class ReplicationStreamerTests(StreamerTestCase):
         When the link that is behind is lost, the rest is sent to the other links;
         without any, it is skipped.
         """
-        waiting = self.hold_up()
+        waiting = self.block_link()
         other = MemoryConnection()
         self.handler.add_connection(other)
         self.handler.lost_connection(self.connection)
         self.host.reactor.pump([0] * 2)
         self.assertEqual(other.take(), waiting)
-        self.hold_up()
+        self.block_link()
         self.handler.lost_connection(self.connection)
         self.handler.new_connection(other)
         self.assertIn("POSITION events w 7 7", other.take())

@@ -26,18 +26,18 @@ class StopTests(StreamerTestCase):
         self.assertEqual(self.host.reactor.getDelayedCalls(), [])
         self.successResultOf(Deferred.fromCoroutine(self.streamer.stop()))
 
-    def test_stop_with_nothing_left_of_what_was_held_up(self) -> None:
+    def test_stop_after_waiting_rows_were_sent(self) -> None:
         """
         Rows that waited and were then sent without the streamer do not block ``stop``.
         """
-        self.hold_up()
+        self.block_link()
         self.handler.stream_update("events", 7, ["7"])
         stopped = Deferred.fromCoroutine(self.streamer.stop())
         self.get_ready()
         self.host.reactor.advance(0)
         self.successResultOf(stopped)
 
-    def test_stop_is_given_up(self) -> None:
+    def test_stop_is_cancelled(self) -> None:
         """A caller that cancels ``stop`` does not cancel what is being sent."""
         self.events.is_held = True
         self.events.persist("w", 1, ["a"])
@@ -50,7 +50,7 @@ class StopTests(StreamerTestCase):
         self.host.reactor.advance(0)
         self.assertEqual(self.host.observer.failures, [])
 
-    def test_stop_and_something_is_written(self) -> None:
+    def test_write_during_stop(self) -> None:
         """Rows that are written before ``stop`` finishes are sent first."""
         self.events.is_held = True
         self.events.persist("w", 1, ["a"])
@@ -63,9 +63,9 @@ class StopTests(StreamerTestCase):
         self.host.reactor.advance(0)
         self.successResultOf(stopped)
 
-    def test_ready_amid_a_send(self) -> None:
+    def test_ready_during_send(self) -> None:
         """A link may become writable again within the send that this caused."""
-        self.hold_up()
+        self.block_link()
         stopped = Deferred.fromCoroutine(self.streamer.stop())
         send_lines = self.connection.send_lines
 
@@ -79,9 +79,9 @@ class StopTests(StreamerTestCase):
         self.host.reactor.pump([0] * 4)
         self.successResultOf(stopped)
 
-    def test_who_stops_goes_on_outside(self) -> None:
+    def test_stop_finishes_outside_background_process(self) -> None:
         """``stop`` finishes outside the streamer's background process."""
-        self.hold_up()
+        self.block_link()
         running: list[str] = []
         run = self.host.run_as_background_process
 
@@ -108,7 +108,7 @@ class StopTests(StreamerTestCase):
 
     def test_stop_while_a_link_is_behind(self) -> None:
         """``stop`` waits until the link that is behind got its rows, or is lost."""
-        waiting = self.hold_up()
+        waiting = self.block_link()
         stopped = [Deferred.fromCoroutine(self.streamer.stop()) for _ in range(2)]
         self.get_ready()
         self.assertNoResult(stopped[0])
@@ -116,7 +116,7 @@ class StopTests(StreamerTestCase):
         self.assertEqual(self.connection.take(), waiting)
         for each in stopped:
             self.successResultOf(each)
-        self.hold_up()
+        self.block_link()
         stopping = Deferred.fromCoroutine(self.streamer.stop())
         self.assertNoResult(stopping)
         self.handler.lost_connection(self.connection)

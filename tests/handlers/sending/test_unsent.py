@@ -206,7 +206,7 @@ class HandlerWithoutLinkTests(SynchronousTestCase):
         handler.new_connection(second)
         self.assertEqual(second.take(), ["REPLICATE", "POSITION events w 7 7"])
 
-    def test_nobody_to_expect(self) -> None:
+    def test_stand_alone_or_passive(self) -> None:
         """A stand-alone or passive instance retains no command and counts none."""
         for options in (
             HandlerOptions(expects_links=False),

@@ -85,12 +85,12 @@ class StatusTests(SynchronousTestCase):
         for line, expected in lines.items():
             self.assertEqual(line, expected)
 
-    def test_behind_without_a_catch_up(self) -> None:
+    def test_queued_rows(self) -> None:
         """Rows that wait in the queue are described by their number."""
         writer = WriterStatus("events", "w1", Condition.CATCHING_UP, 1, 2001, 2000)
         self.assertEqual(describe_writer(writer), "events/w1 catching up, 2,000 behind")
 
-    def test_lag_of_who_is_not_heard(self) -> None:
+    def test_lag_of_silent_writer(self) -> None:
         """
         The lag of a writer without heartbeats or position is a lower bound or unknown.
         """

@@ -26,7 +26,7 @@ from tests.instrumentation.status.observer_case import (
 
 
 class StatusObserverTests(StatusObserverTestCase):
-    def test_strangers_are_forgotten(self) -> None:
+    def test_undeclared_names_expire(self) -> None:
         """Names outside the configuration are forgotten after a while without news."""
         self.go_live()
         self.observer.position_changed("caches", "ghost", 5)
@@ -122,14 +122,14 @@ class StatusObserverTests(StatusObserverTestCase):
         (writer,) = self.observer.snapshot().stalled
         self.assertEqual(writer.reason, StallReason.CATCH_UP_FAILS)
 
-    def test_removed_writer_comes_back(self) -> None:
+    def test_removed_writer_returns(self) -> None:
         """A removed writer that announces itself again is live."""
         self.observer.removed_writer_found("events", "w1", 5, 9)
         self.observer.position_changed("events", "w1", 9)
         self.observer.stream_connected("redis", "events", "w1")
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
-    def test_rows_on_their_way(self) -> None:
+    def test_rows_in_transit(self) -> None:
         """Lag counts as catching up only if it was announced more than 2 s ago."""
         self.go_live()
         self.observer.position_announced("events", "w1", 9999)
@@ -172,7 +172,7 @@ class StatusObserverTests(StatusObserverTestCase):
         writer = self.writer()
         self.assertEqual((writer.lag, writer.lag_seconds), (50, 45.0))
 
-    def test_a_heartbeat_knows_better(self) -> None:
+    def test_heartbeat_overrides_estimate(self) -> None:
         """If a POSITION announced a write late, the heartbeat's age of it wins."""
         self.go_live()
         self.observer.position_announced("events", "w1", 150)

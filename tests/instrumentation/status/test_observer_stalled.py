@@ -190,7 +190,7 @@ class StalledTests(StatusObserverTestCase):
         self.observer.connection_made("redis")
         self.assertEqual(self.snapshot().not_ready, ())
 
-    def test_absent_writers_hold_nobody_up(self) -> None:
+    def test_absent_writers_do_not_prevent_readiness(self) -> None:
         """A writer that is not running does not prevent readiness."""
         self.observer.connection_made("redis")
         self.clock.advance(10)

@@ -93,7 +93,7 @@ class StandardStreamsTests(SynchronousTestCase):
                 self.assertEqual([codec.to_json(row) for row in decoded.rows], values)
                 self.assertFalse(hasattr(decoded.rows[0], "__dict__"))
 
-    def test_fields_go_by_their_names_in_the_field(self) -> None:
+    def test_stock_attribute_names(self) -> None:
         """Rows have the attribute names of the stock row classes."""
         codec = STANDARD_STREAMS["caches"].description.codec
         row = codec.from_json(["f", ["k"], 5])
@@ -108,7 +108,7 @@ class StandardStreamsTests(SynchronousTestCase):
 
         self.assertRaises(RowDecodeError, codec.decode, [b'["!r","@a:x"]'])
 
-    def test_caches_are_not_like_the_others(self) -> None:
+    def test_properties_of_caches(self) -> None:
         """
         Only ``caches`` is idempotent, announces own moves only, and is written by any
         instance.

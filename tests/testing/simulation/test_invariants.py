@@ -40,7 +40,7 @@ class LedgerTests(SynchronousTestCase):
     def deliver(self, token: int, *ids: int, stream: str = "events") -> None:
         self.ledger.delivered(self.reader, stream, "w", token, _rows(*ids))
 
-    def test_all_is_well(self) -> None:
+    def test_accepted(self) -> None:
         """Whole tokens in order, then a position, are accepted."""
         self.deliver(2, 20)
         self.deliver(5, 50, 51)
@@ -102,7 +102,7 @@ class LedgerTests(SynchronousTestCase):
             self.refused(self.ledger.committed, "events", "w", 6, []),
         )
 
-    def test_goes_back(self) -> None:
+    def test_rewind_without_reset(self) -> None:
         """A position that goes back in a stream that is never reset is a violation."""
         self.deliver(2, 20)
         self.assertIn(
@@ -140,7 +140,7 @@ class LedgerTests(SynchronousTestCase):
             self.refused(self.ledger.shown, self.reader, "events", 7),
         )
 
-    def test_kept_over_a_crash(self) -> None:
+    def test_persisted_across_a_crash(self) -> None:
         """A reader that persists its rows resumes with them."""
         self.ledger.delivered(self.reader, "typing", "w", 1, _rows(7))
         self.ledger.ends("r")

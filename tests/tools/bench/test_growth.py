@@ -42,7 +42,7 @@ class GrowthTests(SynchronousTestCase):
         self.assertEqual(said[0], "rows: 10,000")
         self.assertEqual(said[-1], series[-1].to_text())
 
-    def test_what_is_shown(self) -> None:
+    def test_text_and_json(self) -> None:
         """A series has a text for people and a JSON value for programs."""
         series = Series("rows", [(10_000, 3.456), (100_000, 3.5)])
         self.assertEqual(
@@ -53,7 +53,7 @@ class GrowthTests(SynchronousTestCase):
             {"grows": "rows", "us_per_row": {10_000: 3.456, 100_000: 3.5}},
         )
 
-    def test_every_measure_takes_all_rows(self) -> None:
+    def test_every_measure_needs_all_rows(self) -> None:
         """Each measure exists, and fails if a row is not delivered."""
         self.patch(ours_growth, "_ROWS", 700)
         for what in GROWTHS:

@@ -59,7 +59,7 @@ class SideTests(SynchronousTestCase):
         self.assertNotIn(READER.encode(), greeting)
         self.assertTrue(user_ip_line(7).startswith(b"USER_IP @user7:"))
 
-    def test_the_other_end_goes(self) -> None:
+    def test_redis_disconnects(self) -> None:
         """A peer fails when its Redis disconnects."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]

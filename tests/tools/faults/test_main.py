@@ -30,7 +30,7 @@ class FaultsTests(SynchronousTestCase):
             (0, 0, 0, True),
         )
 
-    def test_a_scenario_that_is_none(self) -> None:
+    def test_unknown_scenario(self) -> None:
         """An unknown scenario is rejected with a list of scenarios."""
         done = subprocess.run(
             [*COMMAND, "--scenario", "flood"], capture_output=True, check=False

@@ -34,7 +34,7 @@ class MakeResultTests(SynchronousTestCase):
         self.assertEqual((found.written, found.received), (12, 24))
         self.assertTrue(found.is_good)
 
-    def test_each_fault_is_told(self) -> None:
+    def test_each_fault_is_reported(self) -> None:
         """One lost, doubled or reordered row at one reader makes the result bad."""
         for other in (
             attrs.evolve(GOOD[1], missing=1),

@@ -45,7 +45,7 @@ class ScenariosTests(SynchronousTestCase):
         SCENARIOS[name].cause(cast(FaultDeployment, Noting(calls)), NoChance())
         return calls
 
-    def test_what_is_done_is_undone(self) -> None:
+    def test_each_fault_is_lifted(self) -> None:
         """Each fault is caused where its name says, and lifted."""
         for name, calls in {
             "main-killed": ["kill master", "start_again master"],
@@ -74,7 +74,7 @@ class ScenariosTests(SynchronousTestCase):
             self.assertEqual(needs.direct_tcp, name.startswith("tcp-"), name)
             self.assertEqual(needs.extension, not name.startswith("classic-"), name)
 
-    def test_who_may_mount(self) -> None:
+    def test_full_disk_needs_root(self) -> None:
         """
         For an ordinary user, the scenario of a full disk is left out with a reason.
         """

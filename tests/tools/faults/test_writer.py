@@ -48,7 +48,7 @@ class SteadyWriterTests(SynchronousTestCase):
     def log(self) -> list[Any]:
         return [json.loads(line) for line in self.log_file.read_text().splitlines()]
 
-    def test_it_ends_when_told(self) -> None:
+    def test_ends_on_request(self) -> None:
         """It writes until the end file exists, and logs that it has finished."""
         host = self.start(self.write)
         host.reactor.pump([ROW] * 5)
@@ -59,7 +59,7 @@ class SteadyWriterTests(SynchronousTestCase):
         self.assertEqual(len(self.written), count)
         self.assertEqual(self.log()[-1], {"finished": True})
 
-    def test_a_refused_write_is_passed_over(self) -> None:
+    def test_rejected_write_is_skipped(self) -> None:
         """A write that the database rejects is not logged, and the next one is made."""
         refused: list[list[Any]] = []
 
@@ -78,7 +78,7 @@ class SteadyWriterTests(SynchronousTestCase):
         self.assertGreater(len(self.written), 4)
         self.assertEqual(len(self.log()), len(self.written) + 1)
 
-    def test_a_restart_keeps_the_notes(self) -> None:
+    def test_restart_appends_to_log(self) -> None:
         """A restarted process appends to its log."""
         self.log_file.write_text('{"finished": false}\n')
         self.start(self.write)

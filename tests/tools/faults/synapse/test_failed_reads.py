@@ -28,7 +28,7 @@ def answered(request: str, user: str, status: int = 200, path: str = "sync") -> 
 
 
 class UsersOfFailedReadsTests(SynchronousTestCase):
-    def test_a_response_without_what_could_not_be_read(self) -> None:
+    def test_response_with_failed_read(self) -> None:
         """
         A user whose request succeeded although it failed to read receipts is named.
         """
