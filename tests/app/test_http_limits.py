@@ -89,7 +89,7 @@ class BodyTests(SiteTestCase):
                 self.assertEqual(transport.producerState, "paused")
         self.assertEqual(set(self.refused), {413})
 
-    def test_nothing_of_it_is_kept(self) -> None:
+    def test_body_is_discarded(self) -> None:
         """
         A body that arrives nevertheless is discarded, and the connection is aborted.
         """

@@ -56,7 +56,7 @@ class MakeSiteTests(SynchronousTestCase):
             self.get("/_synapse/replication", "replication"), (200, "rows")
         )
 
-    def test_only_what_is_named(self) -> None:
+    def test_only_named_resources(self) -> None:
         """A listener serves only the resources that it names."""
         self.assertEqual(self.get("/health", "metrics", "replication")[0], 404)
         self.assertEqual(self.get("/ready", "metrics", "replication")[0], 404)

@@ -68,7 +68,7 @@ class JournalTests(SynchronousTestCase):
         again.on_rdata("events", "w1", 8, ["c"])
         self.assertEqual([entry["token"] for entry in self.entries()], [5, 7, 3, 8])
 
-    def test_reset_stream_goes_back(self) -> None:
+    def test_resumes_after_reset(self) -> None:
         """After a reset, the lower position of the stream is resumed from."""
         journal = self.open()
         journal.on_rdata("typing", "w", 9, ["a"])
@@ -100,7 +100,7 @@ class JournalTests(SynchronousTestCase):
         self.assertEqual(journal.saved_positions(), {("s", "w"): 7})
         self.assertEqual(journal.saved_epochs(), {})
 
-    def test_position_that_did_not_move(self) -> None:
+    def test_unchanged_position(self) -> None:
         """An unchanged position is not written again."""
         journal = self.open()
         journal.on_rdata("events", "w1", 5, ["a"])
@@ -188,7 +188,7 @@ class MakeJournalTests(SynchronousTestCase):
         journal.close()
         self.assertTrue(Path(path).exists())
 
-    def test_mistakes(self) -> None:
+    def test_invalid_path(self) -> None:
         """A missing path, or one that cannot be opened, is named in the error."""
         with self.assertRaises(StreamConfigurationError) as caught:
             make_journal(FakeHost(), {})

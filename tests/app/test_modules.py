@@ -36,11 +36,11 @@ class LoadFactoriesTests(FilesMixin):
             [("host", {"b": 2}), ("host", {})],
         )
 
-    def test_none(self) -> None:
+    def test_no_names(self) -> None:
         """Without names there are no factories."""
         self.assertEqual(self.load("  {}\n"), Factories(None, None, []))
 
-    def test_mistakes(self) -> None:
+    def test_unresolvable_names(self) -> None:
         """All names that cannot be resolved are reported together."""
         with self.assertRaises(ConfigError) as caught:
             self.load(

@@ -23,7 +23,7 @@ from synapse_replication.redis.options import RedisOptions
 from synapse_replication.testing.servers import shared_redis
 
 
-class DirectTcpOnlookerTests(SynchronousTestCase):
+class PassiveDirectTcpLinkTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.seen: list[tuple[str, bytes]] = []
@@ -43,7 +43,7 @@ class DirectTcpOnlookerTests(SynchronousTestCase):
         self.transport.clear()
         return [line.split()[0] for line in value.splitlines()]
 
-    def test_says_only_who_it_is_and_that_it_lives(self) -> None:
+    def test_sends_only_name_ping_and_error(self) -> None:
         """Only NAME, PING and ERROR are ever sent, whatever is received."""
         self.protocol.dataReceived(
             b"SERVER x.test\nPING 1\nPOSITION events w 1 9\nREMOTE_SERVER_UP h\n"
@@ -74,7 +74,7 @@ class DirectTcpOnlookerTests(SynchronousTestCase):
             )
 
 
-class RedisOnlookerTests(TestCase):
+class PassiveRedisLinkTests(TestCase):
     timeout = 30
 
     async def test_publishes_nothing(self) -> None:
@@ -142,7 +142,7 @@ class OutputTests(SynchronousTestCase):
         clock.advance(0)
         self.assertEqual(flushes, ["ab"])
 
-    def test_reader_goes_away(self) -> None:
+    def test_reader_closes_pipe(self) -> None:
         """If the reader closes the pipe, the output ends once, without an error."""
 
         class Closed(io.StringIO):

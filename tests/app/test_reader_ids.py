@@ -37,7 +37,7 @@ class Generator:
         self.advanced.append((instance_name, new_id))
 
 
-class HandledIdsTests(SynchronousTestCase):
+class ReaderIdsTests(SynchronousTestCase):
     def make(self, own: Generator | None = None, negative: bool = False) -> ReaderIds:
         return ReaderIds("s", "me", {"a": 5, "me": 4}, 2, own, negative=negative)
 

@@ -114,7 +114,7 @@ class RunServiceTests(SynchronousTestCase):
         for number in _SIGNALS:
             self.assertEqual(signal.getsignal(number), signal.SIG_DFL)
 
-    def test_what_the_start_made_is_left_alone(self) -> None:
+    def test_startup_objects_are_frozen(self) -> None:
         """Objects that exist after the start are excluded from garbage collection."""
         self.addCleanup(gc.unfreeze)
         gc.unfreeze()

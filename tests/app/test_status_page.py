@@ -75,7 +75,7 @@ class StatusPageTests(PageMixin):
         self.assertEqual(text.count("<polyline "), 3)
         self.assertIn(">1,234</td>", text)
 
-    def test_texts_of_others_are_escaped(self) -> None:
+    def test_names_of_peers_are_escaped(self) -> None:
         """HTML in names of peers is escaped."""
         self.all_live()
         self.observer.peer_heard(PeerHeartbeat("<b>", "<i>", "<u>", "<s>", False, {}))
@@ -214,7 +214,7 @@ class OtherResourcesTests(PageMixin):
         self.assertIn('"condition":"waiting for POSITION"', text)
 
 
-class JudgementTests(PageMixin):
+class AssessmentTests(PageMixin):
     def test_order(self) -> None:
         """The most severe condition determines the verdict."""
         verdicts = []
@@ -248,7 +248,7 @@ class JudgementTests(PageMixin):
             ("busy", "Waiting for 3 of 3 streams: redis is down for 3 s"),
         )
 
-    def test_no_link_and_nobody_to_follow(self) -> None:
+    def test_no_link_and_only_writing(self) -> None:
         """
         Without a link, an instance that only writes is reported as bad after a while.
         """
@@ -270,7 +270,7 @@ class JudgementTests(PageMixin):
         (group,) = group_stalls(self.observer.snapshot().writers)
         self.assertEqual(group.names, "s0/w1, s1/w1, s2/w1, s3/w1 and 5 more")
 
-    def test_every_reason_has_a_remedy(self) -> None:
+    def test_every_reason_has_a_hint(self) -> None:
         """There is a hint for each reason of a stall."""
         self.assertEqual(set(HINTS), set(StallReason))
 

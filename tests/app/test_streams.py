@@ -152,7 +152,7 @@ class StreamSetupTests(TestCase):
         stream = host.streams.get_streams()["notes"]
         return [stream.current_token(writer) for writer in writers]
 
-    async def test_begins_where_the_writers_are(self) -> None:
+    async def test_starts_at_writers_positions(self) -> None:
         """
         A sink without saved positions starts at the writers' positions, which it
         receives.
@@ -171,7 +171,7 @@ class StreamSetupTests(TestCase):
             ],
         )
 
-    async def test_begins_where_the_sink_left_off(self) -> None:
+    async def test_starts_at_saved_positions(self) -> None:
         """A sink with saved positions starts there."""
         self.store(a=7, b=9)
         sink = SavingSink(
@@ -196,7 +196,7 @@ class StreamSetupTests(TestCase):
         host = await self.set_up(SavingSink({("notes", "a"): 2**62, ("notes", "b"): 4}))
         self.assertEqual(self.positions(host, "a", "b"), [9, 4])
 
-    async def test_saved_position_that_nobody_reached(self) -> None:
+    async def test_saved_position_beyond_all_rows(self) -> None:
         """
         A saved position slightly beyond the sequence and all rows is also set back.
         """
@@ -231,7 +231,7 @@ class StreamSetupTests(TestCase):
         sink = SavingSink({("notes", "a"): 3, ("notes", "b"): 4})
         self.assertEqual(self.positions(await self.set_up(sink), "c"), [3])
 
-    async def test_others_may_be_asked(self) -> None:
+    async def test_rows_from_writers_of_custom_stream(self) -> None:
         """
         Plugged-in code gets a function that fetches rows of a custom stream from its
         writers.
@@ -246,7 +246,7 @@ class StreamSetupTests(TestCase):
         with self.assertRaisesRegex(CatchUpError, "nowhere"):
             await asked
 
-    async def test_nobody_wrote(self) -> None:
+    async def test_no_rows(self) -> None:
         """A stream without rows starts before its first id."""
         self.store()
         host = await self.set_up(PositionsOnlySink())
@@ -286,7 +286,7 @@ class StreamSetupTests(TestCase):
         self.assertEqual(destinations[0], "gone.example")
         self.assertTrue(page.limited)
 
-    async def test_token_that_nobody_allocated(self) -> None:
+    async def test_unallocated_token(self) -> None:
         """
         A wait for a token above the sequence ends at the sequence's value.
         """
@@ -319,7 +319,7 @@ class StreamSetupTests(TestCase):
             await self.set_up(SavingSink({}), name)
             self.assertEqual(self.empty_ranges, {}, name)
 
-    async def test_comes_back(self) -> None:
+    async def test_removed_writer_returns(self) -> None:
         """
         A writer that was removed and returns may have earlier rows, so no range is
         reported.
@@ -394,7 +394,7 @@ class StreamSetupTests(TestCase):
     def received_of_removed(self, sink: SavingSink) -> list[tuple[str, str, int]]:
         return [received for received in sink.received if received[1] == "gone"]
 
-    async def test_looks_at_no_big_table(self) -> None:
+    async def test_big_table_is_not_scanned(self) -> None:
         """In a big table only the newest ids are searched for the new writer's rows."""
         last = LOOK_BACK + 10
         self.store(a=last)
@@ -403,7 +403,7 @@ class StreamSetupTests(TestCase):
         await self.set_up(SavingSink({}), "b")
         self.assertEqual(self.empty_ranges, {"notes": (10, last)})
 
-    async def test_main_makes_the_table_and_others_wait(self) -> None:
+    async def test_main_creates_the_table(self) -> None:
         """Main creates the table of positions; if another starts first, it waits."""
         waiting = Deferred.fromCoroutine(self.set_up(PositionsOnlySink()))
         while not self.clock.getDelayedCalls():

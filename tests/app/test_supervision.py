@@ -165,7 +165,7 @@ class SupervisedProcessTests(FilesMixin):
         self.assertEqual(begin[0], "RELOADING=1")
         self.assertEqual(end, ("READY=1",))
 
-    def test_mistakes(self) -> None:
+    def test_invalid_configuration(self) -> None:
         """An invalid configuration changes nothing, and all its problems are logged."""
         self.run_it()
         self.own(log_level="loud", extension={"backlog_rows": -5})
@@ -193,7 +193,7 @@ class SupervisedProcessTests(FilesMixin):
         self.assertEqual(level, "error")
         self.assertIn("h.yaml", text)
 
-    def test_mended(self) -> None:
+    def test_problems_fixed(self) -> None:
         """After the problems are fixed, the status no longer mentions them."""
         self.run_it()
         self.own(log_level="loud")

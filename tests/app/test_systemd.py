@@ -57,7 +57,7 @@ class NotifySocketTests(SynchronousTestCase):
         self.assertTrue(self.open(f"@{name}").send("READY=1"))
         self.assertEqual(listener.recv(1000), b"READY=1")
 
-    def test_nobody_listens(self) -> None:
+    def test_no_listener(self) -> None:
         """If nobody listens, one error is logged, and no exception is raised."""
         notify = self.open(self.path())
         with capturedLogs() as logs:
@@ -219,7 +219,7 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.news(int(4 * EXTEND_EVERY))
         self.assertEqual(extensions(), 5)
 
-    def test_told_again(self) -> None:
+    def test_failed_message_is_retried(self) -> None:
         """A message that could not be sent is sent again a second later."""
         self.arrives = False
         self.notifier.start()

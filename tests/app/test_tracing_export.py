@@ -34,7 +34,7 @@ class SpanExportTests(FilesMixin):
         }
         return load_config([self.write("h.yaml", json.dumps(settings))])
 
-    def test_none(self) -> None:
+    def test_not_configured(self) -> None:
         """
         Without configuration, spans are not recorded, and nothing needs to be stopped.
         """

@@ -204,7 +204,7 @@ class FollowTests(SynchronousTestCase):
 
 
 class MakeFollowerTests(FilesMixin):
-    def test_reason_is_told(self) -> None:
+    def test_reason_is_reported(self) -> None:
         """If the output cannot be written, the follower fails with the reason."""
         config = load_config(
             [

@@ -87,7 +87,7 @@ class CheckConfigTests(FilesMixin):
         )
         self.assertIn("link:     direct TCP to tcp:h:1", result.output)
 
-    def test_mistakes(self) -> None:
+    def test_all_problems(self) -> None:
         """
         All problems are printed in one block with location, key, problem and hint.
         """
@@ -111,7 +111,7 @@ class CheckConfigTests(FilesMixin):
 """,
         )
 
-    def test_what_the_configuration_names(self) -> None:
+    def test_unresolvable_references(self) -> None:
         """A module that cannot be imported and an invalid endpoint are reported."""
         path = self.write(
             "h.yaml",
@@ -125,7 +125,7 @@ class CheckConfigTests(FilesMixin):
         for key in ("row_sink.module", "direct_tcp.connect", "direct_tcp.listen"):
             self.assertIn(f"synapse_replication.{key}\n", result.output)
 
-    def test_starting_with_mistakes(self) -> None:
+    def test_invalid_configuration_prevents_start(self) -> None:
         """No command starts with an invalid configuration."""
         path = self.write("h.yaml", "redis: 7\n")
         for command in ("main", "worker", "follow"):
@@ -150,7 +150,7 @@ class CheckConfigTests(FilesMixin):
         """``--version`` prints the version."""
         self.assertIn(__version__, self.run_cli("--version").output)
 
-    def test_commands_that_live_elsewhere(self) -> None:
+    def test_listed_commands_can_be_imported(self) -> None:
         """Each listed command can be imported and has a help text."""
         result = self.run_cli("--help")
         self.assertEqual(result.exit_code, 0, result.output)

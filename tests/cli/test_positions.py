@@ -75,7 +75,7 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.stored(), {"master": 5})
         self.assertIn("nothing to repair", self.run_command("repair").output)
 
-    def test_repair_beyond_what_was_seen(self) -> None:
+    def test_repair_to_seen_id(self) -> None:
         """
         A sequence is advanced to the id that a reader saw, unless the id is
         implausible.

@@ -57,7 +57,7 @@ class RenderTests(SynchronousTestCase):
     def draw(self) -> str:
         return draw(DeploymentStatus({"me": self.status.snapshot()}, {}))
 
-    def test_well(self) -> None:
+    def test_healthy(self) -> None:
         """A healthy instance has a summary line and a row per writer."""
         text = self.draw()
         self.assertIn("me: All rows arrive\n", text)
@@ -133,7 +133,7 @@ class RenderTests(SynchronousTestCase):
 
 
 class DeploymentStatusTests(SynchronousTestCase):
-    def test_is_well(self) -> None:
+    def test_healthy(self) -> None:
         """A deployment is healthy if all respond and nothing is stalled or doubled."""
         clock = Clock()
         observer = make_status(clock)
@@ -188,7 +188,7 @@ class StatusServiceTests(SynchronousTestCase):
         service.stopService()
         self.assertEqual(self.ends, ["end", "close"])
 
-    def test_who_does_not_answer(self) -> None:
+    def test_unreachable_instance(self) -> None:
         """An unreachable instance is shown with the reason, beside the others."""
         self.status.peer_heard(PeerHeartbeat("w2", "e", "", "", False, {}))
         self.status.peer_heard(PeerHeartbeat("w9", "e", "", "", False, {}))
@@ -225,7 +225,7 @@ class StatusServiceTests(SynchronousTestCase):
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
 
-class NobodyToAskTests(FilesMixin):
+class NoInstancesTests(FilesMixin):
     def test_exit_status(self) -> None:
         """Without an instance_map the configuration is reported as invalid."""
         path = self.write(
@@ -274,7 +274,7 @@ class CommandTests(TestCase):
         )
         return out.decode(), err.decode(), code
 
-    async def test_well_and_stalled(self) -> None:
+    async def test_healthy_and_stalled(self) -> None:
         """The exit status is 0 if all is well, and 1 if a writer is stalled."""
         out, err, code = await self.run_status()
         self.assertEqual((code, err), (0, ""), out)

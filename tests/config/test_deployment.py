@@ -31,7 +31,7 @@ class LoadDeploymentTests(FilesMixin):
         self.assertEqual(deployment.writers["typing"], ("master",))
         self.assertEqual(deployment.writers["caches"], ())
 
-    def test_event_writers_write_what_comes_with_events(self) -> None:
+    def test_streams_written_with_events(self) -> None:
         """Streams that are written together with events have the writers of events."""
         writers = load_deployment([self.write("a.yaml", SHARED)]).writers
         with_events = {name for name, who in writers.items() if who == ("w1",)}
@@ -62,7 +62,7 @@ class LoadDeploymentTests(FilesMixin):
         deployment = load_deployment([self.write("b.yaml", without)])
         self.assertEqual((deployment.database, deployment.streams), (None, ()))
 
-    def test_all_mistakes(self) -> None:
+    def test_all_problems(self) -> None:
         """Problems of database, streams and writers are reported together."""
         text = (
             "server_name: x.test\n"

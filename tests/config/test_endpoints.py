@@ -146,7 +146,7 @@ class EndpointTests(SynchronousTestCase):
         Path(folder).mkdir()
         client_endpoint(self.reactor, f"tls:h:1:trustRoots={folder}", [], tls)
 
-    def test_asking_for_certificates(self) -> None:
+    def test_client_certificates(self) -> None:
         """A server endpoint with caCertsDir requires client certificates."""
         folder = Path(self.mktemp())
         folder.mkdir()

@@ -59,7 +59,7 @@ class ReadFilesTests(FilesMixin):
         problem = merged.problem(("synapse_replication", "streams", 0), "p", "m")
         self.assertEqual((problem.file, problem.line), (one, 1))
 
-    def test_place_of_a_replaced_key_is_forgotten(self) -> None:
+    def test_location_of_a_replaced_key(self) -> None:
         """A problem is reported at the source location of the value in use."""
         one = self.write("1.yaml", "redis:\n  host: a\n  port: x\n")
         two = self.write("2.yaml", "\n\nredis: {}\n")
@@ -98,7 +98,7 @@ class ReadFilesTests(FilesMixin):
         self.assertIn("YAML syntax", problem.problem)
         self.assertNotIn("hunter2", str(problem))
 
-    def test_whatever_is_no_yaml_is_a_mistake(self) -> None:
+    def test_invalid_yaml(self) -> None:
         """Other errors of the YAML parser are reported too, without content."""
         for text, what, line in (
             ("a: 1\nb: secret\0", "a control character", 2),

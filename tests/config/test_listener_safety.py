@@ -14,7 +14,7 @@ _BASE = "server_name: x.test\nredis: {enabled: true}\n"
 _OWN = "synapse_replication: {streams: [typing], "
 
 
-class ExposureTests(FilesMixin):
+class UnprotectedListenersTests(FilesMixin):
     """Tests that an unprotected listener must be local, unless explicitly allowed."""
 
     def mistakes(self, text: str) -> list[str]:
@@ -79,7 +79,7 @@ class ExposureTests(FilesMixin):
             text = f"{listeners}{_OWN}tls: {section}}}\n"
             self.assertEqual(len(self.mistakes(text)), count, text)
 
-    def test_told_otherwise(self) -> None:
+    def test_allowed_explicitly(self) -> None:
         """The operator may allow unprotected listeners explicitly."""
         text = (
             self.http("port: 1")

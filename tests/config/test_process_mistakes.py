@@ -11,10 +11,10 @@ from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from tests.config.process_case import HOMESERVER, WORKER, LoadConfigTestCase
 
 
-class MistakeTests(LoadConfigTestCase):
+class InvalidConfigTests(LoadConfigTestCase):
     """Tests for invalid configurations and the reported problems."""
 
-    def test_all_mistakes_at_once(self) -> None:
+    def test_all_problems_at_once(self) -> None:
         """Problems in different files and of different kinds are reported together."""
         self.assertEqual(
             self.mistakes(
@@ -50,7 +50,7 @@ synapse_replication:
             ],
         )
 
-    def test_mistakes_beside_mistakes(self) -> None:
+    def test_problem_hides_no_other(self) -> None:
         """A problem in a section does not hide another one that is found later."""
         found = self.mistakes(
             HOMESERVER,
@@ -118,7 +118,7 @@ synapse_replication:
             ],
         )
 
-    def test_unreadable_file_and_others(self) -> None:
+    def test_unreadable_file_hides_no_problem(self) -> None:
         """An unreadable file does not hide problems in other files."""
         path = self.write("a.yaml", HOMESERVER + "run_background_tasks_on: [1]\n")
         with self.assertRaises(ConfigError) as caught:
@@ -248,7 +248,7 @@ worker_listeners:
         )
         self.assertIn("worker_listeners[0].tls: this listener cannot", invalid)
 
-    def test_instance_with_two_places(self) -> None:
+    def test_instance_with_path_and_host(self) -> None:
         """An instance with both a socket path and a host is refused."""
         (invalid,) = self.mistakes(
             HOMESERVER,

@@ -61,7 +61,7 @@ class RedisTests(FilesMixin):
         self.assertEqual(RedisConfig(host="h", port=1).place, "h:1")
         self.assertEqual(RedisConfig(path="/s").place, "/s")
 
-    def test_mistakes(self) -> None:
+    def test_problems(self) -> None:
         """Each problem has its key and a hint."""
         for section, *expected in (
             ("{master: m}", "sentinel.sentinels: is missing; add it"),

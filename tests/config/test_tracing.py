@@ -62,7 +62,7 @@ class TracingConfigTests(FilesMixin):
         path = self.write("h.yaml", json.dumps({**settings, **own}))
         self.assertIsNone(load_config([path]).tracing)
 
-    def test_mistakes(self) -> None:
+    def test_problems(self) -> None:
         """Each problem is reported with a hint."""
         key, _, hint = self.problem(endpoint="localhost:4318")
         self.assertEqual(key, "synapse_replication.tracing.endpoint")

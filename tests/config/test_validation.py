@@ -19,7 +19,7 @@ class HintsTests(SynchronousTestCase):
         problems = problems_of(caught.exception, MergedFiles(["f.yaml"], {}, {}))
         return [f"{problem.key}: {problem.hint}" for problem in problems]
 
-    def test_every_mistake_has_its_mend(self) -> None:
+    def test_every_problem_has_a_hint(self) -> None:
         """Each kind of problem has a hint."""
         self.assertEqual(
             self.mistakes(

@@ -322,7 +322,7 @@ class SynapseHostTests(SynchronousTestCase):
         self.successResultOf(_deferred(host.rows.on_position("events", "v", 12)))
         self.assertEqual(hs.calls, [*expected, ("on_position", "events", "v", 12)])
 
-    def test_a_row_below_a_position_that_is_none(self) -> None:
+    def test_undecodable_row_below_a_position(self) -> None:
         """
         A revealed row that cannot be decoded is left to the catch-up of its writer.
         """
@@ -358,7 +358,7 @@ class SynapseHostTests(SynchronousTestCase):
         self.successResultOf(_deferred(host.rows.on_rdata("events", "w", 6, ["A"])))
         self.assertEqual(hs.calls, [("on_rdata", "events", "w", 6, ["A"])])
 
-    def test_a_writer_began_again(self) -> None:
+    def test_reset_of_a_writer(self) -> None:
         """If a stream was reset, its source is queried even for an empty range."""
         asked: list[tuple[str, int, int]] = []
 

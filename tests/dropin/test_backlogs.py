@@ -158,7 +158,7 @@ class ServingTests(HostTestCase):
         self.assertEqual(self.ask(treq, epoch="other")[0], 409)
         self.assertEqual(self.ask(treq, from_token="1")[0], 410)
 
-    def test_what_is_for_the_host(self) -> None:
+    def test_requests_for_the_host(self) -> None:
         """Requests that do not ask for a backlog are passed to the host."""
         self.send_rows()
         treq = self.serve()
@@ -181,7 +181,7 @@ class ServingTests(HostTestCase):
         self.hs.get_replication_command_handler = lambda: stock
         self.assertEqual(self.ask(self.serve()), (200, "the host"))
 
-    def test_only_where_it_can_be_asked_for(self) -> None:
+    def test_needs_a_listener(self) -> None:
         """A backlog is made only if a listener of this instance serves the resource."""
         self.assertIsNotNone(make_backlog(self.hs))
         self.hs.config.worker.worker_listeners = [listener("client"), listener()]
@@ -194,7 +194,7 @@ class ServingTests(HostTestCase):
         self.turn_off()
         self.assertIsNone(make_backlog(self.hs))
 
-    def test_others_are_told(self) -> None:
+    def test_hello_announces_backlog(self) -> None:
         """HELLO says whether this instance has a backlog."""
         for listeners in ([listener("replication")], [listener("client")]):
             self.hs.config.worker.worker_listeners = listeners
@@ -234,7 +234,7 @@ class ServingTests(HostTestCase):
         self.assertEqual(self.ask(self.serve())[0], 410)
         self.assertEqual(self.ask(self.serve(), from_token="7")[0], 200)
 
-    def test_a_bound_that_is_none(self) -> None:
+    def test_invalid_bound(self) -> None:
         """An invalid bound raises an error that names the variable."""
         for value in ("many", "-1", ""):
             os.environ[ROWS] = value
@@ -243,7 +243,7 @@ class ServingTests(HostTestCase):
             self.assertIn(f"{ROWS} is {value!r}", str(caught.exception))
 
 
-class AskingTests(HostTestCase):
+class RequestTests(HostTestCase):
     """Tests for :func:`make_partial_resync`."""
 
     def setUp(self) -> None:
@@ -318,7 +318,7 @@ class AskingTests(HostTestCase):
         self.assertIsNone(self.successResultOf(self.ask("t")))
         self.assertEqual(self.tls_hosts, [b"t.example"])
 
-    def test_a_place_that_nobody_knows(self) -> None:
+    def test_writer_not_in_instance_map(self) -> None:
         """
         A writer that is not in ``instance_map`` is not queried, and an error is
         reported.

@@ -135,7 +135,7 @@ class ForeignHandlerTests(SynchronousTestCase):
         self.handler.received(self.connection, read_lines([b"REPLICATE"]))
         self.assertEqual(self.hs.calls, [("process", "replication-REPLICATE")])
 
-    def test_what_the_host_cannot_read(self) -> None:
+    def test_unparsable_rows_and_commands(self) -> None:
         """
         A row or command that the host cannot parse is skipped; the others are
         delivered.
@@ -153,7 +153,7 @@ class ForeignHandlerTests(SynchronousTestCase):
             self.original.calls, [("RDATA", RdataCommand("s", "w", 5, ["b"]))]
         )
 
-    def test_no_secret_is_told(self) -> None:
+    def test_errors_contain_no_token(self) -> None:
         """
         If the host fails to handle USER_IP, the reported error does not contain the
         token.
@@ -166,7 +166,7 @@ class ForeignHandlerTests(SynchronousTestCase):
         self.assertIn("***", str(error))
         self.assertNotIn("syt_abc", repr(error))
 
-    def test_of_others(self) -> None:
+    def test_foreign_handler_is_bridged(self) -> None:
         """A foreign handler is bridged."""
         handler = as_connection_handler(
             self.original, self.hs.run_as_background_process, self.hs.observer

@@ -91,7 +91,7 @@ class HandlerTests(SynchronousTestCase):
         rows = [call for call in self.hs.calls if call[0] == "on_rdata"]
         self.assertEqual(rows, [("on_rdata", "events", "master", 2, ["A"])])
 
-    def test_said_by_the_host(self) -> None:
+    def test_commands_of_the_host(self) -> None:
         """Commands of the host are sent, except for locks of other instances."""
         self.handler.new_connection(self.connection)
         self.connection.sent.clear()

@@ -97,7 +97,7 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
             [("foo", "master", 2)],
         )
 
-    def test_goes_on(self) -> None:
+    def test_continues_after_greatest_id(self) -> None:
         """Ids continue after the greatest id in the tables, in either direction."""
         for sign in (1, -1):
             self.connection.execute("INSERT INTO foo VALUES (?, 'master')", (7 * sign,))
@@ -117,7 +117,7 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
             )
             self.assertEqual(value, 2)
 
-    def test_greatest_given_out(self) -> None:
+    def test_greatest_issued(self) -> None:
         """Without a sequence, the last known id counts as the greatest issued one."""
         ids = self._make()
         self._take(ids)

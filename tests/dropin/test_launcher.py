@@ -26,7 +26,7 @@ class ChooseTests(SynchronousTestCase):
         rest = {known.part for known in choose((), ("ids",))}
         self.assertEqual(rest, set(PARTS) - {"ids"})
 
-    def test_mistakes(self) -> None:
+    def test_unknown_or_no_part(self) -> None:
         """
         An unknown part is an error that lists the known ones; selecting no part is an
         error.

@@ -138,7 +138,7 @@ class MonitoringTests(SynchronousTestCase):
             {line.partition("=")[0] for line in sent}, {"STATUS", "WATCHDOG"}
         )
 
-    def test_a_strange_socket(self) -> None:
+    def test_invalid_socket(self) -> None:
         """
         If systemd's variables are invalid, an error is logged, and the host starts.
         """

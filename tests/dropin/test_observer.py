@@ -34,7 +34,7 @@ class _LaterGauge(Collector):
 class AdoptMetricsTests(SynchronousTestCase):
     """Tests for adopt_metrics."""
 
-    def test_counters_go_on(self) -> None:
+    def test_counters_continue(self) -> None:
         """The host's counters are continued, and its computed metrics are replaced."""
         registry = CollectorRegistry()
         counter = Counter(

@@ -32,7 +32,7 @@ class HostPositionsTests(SynchronousTestCase):
         positions = HostPositions("w", ["w"], {"w": 7})
         self.assertRaises(ValueError, _take, positions, 1)
 
-    def test_others_finish_while_an_id_is_in_flight(self) -> None:
+    def test_peer_ids_finish_while_own_in_flight(self) -> None:
         """Ids of other writers are announced once no own id is in flight."""
         positions = HostPositions("second", ["first", "second"], {"first": 3}, [7], 3)
         positions.advance("first", 9)

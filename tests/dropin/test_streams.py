@@ -107,7 +107,7 @@ class HostStreamTests(SynchronousTestCase):
         original.tokens["w2"] = 3
         self.assertEqual(stream.current_token("w2"), 3)
 
-    def test_begun_again(self) -> None:
+    def test_reset(self) -> None:
         """A POSITION may reset the stream ``federation``; a row may not."""
         stream = HostStream(FakeStream("federation"), "sender")
         stream.advance("master", 12, is_position=False)

@@ -49,7 +49,7 @@ class SchemaTests(SynchronousTestCase):
             found = to_arrow_schema(WIRE_SCHEMA, timezone="UTC").field(field.name)
             self.assertEqual((found.type, found.nullable), (field.type, field.nullable))
 
-    def test_what_is_always_there(self) -> None:
+    def test_key_columns_are_not_nullable(self) -> None:
         """Key columns of a row, a recorded line and a finding are not nullable."""
 
         def nullable(schema: StructType) -> set[str]:
@@ -61,7 +61,7 @@ class SchemaTests(SynchronousTestCase):
         for name in ("kind", "severity", "count", "message", "evidence"):
             self.assertNotIn(name, nullable(FINDINGS_SCHEMA))
 
-    def test_spark_takes_them(self) -> None:
+    def test_spark_accepts_each_schema(self) -> None:
         """Tokens are 64 bits wide, and Spark accepts each schema as it is."""
         for schema, token in (
             (ROWS_SCHEMA, "stream_id"),

@@ -79,7 +79,7 @@ class ConfigTests(SynchronousTestCase):
         self.assertIn(paths[0], str(caught.exception))
         self.assertIn("psycopg2", str(caught.exception))
 
-    def test_mistake(self) -> None:
+    def test_invalid_configuration(self) -> None:
         """
         An invalid configuration raises PipelineError, which names the invalid key.
         """

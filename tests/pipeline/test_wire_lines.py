@@ -141,7 +141,7 @@ class ReadRecordingsTests(SynchronousTestCase):
         self.assertNotIn(SECRET, str(rows))
         self.assertNotIn("10.1.2.3", str(rows))
 
-    def test_what_is_no_record_is_a_row_in_its_place(self) -> None:
+    def test_invalid_line_is_a_row_in_place(self) -> None:
         """A torn or invalid line yields a row without a command."""
         path = self.write(
             "a.jsonl",

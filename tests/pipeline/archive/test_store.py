@@ -52,7 +52,7 @@ class StoreTests(SynchronousTestCase):
         error = self.assertRaises(PipelineError, open_store, self.folder)
         self.assertIn(f"pipeline convert --from {self.folder} --archive", str(error))
 
-    def test_bad_places(self) -> None:
+    def test_invalid_paths(self) -> None:
         """A file, or a path that Spark would read as a pattern, is refused."""
         self.folder.write_text("")
         for place in (self.folder, self.folder.with_name("a*b")):

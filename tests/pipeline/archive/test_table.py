@@ -130,7 +130,7 @@ class CommitTests(TableTests):
             [5, 7, 9, None],
         )
 
-    def test_log_does_not_tell(self) -> None:
+    def test_log_without_offset(self) -> None:
         """
         A table whose log lost the offset is refused, since rows would be archived
         twice.

@@ -113,7 +113,7 @@ class FactsTests(SynchronousTestCase):
         self.assertEqual(found[2:7], ("orders", "b", 7, 7, 1))
         self.assertEqual(json.loads(found[8])["stored"], {"a": None, "b": -7})
 
-    def test_everybody_writes(self) -> None:
+    def test_undeclared_writers(self) -> None:
         """Stored positions of a stream that every instance writes are ignored."""
         self.sql(
             "CREATE SEQUENCE cache_invalidation_stream_seq",

@@ -170,7 +170,7 @@ class BootstrapTests(SynchronousTestCase):
         self.assertEqual(self.stored(), stored)
         self.assertEqual(to_write(self.read()), {})
 
-    def test_never_back(self) -> None:
+    def test_never_rewinds(self) -> None:
         """A stale position is advanced; a position beyond all rows is kept."""
         self.sql(
             "INSERT INTO stream_positions VALUES ('events', 'persister1', 509), "
@@ -236,7 +236,7 @@ class BootstrapTests(SynchronousTestCase):
         self.assertIn("is writing to receipts_linearized", str(error))
         self.assertIn("is writing to presence_stream_sequence", str(begun))
 
-    def test_writer_began(self) -> None:
+    def test_writer_took_an_id(self) -> None:
         """If a writer took an id since the read, nothing is written."""
         found = self.read()
         self.sql("SELECT nextval('presence_stream_sequence')")

@@ -66,7 +66,7 @@ class PlanTests(SynchronousTestCase):
             [("first", 5, PlannedChange.NEW), ("second", 8, PlannedChange.NEW)],
         )
 
-    def test_never_back(self) -> None:
+    def test_never_rewinds(self) -> None:
         """A stored position at or beyond the last row is kept."""
         self.assertEqual(
             self.plan(stored={"first": 8, "second": 9}),

@@ -112,7 +112,7 @@ class PositionStoreTests(SynchronousTestCase):
         self.cursor.execute("CREATE INDEX ids ON orders (id); DELETE FROM orders")
         self.assertEqual(id_ranges(self.cursor, self.histories()), [])
 
-    def test_nobody_writes(self) -> None:
+    def test_idle_deployment(self) -> None:
         """
         An idle deployment passes the check; an advanced sequence or position is named.
         """

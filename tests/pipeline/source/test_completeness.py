@@ -43,7 +43,7 @@ class Racing(cursor):
             self.somebody.execute("SELECT nextval('cache_invalidation_stream_seq')")
 
 
-class LatestTests(SynchronousTestCase):
+class CompletenessReaderTests(SynchronousTestCase):
     """Tests with a custom stream that counts down."""
 
     def setUp(self) -> None:
@@ -69,7 +69,7 @@ class LatestTests(SynchronousTestCase):
         present = find_present(self.txn, [self.stream])["orders"]
         return surveyor.survey(self.txn, self.stream, present, StreamOffset())
 
-    def test_what_is_there(self) -> None:
+    def test_available_indexes(self) -> None:
         """An index is found by its first column; a partial index does not count."""
         events = catalog_of()["events"]
         self.txn.execute("CREATE INDEX few ON orders (id) WHERE item IS NOT NULL")
@@ -134,7 +134,7 @@ class LatestTests(SynchronousTestCase):
         with self.assertRaisesRegex(PipelineError, "rows up to 5, but nothing in"):
             self.survey(continuous=True)
 
-    def test_taken_while_looking(self) -> None:
+    def test_id_taken_after_lock_query(self) -> None:
         """An id that was taken after the locks were queried is left for later."""
         caches = catalog_of()["caches"]
         self.txn.execute("CREATE SEQUENCE cache_invalidation_stream_seq")

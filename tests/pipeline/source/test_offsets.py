@@ -43,7 +43,7 @@ class StreamOffsetTests(SynchronousTestCase):
         self.assertEqual(covered(one.advance(other)), covered(one) | covered(other))
 
     @given(offsets, offsets)
-    def test_retreat_covers_what_both_cover(
+    def test_minimum_covers_common_rows(
         self, one: StreamOffset, other: StreamOffset
     ) -> None:
         """The minimum covers exactly the rows that both offsets cover."""
@@ -73,7 +73,7 @@ class StreamOffsetTests(SynchronousTestCase):
         self.assertEqual(StreamOffset.from_json(json.loads(text)), offset)
         self.assertEqual(pickle.loads(pickle.dumps(offset)), offset)
 
-    def test_keeps_who_is_behind(self) -> None:
+    def test_writer_below_minimum(self) -> None:
         """
         A writer below the minimum keeps its position; an unknown one has the minimum.
         """

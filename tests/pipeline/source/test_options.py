@@ -49,7 +49,7 @@ class SourceOptionsTests(SynchronousTestCase):
         for part in parts:
             self.assertIn(part, str(error))
 
-    def test_usual(self) -> None:
+    def test_case_insensitive_names(self) -> None:
         """Option names are case-insensitive, as everywhere in Spark."""
         options = parse(
             STREAMS="events, receipts",
@@ -72,7 +72,7 @@ class SourceOptionsTests(SynchronousTestCase):
             (options.starting_token, options.ending_token), ("earliest", "latest")
         )
 
-    def test_mistakes(self) -> None:
+    def test_invalid_options(self) -> None:
         """Each error names its option and the accepted values."""
         self.refuse("option stream:", "streams", stream="events")
         self.refuse("stream evnts is unknown", "receipts", streams="evnts")

@@ -57,7 +57,7 @@ class SplitTests(SynchronousTestCase):
 
     @settings(derandomize=True, deadline=None)
     @given(PARTS, COUNTS)
-    def test_nothing_is_left_out(self, parts: list[Part], count: int | None) -> None:
+    def test_pieces_add_up(self, parts: list[Part], count: int | None) -> None:
         """The pieces of a part add up to that part, in order."""
         pieces = split(parts, count)
         for whole in parts:
@@ -78,7 +78,7 @@ class SplitTests(SynchronousTestCase):
             [each.stream.name for (each,) in tasks], ["events", "receipts"]
         )
 
-    def test_as_many_as_asked_for(self) -> None:
+    def test_requested_number_of_pieces(self) -> None:
         """
         A part is split into the requested number of pieces of about the same size.
         """

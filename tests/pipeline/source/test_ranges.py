@@ -59,7 +59,7 @@ class SqlTests(SynchronousTestCase):
             assert sql is not None
             self.assertRegex(sql, rf'\."id" {order} LIMIT 2$')
 
-    def test_others(self) -> None:
+    def test_other_writers(self) -> None:
         """
         A span of other writers excludes the known ones, and rows without a writer
         unless requested.
@@ -81,7 +81,7 @@ class SqlTests(SynchronousTestCase):
         self.assertIn("IN ('a')", self.ids(others, walked))
         self.assertNotIn("NOT", self.ids(others, walked))
 
-    def test_nothing_can_be_there(self) -> None:
+    def test_empty_result(self) -> None:
         """
         A span without writers, or a missing table, yields an empty result with the same
         columns.

@@ -36,7 +36,7 @@ class PartitionTests(SynchronousTestCase):
         self.assertEqual(partition.parts, ())
         self.assertEqual(list(read_parts({}, partition.parts)), [])
 
-    def test_said(self) -> None:
+    def test_repr(self) -> None:
         """
         The ``repr`` of a partition names its streams and spans, and no other details.
         """

@@ -142,7 +142,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(follower.read(), of("slow", 5))
         self.assertEqual(follower.read(), [])
 
-    def test_not_beyond_what_is_complete(self) -> None:
+    def test_row_above_its_writers_position(self) -> None:
         """A committed row above its writer's position is not read yet."""
         self.database.write("a", 1, 1)
         self.database.insert("a", 3, 3)
@@ -173,7 +173,7 @@ class OffsetTests(SynchronousTestCase):
         # A row without a writer belongs to the only writer.
         self.assertEqual(follower.read(), of("a", 3, 4, 5) + of("removed", 1, 2))
 
-    def test_row_of_nobody_knows_whom(self) -> None:
+    def test_row_without_writer(self) -> None:
         """A row without a writer is read once all writers have passed it."""
         self.database.write("slow", 1, 1)
         self.database.write("quick", 2, 4)
@@ -198,7 +198,7 @@ class OffsetTests(SynchronousTestCase):
         self.database.write("a", 4, 4)
         self.assertEqual(follower.read(), of("a", 4) + of("b", 3))
 
-    def test_positions_go_back(self) -> None:
+    def test_positions_decrease(self) -> None:
         """If positions go back, no row is read again."""
         self.database.write("a", 1, 3)
         follower = Follower(self.database)
@@ -256,7 +256,7 @@ class OffsetTests(SynchronousTestCase):
         self.database.write("a", 10, 10)
         self.assertEqual(latest.read(), of("a", 10))
 
-    def test_backfill_and_on(self) -> None:
+    def test_backfill_then_follow(self) -> None:
         """A backfill to the latest token and a query from there read each row once."""
         self.database.write("slow", 1, 1)
         self.database.write("quick", 2, 5)
@@ -306,7 +306,7 @@ _INVALIDATE = """
 """
 
 
-class StreamOfEverybodyTests(SynchronousTestCase):
+class UndeclaredWritersTests(SynchronousTestCase):
     """Tests for ``caches``, which has no stored positions."""
 
     def setUp(self) -> None:
@@ -351,7 +351,7 @@ class StreamOfEverybodyTests(SynchronousTestCase):
         error = self.assertRaises(PipelineError, follower.read)
         self.assertIn("sequence cache_invalidation_stream_seq", str(error))
 
-    def test_rolled_back(self) -> None:
+    def test_rolled_back_transaction(self) -> None:
         """An id of a transaction that was rolled back does not block the reader."""
         with self.open.cursor() as txn:
             txn.execute(_INVALIDATE.format("slow"))

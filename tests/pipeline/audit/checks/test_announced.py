@@ -117,7 +117,7 @@ def absent() -> dict[str, list[tuple[int, int]]]:
 class AnnouncedAbsentTests(SynchronousTestCase):
     """Tests for committed rows that a POSITION announced but no one sent."""
 
-    def test_passed_over(self) -> None:
+    def test_skipped_by_position(self) -> None:
         """A committed row in a POSITION's range that was never sent is lost."""
         self.assertEqual(absent()["skipped"], [(3, 2)])
 

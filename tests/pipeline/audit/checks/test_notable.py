@@ -97,7 +97,7 @@ class NotableTests(SynchronousTestCase):
             ("w0", "w1", None),
         )
 
-    def test_of_nobody(self) -> None:
+    def test_unknown_writer(self) -> None:
         """
         If no table or archive names the writer, it is null, and the sender is still
         known.
@@ -112,7 +112,7 @@ class NotableTests(SynchronousTestCase):
         )
         self.assertEqual(row["run_last_writer"], "w3")
 
-    def test_missing_in_a_place(self) -> None:
+    def test_missing_in_a_source(self) -> None:
         """An id that a source lacks is chosen only within the bounds of that source."""
         ids = _tables(*range(1, 10))
 

@@ -33,7 +33,7 @@ def _unpacked(packed: list[pa.RecordBatch]) -> list[tuple[Any, ...]]:
 class SightingsTests(SynchronousTestCase):
     """Tests for :func:`pack` and :func:`unpack`."""
 
-    def test_there_and_back(self) -> None:
+    def test_round_trip(self) -> None:
         """Rows come back with their place; no writer is known where the name is empty
         or the place does not tell it."""
         rows = _batch(
