@@ -297,6 +297,14 @@ class ExtensionChannelTests(SynchronousTestCase):
         runs = [i for i in memory.handler.items if isinstance(i, RdataRun)]
         self.assertEqual([run.tokens for run in runs], [[1, 2], [3]])
 
+    def test_message_before_the_link_is_established(self) -> None:
+        """A message of the extension before the link is established is discarded."""
+        memory = self.memory
+        memory.say(1, confirmation(_EXTENSION) + encode(b"message", _EXTENSION, b"{}"))
+        self.assertNotIn(("extension", b"{}"), memory.events.all)
+        memory.say(1, confirmation(b"hs") + encode(b"message", _EXTENSION, b"[]"))
+        self.assertEqual(memory.events.all[-1], ("extension", b"[]"))
+
     def test_forbidden_by_an_acl(self) -> None:
         """If an ACL forbids the channel, the link works without the extension."""
         memory = self.memory

@@ -110,10 +110,23 @@ class DrainedQueueTests(SynchronousTestCase):
         self.busy[0].callback(None)
         self.assertEqual(self.consumed, ["a", "b+c+d"])
 
+    def test_exactly_full(self) -> None:
+        """Items that reach the limit exactly are not coalesced."""
+        self.is_held = True
+        for item in "abc":
+            self.queue.put(item, 1, 50)
+        self.is_held = False
+        self.busy[0].callback(None)
+        self.assertEqual(self.consumed, ["a", "b", "c"])
+
     def test_an_item_larger_than_the_bound(self) -> None:
         """A single item is accepted whatever its size."""
         self.queue.put("large", 1, 1000)
         self.assertEqual(self.consumed, ["large"])
+        self.is_held = True
+        self.queue.put("a", 1, 1)
+        self.queue.put("large", 7, 1000)
+        self.assertEqual(self.queue.length, 7)
 
     def test_yields_after_number_of_items(self) -> None:
         """The queue yields to the reactor after a number of items."""

@@ -20,6 +20,16 @@ class PositionTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.requests, [])
         self.assertEqual(fixture.host.rows.positions, [("events", "w", 9)])
         self.assertEqual(fixture.host.observer.connected, [("memory", "events", "w")])
+        self.assertEqual(fixture.host.observer.catch_ups, [])
+
+    def test_rows_up_to_the_position(self) -> None:
+        """A position that its last row has reached is not delivered again."""
+        fixture = receiving()
+        fixture.receive("POSITION events w 1 1")
+        fixture.stream.persist("w", 4, ["a"])
+        fixture.receive("POSITION events w 4 4")
+        self.assertEqual(fixture.texts(), [("w", 4, ["a"])])
+        self.assertEqual(fixture.host.rows.positions, [("events", "w", 1)])
 
     def test_a_gap_is_fetched(self) -> None:
         """Rows before an announced position are fetched before newer ones."""

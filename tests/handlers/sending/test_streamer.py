@@ -330,21 +330,22 @@ class ReplicationStreamerTests(StreamerTestCase):
         """
         A row that cannot be encoded as JSON becomes a gap, announced by a POSITION.
         """
-        self.build(StreamerOptions(max_rows=2))
-        self.events.persist("w", 1, ["a"])
-        self.events.persist("w", 2, [float("nan")])
-        self.events.persist("w", 3, ["b"])
-        self.host.notifier.notify()
-        self.host.reactor.advance(0)
-        self.assertEqual(
-            self.connection.take(),
-            [
-                'RDATA events w 1 ["a"]',
-                "POSITION events w 2 2",
-                'RDATA events w 3 ["b"]',
-            ],
-        )
-        self.assertEqual(len(self.host.observer.sending_failures), 1)
+        for rows_at_once in (1, 2, 3):
+            self.build(StreamerOptions(max_rows=rows_at_once))
+            self.events.persist("w", 1, ["a"])
+            self.events.persist("w", 2, [float("nan")])
+            self.events.persist("w", 3, ["b"])
+            self.host.notifier.notify()
+            self.host.reactor.advance(0)
+            self.assertEqual(
+                self.connection.take(),
+                [
+                    'RDATA events w 1 ["a"]',
+                    "POSITION events w 2 2",
+                    'RDATA events w 3 ["b"]',
+                ],
+            )
+            self.assertEqual(len(self.host.observer.sending_failures), 1)
 
     def test_torture(self) -> None:
         """Torture mode sends the streams in random order, each after a delay."""
