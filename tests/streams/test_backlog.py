@@ -108,6 +108,9 @@ class StreamBacklogTests(SynchronousTestCase):
         exact = self.make(max_bytes=2 * backlog.size)
         exact.add(0, [batch(1), batch(2)])
         self.assertEqual(exact.rows, 2)
+        exact = self.make(max_rows=2)
+        exact.add(0, [batch(1), batch(2)])
+        self.assertEqual(exact.rows, 2)
         nothing = self.make(max_rows=0)
         nothing.add(0, [batch(1)])
         self.assertIsNone(nothing.read(0, 1))
@@ -123,6 +126,11 @@ class StreamBacklogTests(SynchronousTestCase):
         )
         self.assertEqual(
             backlog.read(2, 3), StreamUpdateResult([(3, [3, 0])], 3, False)
+        )
+        backlog = self.make(page_rows=2)
+        backlog.add(0, [batch(1), batch(2), batch(3)])
+        self.assertEqual(
+            backlog.read(0, 3), StreamUpdateResult([(1, [1, 0]), (2, [2, 0])], 2, True)
         )
 
     @settings(derandomize=True, deadline=None)

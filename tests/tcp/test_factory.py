@@ -90,6 +90,9 @@ class ServerFactoryTests(SynchronousTestCase):
         self.connect()
         self.assertTrue(first_silent.aborted)
         self.assertFalse(peer.aborted or second_silent.aborted)
+        self.connect()
+        # The first one's transport has not reported the disconnection yet.
+        self.assertTrue(second_silent.aborted)
         self.assertEqual(self.observer.failures, [])
 
     def test_too_many_peers(self) -> None:

@@ -71,6 +71,7 @@ class DeliveryTests(SynchronousTestCase):
         self.fixture.host.rows.release()
         self.assertEqual(self.fixture.host.rows.tokens("w"), [1, 2, 3, 4])
         self.assertEqual(self.fixture.stream.requests, [])
+        self.assertEqual(self.fixture.host.observer.positions, {("events", "w"): 4})
 
     def test_late_rows_in_any_order(self) -> None:
         """If a late row fails, later ones are fetched too, even with a lower token."""

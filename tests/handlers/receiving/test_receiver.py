@@ -39,6 +39,8 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(fixture.host.observer.announced, {("events", "w"): 7})
         fixture.receive('RDATA events w 9 ["b"]')
         self.assertEqual(fixture.host.observer.announced, {("events", "w"): 9})
+        fixture.receive('RDATA events w 10 ["c"]', 'RDATA events w 11 ["d"]')
+        self.assertEqual(fixture.host.observer.announced, {("events", "w"): 11})
 
     def test_redundant_position_reports_own_position(self) -> None:
         """A redundant POSITION still reports the reader's own position."""
@@ -106,6 +108,16 @@ class LiveRowTests(SynchronousTestCase):
         fixture.host.rows.release()
         fixture.host.rows.release()
         self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
+
+    def test_waits_for_the_host_in_a_long_run(self) -> None:
+        """Rows of a long run are delivered one after another, too."""
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 0")
+        fixture.host.rows.is_held = True
+        fixture.receive(*(f'RDATA events w {n} ["a"]' for n in range(1, 251)))
+        for _ in range(250):
+            fixture.host.rows.release()
+        self.assertEqual(fixture.host.rows.tokens("w"), list(range(1, 251)))
 
     def test_yields_to_the_reactor(self) -> None:
         """While handling a long run of rows, the receiver yields to the reactor."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.receiving.writer_state import Link
@@ -50,6 +53,17 @@ class CommandSenderTests(SynchronousTestCase):
                     "CANCEL_TASK t2",
                 ],
             )
+
+    def test_announcements_are_reported_to_the_listener(self) -> None:
+        """An announcement to one TCP peer alone is not reported to the listener."""
+        sent: list[tuple[str, int, int]] = []
+        listener = SimpleNamespace(position_sent=lambda *args: sent.append(args))
+        self.sender.listen_to_sending(cast(Any, listener))
+        self.sender.announce_positions()
+        self.assertEqual(sent, [("events", 7, 7)])
+        self.connections[0].relays = True
+        self.sender.announce_positions(self.connections[0])
+        self.assertEqual(sent, [("events", 7, 7)])
 
     def test_a_broken_connection(self) -> None:
         """A connection that fails is reported; the others get the command."""
