@@ -9,6 +9,7 @@ from twisted.internet.interfaces import (
 from zope.interface import directlyProvides, noLongerProvides
 
 from synapse_replication.handlers.observer import ConnectionBuffers
+from synapse_replication.redis import factory
 from synapse_replication.redis.coalescing import COALESCE_WINDOW
 from synapse_replication.redis.ledger import EXTENSION
 from synapse_replication.redis.resp import encode_publishes
@@ -114,6 +115,16 @@ class RedisSenderTests(RedisSenderTestCase):
         self.memory.say(0, b"4\r\n:5\r\n")
         self.assertEqual(self.sender.unacknowledged, 0)
         self.assertEqual(self.sender.receivers, 5)
+
+    def test_many_short_replies(self) -> None:
+        """However many replies arrive in all, the connection is kept."""
+        self.patch(factory, "MAX_REPLY_LENGTH", 100)
+        self.memory.establish()
+        for token in range(1, 101):
+            self.publish_rows(token)
+            self.turn()
+            self.memory.say(0, b":1\r\n")
+        self.assertFalse(self.memory.transports[0].aborted)
 
     def test_drained(self) -> None:
         """``drained`` fires once everything is acknowledged."""

@@ -88,6 +88,8 @@ class StreamBacklogTests(SynchronousTestCase):
         backlog.add(1, [batch(9)])
         backlog.add(9, [batch(5)])
         self.assertEqual((backlog.start, backlog.end, backlog.rows), (4, 5, 1))
+        backlog.add(5, [batch(5)])
+        self.assertEqual((backlog.start, backlog.end, backlog.rows), (4, 5, 1))
 
     def test_bounds(self) -> None:
         """

@@ -53,6 +53,10 @@ class InterleavedTests(SynchronousTestCase):
             {("events", writer): 90 + n for n, writer in enumerate(WRITERS)}
             | {("events", "w0"): 100},
         )
+        self.assertEqual(
+            fixture.host.observer.announced, fixture.host.observer.positions
+        )
+        self.assertEqual(fixture.host.observer.received["events"], 100)
 
     def test_undecodable_row(self) -> None:
         """An undecodable row causes a catch-up of its writer only."""
