@@ -39,7 +39,7 @@ class DemoTests(SynchronousTestCase):
 
     def demo(self, *arguments: str) -> str:
         done = subprocess.run(
-            [*COMMAND, "--rows", "2400", "--rate", "300", *arguments],
+            [*COMMAND, "--rows", "1200", "--rate", "300", *arguments],
             env=self.environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

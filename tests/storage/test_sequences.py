@@ -237,7 +237,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         with self.assertRaises(SequenceBehindError) as caught:
             self.load("first")
         text = str(caught.exception)
-        self.assertIn("table stream_positions holds 4611686018427387904", text)
+        self.assertIn("table stream_positions has 4611686018427387904", text)
         self.assertIn(
             "stream_name = 'foobar' AND stream_id = 4611686018427387904", text
         )

@@ -84,5 +84,5 @@ class SelectTests(SynchronousTestCase):
         error = self.assertRaises(
             PipelineError, select_streams, catalog_of(), ["event"]
         )
-        self.assertIn("no stream event;", str(error))
+        self.assertIn("stream event is unknown;", str(error))
         self.assertIn("account_data, backfill,", str(error))
