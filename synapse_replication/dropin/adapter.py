@@ -21,7 +21,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from synapse_replication.dropin.background import BackgroundProcesses
+from synapse_replication.dropin.background import BackgroundProcessPool
 from synapse_replication.dropin.streams import HostStream, HostStreams
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.handlers.interfaces import (
@@ -407,7 +407,7 @@ class SynapseHost:
         self.commands = HostCommands(hs)
         self.notifier = hs.get_notifier()
         self.stores_user_ips = self.commands.stores_user_ips
-        self.processes = BackgroundProcesses(hs.run_as_background_process)
+        self.processes = BackgroundProcessPool(hs.run_as_background_process)
 
     def run_as_background_process(
         self, description: str, func: Callable[[], Awaitable[Any]]

@@ -16,7 +16,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from synapse_replication.dropin.bridges import make_yieldable
 
-__all__ = ["MAX_IDLE", "BackgroundProcesses"]
+__all__ = ["MAX_IDLE", "BackgroundProcessPool"]
 
 #: The most background processes of one kind that wait. Further ones end.
 MAX_IDLE = 2
@@ -48,7 +48,7 @@ class _Work:
         return self._waiters
 
 
-class BackgroundProcesses:
+class BackgroundProcessPool:
     """Runs work in background processes of the host, which are used again.
 
     Use it in the reactor's thread only.

@@ -8,17 +8,17 @@ from typing import Any
 from twisted.internet.defer import Deferred, ensureDeferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.background import MAX_IDLE, BackgroundProcesses
+from synapse_replication.dropin.background import MAX_IDLE, BackgroundProcessPool
 from tests.dropin.host import fake_modules
 
 
-class BackgroundProcessesTests(SynchronousTestCase):
+class BackgroundProcessPoolTests(SynchronousTestCase):
     def setUp(self) -> None:
         fake_modules(self)
         self.started: list[str] = []
         self.ended: list[str] = []
         self.failed: list[str] = []
-        self.processes = BackgroundProcesses(self.run_process)
+        self.processes = BackgroundProcessPool(self.run_process)
 
     def run_process(
         self, description: str, func: Callable[[], Awaitable[Any]]

@@ -58,7 +58,7 @@ class RetainTests(SynchronousTestCase):
 
 
 class ConnectionTests(SynchronousTestCase):
-    """What remains of a connection, depending on the answers received."""
+    """The end of a connection: lines that are lost, and those published again."""
 
     def end(
         self, unacknowledged: int, *publishes: Publish, is_refused: bool = False

@@ -11,7 +11,7 @@ from tests.handlers.sending.streamer_case import StreamerTestCase
 
 
 class StopTests(StreamerTestCase):
-    """What is sent when a streamer stops."""
+    """A streamer that stops sends its remaining rows."""
 
     def test_stop(self) -> None:
         """``stop`` sends all written rows, waits for that, and leaves no timer."""
@@ -38,7 +38,7 @@ class StopTests(StreamerTestCase):
         self.successResultOf(stopped)
 
     def test_stop_is_cancelled(self) -> None:
-        """A caller that cancels ``stop`` does not cancel what is being sent."""
+        """A caller that cancels ``stop`` does not cancel the sending."""
         self.events.is_held = True
         self.events.persist("w", 1, ["a"])
         stopped = Deferred.fromCoroutine(self.streamer.stop())
