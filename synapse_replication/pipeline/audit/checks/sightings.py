@@ -52,10 +52,10 @@ def pack(
 ) -> Iterator[pa.RecordBatch]:
     """Pack rows that were seen in a place; yield batches of :data:`PACKED_SCHEMA`.
 
-    :param batches: ``stream``, ``instance_name`` (empty if the place does not tell
-        the writer), ``stream_id`` and ``row_index`` (which matters in the archive
+    :param batches: ``stream``, ``instance_name`` (empty if the place does not
+        record the writer), ``stream_id`` and ``row_index`` (which matters in the archive
         alone); they may have more columns.
-    :param nameless: streams whose writers this place does not tell, whatever it says.
+    :param nameless: streams whose writers this place does not record reliably.
     :param bucket_bits: ids are in one bucket if they are the same without these bits.
     """
     for batch in batches:
@@ -121,7 +121,7 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Unpack batches of :data:`PACKED_SCHEMA`.
 
     :return: batches of ``stream``, ``stream_id``, ``writer`` (null if the place does
-        not tell it), ``place`` (a :class:`Place`) and ``row_index``.
+        not record it), ``place`` (a :class:`Place`) and ``row_index``.
     """
     for packed in batches:
         names = packed.column("stream").to_pylist()
