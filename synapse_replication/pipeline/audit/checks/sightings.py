@@ -53,8 +53,8 @@ def pack(
     """Pack rows that were seen in a place; yield batches of :data:`PACKED_SCHEMA`.
 
     :param batches: ``stream``, ``instance_name`` (empty if the place does not
-        record the writer), ``stream_id`` and ``row_index`` (which matters in the archive
-        alone); they may have more columns.
+        record the writer), ``stream_id`` and ``row_index`` (which matters in the
+        archive alone); they may have more columns.
     :param nameless: streams whose writers this place does not record reliably.
     :param bucket_bits: ids are in one bucket if they are the same without these bits.
     """
