@@ -150,54 +150,22 @@ def audited(
     :raises PipelineError: if the database, a recording or the archive cannot be read.
     """
     with contextlib.ExitStack() as stack:
-
-        def keep(frame: DataFrame) -> DataFrame:
-            kept = frame.persist(StorageLevel.MEMORY_AND_DISK)
-            stack.callback(kept.unpersist)
-            return kept
-
         begin("read recordings and archive")
-        # Recordings that are in the archive must not be counted twice.
-        given = [
-            path
-            for path in find_recordings(recordings)
-            if archive is None or archive.lacks(path)
-        ]
-        wire = read_recordings(session, given)
         archived_wire = _archived_wire(session, archive)
-        # Lines that are in the archive twice are reported by a separate check.
-        archived_once = archived_wire.dropDuplicates(["recording", "line_number"])
-        lines = keep(wire_lines(wire.unionByName(archived_once)))
+        wire = _wire(session, recordings, archive, archived_wire)
+        lines = _cached(wire_lines(wire), stack)
         tokens = wire_tokens(lines)
-        heard = _reach(
-            tokens.select(
-                "stream",
-                "instance_name",
-                sf.least("prev_token", "token").alias("low"),
-                sf.col("token").alias("high"),
-            )
-        )
+        on_wire = _reach(tokens)
         begin("compare ids")
         # Read the sequences after the recordings, so that they have allocated every id
         # that was received.
         facts = read_facts(settings)
-        ids = keep(
-            known_ids(
-                _in_tables(session, settings, facts),
-                _in_archive(session, archive, facts),
-                tokens,
-                facts.kept,
-                heard=_bounds(heard),
-                archived={} if archive is None else archive.id_bounds(),
-                last_ids=sum(facts.reach.values()),
-            )
-        )
+        ids = _cached(_ids(session, settings, archive, facts, tokens, on_wire), stack)
         few = ids.count() + lines.count() < _FEW
         if few:
             # So few rows do not need as many partitions as the scan produced.
             ids = ids.coalesce(session.sparkContext.defaultParallelism)
         begin("judge what differs")
-        sole = facts.sole_writers((stream, writer) for stream, writer, *_ in heard)
         found = [
             local_frame(session, FINDINGS_SCHEMA, facts.findings),
             two_writers_findings(ids),
@@ -207,25 +175,60 @@ def audited(
         ]
         if recordings or archive is not None:
             found.append(damage_findings(lines))
-        if heard:
-            lost = keep(announced_absent(ids, tokens, facts.idempotent, sole))
+        if on_wire:
+            sole = facts.sole_writers(
+                (stream, writer) for stream, writer, *_ in on_wire
+            )
+            lost = _cached(announced_absent(ids, tokens, facts.idempotent, sole), stack)
             texts = _texts(session, settings, lost, archive, facts.reach)
             found += [
                 announced_findings(lost, texts, facts.tables),
-                order_findings(tokens, facts.kept, facts.idempotent),
-                reset_findings(tokens, facts.in_memory),
-                not_seen_findings(ids, tokens, facts.idempotent, sole),
+                *_wire_findings(ids, tokens, facts, sole),
             ]
         if archive is not None:
-            found += [
-                rows_twice_findings(_repeated(session, ids, archive)),
-                commands_twice_findings(archived_wire),
-                not_archived_findings(ids, _purged(session, archive)),
-            ]
-        findings = keep(_worst_first(reduce(DataFrame.unionByName, found)))
+            found += _archive_findings(session, ids, archive, archived_wire)
+        findings = _cached(_worst_first(reduce(DataFrame.unionByName, found)), stack)
         with _interpreted(session, few=few):
             findings.count()
         yield findings
+
+
+def _cached(frame: DataFrame, stack: contextlib.ExitStack) -> DataFrame:
+    """Cache a frame in memory and on disk until the stack is closed."""
+    cached = frame.persist(StorageLevel.MEMORY_AND_DISK)
+    stack.callback(cached.unpersist)
+    return cached
+
+
+def _wire_findings(
+    ids: DataFrame, tokens: DataFrame, facts: AuditFacts, sole: Mapping[str, str]
+) -> list[DataFrame]:
+    """Return the findings of the checks of tokens that were received.
+
+    :param sole: the only writer of each stream whose tables do not record the writer.
+    """
+    return [
+        order_findings(tokens, facts.kept, facts.idempotent),
+        reset_findings(tokens, facts.in_memory),
+        not_seen_findings(ids, tokens, facts.idempotent, sole),
+    ]
+
+
+def _archive_findings(
+    session: SparkSession,
+    ids: DataFrame,
+    archive: ArchivedTables,
+    archived_wire: DataFrame,
+) -> list[DataFrame]:
+    """Return the findings of the checks of an archive.
+
+    :param archived_wire: the result of :func:`_archived_wire`.
+    """
+    return [
+        rows_twice_findings(_repeated(session, ids, archive)),
+        commands_twice_findings(archived_wire),
+        not_archived_findings(ids, _purged(session, archive)),
+    ]
 
 
 @contextlib.contextmanager
@@ -243,6 +246,28 @@ def _interpreted(session: SparkSession, *, few: bool) -> Iterator[None]:
         session.conf.set(_CODEGEN, before or "true")
 
 
+def _wire(
+    session: SparkSession,
+    recordings: Sequence[str | os.PathLike[str]],
+    archive: ArchivedTables | None,
+    archived_wire: DataFrame,
+) -> DataFrame:
+    """Return the lines of the recordings and of the archive, each line once.
+
+    :param archived_wire: the result of :func:`_archived_wire`.
+    """
+    # Recordings that are in the archive must not be counted twice.
+    not_archived = [
+        path
+        for path in find_recordings(recordings)
+        if archive is None or archive.lacks(path)
+    ]
+    wire = read_recordings(session, not_archived)
+    # Lines that are in the archive twice are reported by a separate check.
+    archived_once = archived_wire.dropDuplicates(["recording", "line_number"])
+    return wire.unionByName(archived_once)
+
+
 def _archived_wire(session: SparkSession, archive: ArchivedTables | None) -> DataFrame:
     """Read the recordings of an archive, under names that no file can have."""
     if archive is None:
@@ -256,23 +281,44 @@ _Reach = tuple[str, str, int, int]
 
 
 def _reach(tokens: DataFrame) -> list[_Reach]:
-    """Return the least and the greatest token seen of each writer of a stream.
+    """Return the least and the greatest received token of each writer of a stream.
 
-    :param tokens: ``stream``, ``instance_name``, ``low``, ``high``.
+    :param tokens: the result of :func:`.wire.wire_tokens`.
     """
     by_writer = tokens.groupBy("stream", "instance_name").agg(
-        sf.min("low").alias("low"), sf.max("high").alias("high")
+        sf.min(sf.least("prev_token", "token")).alias("low"),
+        sf.max("token").alias("high"),
     )
     return [tuple(row) for row in by_writer.collect()]
 
 
 def _bounds(reach: Iterable[_Reach]) -> dict[str, tuple[int, int]]:
-    """Return the least and the greatest token seen of each stream, of any writer."""
+    """Return the least and the greatest received token of each stream."""
     found: dict[str, tuple[int, int]] = {}
     for stream, _, low, high in reach:
         before = found.get(stream, (low, high))
         found[stream] = min(before[0], low), max(before[1], high)
     return found
+
+
+def _ids(
+    session: SparkSession,
+    settings: PipelineSettings,
+    archive: ArchivedTables | None,
+    facts: AuditFacts,
+    tokens: DataFrame,
+    on_wire: Iterable[_Reach],
+) -> DataFrame:
+    """Return :func:`.ids.known_ids` of the database, the archive and the recordings."""
+    return known_ids(
+        _in_tables(session, settings, facts),
+        _in_archive(session, archive, facts),
+        tokens,
+        facts.kept,
+        heard=_bounds(on_wire),
+        archived={} if archive is None else archive.id_bounds(),
+        last_ids=sum(facts.reach.values()),
+    )
 
 
 def _in_tables(

@@ -32,35 +32,12 @@ def ahead_findings(
     :param given_out: the last id that each stream's sequence has allocated, read later
         than the other two.
     """
-    heard = (
-        tokens.select(*TOKEN_COLUMNS)
-        .groupBy("stream", "instance_name")
-        .agg(
-            sf.max("token").alias("farthest"),
-            sf.max_by(
-                sf.struct("recording", "line_number", line_text().alias("line")),
-                "token",
-            ).alias("seen"),
-        )
-    )
-    archived = (
-        ids.where("archived")
-        .groupBy("stream", sf.col("first_writer").alias("instance_name"))
-        .agg(sf.max("stream_id").alias("farthest"))
-        .withColumn(
-            "seen",
-            sf.struct(
-                sf.lit("the archive").alias("recording"),
-                sf.lit(None).cast("long").alias("line_number"),
-                sf.lit(None).cast("string").alias("line"),
-            ),
-        )
-    )
     limit = sf.lit(None).cast("long")
     for stream, last in given_out.items():
         limit = sf.when(sf.col("stream") == stream, sf.lit(last)).otherwise(limit)
     ahead = (
-        heard.unionByName(archived)
+        _greatest_tokens(tokens)
+        .unionByName(_greatest_archived_ids(ids))
         .withColumn("given_out", limit)
         .where(
             sf.col("farthest")
@@ -91,5 +68,37 @@ def ahead_findings(
                 "seen": sf.col("seen"),
                 "sequence_value": sf.col("given_out"),
             },
+        )
+    )
+
+
+def _greatest_tokens(tokens: DataFrame) -> DataFrame:
+    """Return the greatest received token of each writer, and the line that has it."""
+    return (
+        tokens.select(*TOKEN_COLUMNS)
+        .groupBy("stream", "instance_name")
+        .agg(
+            sf.max("token").alias("farthest"),
+            sf.max_by(
+                sf.struct("recording", "line_number", line_text().alias("line")),
+                "token",
+            ).alias("seen"),
+        )
+    )
+
+
+def _greatest_archived_ids(ids: DataFrame) -> DataFrame:
+    """Return the greatest archived id of each writer, with the columns of tokens."""
+    return (
+        ids.where("archived")
+        .groupBy("stream", sf.col("first_writer").alias("instance_name"))
+        .agg(sf.max("stream_id").alias("farthest"))
+        .withColumn(
+            "seen",
+            sf.struct(
+                sf.lit("the archive").alias("recording"),
+                sf.lit(None).cast("long").alias("line_number"),
+                sf.lit(None).cast("string").alias("line"),
+            ),
         )
     )

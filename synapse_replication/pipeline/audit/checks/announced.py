@@ -148,17 +148,7 @@ def not_seen_findings(
     :param idempotent: names of streams whose late rows are delivered.
     :param sole_writers: the only writer of each stream whose tables do not store it.
     """
-    columns = tokens.select(*TOKEN_COLUMNS)
-    before = (
-        Window.partitionBy("recording", *_WRITER)
-        .orderBy("line_number")
-        .rowsBetween(Window.unboundedPreceding, -1)
-    )
-    jumps = (
-        columns.where(~sf.col("stream").isin(*idempotent))
-        .withColumn("prev_token", sf.max("token").over(before))
-        .where(sf.col("is_row") & (sf.col("prev_token") < sf.col("token") - 1))
-    )
+    jumps = _jumps(tokens, idempotent)
     seen = _covered(_never_sent(ids, sole_writers), jumps)
     by_id = Window.partitionBy("recording", *_WRITER).orderBy("stream_id")
     grouped = (
@@ -193,6 +183,25 @@ def not_seen_findings(
             ],
             evidence={"recording": sf.col("recording"), "ids": sf.col("ids")},
         )
+    )
+
+
+def _jumps(tokens: DataFrame, idempotent: Collection[str]) -> DataFrame:
+    """Return the rows that leave out ids, as lines that cover the ids left out.
+
+    :return: TOKEN_COLUMNS, where ``prev_token`` is the greatest token that the
+        recording has of the writer before the row.
+    """
+    columns = tokens.select(*TOKEN_COLUMNS)
+    before = (
+        Window.partitionBy("recording", *_WRITER)
+        .orderBy("line_number")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    return (
+        columns.where(~sf.col("stream").isin(*idempotent))
+        .withColumn("prev_token", sf.max("token").over(before))
+        .where(sf.col("is_row") & (sf.col("prev_token") < sf.col("token") - 1))
     )
 
 

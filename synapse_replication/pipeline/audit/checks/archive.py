@@ -105,38 +105,11 @@ def not_archived_findings(ids: DataFrame, purged: DataFrame) -> DataFrame:
     :param purged: the ranges that were purged from the archive, as ``stream``,
         ``first_token``, ``last_token``.
     """
-    columns = ids.select(*ID_COLUMNS).withColumn(
-        "instance_name", sf.col("first_writer")
-    )
     writer = ["stream", "instance_name"]
-    reach = (
-        columns.where("archived")
-        .groupBy(*writer)
-        .agg(sf.min("stream_id").alias("low"), sf.max("stream_id").alias("high"))
-        .select(
-            sf.col("stream").alias("its_stream"),
-            sf.col("instance_name").alias("its_name"),
-            "low",
-            "high",
-        )
-    )
-    removed = purged.select(
-        sf.col("stream").alias("its_stream"),
-        sf.col("first_token").alias("low"),
-        sf.col("last_token").alias("high"),
-    )
-    same_stream = sf.col("stream") == sf.col("its_stream")
-    # Rows without a writer form a separate group.
-    same_name = sf.col("instance_name").eqNullSafe(sf.col("its_name"))
-    within = sf.col("stream_id").between(sf.col("low"), sf.col("high"))
-    lacking = (
-        columns.where(sf.col("in_tables") & ~sf.col("archived"))
-        .join(sf.broadcast(reach), on=[same_stream, same_name, within], how="left_semi")
-        .join(sf.broadcast(removed), on=[same_stream, within], how="left_anti")
-    )
     by_id = Window.partitionBy(*writer).orderBy("stream_id")
     grouped = (
-        lacking.withColumn("rank", sf.row_number().over(by_id))
+        _lacking(ids, purged)
+        .withColumn("rank", sf.row_number().over(by_id))
         .groupBy(*writer)
         .agg(
             sf.min("stream_id").alias("first"),
@@ -158,4 +131,36 @@ def not_archived_findings(ids: DataFrame, purged: DataFrame) -> DataFrame:
             ],
             evidence={"ids": sf.col("ids.stream_id")},
         )
+    )
+
+
+def _lacking(ids: DataFrame, purged: DataFrame) -> DataFrame:
+    """Return the ids in the tables that are missing between a writer's archived ids."""
+    columns = ids.select(*ID_COLUMNS).withColumn(
+        "instance_name", sf.col("first_writer")
+    )
+    reach = (
+        columns.where("archived")
+        .groupBy("stream", "instance_name")
+        .agg(sf.min("stream_id").alias("low"), sf.max("stream_id").alias("high"))
+        .select(
+            sf.col("stream").alias("its_stream"),
+            sf.col("instance_name").alias("its_name"),
+            "low",
+            "high",
+        )
+    )
+    removed = purged.select(
+        sf.col("stream").alias("its_stream"),
+        sf.col("first_token").alias("low"),
+        sf.col("last_token").alias("high"),
+    )
+    same_stream = sf.col("stream") == sf.col("its_stream")
+    # Rows without a writer form a separate group.
+    same_name = sf.col("instance_name").eqNullSafe(sf.col("its_name"))
+    within = sf.col("stream_id").between(sf.col("low"), sf.col("high"))
+    return (
+        columns.where(sf.col("in_tables") & ~sf.col("archived"))
+        .join(sf.broadcast(reach), on=[same_stream, same_name, within], how="left_semi")
+        .join(sf.broadcast(removed), on=[same_stream, within], how="left_anti")
     )

@@ -212,32 +212,8 @@ def gap_findings(ids: DataFrame) -> DataFrame:
 
     :param ids: the result of :func:`known_ids`.
     """
-    columns = ids.select(
-        "stream", "stream_id", "first_writer", "sender", "run_last", "run_last_writer"
-    )
-    runs = columns.where(sf.col("run_last").isNotNull())
-    writer = sf.coalesce("first_writer", "sender")
-    begin = sf.struct("stream_id", writer.alias("writer"))
-    end = sf.struct(
-        sf.col("run_last").alias("stream_id"), sf.col("run_last_writer").alias("writer")
-    )
-    in_order = Window.partitionBy("stream").orderBy("stream_id")
-    # The runs of two tasks may be adjacent.
-    gaps = (
-        runs.select(
-            "stream", end.alias("before"), sf.lead(begin).over(in_order).alias("after")
-        )
-        .where(sf.col("after.stream_id") > sf.col("before.stream_id") + 1)
-        .select(
-            "stream",
-            "before",
-            "after",
-            (sf.col("before.stream_id") + 1).alias("first"),
-            (sf.col("after.stream_id") - 1).alias("last"),
-        )
-    )
     newest = Window.partitionBy("stream").orderBy(sf.desc("first"))
-    ranked = gaps.withColumn("rank", sf.row_number().over(newest))
+    ranked = _gaps(ids).withColumn("rank", sf.row_number().over(newest))
     # The newest gaps are reported individually, the others of a stream together.
     reported = (
         ranked.withColumn("place", sf.least(sf.col("rank"), sf.lit(MAX_GAPS + 1)))
@@ -269,5 +245,33 @@ def gap_findings(ids: DataFrame) -> DataFrame:
                 "after": sf.col("after"),
                 "gaps": sf.col("gaps"),
             },
+        )
+    )
+
+
+def _gaps(ids: DataFrame) -> DataFrame:
+    """Return the ranges of ids without a row, with the ids before and after them."""
+    columns = ids.select(
+        "stream", "stream_id", "first_writer", "sender", "run_last", "run_last_writer"
+    )
+    runs = columns.where(sf.col("run_last").isNotNull())
+    writer = sf.coalesce("first_writer", "sender")
+    begin = sf.struct("stream_id", writer.alias("writer"))
+    end = sf.struct(
+        sf.col("run_last").alias("stream_id"), sf.col("run_last_writer").alias("writer")
+    )
+    in_order = Window.partitionBy("stream").orderBy("stream_id")
+    # The runs of two tasks may be adjacent.
+    return (
+        runs.select(
+            "stream", end.alias("before"), sf.lead(begin).over(in_order).alias("after")
+        )
+        .where(sf.col("after.stream_id") > sf.col("before.stream_id") + 1)
+        .select(
+            "stream",
+            "before",
+            "after",
+            (sf.col("before.stream_id") + 1).alias("first"),
+            (sf.col("after.stream_id") - 1).alias("last"),
         )
     )
