@@ -80,21 +80,15 @@ def run_report(
         inputs = _read(session, settings, archived, recordings, findings, stack)
         if audits:
             assert settings is not None
-            found = stack.enter_context(
-                audited(
-                    session,
-                    settings,
-                    recordings=recordings,
-                    # The same version as in the rest of the report.
-                    archive=archived,
-                    begin=progress.begin,
-                )
+            # Audit the version of the archive that the rest of the report describes.
+            audit = audited(
+                session,
+                settings,
+                recordings=recordings,
+                archive=archived,
+                begin=progress.begin,
             )
-            inputs = attrs.evolve(
-                inputs,
-                findings=found,
-                sources=[*inputs.sources, f"an audit of the {_name_of(settings)}"],
-            )
+            inputs = _add_audit(inputs, settings, stack.enter_context(audit))
         progress.begin("count rows and lines")
         data = collect_report(inputs, window_s=window, identify=identify)
         progress.begin("draw plots")
@@ -159,6 +153,13 @@ def _read(
         None if findings is None else _read_findings(session, findings),
         sources,
     )
+
+
+def _add_audit(
+    inputs: ReportInputs, settings: PipelineSettings, findings: DataFrame
+) -> ReportInputs:
+    source = f"an audit of the {_name_of(settings)}"
+    return attrs.evolve(inputs, findings=findings, sources=[*inputs.sources, source])
 
 
 def _name_of(settings: PipelineSettings) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
@@ -49,37 +49,46 @@ def draw_plots(data: ReportData) -> list[Plot]:
         + _sum((t.stream, t.rows) for t in data.totals)
         + _sum((c.stream, c.rows) for c in data.arrived)
     )
+    plots = (*_plots_of_rows(data, streams), *_plots_of_arrivals(data, streams))
+    return [render(name, title, draw) for name, title, draw in plots]
+
+
+#: The name, the title and the drawing function of a plot.
+_Plot = tuple[str, str, Draw]
+
+
+def _plots_of_rows(data: ReportData, streams: Sequence[str]) -> Iterator[_Plot]:
+    """Yield the plots of the rows in the tables or in the archive."""
     writers = _top(_sum((t.instance_name, t.rows) for t in data.totals))
-    plots: list[Plot] = []
-
-    def add(name: str, title: str, draw: Draw) -> None:
-        plots.append(render(name, title, draw))
-
     if data.over_time:
-        add(
+        yield (
             "rows-over-time",
             "Rows written, by stream",
             lambda p: _stacked(p, data.over_time, data.rows_window, streams),
         )
-        add(
+        yield (
             "rows-by-writer",
             "Rows written, by writer of each stream",
             lambda p: _writers(p, data.over_time, data.rows_window, writers),
         )
     if data.totals:
-        add(
+        yield (
             "shares",
             "Share of each writer in the rows of a stream",
             lambda p: _shares(p, data.totals, writers),
         )
     if any(batch.largest > 1 for batch in data.batches):
-        add(
+        yield (
             "batches",
             "Tokens by the number of their rows",
             lambda p: _batches(p, data.batches),
         )
+
+
+def _plots_of_arrivals(data: ReportData, streams: Sequence[str]) -> Iterator[_Plot]:
+    """Yield the plots of the rows in recordings."""
     if data.arrived:
-        add(
+        yield (
             "arrived",
             "Rows that arrived, by stream",
             lambda p: _stacked(
@@ -91,12 +100,11 @@ def draw_plots(data: ReportData) -> list[Plot]:
             ),
         )
     if any(line.tokens > 1 for line in data.lags_over_time):
-        add(
+        yield (
             "lag",
             "Time from writing to arrival: median, 95th and 99th percentile",
             lambda p: _lags(p, data.lags_over_time, data.lags),
         )
-    return plots
 
 
 # -- each plot ---------------------------------------------------------------------

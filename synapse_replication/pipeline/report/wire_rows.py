@@ -162,40 +162,9 @@ def stream_events(wire: DataFrame) -> DataFrame:
     :return: ``kind``, ``stream``, ``instance_name``, ``received_ts``, ``recording``,
         ``line_number``, ``known`` (the token seen before), ``prev_token``, ``token``.
     """
-    lines = wire.select(
-        "recording",
-        "line_number",
-        "received_ts",
-        "command",
-        "stream",
-        "instance_name",
-        "prev_token",
-        "token",
-    ).where(sf.col("command").isin("RDATA", "POSITION") & sf.col("token").isNotNull())
     writer = ["recording", "stream", "instance_name"]
-    so_far = (
-        Window.partitionBy(*writer)
-        .orderBy("line_number")
-        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    )
-    is_position = sf.col("command") == "POSITION"
-    # Between two POSITION lines, tokens increase, except in late rows of caches.
-    spans = (
-        lines.select("*", sf.count_if(is_position).over(so_far).alias("span"))
-        .groupBy(*writer, "span")
-        .agg(
-            sf.max("token").alias("reached"),
-            sf.first(
-                sf.when(
-                    is_position,
-                    sf.struct("line_number", "received_ts", "prev_token", "token"),
-                ),
-                ignorenulls=True,
-            ).alias("position"),
-        )
-    )
     in_order = Window.partitionBy(*writer).orderBy("span")
-    following = spans.select(
+    following = _spans(wire).select(
         *writer, "position.*", sf.lag("reached").over(in_order).alias("known")
     )
     kind = sf.when(sf.col("token") < sf.col("known"), sf.lit("reset")).when(
@@ -214,6 +183,47 @@ def stream_events(wire: DataFrame) -> DataFrame:
             "known",
             "prev_token",
             "token",
+        )
+    )
+
+
+def _spans(wire: DataFrame) -> DataFrame:
+    """Return each POSITION with the greatest token until the writer's next POSITION.
+
+    :return: ``recording``, ``stream``, ``instance_name``, ``span`` (the number of
+        POSITION lines so far), ``reached``, and ``position``, a struct that is null for
+        the tokens before the first POSITION.
+    """
+    lines = wire.select(
+        "recording",
+        "line_number",
+        "received_ts",
+        "command",
+        "stream",
+        "instance_name",
+        "prev_token",
+        "token",
+    ).where(sf.col("command").isin("RDATA", "POSITION") & sf.col("token").isNotNull())
+    writer = ["recording", "stream", "instance_name"]
+    so_far = (
+        Window.partitionBy(*writer)
+        .orderBy("line_number")
+        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    )
+    is_position = sf.col("command") == "POSITION"
+    # Between two POSITION lines, tokens increase, except in late rows of caches.
+    return (
+        lines.select("*", sf.count_if(is_position).over(so_far).alias("span"))
+        .groupBy(*writer, "span")
+        .agg(
+            sf.max("token").alias("reached"),
+            sf.first(
+                sf.when(
+                    is_position,
+                    sf.struct("line_number", "received_ts", "prev_token", "token"),
+                ),
+                ignorenulls=True,
+            ).alias("position"),
         )
     )
 
