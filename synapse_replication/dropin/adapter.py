@@ -2,10 +2,10 @@
 
 Theory of operation: the parts of ``hs`` are requested through its public getters on
 first use, because a homeserver creates its parts on demand, and some of them need the
-command handler in turn. Time comes from the host's clock, background work runs as the
-host's background processes (with its log contexts and metrics, and an end when the host
-shuts down), and rows pass through the host's ``Stream`` classes to its data handler and
-its stores.
+command handler in turn. Time comes from the host's clock. Background work runs in the
+host's background processes, which have log contexts and metrics, and end when the host
+shuts down. Rows pass through the host's ``Stream`` classes to its data handler and its
+stores.
 
 The host is untyped here, because its packages may not be installed.
 """
@@ -42,7 +42,7 @@ class HostClock:
 
     def __init__(self, clock: Any, reactor: Any) -> None:
         self._clock = clock
-        # A simulated reactor keeps the simulated time.
+        # Under a simulated reactor, this is the simulated time.
         self.seconds: Callable[[], float] = reactor.seconds
         self.time_msec: Callable[[], int] = clock.time_msec
         self._duration = _duration_type(clock)
@@ -92,17 +92,18 @@ class _HostDelayedCall:
 class HostRows:
     """The host's data handler, as a :class:`RowSink`.
 
-    The position of one writer can move the token up to which the host's users have seen
-    everything past a row of another writer that this process missed. A user who syncs
-    between that and the row's delivery is never shown the row. Therefore rows of other
-    writers at or below a position are fetched and delivered before it.
+    The host tracks the token up to which its users have seen everything. The position
+    of one writer can advance that token past a row of another writer that this process
+    has not received. A user who syncs before the row is delivered would never be shown
+    the row. Therefore rows of other writers at or below a position are fetched and
+    delivered before the position.
 
-    A position may also be the id of another writer's row, which lies above an id in
-    flight and may not be delivered yet. To the host it would be an id that is
-    finished, and the row that closes the gap would show it. Such a position is held
-    until that row is delivered.
+    A position may also be the id of another writer's row that cannot be delivered yet,
+    because a lower id is in flight. The host would regard that id as finished, and
+    advance its token past the row as soon as the lower id arrives. Such a position is
+    held until the row is delivered.
 
-    :param clock: for how long a false position is suspected to hide rows.
+    :param clock: limits the time for which a false position is suspected to hide rows.
     """
 
     def __init__(self, hs: Any, streams: HostStreams, clock: Clock) -> None:
@@ -110,9 +111,11 @@ class HostRows:
         self._streams = streams.get_streams()
         self._clock = clock
         self._silent = {name: SilentMoves() for name in self._streams}
-        #: By stream: the writer of a held position, the position, whose row it is.
+        #: Held positions, by stream and by the writer that announced the position:
+        #: the position, and the writer of the row with that id.
         self._held: dict[str, dict[str, tuple[int, str]]] = {}
-        #: Up to where rows were fetched before a position of another writer.
+        #: By (stream, writer): the last token that was fetched and delivered because
+        #: of a position of another writer.
         self._fetched: dict[tuple[str, str], int] = {}
 
     async def on_rdata(
@@ -132,17 +135,18 @@ class HostRows:
     async def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        """Record that a writer has nothing more up to ``token``.
+        """Record that a writer has no further rows up to ``token``.
 
-        If it restarted, its source is queried first, as the host does even if there can
-        be no rows, so that the host knows that the writer is running.
+        If the writer of a stream held in memory restarted, query the writer first,
+        although it can have no rows: the host does so, too, to learn that the writer
+        is running.
         """
         stream = self._streams[stream_name]
         current = stream.current_token(instance_name)
         if stream.description.held_in_memory and token < current:
             await stream.get_updates_since(instance_name, current, token)
         else:
-            # A rewind ends at the rows that were delivered ahead of the catch-up.
+            # Do not rewind below the rows that were delivered ahead of a position.
             token = max(token, self._fetched.get((stream_name, instance_name), token))
         owner = None
         behind = stream.writers_behind(instance_name, token)
@@ -186,7 +190,7 @@ class HostRows:
             if owner == instance_name and token <= reached:
                 del held[writer]
                 if token == stream.current_token(writer):
-                    # No row of the writer was delivered beyond.
+                    # Otherwise, a later row of the writer has superseded the position.
                     await self._data_handler.on_position(stream_name, writer, token)
         if not held:
             self._held.pop(stream_name, None)
@@ -194,7 +198,7 @@ class HostRows:
     async def _writer_of(
         self, stream: HostStream, writers: list[str], token: int
     ) -> str | None:
-        """Return which of these writers wrote the row of a token, if one did."""
+        """Return which writer wrote the row of a token; ``None`` if no writer did."""
         for writer in writers:
             if stream.current_token(writer) < token:
                 page = await stream.get_updates_since(writer, token - 1, token)
@@ -207,8 +211,8 @@ class HostRows:
     ) -> bool:
         """Fetch and deliver the rows that a position of another writer reveals.
 
-        No further rows are fetched: above them, an id may be in flight whose row, once
-        committed, would look like a late row.
+        Rows above an id that may be in flight are not delivered: once committed, the
+        row of that id would look like a late row.
 
         :param behind: the writers whose rows are fetched.
         :param instance_name: the writer that announced ``token``.
@@ -225,10 +229,10 @@ class HostRows:
             )
         end = 0
         while end < token or upto < end:
-            # Delivered rows may have advanced it.
+            # Each delivery may have advanced this token.
             seen = max(upto, stream.seen_by_all(instance_name, token))
             if end and upto < end and seen == upto:
-                # An id above it may be in flight.
+                # The id after ``upto`` may be in flight.
                 return False
             upto, end, ends = seen, token, {}
             found: list[tuple[int, str, list[Any]]] = []
@@ -246,7 +250,8 @@ class HostRows:
             found.sort(key=itemgetter(0))
             while upto < end and (upto + 1 == token or upto + 1 in committed):
                 upto += 1
-            # What is beyond the shortest page is read again with the next one.
+            # Rows beyond the end of the shortest page are fetched again in the next
+            # iteration.
             for writer, page_end in ends.items():
                 cursors[writer] = max(cursors[writer], min(page_end, end, upto))
             visible = bisect_right(found, min(upto, end), key=itemgetter(0))
@@ -259,14 +264,14 @@ class HostRows:
     ) -> bool:
         """Deliver rows that were fetched; return whether all could be decoded.
 
-        :param found: the token, the writer and the rows as JSON values.
+        :param found: triples of a token, its writer and its rows as JSON values.
         """
         name, codec = stream.description.name, stream.description.codec
         for token, writer, values in found:
             try:
                 rows = [codec.from_json(value) for value in values]
             except RowDecodeError:
-                # The catch-up of this writer reports it and skips it.
+                # The catch-up of this writer will report and skip the invalid row.
                 return False
             await self.on_rdata(name, writer, token, rows)
             self._fetched[name, writer] = token
@@ -276,8 +281,8 @@ class HostRows:
 class HostCommands:
     """Dispatches commands without rows to the parts of the host.
 
-    Which of them a process has depends on what it is configured to do; a command
-    for a part that it does not have is skipped, as it is for another process.
+    The configuration of a process determines which parts it has. A command for a part
+    that this process lacks is meant for another process, and is skipped.
     """
 
     def __init__(self, hs: Any) -> None:
@@ -345,7 +350,10 @@ class HostCommands:
         device_id: str | None,
         last_seen_ms: int,
     ) -> None:
-        """Record from where a user was last seen, in ms since the epoch."""
+        """Record the address from which a user was last seen.
+
+        :param last_seen_ms: in ms since 1970.
+        """
         if self._runs_background_tasks:
             await self._hs.get_datastores().main.insert_client_ip(
                 user_id, access_token, ip, user_agent, device_id, last_seen_ms
@@ -354,7 +362,7 @@ class HostCommands:
             await self._hs.get_server_notices_sender().on_user_ip(user_id)
 
     def on_remote_server_up(self, server: str) -> None:
-        """Retry a remote server, which is reachable again."""
+        """Retry a remote server that is reachable again."""
         self._hs.get_notifier().notify_remote_server_up(server)
 
     def on_lock_released(
@@ -379,10 +387,10 @@ class HostCommands:
         return None if cancel is None else _awaitable(cancel(task_id))
 
     def on_remove_pusher(self, app_id: str, push_key: str, user_id: str) -> None:
-        """Ignore it: only older peers send it."""
+        """Ignore the command: only older peers send it."""
 
     def on_invalidate_cache(self, cache_func: str, keys: list[Any] | None) -> None:
-        """Ignore it: only older peers send it."""
+        """Ignore the command: only older peers send it."""
 
 
 def _awaitable(result: Any) -> Awaitable[None] | None:
@@ -392,8 +400,8 @@ def _awaitable(result: Any) -> Awaitable[None] | None:
 class SynapseHost:
     """A :class:`ReplicationHost` on a homeserver object ``hs``.
 
-    :ivar hooks: lets code subscribe to what happens.
-    :ivar processes: the background processes in which replication works.
+    :ivar hooks: delivers replication events to subscribed callbacks.
+    :ivar processes: the pool of background processes for replication work.
     """
 
     def __init__(self, hs: Any, hooks: ReplicationHooks) -> None:

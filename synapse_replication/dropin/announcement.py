@@ -28,8 +28,9 @@ def prepare(parts: Sequence[str], version: str | None, problem: str | None) -> N
     _lines[:] = [
         (
             logging.INFO,
-            f"Replication of this process is synapse_replication {__version__} instead "
-            f"of Synapse's own; parts: {', '.join(parts)}; Synapse {version}",
+            f"This process replicates with synapse_replication {__version__} instead "
+            f"of Synapse's own code; replaced parts: {', '.join(parts)}; "
+            f"Synapse {version}",
         )
     ]
     if problem is not None:

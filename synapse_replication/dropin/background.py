@@ -1,9 +1,9 @@
 """Long-lived background processes of the host, each for one kind of short work.
 
 Theory of operation: the host spends 25 to 50 µs on a background process: a log context,
-metrics, a span. Handling a row takes less. So a background process that has finished
-its work waits for more of the same kind, which then uses the same log context. It waits
-without a timer, until the host shuts down.
+metrics, a span. Handling a row takes less than that. A background process that has
+finished its work therefore waits for further work of the same kind, which then runs in
+the same log context. It waits without a timeout, until the host shuts down.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from synapse_replication.dropin.bridges import make_yieldable
 
 __all__ = ["MAX_IDLE", "BackgroundProcessPool"]
 
-#: The most background processes of one kind that wait. Further ones end.
+#: The maximum number of waiting background processes of one kind; further ones end.
 MAX_IDLE = 2
 
 _Function = Callable[[], Awaitable[Any]]
 
 
 class _Work:
-    """A piece of work, which can be awaited by the host's rule of log contexts."""
+    """A piece of work; awaiting it follows the host's rules for log contexts."""
 
     __slots__ = ("_is_done", "_waiters", "description", "func")
 
@@ -39,22 +39,23 @@ class _Work:
         if not self._is_done:
             waiter: Deferred[None] = Deferred()
             self._waiters.append(waiter)
-            # Not earlier: this suspends the log context until the work has ended.
+            # Call make_yieldable() only if the caller has to wait: it suspends the
+            # caller's log context until the work has ended.
             yield from make_yieldable(waiter).__await__()
 
     def finish(self) -> list[Deferred[None]]:
-        """Mark the work as done, and return what must be fired."""
+        """Mark the work as done, and return the Deferreds to fire."""
         self._is_done = True
         return self._waiters
 
 
 class BackgroundProcessPool:
-    """Runs work in background processes of the host, which are used again.
+    """Runs work in background processes of the host, and reuses them.
 
     Use it in the reactor's thread only.
 
     :param run: starts a background process: ``run(description, func)``. The host logs
-        the exception that ends one.
+        an exception that ends the process.
     """
 
     def __init__(self, run: Callable[[str, _Function], Deferred[Any]]) -> None:
@@ -68,12 +69,12 @@ class BackgroundProcessPool:
         """Start ``func``, synchronously up to its first await, in its own log context.
 
         :param description: the name of the log context.
-        :return: to be awaited for the end of ``func``, which never raises here.
+        :return: an awaitable that resolves when ``func`` has ended, and never raises.
         """
         work = _Work(description, func)
         idle = self._idle.get(description)
         if not idle:
-            # The process must not keep its first work alive.
+            # Remove the work from the list, or the process would keep it alive.
             first = [work]
             self._run(description, lambda: self._repeat(first.pop()))
             return work
@@ -82,13 +83,13 @@ class BackgroundProcessPool:
         if context.current_context() is context.SENTINEL_CONTEXT:
             process.callback(work)
         else:
-            # The process sets its own log context, and leaves none.
+            # The process sets its own log context, and clears it when it waits or ends.
             with context.PreserveLoggingContext():
                 process.callback(work)
         return work
 
     def stop(self) -> None:
-        """End the waiting processes, and let no other wait."""
+        """End the waiting processes now, and the others when their work is done."""
         self._is_stopped = True
         for idle in self._idle.values():
             while idle:

@@ -7,9 +7,10 @@ passes requests with ``backlog=1``, and ``GET .../status``, to this package's
 available at the same address as the host's own rows, with the same
 ``worker_replication_secret``.
 
-A process has a backlog only if it has such a listener, and announces it to its peers.
-Readers request rows from such a writer before they query the database. Its address is
-in the host's ``instance_map``: a port, with the host's TLS policy, or a Unix socket.
+Only a process with such a listener has a backlog; it announces the backlog to its
+peers. Readers request rows from such a writer before they query the database. The
+writer's address comes from the host's ``instance_map``: a host and port, with the
+host's TLS policy, or a Unix socket.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ BYTES = "SYNAPSE_REPLICATION_BACKLOG_BYTES"
 
 #: The key of the main process in ``instance_map``.
 _MAIN_IN_MAP = "main"
-#: A host's TLS policy requires a port, although certificates do not depend on it.
+#: The host's TLS policy is requested with a port, which has no effect on certificates.
 _ANY_PORT = 443
 
 
@@ -62,7 +63,7 @@ _ANY_PORT = 443
 
 
 def with_backlog(original: Any) -> Any:
-    """Extend the class that a host mounts at its replication path."""
+    """Return a subclass of the class that a host mounts at its replication path."""
 
     class ReplicationRestResource(original):  # type: ignore[misc]
         """The host's resource, which also serves the backlog and the status."""
@@ -75,12 +76,12 @@ def with_backlog(original: Any) -> Any:
             self._our_resource: ReplicationResource | None = None
 
         def render(self, request: Any) -> Any:
-            asks_status = request.postpath == [b"status"]
-            if asks_status or request.args.get(b"backlog") == [b"1"]:
+            is_status = request.postpath == [b"status"]
+            if is_status or request.args.get(b"backlog") == [b"1"]:
                 if self._our_resource is None:
                     self._our_resource = _make_resource(self._backlog_hs)
                 ours = self._our_resource
-                if ours is not None and (asks_status or ours.has_backlog):
+                if ours is not None and (is_status or ours.has_backlog):
                     return ours.render(request)
             return super().render(request)
 
@@ -173,7 +174,7 @@ class _Writers:
         from_token: int,
         upto_token: int,
     ) -> StreamUpdateResult:
-        """Request rows from one writer, without retries: an :data:`AskBacklog`."""
+        """Request rows from one writer, without retries, as an :data:`AskBacklog`."""
         if self._client is None:
             self._client = self._make_client()
         asking = self._client.get_backlog(
@@ -185,14 +186,14 @@ class _Writers:
         hs = self._hs
         reactor, worker = hs.get_reactor(), hs.config.worker
         locations = instance_locations(worker.instance_map)
-        # The policy of the host's own requests to its processes.
+        # The TLS policy that the host uses for requests between its instances.
         policy = hs.get_http_client_context_factory()
         agent, pool = make_agent(
             reactor,
             locations,
             lambda host: policy.creatorForNetloc(host.encode("ascii"), _ANY_PORT),
         )
-        # For a host that shuts down while its reactor keeps running.
+        # A host may shut down while its reactor keeps running.
         hs.register_sync_shutdown_handler(
             phase="during",
             eventType="shutdown",
@@ -211,10 +212,10 @@ def instance_locations(instance_map: Mapping[str, Any]) -> dict[str, InstanceLoc
     """Return the addresses in a host's ``instance_map``, by instance name."""
     return {
         MAIN_INSTANCE if name == _MAIN_IN_MAP else name: InstanceLocation(
-            getattr(place, "host", None),
-            getattr(place, "port", None),
-            getattr(place, "tls", False),
-            getattr(place, "path", None),
+            getattr(location, "host", None),
+            getattr(location, "port", None),
+            getattr(location, "tls", False),
+            getattr(location, "path", None),
         )
-        for name, place in instance_map.items()
+        for name, location in instance_map.items()
     }

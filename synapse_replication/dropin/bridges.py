@@ -37,15 +37,15 @@ __all__ = [
     "ForeignConnection",
     "ForeignHandler",
     "as_connection_handler",
-    "installed",
+    "host_attribute",
     "make_yieldable",
 ]
 
 T = TypeVar("T")
 
 
-def installed(module: str, name: str) -> Any:
-    """Return the current value of a name of the host: the replacement, if replaced."""
+def host_attribute(module: str, name: str) -> Any:
+    """Return what a name of the host refers to: its replacement, if it was replaced."""
     return getattr(importlib.import_module(f"synapse.replication.tcp.{module}"), name)
 
 
@@ -59,7 +59,7 @@ def make_yieldable(deferred: Deferred[T]) -> Deferred[T]:
 class ForeignConnection:
     """Adapts a host's connection, which sends single commands.
 
-    The host's connection requests positions itself when it is up.
+    The host's connection requests positions itself once it is established.
     """
 
     relays = False
@@ -87,7 +87,7 @@ class ForeignHandler:
 
     :param original: the host's handler.
     :param run_as_background_process: runs the awaitable that a command returns.
-    :param observer: receives failures.
+    :param observer: receives the failures of the handler.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class ForeignHandler:
         try:
             # The handler may require a command of the host's own class. The host may
             # reject a line or a row that this package accepts.
-            parse = installed("commands", "parse_command_from_line")
+            parse = host_attribute("commands", "parse_command_from_line")
             waiting = method(connection, parse(line.decode()))
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             shown = error if ours is None else without_secrets(error, ours)

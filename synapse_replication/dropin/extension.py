@@ -5,8 +5,8 @@ the command handler and used by the subscription, if both are replaced. Its epoc
 host's instance id, which is random and differs at each start. Stock processes do not
 subscribe to the extension's channel.
 
-Rows that it reports as sent are retained in a backlog, if peers can request them: see
-``backlogs.py``.
+The extension retains the rows that were sent in a backlog, if peers can request them:
+see ``backlogs.py``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def make_extension(
     """Return the extension of a homeserver; ``None`` if it is disabled.
 
     :param epochs: the epochs of peers, which the extension records.
-    :param backlog: retains sent rows; ``None`` if peers cannot request them.
+    :param backlog: the backlog of sent rows; ``None`` if peers cannot request them.
     """
     if not is_turned_on():
         return None

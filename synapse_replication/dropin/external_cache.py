@@ -24,13 +24,14 @@ logger = logging.getLogger(__name__)
 class ExternalCache:
     """A cache of small values in Redis, which all processes share.
 
-    If Redis fails, the cache is empty, and the host continues without it.
+    If Redis fails, a read returns ``None``, a write is logged and omitted, and the host
+    continues without the cache.
     """
 
     def __init__(self, hs: Any) -> None:
         factory = None
         if hs.config.redis.redis_enabled:
-            # txredisapi has no public name for it.
+            # txredisapi has no public attribute for the factory.
             factory = hs.get_outbound_redis_connection()._factory
         self._cache = external_cache.ExternalCache(
             factory, hs.get_reactor(), observer_of(hs)
@@ -59,7 +60,10 @@ class ExternalCache:
 
 
 def _in_sentinel_context(coroutine: Coroutine[Any, Any, T]) -> Deferred[T]:
-    """Run a coroutine that ignores log contexts, and resume in the caller's context."""
+    """Run a coroutine that ignores log contexts.
+
+    :return: a Deferred whose awaiting caller resumes in its own log context.
+    """
     context = importlib.import_module("synapse.logging.context")
     with context.PreserveLoggingContext():
         waiting = Deferred.fromCoroutine(coroutine)

@@ -12,7 +12,7 @@ from synapse_replication.dropin.adapter import SynapseHost
 from synapse_replication.dropin.backlogs import make_backlog, make_partial_resync
 from synapse_replication.dropin.bridges import (
     ForeignConnection,
-    installed,
+    host_attribute,
     make_yieldable,
 )
 from synapse_replication.dropin.extension import make_extension
@@ -32,15 +32,15 @@ __all__ = ["ReplicationCommandHandler"]
 
 #: The timeout for connecting to Redis, in s.
 _CONNECT_TIMEOUT = 30.0
-#: The most time that each step may take when the host shuts down, in s.
+#: The timeout of each step of the shutdown, in s.
 _DRAIN_TIMEOUT = 5.0
 
 
 class ReplicationCommandHandler(handler.ReplicationCommandHandler):
     """Receives commands from all connections, and sends to all of them.
 
-    Besides this package's connections it accepts any object with ``send_command`` that
-    calls ``on_<COMMAND>(connection, command)`` for each received command.
+    It accepts this package's connections, and any other object with ``send_command``
+    that calls ``on_<COMMAND>(connection, command)`` for each received command.
 
     :ivar host: the adapter of ``hs`` for the streamer.
     :ivar backlog: the recently sent rows; ``None`` if peers cannot request them.
@@ -78,7 +78,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         if not config.redis_enabled:
             return
         outbound = hs.get_outbound_redis_connection()
-        factory = installed("redis", "RedisDirectTcpReplicationClientFactory")(
+        factory = host_attribute("redis", "RedisDirectTcpReplicationClientFactory")(
             hs, outbound, channel_names=list(channels)
         )
         reactor = hs.get_reactor()
@@ -89,7 +89,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
                 config.redis_host,
                 config.redis_port,
                 factory,
-                installed("context", "ClientContextFactory")(config),
+                host_attribute("context", "ClientContextFactory")(config),
                 timeout=_CONNECT_TIMEOUT,
                 bindAddress=None,
             )
@@ -110,22 +110,23 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
             "shutdown",
             lambda: Deferred.fromCoroutine(self._stop(factories)),
         )
-        # Called if the host shuts down while its reactor keeps running; it must not
-        # wait. If the reactor stops, everything has been done before this phase.
+        # The host calls this if it shuts down while its reactor keeps running; the
+        # function must not wait. If the reactor stops, _stop() has run before this
+        # phase, and nothing is left to do.
         hs.register_sync_shutdown_handler(
             phase="during",
             eventType="shutdown",
-            shutdown_func=partial(self._stop_at_once, factories, trigger),
+            shutdown_func=partial(self._stop_without_waiting, factories, trigger),
         )
 
-    def _stop_at_once(self, factories: Sequence[Any], trigger: Any) -> None:
+    def _stop_without_waiting(self, factories: Sequence[Any], trigger: Any) -> None:
         """Flush and close the connections to Redis, without waiting."""
         if self._is_stopping:
             return
         self._is_stopping = True
         self._hs.get_reactor().removeSystemEventTrigger(trigger)
         monitoring_of(self._hs).stop()
-        self._say_goodbye()
+        self._stop_sending()
         for factory in factories:
             close(factory)
 
@@ -137,10 +138,10 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         spans_sent = monitoring_of(self._hs).stop()
         streamer = self._hs.get_replication_streamer()
         if isinstance(streamer, ReplicationStreamer):
-            await self._in_time(Deferred.fromCoroutine(streamer.stop()))
-        # Let other parts of the host send during their shutdown.
+            await self._wait_for(Deferred.fromCoroutine(streamer.stop()))
+        # Yield, so that other parts of the host can send during their shutdown.
         await self.host.clock.sleep(0)
-        self._say_goodbye()
+        self._stop_sending()
         closed = []
         for factory in factories:
             if factory.pool and factory.connector is not None:
@@ -148,15 +149,15 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
             close(factory)
         if spans_sent is not None:
             closed.append(spans_sent)
-        await self._in_time(DeferredList(closed))
+        await self._wait_for(DeferredList(closed))
 
-    def _say_goodbye(self) -> None:
+    def _stop_sending(self) -> None:
         if self.extension is not None:
             self.extension.stop()
         self.drop_unsent()
         self.host.processes.stop()
 
-    async def _in_time(self, deferred: Deferred[Any]) -> None:
+    async def _wait_for(self, deferred: Deferred[Any]) -> None:
         deferred.addTimeout(_DRAIN_TIMEOUT, self._hs.get_reactor())
         try:
             await make_yieldable(deferred)
@@ -228,7 +229,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         return super().on_REPLICATE(self._known(connection), command)
 
     def on_POSITION(self, connection: Any, command: PositionCommand) -> Any:
-        """Compare a writer's position with the delivered one."""
+        """Compare a writer's position with the delivered position."""
         # The command is of the host's own class if the part "commands" is not replaced.
         position = PositionCommand(
             command.stream_name,

@@ -1,11 +1,11 @@
 """The replacement for ``synapse.storage.util.id_generators``.
 
-Theory of operation: the host supplies an open connection for the start, and its pool
-for later. With PostgreSQL, this package's generator is used unchanged. With SQLite
-there is one process and no sequence, so ids are counted from the greatest in the
-tables.
+Theory of operation: the host supplies an open connection for the constructor, and its
+connection pool for later transactions. With PostgreSQL, this package's generator is
+used unchanged. With SQLite there is one process and no sequence, so ids are counted
+from the greatest id in the tables.
 
-Transactions run as background processes of the host, because one may serve several
+Transactions run in a log context of their own, because a transaction may serve several
 callers, and may outlive the request that started it.
 """
 
@@ -36,7 +36,8 @@ __all__ = ["HostDatabase", "MultiWriterIdGenerator"]
 
 T = TypeVar("T")
 
-#: The host's names for this package's transactions: its metrics and tests use them.
+#: The host's names for this package's transactions: the host's metrics and tests use
+#: them.
 _HOST_DESCRIPTIONS = {
     "get_next_ids": "_load_next_mult_id",
     "persist_position": "MultiWriterIdGenerator._update_table",
@@ -51,8 +52,8 @@ class HostDatabase:
     def __init__(self, db: Any, server_name: str) -> None:
         self._db = db
         self._context = importlib.import_module("synapse.logging.context")
-        #: The log context of all transactions. The one of a caller cannot be used,
-        #: because a transaction serves several callers.
+        #: The log context of all transactions. A caller's log context cannot be used,
+        #: because a transaction may serve several callers.
         self._own = self._context.LoggingContext(
             name="replication_ids", server_name=server_name
         )
@@ -75,11 +76,12 @@ class HostDatabase:
                 )
             except Exception:  # noqa: BLE001 -- passed to the caller
                 outcome = Failure()  # type: ignore[no-untyped-call]
-            # Leave no log context to the caller, who resumes in a context of its own.
+            # Clear the log context: the caller restores its own when it resumes.
             self._context.set_current_context(self._context.SENTINEL_CONTEXT)
             result.callback(outcome)
 
-        # A background process of the host would cost as much as the transaction.
+        # Do not start a background process of the host: it would cost as much as the
+        # transaction.
         previous = self._context.set_current_context(self._own)
         try:
             Deferred.fromCoroutine(run())
@@ -114,7 +116,8 @@ class _SqliteCursor:
 def _position_gauge(stream_name: str, server_name: str) -> Any:
     """Return the host's gauge of a stream's position; ``None`` if it has none.
 
-    Older hosts lack the metric; the observer then updates one of the same name.
+    Older hosts lack the metric; the observer then updates this package's metric of the
+    same name.
     """
     gauge = getattr(
         importlib.import_module("synapse.storage.util.id_generators"),
@@ -125,7 +128,7 @@ def _position_gauge(stream_name: str, server_name: str) -> Any:
 
 
 class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
-    """Allocates a stream's ids, and tracks which are complete.
+    """Allocates a stream's ids, and tracks which of them are finished.
 
     :param db_conn: an open connection, used only by the constructor.
     :param db: the host's pool.
@@ -190,12 +193,12 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         self._report_position()
 
     def _have_finished(self) -> Deferred[None]:
-        kept = super()._have_finished()
+        persisted = super()._have_finished()
         self._report_position()
-        return kept
+        return persisted
 
     def _report_position(self) -> None:
-        # The metric is positive for streams that count down, too.
+        # The metric is positive even for streams that count down.
         if self._gauge is not None:
             self._gauge.set(abs(self.get_current_token()))
 
@@ -226,13 +229,13 @@ def _load_positions(
                 cursor,
                 stream,
                 instance_name,
-                # As the host itself does with every sequence when it starts.
+                # When the host starts, it raises each sequence to its tables, too.
                 raise_to_tables=True,
                 positions_type=HostPositions,
             )
         return _load_from_tables(cursor, stream, instance_name)
     except SequenceBehindError as error:
-        # The class that the host reports at startup.
+        # The host reports an error of this class at startup, and exits.
         raise importlib.import_module("synapse.storage.engines").IncorrectDatabaseSetup(
             str(error)
         ) from error

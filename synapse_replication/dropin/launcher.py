@@ -40,7 +40,7 @@ DISTRIBUTION = "matrix-synapse"
 def choose(only: Iterable[str], excepted: Iterable[str]) -> tuple[Substitution, ...]:
     """Return the substitutions of the selected parts.
 
-    :param only: the parts; all if empty.
+    :param only: the parts to replace; all if empty.
     :param excepted: the parts that are not replaced.
     :raises SubstitutionError: if a part does not exist, or no part is selected.
     """
@@ -68,9 +68,11 @@ def version_problem(version: str | None) -> str | None:
     """Return why a version is not a tested one; ``None`` if it is."""
     proven = ", ".join(PROVEN_VERSIONS)
     if version is None:
-        return f"{DISTRIBUTION} is not installed beside {sys.executable}"
+        return f"{DISTRIBUTION} is not installed in the environment of {sys.executable}"
     if version not in PROVEN_VERSIONS:
-        return f"{DISTRIBUTION} {version} was not tested; the tested are {proven}"
+        return (
+            f"{DISTRIBUTION} {version} was not tested; the tested versions are {proven}"
+        )
     return None
 
 
@@ -104,12 +106,14 @@ def prepare(
 
     :param substitutions: the names to replace.
     :param module: the module to run, as ``sys.argv[0]``.
-    :param arguments: the rest of ``sys.argv``.
+    :param arguments: the arguments of the module, as ``sys.argv[1:]``.
     :param extension: whether to use the extension.
-    :param backlog_rows: the most rows in the backlog of each stream.
-    :param backlog_bytes: the most bytes in the backlog of each stream.
-    :param plausible_distance: the most ids that a position may exceed its sequence by.
-    :param hooks: dotted names of functions that subscribe to hooks.
+    :param backlog_rows: the maximum number of rows in the backlog of each stream.
+    :param backlog_bytes: the maximum size of the backlog of each stream, in bytes.
+    :param plausible_distance: the maximum number of ids by which a plausible position
+        exceeds its sequence.
+    :param hooks: dotted names of functions that subscribe to hooks, separated by
+        commas.
     :param tracing_endpoint: the URL of a collector of spans; empty for none.
     :raises SubstitutionError: if the installed Synapse differs from the table.
     :raises HooksNotFoundError: if a function that subscribes to hooks cannot be
@@ -119,10 +123,10 @@ def prepare(
     installed = installed_version()
     parts = dict.fromkeys(known.part for known in substitutions)
     announcement.prepare(list(parts), installed, version_problem(installed))
-    # As `python -m` does: the working directory comes first.
+    # `python -m` puts the working directory first, too.
     sys.path.insert(0, os.getcwd())
     load_hooks(hooks)
-    # In the environment, so that processes which the module starts inherit them.
+    # Use the environment, so that processes started by the module inherit the settings.
     os.environ[ENVIRONMENT] = "true" if extension else "false"
     os.environ[ROWS] = str(backlog_rows)
     os.environ[BYTES] = str(backlog_bytes)

@@ -1,12 +1,13 @@
 """The monitoring of replication inside a host: status, hooks, systemd and spans.
 
-Theory of operation: each homeserver object has one :class:`Monitoring`, created when
-the first replaced part reports an event. It owns the observers. Once replication
-has started it also checks the status every few seconds, as a stand-alone process does:
-it logs stalled writers, calls hooks, notifies systemd and feeds its watchdog. The host
-itself reports readiness, reloads and stops to systemd.
+Theory of operation: each homeserver object has one :class:`Monitoring`, created when a
+replaced part first requests it. It owns the observers. Once replication has started, it
+checks the status every few seconds, as a stand-alone process does: it logs stalled
+writers, calls hooks, and notifies systemd and its watchdog. The host itself reports
+readiness, reloads and stops to systemd.
 
-It has no reference to the homeserver, which is its key in a weak dictionary.
+A weak dictionary maps the homeserver to its monitoring, which therefore has no
+reference to the homeserver.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from synapse_replication.app.systemd import (
 from synapse_replication.app.tracing_export import SpanExport
 from synapse_replication.config.tracing import TracingConfig, traces_url
 from synapse_replication.dropin.adapter import HostClock, SynapseHost
-from synapse_replication.dropin.bridges import installed
+from synapse_replication.dropin.bridges import host_attribute
 from synapse_replication.dropin.logs import StandardLogger
 from synapse_replication.dropin.streams import declared_writers
 from synapse_replication.errors import HooksNotFoundError, SupervisorError
@@ -92,7 +93,7 @@ class Monitoring:
         self._spans = SpanExport(tracing, server_name, instance_name)
         observers = [self.status, self.hooks, LoggingObserver(logger), self.metrics]
         if tracing is not None:
-            # A span that is not exported still costs 4 us per background process.
+            # Even a span that is not exported costs 4 µs per background process.
             observers.append(TracingObserver(self._spans.tracer, server_name))
         self.observer: ReplicationObserver = CompositeObserver(observers)
         self._logger = logger
@@ -105,7 +106,7 @@ class Monitoring:
         """Start the periodic checks; called when replication starts.
 
         :param handler: the command handler of the homeserver.
-        :param host: the host that is passed to functions that subscribe to hooks.
+        :param host: passed to the functions that subscribe to hooks.
         """
         for subscribe in load_hooks(os.environ.get(HOOKS, "")):
             subscribe(host, {})
@@ -170,7 +171,7 @@ def load_hooks(names: str) -> list[Callable[[Any, dict[str, Any]], object]]:
     """Import the functions that subscribe to hooks.
 
     :param names: dotted names, separated by commas.
-    :raises HooksNotFoundError: if one cannot be imported.
+    :raises HooksNotFoundError: if one of the functions cannot be imported.
     """
     found = []
     for name in filter(None, map(str.strip, names.split(","))):
@@ -195,7 +196,7 @@ def _expected_writers(worker_config: Any) -> list[tuple[str, str]]:
 
 
 def _links_are_ours() -> bool:
-    factory = installed("redis", "RedisDirectTcpReplicationClientFactory")
+    factory = host_attribute("redis", "RedisDirectTcpReplicationClientFactory")
     return getattr(factory, "__module__", "").startswith("synapse_replication.")
 
 

@@ -1,10 +1,10 @@
-"""The observer of a host: it writes to the host's logs and metrics.
+"""The observer of a host, which writes to the host's logs and metrics.
 
-Theory of operation: metrics that the host already defines, with the names that its
-dashboards use, are updated as they are. Gauges that call a function of the replaced
-code when they are read are removed from the registry, and this package registers its
-own metrics under their names. A process may contain several homeserver objects (the
-host's tests do); each has an observer of its own, which lives as long as it.
+Theory of operation: metrics that the host already defines are updated in place, because
+its dashboards use their names. A gauge that calls a function of the replaced code when
+it is read is removed from the registry, and this package registers its own metric under
+that name. A process may contain several homeserver objects (the host's tests create
+them); each has an observer of its own, which lives as long as the homeserver.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "watch_backlog",
 ]
 
-#: Modules of the host that define metrics whose names this package uses, too.
+#: Modules of the host that define metrics whose names this package also uses.
 _MODULES = (
     "synapse.replication.tcp.protocol",
     "synapse.replication.tcp.handler",
@@ -94,10 +94,10 @@ def host_metrics() -> ReplicationMetrics:
 def adopt_metrics(
     namespace: Mapping[str, Any], registry: CollectorRegistry
 ) -> dict[str, Any]:
-    """Return a module's metrics that have names of this package's metrics, by name.
+    """Return those metrics of a module whose names this package uses, by name.
 
-    Gauges that call a function are removed from the registry instead, because the code
-    that they call is not running.
+    A gauge that calls a function is removed from the registry instead, because the code
+    that it calls is not running.
     """
     names = {definition.name for definition in METRICS}
     found = {}

@@ -1,6 +1,6 @@
-"""Positions of writers, with the rules of a host where they differ.
+"""Positions of writers, with the host's rules where they differ from this package's.
 
-The rules were determined by driving the installed package with a real sequence.
+The rules were determined by driving an installed Synapse with a real sequence.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class HostPositions(WriterPositions):
     - A stream without rows is at position 1, and the id 1 is usable: the host's own
       sequences begin at 2, so a sequence that returns 1 is not used for replication.
     - While ids of this process are in flight, finished ids of other writers do not
-      advance its announced position. This is slower than this package's own rule, and
-      as safe.
+      advance its announced position. This announces later than this package's own
+      rule, and is equally safe.
     """
 
     _first_is_taken = False

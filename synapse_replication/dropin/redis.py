@@ -2,9 +2,9 @@
 
 Theory of operation: the host opens one outbound connection, for publishing and for its
 cache, and passes it to the factory of the subscription. If this part is replaced, both
-come from this package: commands that the subscription sends are pipelined through the
-outbound connection's sender, and the extension's channel is subscribed to if the
-command handler is replaced, too.
+connections come from this package. The subscription then sends its commands through the
+outbound connection's sender, which pipelines them. It also subscribes to the channel of
+the extension if the command handler is replaced, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import txredisapi
 
-from synapse_replication.dropin.bridges import as_connection_handler, installed
+from synapse_replication.dropin.bridges import as_connection_handler, host_attribute
 from synapse_replication.dropin.extension import extension_of
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.redis.sender import RedisSender
@@ -57,7 +57,7 @@ class SynapseRedisFactory(SenderFactory):
         def announce(lost: int) -> None:
             hs.get_replication_command_handler().send_positions_to_connection()
 
-        def greet() -> None:
+        def resume_extension() -> None:
             extension = extension_of(hs.get_replication_command_handler())
             if extension is not None:
                 extension.sending_resumed()
@@ -77,7 +77,11 @@ class SynapseRedisFactory(SenderFactory):
             observer=observer,
             name="redis_out",
             sender=RedisSender(
-                reactor, observer, "redis_out", announce, on_connected=greet
+                reactor,
+                observer,
+                "redis_out",
+                announce,
+                on_connected=resume_extension,
             ),
         )
 
@@ -86,7 +90,7 @@ class RedisDirectTcpReplicationClientFactory(SubscriberFactory):
     """The reconnecting factory of the subscription.
 
     :param outbound_redis_connection: the connection on which commands are published.
-    :param channel_names: further channels, by the part after ``<server_name>/``.
+    :param channel_names: the names of further channels, without ``<server_name>/``.
     """
 
     def __init__(
@@ -162,7 +166,7 @@ def lazyConnection(
     )
     reactor = hs.get_reactor()
     if hs.config.redis.redis_use_tls:
-        context = installed("context", "ClientContextFactory")(hs.config.redis)
+        context = host_attribute("context", "ClientContextFactory")(hs.config.redis)
         reactor.connectSSL(
             host, port, factory, context, timeout=_CONNECT_TIMEOUT, bindAddress=None
         )
@@ -197,7 +201,7 @@ def _outbound(
     password: str | None,
     reply_timeout: float,
 ) -> SynapseRedisFactory:
-    factory: SynapseRedisFactory = installed("redis", "SynapseRedisFactory")(
+    factory: SynapseRedisFactory = host_attribute("redis", "SynapseRedisFactory")(
         hs,
         uuid=uuid,
         dbid=dbid,
@@ -210,7 +214,7 @@ def _outbound(
     )
     if not reconnect:
         factory.stopTrying()
-    # For a host that shuts down without having started replication.
+    # The host may shut down before it has started replication.
     hs.register_sync_shutdown_handler(
         phase="during", eventType="shutdown", shutdown_func=partial(close, factory)
     )

@@ -8,7 +8,7 @@ from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import ServerFactory
 from typing_extensions import override
 
-from synapse_replication.dropin.bridges import installed
+from synapse_replication.dropin.bridges import host_attribute
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.sending import streamer
 
@@ -22,7 +22,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
 
     def __init__(self, hs: Any) -> None:
         self._hs = hs
-        self._protocol = installed("protocol", "ServerReplicationStreamProtocol")
+        self._protocol = host_attribute("protocol", "ServerReplicationStreamProtocol")
         self._handler = hs.get_replication_command_handler()
         # Create the streamer, so that rows are sent as soon as a client connects.
         hs.get_replication_streamer()

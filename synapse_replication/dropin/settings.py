@@ -1,4 +1,4 @@
-"""Settings of a homeserver's process, which ``exec`` hands over in its environment."""
+"""Settings of a homeserver's process, which ``exec`` passes in its environment."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 
 __all__ = ["DISTANCE", "plausible_distance", "whole_number"]
 
-#: The environment variable for the distance beyond its sequence up to which a position
-#: is believed.
+#: The environment variable with the maximum number of ids by which a plausible position
+#: exceeds its sequence.
 DISTANCE = "SYNAPSE_REPLICATION_PLAUSIBLE_DISTANCE"
 
 
@@ -22,12 +22,15 @@ def whole_number(variable: str, default: int) -> int:
     value = os.environ.get(variable, str(default))
     if not (value.isascii() and value.isdigit()):
         raise StreamConfigurationError(
-            f"{variable} is {value!r}: set it to a whole number, 0 or more, or not at "
-            f"all for {default}"
+            f"{variable} is {value!r}: set it to a whole number of 0 or more, or unset "
+            f"it to use the default, {default}"
         )
     return int(value)
 
 
 def plausible_distance() -> int:
-    """Return how many ids beyond its sequence a position is believed."""
+    """Return how many ids a plausible position may be beyond its sequence, at most.
+
+    :raises StreamConfigurationError: if the environment variable is not a whole number.
+    """
     return whole_number(DISTANCE, PLAUSIBLE_DISTANCE)

@@ -6,10 +6,10 @@ come from the registry of standard streams.
 
 The token up to which this process has received another writer's rows is recorded here,
 per writer, and not read from the host. The host's own value is at least the position
-that *all* writers have reached together. An announcement by a second writer moves it
-past a row of the first that this process never received, and the first writer's
-POSITION would then look redundant. The host's value is only the baseline: it is read
-once, before any row or POSITION can be delivered, when no cache can be stale.
+that *all* writers have reached together. An announcement by one writer can advance that
+value past a row of another writer that this process never received, and the other
+writer's POSITION would then look redundant. The host's value is only the baseline: it
+is read once, before any row or POSITION can be delivered, when no cache can be stale.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from synapse_replication.streams.stream import StreamDescription, StreamUpdateRe
 
 __all__ = ["HostRowCodec", "HostStream", "HostStreams"]
 
-#: No instance has this name. For it, the host returns the position that all writers
-#: have reached together.
+#: A name that no instance has. For an unknown name, the host returns the position that
+#: all writers have reached together.
 _UNKNOWN_WRITER = ""
 
 
@@ -61,7 +61,7 @@ class HostRowCodec(RowCodec[Any]):
     def from_json(self, value: Any) -> Any:
         """Return the row for a JSON value.
 
-        :raises RowDecodeError: if it is not a row of this stream.
+        :raises RowDecodeError: if ``value`` is not a row of this stream.
         """
         try:
             return self._parse_row(value)
@@ -80,11 +80,11 @@ class HostStream:
     :param instance_name: the name of this process.
     :param writers: the declared writers; none if every instance may write.
     :param trusts_ids: whether the host's ids come from this package's generator, so
-        that its answers about local updates are correct.
-    :param ids: the generator of the stream's ids, if it is this package's and has a
-        sequence.
-    :param plausible_distance: the most ids by which a plausible position exceeds the
-        known ones.
+        that the host's answers about local updates are correct.
+    :param ids: the generator of the stream's ids, if it belongs to this package and has
+        a sequence; otherwise ``None``.
+    :param plausible_distance: the maximum number of ids by which a plausible position
+        exceeds the last known id.
     :ivar original: the host's own object.
     """
 
@@ -141,8 +141,9 @@ class HostStream:
     def advance(self, instance_name: str, token: int, *, is_position: bool) -> bool:
         """Record that the rows of a writer up to ``token`` were delivered.
 
-        :param is_position: whether the writer announced the token; then it may be lower
-            than before, because the writer restarted or a greater one was false.
+        :param is_position: whether the writer announced the token as its position. A
+            position may be lower than the recorded one, because the writer restarted
+            or the recorded one was false.
         :return: ``False`` for a row at or below the writer's position.
         """
         if self._received is None:
@@ -156,8 +157,9 @@ class HostStream:
         """Return the writers whose rows a position of another writer may reveal.
 
         The host treats an announced position as a finished token, whichever instance
-        wrote its rows, and moves the token up to which its users have seen everything.
-        Rows of these writers may be at or below that token and not yet received.
+        wrote its rows, and advances the token up to which its users have seen
+        everything. This process may not have received all rows of these writers at or
+        below that token.
         """
         received = self._received
         if not received or token <= int(self.original.current_token(_UNKNOWN_WRITER)):
@@ -175,7 +177,7 @@ class HostStream:
         return self._writers
 
     def seen_by_all(self, instance_name: str, token: int) -> int:
-        """Return the token that every writer has reached once a position is recorded.
+        """Return the token that all writers will have reached with a new position.
 
         The host shows its users everything up to that token, and beyond it as long as
         each id is known to be finished.
@@ -193,7 +195,7 @@ class HostStream:
         """Return the position that this process, as a writer, may announce.
 
         If this package's generator supplies the ids, the position is never beyond the
-        sequence, even if other writers announced greater ones.
+        sequence, even if other writers announced greater positions.
         """
         token = int(self.original.current_token(self._instance_name))
         if self._ids is None:
@@ -203,8 +205,8 @@ class HostStream:
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
         """Return whether this process may have written rows after ``from_token``.
 
-        The answer of the host's own generator is not always correct, so it is ``True``
-        unless this package's generator supplies the ids.
+        The answer of the host's own generator is not always correct. Therefore return
+        ``True`` unless this package's generator supplies the ids.
         """
         if not self._knows_local_updates:
             return True
@@ -248,7 +250,7 @@ class HostStream:
 
 
 def find_generator(instance_name: str, stream_name: str) -> SequenceReader | None:
-    """Return the generator of a stream's ids, if it is one of this package."""
+    """Return the generator of a stream's ids, if it belongs to this package."""
     known = STANDARD_STREAMS.get(stream_name)
     if known is None or known.sequence is None:
         return None

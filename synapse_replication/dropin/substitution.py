@@ -1,10 +1,10 @@
-"""Replaces names in a host's modules by this package's implementations.
+"""Replaces names in a host's modules with this package's implementations.
 
 Theory of operation: a :class:`Substitution` describes a name of the host, its
-signature, and the methods that its callers use. :func:`check` compares that with the
-installed host, without changing anything. :func:`substitute` then replaces the name in
-its module, and in every module of the host that imported it with ``from ... import``,
-so that the host never uses a mixture of both implementations.
+signature, and the methods that its callers use. :func:`check` compares the description
+with the installed host, and changes nothing. :func:`substitute` then replaces the name
+in its module, and in every module of the host that imported it with ``from ...
+import``, so that the host never uses a mixture of both implementations.
 
 ``table.py`` lists the names.
 """
@@ -26,9 +26,9 @@ __all__ = ["Substitution", "SubstitutionError", "check", "shape", "substitute"]
 
 
 class SubstitutionError(ReplicationError):
-    """The installed host differs from the one that can be replaced.
+    """The selected parts of the installed host cannot be replaced.
 
-    :ivar problems: a text for each difference.
+    :ivar problems: the reasons.
     """
 
     def __init__(self, problems: Iterable[str]) -> None:
@@ -74,7 +74,7 @@ def shape(function: Any, *, is_method: bool = False) -> str:
 
     Annotations and default values are omitted; a default is indicated by ``=``.
 
-    :param is_method: whether it is the function of a method; ``self`` is omitted then.
+    :param is_method: whether ``function`` is a method, so that ``self`` is omitted.
     """
     if isinstance(function, (staticmethod, classmethod)):
         is_method = isinstance(function, classmethod)
@@ -82,28 +82,28 @@ def shape(function: Any, *, is_method: bool = False) -> str:
     parameters = list(inspect.signature(function).parameters.values())
     if is_method:
         parameters = parameters[1:]
-    words = []
+    names = []
     has_star = False
     for parameter in parameters:
-        word = parameter.name
+        name = parameter.name
         if parameter.kind is parameter.VAR_POSITIONAL:
             has_star = True
-            word = f"*{word}"
+            name = f"*{name}"
         elif parameter.kind is parameter.VAR_KEYWORD:
-            word = f"**{word}"
+            name = f"**{name}"
         elif parameter.kind is parameter.KEYWORD_ONLY and not has_star:
             has_star = True
-            words.append("*")
+            names.append("*")
         if parameter.default is not parameter.empty:
-            word += "="
-        words.append(word)
-    return f"({', '.join(words)})"
+            name += "="
+        names.append(name)
+    return f"({', '.join(names)})"
 
 
 def check(substitutions: Iterable[Substitution]) -> list[str]:
     """Compare the installed host with the substitutions.
 
-    :return: a text for each difference; none if they match.
+    :return: a description of each difference; empty if there is none.
     """
     problems = []
     for substitution in substitutions:
@@ -124,7 +124,7 @@ def _check_one(substitution: Substitution) -> list[str]:
         found = shape(original)
         if found not in substitution.shapes:
             known = " or ".join(substitution.shapes)
-            problems.append(f"{substitution} is called as {found}, not {known}")
+            problems.append(f"{substitution} has the signature {found}, not {known}")
     for name, expected in substitution.methods.items():
         # getattr_static() neither binds methods nor evaluates properties.
         try:
@@ -136,7 +136,7 @@ def _check_one(substitution: Substitution) -> list[str]:
             problems.append(f"{substitution}.{name} is not a method")
         elif (found := shape(method, is_method=True)) != expected:
             problems.append(
-                f"{substitution}.{name} is called as {found}, not {expected}"
+                f"{substitution}.{name} has the signature {found}, not {expected}"
             )
     return problems
 
@@ -145,7 +145,7 @@ def substitute(substitutions: Iterable[Substitution]) -> dict[str, Any]:
     """Check all substitutions, then apply them.
 
     :return: the original objects, by dotted name.
-    :raises SubstitutionError: if the installed host differs; nothing was changed then.
+    :raises SubstitutionError: if the installed host differs; nothing is then changed.
     """
     substitutions = list(substitutions)
     if problems := check(substitutions):

@@ -111,9 +111,12 @@ class SubstituteTests(SynchronousTestCase):
         for changes, said in (
             ({"module": "fakehost.gone"}, "fakehost.gone.Theirs cannot be replaced"),
             ({"name": "Gone"}, "fakehost.defining.Gone is missing"),
-            ({"shapes": ("()",)}, "is called as (hs, *names, port=), not ()"),
+            ({"shapes": ("()",)}, "has the signature (hs, *names, port=), not ()"),
             ({"methods": {"gone": "()"}}, "Theirs.gone is missing"),
-            ({"methods": {"send": "()"}}, "Theirs.send is called as (command), not ()"),
+            (
+                {"methods": {"send": "()"}},
+                "Theirs.send has the signature (command), not ()",
+            ),
             ({"methods": {"not_a_method": "()"}}, "not_a_method is not a method"),
         ):
             (problem,) = check([self._known(**changes)])
