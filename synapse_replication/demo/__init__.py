@@ -1,1 +1,1 @@
-"""The demonstration: real rows between real processes, with faults, and a check."""
+"""The demonstration: processes that replicate recorded rows in spite of faults."""

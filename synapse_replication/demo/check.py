@@ -51,9 +51,9 @@ class Tally:
 
     :ivar written: rows that the writer wrote.
     :ivar received: rows in the reader's journal.
-    :ivar missing: rows that were written and are not in the journal unchanged.
-    :ivar duplicated: rows in the journal that were not written, or fewer times.
-    :ivar out_of_order: rows in the journal after one with a greater token.
+    :ivar missing: written rows that are absent from the journal, or differ there.
+    :ivar duplicated: rows in the journal that were not written, or less often.
+    :ivar out_of_order: rows in the journal after a row with a greater token.
     :ivar final_position: the reader's last position; ``None`` if it has none.
     :ivar last_token: the token of the last written row; 0 if there is none.
     """
@@ -70,7 +70,7 @@ class Tally:
     last_token: int
 
     @property
-    def is_level(self) -> bool:
+    def has_caught_up(self) -> bool:
         """Whether the reader has reached the writer's last row."""
         return self.final_position is not None and (
             self.final_position >= self.last_token
@@ -80,7 +80,7 @@ class Tally:
     def is_good(self) -> bool:
         """Whether every row arrived once, in order, and the reader has caught up."""
         faults = self.missing + self.duplicated + self.out_of_order
-        return not faults and self.is_level
+        return not faults and self.has_caught_up
 
 
 def compare(
@@ -95,8 +95,8 @@ def compare(
     Rows of one token arrive together, and their relative order is not compared.
 
     :param reader: the reader's name.
-    :param written: ``(token, row)`` of every row, from their source.
-    :param journal: the reader's journal, which may have entries of other writers, too.
+    :param written: ``(token, row)`` of every row in the stream's source.
+    :param journal: the reader's journal; entries of other writers are ignored.
     """
     expected = Counter((token, _canonical(row)) for token, row in written)
     received: Counter[tuple[int, str]] = Counter()

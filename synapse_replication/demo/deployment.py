@@ -125,7 +125,7 @@ class Deployment:
         return read_entries(self.journal_of(reader))
 
     def written_rows(self, stream: DemoStream, writer: str) -> list[tuple[int, Any]]:
-        """Return ``(token, row)`` of each row that a writer wrote, from its source."""
+        """Read ``(token, row)`` of each row of a writer from the stream's source."""
         if stream.in_memory:
             return [
                 (entry.token, row)

@@ -58,7 +58,7 @@ class TextScreen:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def progress(self, rows: dict[str, int], total: int) -> None:
-        """Show how many rows were written, and how many each reader has."""
+        """Show how many rows were written, and how many each reader has received."""
         if not self._console.is_terminal:
             self._print_progress(rows, total)
             return
@@ -103,7 +103,7 @@ def show_table(console: Console, tallies: Sequence[Tally]) -> None:
                 for number in (tally.missing, tally.duplicated, tally.out_of_order)
             ),
             str(tally.final_position)
-            if tally.is_level
+            if tally.has_caught_up
             else f"[bold red]{tally.final_position} of {tally.last_token}[/]",
         )
     # Widen the console if needed: a truncated table is useless in a log.
@@ -113,7 +113,7 @@ def show_table(console: Console, tallies: Sequence[Tally]) -> None:
 
 
 def positions_agree(tallies: Sequence[Tally]) -> bool:
-    """Return whether all readers ended at the same positions, and at the writers'.
+    """Return whether all readers have caught up and are at the same positions.
 
     The writers of a stream share one sequence, so at the end each of them announces its
     last id, whichever writer used it.
@@ -121,6 +121,6 @@ def positions_agree(tallies: Sequence[Tally]) -> bool:
     positions: dict[str, set[int | None]] = {}
     for tally in tallies:
         positions.setdefault(tally.stream_name, set()).add(tally.final_position)
-    return all(tally.is_level for tally in tallies) and all(
+    return all(tally.has_caught_up for tally in tallies) and all(
         len(found) == 1 for found in positions.values()
     )

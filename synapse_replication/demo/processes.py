@@ -24,7 +24,7 @@ __all__ = [
     "wait_until_ready",
 ]
 
-#: The timeouts in s for the start of all processes, and for the stop of each.
+#: The timeouts, in s, for starting all processes and for stopping one of them.
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 20.0
 
@@ -33,12 +33,13 @@ TAIL_LINES = 25
 
 
 class ReplicationProcess:
-    """One process.
+    """A process of the demonstration: the main process or a worker.
 
-    :param name: its instance name.
+    :param name: the instance name.
     :param arguments: the arguments of ``synapse-replication``.
-    :param health_socket: the Unix socket on which it serves ``/health`` once it is up.
-    :param log_file: the file to which its output is appended.
+    :param health_socket: the Unix socket on which the process serves ``/health`` once
+        it is up.
+    :param log_file: the file to which the output of the process is appended.
     """
 
     def __init__(
@@ -56,11 +57,11 @@ class ReplicationProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; 0 if it is not running."""
+        """The process id; 0 if the process is not running."""
         return 0 if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start or restart it; see :func:`wait_until_ready`."""
+        """Start or restart the process, without waiting until it is up."""
         module = "synapse_replication"
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
@@ -68,16 +69,16 @@ class ReplicationProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C must reach only the launcher, which stops all in order.
+                # Ctrl-C must reach only the launcher, which stops all processes.
                 start_new_session=True,
                 preexec_fn=die_with_parent(signal.SIGKILL),
             )
 
     def check(self) -> None:
-        """Check that it has not ended unexpectedly.
+        """Check that the process has not ended unexpectedly.
 
-        :raises ServerStartError: if it was started and has ended; the message has the
-            end of its log.
+        :raises ServerStartError: if the process was started and has ended; the message
+            contains the end of its log.
         """
         if self._process is not None and self._process.poll() is not None:
             raise ServerStartError(
@@ -86,7 +87,7 @@ class ReplicationProcess:
             )
 
     def is_ready(self) -> bool:
-        """Return whether it is up, according to ``/health``."""
+        """Return whether the process is up, according to ``/health``."""
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(1.0)
@@ -97,7 +98,7 @@ class ReplicationProcess:
             return False
 
     def kill(self) -> None:
-        """Kill it with SIGKILL, and wait until it has ended."""
+        """Send SIGKILL, and wait until the process has ended."""
         if self._process is not None:
             self._process.kill()
             self.wait()
@@ -113,15 +114,15 @@ class ReplicationProcess:
             self._process.send_signal(signal.SIGCONT)
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM. A second one would end it without a clean stop."""
+        """Send SIGTERM. A second SIGTERM would end the process without a clean stop."""
         if self._process is not None:
             self._process.terminate()
 
     def wait(self) -> int | None:
-        """Wait until it has ended, and kill it if that takes too long.
+        """Wait until the process has ended; kill it after :data:`STOP_TIMEOUT`.
 
-        :return: its exit status, negative if a signal ended it; ``None`` if it was not
-            started.
+        :return: the exit status, negative if a signal ended the process; ``None`` if
+            the process was not started.
         """
         process, self._process = self._process, None
         if process is None:
@@ -133,7 +134,7 @@ class ReplicationProcess:
             return process.wait()
 
     def log_tail(self) -> str:
-        """Return the last lines of its log."""
+        """Return the last lines of the process's log."""
         lines = self._log_file.read_text("utf-8", "replace").splitlines()
         return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:])
 
@@ -151,7 +152,7 @@ def _interrupt(*_: object) -> NoReturn:
 def wait_until_ready(processes: Iterable[ReplicationProcess]) -> None:
     """Wait until all processes are up.
 
-    :raises ServerStartError: if one ended, or did not come up in time.
+    :raises ServerStartError: if a process ended, or was not up in time.
     """
     deadline = time.monotonic() + START_TIMEOUT
     for process in processes:

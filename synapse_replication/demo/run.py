@@ -20,12 +20,12 @@ __all__ = ["DemoError", "Screen", "Tail", "run_demo"]
 
 #: The interval at which the files are read, in s.
 POLL = 0.2
-#: How long readers may take to catch up once everything is written, in s.
-LEVEL_TIMEOUT = 45.0
-#: How long the writers may write nothing before they have finished, in s.
+#: The time within which the readers must catch up once all rows are written, in s.
+CATCH_UP_TIMEOUT = 45.0
+#: The time without a new row after which unfinished writers count as failed, in s.
 WRITE_TIMEOUT = 60.0
 #: The downtime of a reader, and of Redis, in s.
-AWAY = 1.0
+DOWNTIME = 1.0
 
 
 class DemoError(ReplicationError):
@@ -40,7 +40,7 @@ class Screen(Protocol):
         ...
 
     def progress(self, rows: dict[str, int], total: int) -> None:
-        """Show how many rows were written, and how many each reader has."""
+        """Show how many rows were written, and how many each reader has received."""
         ...
 
 
@@ -62,8 +62,8 @@ class Tail:
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
-            # After a kill the file may be truncated, but only after the lines that
-            # were read here.
+            # A killed process may truncate its file when it restarts, but only after
+            # the complete lines, which were read here.
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -87,13 +87,15 @@ class Tail:
 
 @attrs.frozen
 class _Fault:
-    """A fault that is caused after a share ``after`` of the rows was written."""
+    """A fault to cause once the share ``after`` (0 to 1) of the rows is written."""
 
     after: float
     cause: Callable[[], None]
 
 
 class _Course:
+    """Follows the writers and readers of a run through their files."""
+
     def __init__(self, deployment: Deployment, screen: Screen, total: int) -> None:
         self._deployment = deployment
         self._screen = screen
@@ -102,21 +104,21 @@ class _Course:
         self._readers = {name: Tail(deployment.journal_of(name)) for name in READERS}
 
     def write_everything(self, faults: list[_Fault]) -> None:
-        """Let the writers write, and cause the faults in the meantime.
+        """Let the writers write all rows, and cause the faults while they write.
 
         :raises DemoError: if the writers stop before they have finished.
         """
         self._deployment.let_writers_begin()
         before, deadline = 0, time.monotonic() + WRITE_TIMEOUT
         while not all(tail.finished for tail in self._writers.values()):
-            self._look()
+            self._update()
             if self._written() > before:
                 before = self._written()
                 deadline = time.monotonic() + WRITE_TIMEOUT
             elif time.monotonic() > deadline:
                 raise DemoError(
-                    f"nothing was written for {WRITE_TIMEOUT:.0f} s, and only {before} "
-                    f"of {self._total} rows before; see the logs of the writers"
+                    f"no row was written for {WRITE_TIMEOUT:.0f} s, after {before} of "
+                    f"{self._total} rows; see the logs of the writers"
                 )
             if faults and self._written() >= faults[0].after * self._total:
                 faults.pop(0).cause()
@@ -124,17 +126,17 @@ class _Course:
         for fault in faults:
             fault.cause()
 
-    def wait_until_level(self) -> bool:
+    def wait_for_readers(self) -> bool:
         """Wait until all readers have caught up; return whether they did so in time."""
-        deadline = time.monotonic() + LEVEL_TIMEOUT
+        deadline = time.monotonic() + CATCH_UP_TIMEOUT
         while time.monotonic() < deadline:
-            self._look()
-            if self._is_level():
+            self._update()
+            if self._have_caught_up():
                 return True
             time.sleep(POLL)
         return False
 
-    def _is_level(self) -> bool:
+    def _have_caught_up(self) -> bool:
         """Return whether each reader is at the last position of each writer.
 
         The writers of a stream share one sequence, so at the end all of them announce
@@ -155,7 +157,7 @@ class _Course:
     def _written(self) -> int:
         return sum(tail.rows for tail in self._writers.values())
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         for process in self._deployment.processes.values():
             process.check()
         for tail in (*self._writers.values(), *self._readers.values()):
@@ -185,9 +187,9 @@ def run_demo(
     screen.say(f"Writing {total} rows of a recording of real traffic")
     course = _Course(deployment, screen, total)
     course.write_everything(_faults(deployment, screen) if with_faults else [])
-    screen.say("All rows are written; waiting until both readers have them")
-    if not course.wait_until_level():
-        screen.say(f"The readers did not catch up within {LEVEL_TIMEOUT:.0f} s")
+    screen.say("All rows are written; waiting until both readers have received them")
+    if not course.wait_for_readers():
+        screen.say(f"The readers did not catch up within {CATCH_UP_TIMEOUT:.0f} s")
     for name, status in deployment.stop_processes().items():
         if status:
             screen.say(f"{name} ended with status {status}")
@@ -201,14 +203,14 @@ def _faults(deployment: Deployment, screen: Screen) -> list[_Fault]:
     def kill_reader() -> None:
         screen.say(f"Killing {reader.name} with SIGKILL, and restarting it")
         reader.kill()
-        time.sleep(AWAY)
+        time.sleep(DOWNTIME)
         reader.start()
 
     def restart_redis() -> None:
         assert redis is not None
         screen.say("Restarting Redis")
         redis.halt()
-        time.sleep(AWAY)
+        time.sleep(DOWNTIME)
         redis.start()
 
     faults = [_Fault(1 / 3, kill_reader)]

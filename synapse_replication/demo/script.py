@@ -108,7 +108,7 @@ class Write:
 def read_script(path: Path, rows: int) -> Iterator[Write]:
     """Return the script of a recording; see :func:`make_script`.
 
-    :raises RecordingError: if a line of the file is not one of a recording.
+    :raises RecordingError: if a line of the file is not a line of a recording.
     """
     return make_script(_lines(path), rows)
 
@@ -126,7 +126,7 @@ def make_script(lines: Iterable[str], rows: int) -> Iterator[Write]:
     The recording is repeated until there are enough rows.
 
     :param lines: the commands of the recording.
-    :param rows: the least number of rows; the last batch is not split.
+    :param rows: the minimum number of rows; the last batch is not split.
     :raises ValueError: if the recording has no rows of the demonstration's streams.
     """
     writes = list(_writes(lines))

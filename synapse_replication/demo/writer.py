@@ -1,7 +1,7 @@
 """The service inside each writing process that performs its part of the script.
 
-It is configured with the key ``modules``, like any code of a user. It writes to the
-streams of its host, several writes at a time, and logs them to a file.
+It is configured with the key ``modules``, like a user's own module. It performs several
+writes to the host's streams at a time, and logs them to a file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from synapse_replication.demo.script import Write, read_script
 
 __all__ = ["ScriptWriter", "make_writer"]
 
-#: The number of concurrent writes of one process, so that ids finish in any order.
+#: The number of concurrent writes of one process; their ids may finish in any order.
 CONCURRENCY = 8
 #: The interval at which the begin file is checked, in s.
 POLL = 0.05
@@ -120,7 +120,7 @@ class ScriptWriter(Service):
 
 
 def make_writer(host: Any, config: Mapping[str, Any]) -> ScriptWriter:
-    """Return the writer that ``modules`` configures.
+    """Return the writer for an entry of ``modules``.
 
     :param config: ``recording``, ``rows``, ``rate``, ``begin_file``, ``log_file``.
     """

@@ -1,1 +1,1 @@
-"""Metrics, traces and logs: observers of the rest."""
+"""Observers of replication: metrics, traces, logs, hooks and the status."""

@@ -1,14 +1,14 @@
-"""Hooks: callbacks by which a host's code follows its replication.
+"""Hooks: callbacks with which a host's code observes its replication.
 
 Theory of operation: :class:`ReplicationHooks` is an observer. Momentary events (a link
-comes up, rows are fetched) are taken from the observer's methods; lasting states (a
-writer is stalled, an instance is gone) are found by comparing the status with the
-previous one every second. Callbacks run later, in the reactor's thread and in the order
-of the events, never inside replication code, so they may call anything.
+comes up, rows are fetched) arrive through the observer's methods; lasting states (a
+writer is stalled, an instance has stopped) are detected by comparing the status with
+the previous status every second. Callbacks run later, in the reactor's thread and in
+the order of the events, never inside replication code, so they may call anything.
 
 A failure of a callback is reported, and the other callbacks still run. The queue of
-events is bounded: of the progress of one catch-up only the newest event is queued, and
-events beyond :data:`MAX_WAITING` are discarded and their number is reported.
+events is bounded: for each catch-up, only the newest progress event is queued; events
+beyond :data:`MAX_WAITING` are discarded, and their number is reported.
 
 docs/plugging-in.rst has examples.
 """
@@ -58,11 +58,11 @@ __all__ = [
     "WriterRoleChanged",
 ]
 
-#: The most events that may wait for delivery.
+#: The maximum number of events that wait for delivery.
 MAX_WAITING = 1000
-#: The most instances whose streams are remembered.
+#: The maximum number of instances whose streams are recorded.
 MAX_MEMBERS = 1000
-#: The interval of checks of the status, in s.
+#: The interval at which the status is checked, in s.
 CHECK_EVERY = 1.0
 
 
@@ -127,7 +127,7 @@ class Stalled:
 
 @attrs.frozen
 class Resynced:
-    """A catch-up for missed rows ended, or failed; ``kind`` is the rows' source."""
+    """A catch-up ended; ``kind`` states the source of the rows, or the failure."""
 
     stream_name: str
     instance_name: str
@@ -145,7 +145,7 @@ class WriterRoleChanged:
 
 @attrs.frozen
 class StreamReset:
-    """A writer's stream moved back, because the writer restarted or may have.
+    """A writer's stream moved back, because the writer restarted or may have restarted.
 
     Rows at or below ``to_token`` may differ from earlier ones with the same tokens:
     discard everything that was cached from this writer's rows.
@@ -221,7 +221,7 @@ class ReplicationHooks(ReplicationObserver):
 
     :param clock: the host's clock.
     :param snapshot: returns the current status.
-    :param report: is called with a description and the exception of each failure.
+    :param report: called with a description and the exception of each failure.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class ReplicationHooks(ReplicationObserver):
             # so that they are not delivered as changes.
             self._compare()
         callbacks = self._callbacks.setdefault(kind, [])
-        # A function of its own, so that the same callback can be subscribed twice.
+        # Wrap the callback, so that it can be subscribed more than once.
         entry = lambda event: callback(event)  # noqa: E731
         callbacks.append(entry)
 
@@ -293,7 +293,8 @@ class ReplicationHooks(ReplicationObserver):
     def _enqueue(self, event: HookEvent, key: Hashable = None) -> None:
         if not self._callbacks.get(type(event)):
             return
-        # An event replaces a waiting one with the same key; those without a key do not.
+        # An event replaces a waiting event with the same key. An event without a key
+        # replaces none.
         key = object() if key is None else key
         if key not in self._waiting and len(self._waiting) >= MAX_WAITING:
             self._discarded += 1
@@ -396,7 +397,8 @@ class ReplicationHooks(ReplicationObserver):
     def _check_status(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.
         self._next_check = self._clock.call_later(CHECK_EVERY, self._check_status)
-        # A snapshot each second was half a percent of a process that only receives.
+        # Without subscribers, save the snapshot: one per second was half a percent of
+        # the CPU time of a process that only receives.
         if any(self._callbacks.values()):
             self._compare()
 
@@ -406,12 +408,12 @@ class ReplicationHooks(ReplicationObserver):
         self._compare_writers(status)
 
     def _compare_members(self, status: ProcessStatus) -> None:
-        here = {m.instance_name: m for m in status.members if not m.is_gone}
-        for name in sorted(here.keys() - self._online):
-            self._enqueue(PeerOnline(name, here[name].where))
-        for name in sorted(self._online - here.keys()):
+        online = {m.instance_name: m for m in status.members if not m.is_gone}
+        for name in sorted(online.keys() - self._online):
+            self._enqueue(PeerOnline(name, online[name].where))
+        for name in sorted(self._online - online.keys()):
             self._enqueue(PeerOffline(name))
-        self._online = set(here)
+        self._online = set(online)
 
     def _compare_writers(self, status: ProcessStatus) -> None:
         conditions = {}

@@ -48,7 +48,8 @@ def to_json(event: LogEvent) -> str:
     failure = event.get("log_failure")
     if failure is not None:
         record["error"] = failure.getTraceback()
-    # ASCII: lone surrogates, which a peer may have sent, cannot be encoded otherwise.
+    # dumps() escapes all non-ASCII characters. This is required for lone surrogates,
+    # which a peer may have sent, and which cannot be encoded in UTF-8.
     line = json.dumps(record)
     limit = MAX_LOG_LINE
     while len(line) >= MAX_LOG_LINE and limit > 8:

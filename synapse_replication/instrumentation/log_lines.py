@@ -6,12 +6,12 @@ from typing import Final
 
 __all__ = ["MAX_LOG_LINE", "cut_lines"]
 
-#: The longest log line, in bytes, with its line end.
+#: The length of the longest log line, in bytes, including the line end.
 MAX_LOG_LINE: Final = 8000
 
 
 def cut_lines(text: str | None) -> str | None:
-    """Shorten each line that is too long, and append the omitted length."""
+    """Shorten each line that is too long, and state how much was omitted."""
     # A character has up to 4 bytes.
     if text is None or len(text) < MAX_LOG_LINE // 4:
         return text

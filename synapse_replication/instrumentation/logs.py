@@ -36,12 +36,13 @@ from synapse_replication.transport.failures import one_line
 __all__ = ["LoggingObserver"]
 
 
-#: The most state changes of one connection that are logged within REPEAT_AFTER:
-#: enough for every change of a connection that does not flap all the time.
+#: The maximum number of state changes of one connection that are logged within
+#: REPEAT_AFTER: enough for every change of a connection that does not flap constantly.
 CHANGES_OF_STATE = 60
-#: The same for all connections together whose names have been known for longer: a
-#: network failure changes the state of every connection of a listener twice. New names
-#: have the limit of any group, because a peer can invent them.
+#: The corresponding limit for all connections together whose names were first logged
+#: more than REPEAT_AFTER ago: a network failure changes the state of every connection
+#: of a listener twice. For newer names the limit is MAX_OF_GROUP, because a peer can
+#: invent names.
 MAX_CHANGES_OF_STATE = 2000
 
 
@@ -61,7 +62,8 @@ _WHY_DROPPED = {
     CommandDropReason.STOPPED: "the process stopped while it had no link",
     CommandDropReason.FAILED: "a link failed; see the log",
 }
-#: Another epoch, or rows no longer in the backlog: the reader uses another source.
+#: The statuses for a wrong epoch and for rows that are no longer in the backlog. They
+#: are normal: the reader then uses another source.
 _BACKLOG_ANSWERS = frozenset({409, 410})
 _ORDERLY = frozenset({CloseReason.CLEAN, CloseReason.SHUTDOWN})
 
@@ -96,7 +98,7 @@ class LoggingObserver(ReplicationObserver):
         if suppressed is None:
             return
         if suppressed:
-            text += " (and {left_out} more like it since the last such line)"
+            text += " (and {left_out} similar lines since the last one)"
         write(text, left_out=suppressed, **fields)
 
     def _log_state_change(
@@ -106,7 +108,7 @@ class LoggingObserver(ReplicationObserver):
         is_new = now - self._known_since.get(connection, now) < REPEAT_AFTER
         if connection not in self._known_since:
             self._known_since[connection] = now
-        # With a burst, so that the last line states the current state.
+        # Allow a burst, so that the last logged line states the current state.
         self._log_limited(
             write,
             ("state", connection),
@@ -393,7 +395,7 @@ class LoggingObserver(ReplicationObserver):
         self._log_limited(
             self._logger.warn,
             ("commands_dropped", command, reason),
-            "{commands} dropped, never to be sent: {why}",
+            "{commands} dropped, and will not be sent: {why}",
             commands=counted(count, f"{command} command"),
             count=count,
             command=command,

@@ -286,7 +286,7 @@ FAILURES = _counter(
     help_text="Failures of this process's background tasks.",
 )
 
-#: Every definition, in the order of the reference.
+#: All definitions, in the order of the reference documentation.
 METRICS: tuple[MetricDefinition, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, MetricDefinition)
 )

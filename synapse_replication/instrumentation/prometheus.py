@@ -6,8 +6,8 @@ updates them. The child of a metric for a set of label values is cached in a dic
 because ``labels()`` costs several times as much. Values that change with every chunk
 of rows are stored in plain dicts and read at each scrape.
 
-Label values that a peer can invent (names of connections and of writers) are
-bounded: beyond a thousand children of a metric, further ones are counted under
+The number of label values that a peer can invent (names of connections and of writers)
+is bounded: beyond a thousand children of a metric, further values are counted under
 ``other``.
 """
 
@@ -49,13 +49,13 @@ from synapse_replication.streams.backlog import StreamBacklog
 
 __all__ = ["OTHER", "PrometheusObserver", "ReplicationMetrics"]
 
-#: The most children that a metric may have for one server.
+#: The maximum number of children of a metric for one server.
 MAX_CHILDREN = 1000
 
 #: Replaces the label values of children beyond that number.
 OTHER = "other"
 
-#: Bounds of the buckets, in s; a catch-up may take minutes.
+#: The upper bounds of the buckets for catch-ups, in s; a catch-up may take minutes.
 CATCH_UP_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 #: Gauges that are read from :class:`ConnectionBuffers` at each scrape.
@@ -101,7 +101,7 @@ class ReplicationMetrics(Collector):
             for definition in METRICS
             if definition not in _SCRAPED
         }
-        # Weak, so that its metrics do not keep a closed server in memory.
+        # Weak references, so that the metrics do not keep a closed server in memory.
         self._scraped: weakref.WeakKeyDictionary[PrometheusObserver, str] = (
             weakref.WeakKeyDictionary()
         )
@@ -207,7 +207,7 @@ class PrometheusObserver(ReplicationObserver):
     def watch_buffers(self, source: Callable[[], Iterable[ConnectionBuffers]]) -> None:
         """Read the buffers of some connections at each scrape.
 
-        :param source: returns one object for each connection that is open.
+        :param source: returns the buffers of each open connection.
         """
         self._buffer_sources.append(source)
 

@@ -8,10 +8,10 @@ __all__ = ["MAX_KEYS", "MAX_OF_GROUP", "REPEAT_AFTER", "RateLimit"]
 
 #: The period, in s, in which lines of one kind are suppressed after the first.
 REPEAT_AFTER = 60.0
-#: The most kinds of lines that are counted.
+#: The maximum number of kinds of lines that are counted.
 MAX_KEYS = 1000
-#: The most lines of one group that are written within REPEAT_AFTER, whatever names
-#: they contain.
+#: The maximum number of lines of one group that are written within REPEAT_AFTER,
+#: whatever names they contain.
 MAX_OF_GROUP = 100
 
 
@@ -46,8 +46,8 @@ class RateLimit:
         :param group: one of a fixed set; only ``kind`` may contain a peer's text.
         :param burst: how many lines of the kind are written in one period.
         :param most: how many lines of the group are written in one period.
-        :return: the number of lines that were suppressed before this one, or ``None``
-            if this one is to be suppressed, too.
+        :return: the number of similar lines that were suppressed before this one;
+            ``None`` if this line is to be suppressed, too.
         """
         of_kind = self._admit_kind((group, *kind), burst)
         if of_kind is None:

@@ -1,10 +1,10 @@
 """OpenTelemetry spans for background processes and requests, never for single rows.
 
-Sending, and commands that are handled synchronously, create no span. Each background
+Sending rows and handling commands synchronously create no spans. Each background
 process starts a trace of its own, because it serves many requests and belongs to none
-of their traces; each write of a position does, too. A request for rows carries its
-trace in the header ``traceparent`` (W3C Trace Context), so that the writer's spans for
-the request are part of that trace.
+of their traces; so does each write of a position. A request for rows carries its trace
+in the header ``traceparent`` (W3C Trace Context), so that the writer's spans for the
+request are part of that trace.
 
 See docs/failure-modes.rst: failure-separate-traces.
 """
@@ -61,7 +61,7 @@ class TracingObserver(ReplicationObserver):
         )
 
     @contextlib.contextmanager
-    def _asking(
+    def _request_span(
         self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
     ) -> Iterator[None]:
         with self._tracer.start_as_current_span(
@@ -80,7 +80,7 @@ class TracingObserver(ReplicationObserver):
     def asking_for_rows(
         self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
     ) -> AbstractContextManager[object]:
-        return self._asking(stream_name, instance_name, headers)
+        return self._request_span(stream_name, instance_name, headers)
 
     @override
     def serving_rows(
@@ -101,7 +101,7 @@ class TracingObserver(ReplicationObserver):
     def position_write(
         self, stream_name: str, instance_name: str, token: int
     ) -> AbstractContextManager[object]:
-        # Not made the current span: it ends in another context than it begins in.
+        # Do not make it the current span: it ends in another context than it begins in.
         return self._tracer.start_span(
             "replication-position-write",
             context=Context(),

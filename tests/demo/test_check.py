@@ -79,7 +79,7 @@ class CompareTests(SynchronousTestCase):
         found = compare("events", "w1", "r1", [], [])
         self.assertIsNone(found.final_position)
         self.assertFalse(found.is_good)
-        self.assertFalse(tally(GOOD[:2]).is_level)
+        self.assertFalse(tally(GOOD[:2]).has_caught_up)
 
 
 class ReadEntriesTests(SynchronousTestCase):

@@ -122,4 +122,4 @@ class RunDemoTests(SynchronousTestCase):
         self.finishes = False
         with self.assertRaises(DemoError) as caught:
             self.run_with([TYPING], [TYPING])
-        self.assertIn("only 1 of 1 rows", str(caught.exception))
+        self.assertIn("after 1 of 1 rows", str(caught.exception))

@@ -84,7 +84,7 @@ class LoggingObserverTests(SynchronousTestCase):
             self.lines(),
             [
                 ("warn", text),
-                ("warn", text + " (and 9999 more like it since the last such line)"),
+                ("warn", text + " (and 9999 similar lines since the last one)"),
             ],
         )
 
@@ -93,7 +93,7 @@ class LoggingObserverTests(SynchronousTestCase):
         for _ in range(1000):
             self.observer.commands_dropped("USER_SYNC", CommandDropReason.QUEUE_FULL, 1)
         self.observer.commands_dropped("USER_SYNC", CommandDropReason.STOPPED, 7)
-        dropped = "dropped, never to be sent"
+        dropped = "dropped, and will not be sent"
         self.assertEqual(
             self.lines(),
             [
@@ -183,7 +183,7 @@ class LoggingObserverTests(SynchronousTestCase):
                 *([up, down] * (CHANGES_OF_STATE // 2)),
                 (
                     "info",
-                    "Connected: redis (and 900 more like it since the last such line)",
+                    "Connected: redis (and 900 similar lines since the last one)",
                 ),
             ],
         )

@@ -134,7 +134,7 @@ def make_result(
     """
     agreed = positions_agree(
         [t for t in tallies if (t.stream_name, t.instance_name) not in removed]
-    ) and all(tally.is_level for tally in tallies)
+    ) and all(tally.has_caught_up for tally in tallies)
     return Result(
         scenario,
         written=sum(tally.written for tally in tallies) // len(READERS),

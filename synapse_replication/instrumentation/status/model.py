@@ -68,14 +68,14 @@ class StallReason(enum.Enum):
     """Why a writer's rows do not arrive."""
 
     NO_LINK = "no_link"
-    WRITER_GONE = "writer_gone"  #: it announced its exit, or its heartbeats stopped
+    WRITER_GONE = "writer_gone"  #: announced its exit, or its heartbeats stopped
     NO_POSITION = "no_position"  #: a link is up, and the writer sent no POSITION on it
     AHEAD_OF_WRITER = "ahead_of_writer"  #: the writer's next rows would count as old
     CATCH_UP_FAILS = "catch_up_fails"
     NO_PROGRESS = "no_progress"  #: rows are available and are not delivered
 
 
-#: The most names of a group that are listed.
+#: The maximum number of names of a group that are listed.
 _MAX_NAMES_SHOWN = 4
 
 #: Reasons for which the writer may be ahead of its last known position.
@@ -113,13 +113,13 @@ class WriterStatus:
         ``None`` if it is not known.
     :ivar announced: the writer's last announced or reported position; ``None`` if
         there is none.
-    :ivar lag: the difference of the two, in ids.
+    :ivar lag: the difference between ``announced`` and ``position``, in ids.
     :ivar lag_seconds: the age in s of the oldest write that was not delivered here; 0
         if there is none.
     :ivar started_from: the position at which the current catch-up began; ``None`` if
         no catch-up runs.
-    :ivar reason: why the writer is stalled; ``None`` if it is not.
-    :ivar stalled_for: how long it has been stalled, in s.
+    :ivar reason: why the writer is stalled; ``None`` if the writer is not stalled.
+    :ivar stalled_for: how long the writer has been stalled, in s.
     :ivar detail: an explanation of the reason, for display.
     :ivar history: samples of the lag over the last minutes, oldest first.
     """
@@ -142,9 +142,9 @@ class WriterStatus:
 class LinkStatus:
     """The status of all links with one name.
 
-    :ivar up: how many of them are up.
-    :ivar since: the time in s since the first came up, or the last went down.
-    :ivar detail: why none is up; empty if one is.
+    :ivar up: the number of links that are up.
+    :ivar since: the time in s since the first link came up, or the last one went down.
+    :ivar detail: why no link is up; empty if one is.
     :ivar commands_queued: commands that wait because the transport is paused.
     :ivar bytes_queued: bytes that the peer has not acknowledged.
     """
@@ -161,10 +161,10 @@ class LinkStatus:
 class PeerStatus:
     """Another instance of the deployment, known by its heartbeats.
 
-    :ivar version: the version of its software; empty if it sends none.
+    :ivar version: the version of its software; empty if the instance sends none.
     :ivar where: its machine and process id, for display.
     :ivar last_heard: the time in s since its last heartbeat.
-    :ivar is_gone: whether it announced its exit, or its heartbeats stopped.
+    :ivar is_gone: whether the instance announced its exit, or its heartbeats stopped.
     """
 
     instance_name: str
@@ -227,11 +227,11 @@ class ProcessStatus:
 class StallGroup:
     """Writers that are stalled for the same reason.
 
-    :ivar writers: all of them.
-    :ivar names: the names of the first few, for display.
+    :ivar writers: the writers.
+    :ivar names: the names of the first few writers, for display.
     :ivar reason: the value of the :class:`StallReason`, which is also the name of its
         entry in the runbook.
-    :ivar stalled_for: the longest time in s that one of them has been stalled.
+    :ivar stalled_for: the longest time for which one of them has been stalled, in s.
     :ivar detail: an explanation of the reason, for display.
     :ivar remedy: the advice to the operator.
     """
@@ -303,7 +303,7 @@ class Assessment:
     """The worst state of a process's replication.
 
     :ivar standing: the state.
-    :ivar concerned: the writers that are in it.
+    :ivar concerned: the writers in that state.
     :ivar followed: all writers whose rows the process receives.
     """
 
@@ -313,7 +313,7 @@ class Assessment:
 
 
 def assess(status: ProcessStatus) -> Assessment:
-    """Return the worst state of a process; page and log lines derive text from it."""
+    """Return the worst state of a process, for the page and the log lines."""
     followed = [w for w in status.writers if w.condition is not Condition.WRITTEN_HERE]
     of_condition = {
         Standing.STALLED: status.stalled,
@@ -383,8 +383,8 @@ def _and_more(writers: Sequence[WriterStatus]) -> str:
     return f", and {len(writers) - 1} more" if len(writers) > 1 else ""
 
 
-def _count(things: Sized, word: str) -> str:
-    return f"{len(things)} {word}{'s' * (len(things) != 1)}"
+def _count(things: Sized, noun: str) -> str:
+    return f"{len(things)} {noun}{'s' * (len(things) != 1)}"
 
 
 def group_stalls(writers: Sequence[WriterStatus]) -> list[StallGroup]:

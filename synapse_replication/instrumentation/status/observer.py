@@ -6,14 +6,16 @@ delivered here, and what delays the rows between them. The status is computed on
 request, because most of it depends on the current time.
 
 The lag in s is the age of the oldest write that was not delivered here. A heartbeat
-states how long before it a position was reached; that duration does not depend on the
+states how long ago each position was reached; that duration does not depend on the
 clocks of the two machines, so only the message's transit time is added. A writer
 without heartbeats is assumed to have written at the time of the first announcement.
 
 A problem is called *stalled* once it has lasted :attr:`StatusLimits.stalled_after`, so
-that short interruptions are not reported. Memory is bounded: beyond :data:`MAX_NAMES`
-entries of a kind, the one without events for the longest time is evicted; an entry that
-the configuration does not name expires after a period without events.
+that short interruptions are not reported. Memory is bounded: an entry that the
+configuration does not name expires after a period without events. Beyond
+:data:`MAX_NAMES` entries of a kind, a new link replaces the link that has been down the
+longest, a new peer replaces the peer whose last heartbeat is the oldest, and a new
+writer is not tracked.
 
 docs/operators-guide.rst describes the status page.
 """
@@ -65,8 +67,8 @@ class StatusObserver(ReplicationObserver):
     :param server_name: the server name that the status shows.
     :param instance_name: the name of this process.
     :param expected: the (stream, writer) pairs from which rows are expected.
-    :param needs_link: whether this process makes links; if so, it is not ready without
-        one.
+    :param needs_link: whether this process makes links; if so, it is not ready while no
+        link is up.
     :param monotonic: returns a monotonic time in s.
     :param limits: the durations after which a state is reported.
     """
@@ -94,7 +96,7 @@ class StatusObserver(ReplicationObserver):
         self._expected_names = frozenset(name for _, name in self._expected)
         #: The names of the links that this process makes itself.
         self._own_links = frozenset({instance_name, "redis", "redis_out"})
-        #: Writers that were removed without events and may still be live.
+        #: Writers whose records expired; the writers may still be live.
         self._forgotten: dict[tuple[str, str], None] = {}
         self._records = StatusRecords(self._writers)
         self._links = self._records.links
@@ -115,7 +117,7 @@ class StatusObserver(ReplicationObserver):
         self._own = source
 
     def sample(self) -> None:
-        """Append the current lag to the history. To be called every few seconds."""
+        """Append the current lag to the history. Call this every few seconds."""
         for writer in self._writers.values():
             writer.history.append(writer.lag())
             if len(writer.history) > self._limits.history:
@@ -155,7 +157,8 @@ class StatusObserver(ReplicationObserver):
             writer = store_if_room(self._writers, key, WriterRecord(now, now))
             if writer is not None and key in self._forgotten:
                 del self._forgotten[key]
-                # Its POSITION came before it was removed; there may be no further one.
+                # The writer sent its POSITION before the record expired, and may not
+                # send another.
                 up = (name for name, link in self._links.items() if link.up)
                 writer.connection = next(up, None)
         return writer
@@ -178,7 +181,7 @@ class StatusObserver(ReplicationObserver):
         writer = self._writer(stream_name, instance_name)
         if writer is not None:
             writer.move(token, self._monotonic())
-            self._is_level(writer)
+            self._check_caught_up(writer)
 
     @override
     def stream_connected(
@@ -190,10 +193,10 @@ class StatusObserver(ReplicationObserver):
             writer.catch_up = None
             writer.is_removed = False
             writer.failing_since = None
-            self._is_level(writer)
+            self._check_caught_up(writer)
 
     @staticmethod
-    def _is_level(writer: WriterRecord) -> None:
+    def _check_caught_up(writer: WriterRecord) -> None:
         if not writer.lag():
             writer.catch_up = None
             writer.was_live = writer.was_live or writer.connection is not None
@@ -260,7 +263,7 @@ class StatusObserver(ReplicationObserver):
     def removed_writer_drained(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        # No further rows can come from it.
+        # A drained writer can send no further rows.
         self._writers.pop((stream_name, instance_name), None)
 
     @override
@@ -349,7 +352,7 @@ class StatusObserver(ReplicationObserver):
                 writer.announce(token, now - max(age, 0.0))
         is_expected = any(writer == name for _, writer in self._expected)
         if heartbeat.is_leaving and not is_expected:
-            # It need not come back.
+            # The configuration does not require this peer to return.
             self._peers.pop(name, None)
             for key in [key for key in self._writers if key[1] == name]:
                 del self._writers[key]

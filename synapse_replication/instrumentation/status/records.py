@@ -20,12 +20,12 @@ __all__ = [
     "store_if_room",
 ]
 
-#: The most writers that are tracked; likewise links, and peers.
+#: The maximum number of tracked writers, of links and of peers, each.
 MAX_NAMES = 1000
-#: The most undelivered announcements of a writer that are stored; beyond this number,
-#: every second one is removed.
+#: The maximum number of stored undelivered announcements of a writer; beyond this
+#: number, every second one is removed.
 MAX_UNDELIVERED = 256
-#: The least time in s between two stored announcements of a writer.
+#: The minimum time between two stored announcements of a writer, in s.
 _ANNOUNCEMENT_INTERVAL = 0.5
 
 _Name = TypeVar("_Name", bound=Hashable)
@@ -42,8 +42,8 @@ class StatusLimits:
     :ivar silent_after: how long after its last heartbeat a peer is considered gone.
     :ivar duplicate_for: how long after its last detection a duplicate is reported.
     :ivar history: the number of samples of the lag that are stored.
-    :ivar forget_after: how long after its last event an entry that the configuration
-        does not name is removed, for instance a peer that has left.
+    :ivar forget_after: the time without events after which an entry is removed that the
+        configuration does not name, for instance a peer that has left.
     """
 
     late_after: float = 2.0
@@ -58,14 +58,15 @@ class StatusLimits:
 class WriterRecord:
     """The state of one writer of one stream. All times are monotonic, in s.
 
-    :ivar waiting_since: since when this process waits for its POSITION.
-    :ivar progress_at: when rows were last delivered, or none were undelivered.
-    :ivar position: the position up to which its rows were delivered.
-    :ivar announced: its last announced or reported position.
-    :ivar connection: the name of the link on which it is connected.
-    :ivar was_live: whether, at any time since the start, all its rows were delivered.
+    :ivar waiting_since: since when this process has waited for the writer's POSITION.
+    :ivar progress_at: the last time at which rows were delivered, or none was
+        undelivered.
+    :ivar position: the position up to which the writer's rows were delivered.
+    :ivar announced: the writer's last announced or reported position.
+    :ivar connection: the name of the link on which the writer is connected.
+    :ivar was_live: whether, at any time since the start, all rows were delivered.
     :ivar catch_up: the running catch-up.
-    :ivar is_removed: whether it is a removed writer that is being drained.
+    :ivar is_removed: whether this is a removed writer that is being drained.
     :ivar failing_since: since when catch-ups have failed.
     :ivar failure: the last failure of a catch-up.
     """
@@ -88,8 +89,8 @@ class WriterRecord:
     sampled: tuple[int | None, int | None, str | None] | None = None
     sampled_at: float = 0.0
 
-    #: The writer's reported position if it is below that of this process, and since
-    #: when.
+    #: The writer's reported position if it is below the position of this process, and
+    #: the monotonic time of the first such report.
     behind_us: int | None = None
     behind_us_since: float = 0.0
 
@@ -162,13 +163,13 @@ class LinkRecord:
 class PeerRecord:
     """The state of one peer that uses the extension.
 
-    :ivar heartbeat: its last heartbeat.
+    :ivar heartbeat: the last heartbeat.
     :ivar heard: the monotonic time in s at which the last heartbeat arrived.
     """
 
     heartbeat: PeerHeartbeat
     heard: float
-    #: Since when a heartbeat could have arrived and none has.
+    #: The time since which a heartbeat could have arrived, but none has.
     silent_since: float = attrs.field(
         default=attrs.Factory(lambda self: self.heard, takes_self=True)
     )
@@ -194,7 +195,7 @@ class StatusRecords:
 def store_if_room(
     table: dict[_Name, _Value], key: _Name, value: _Value
 ) -> _Value | None:
-    """Store a value, unless the table is full; return it, or ``None`` if it is."""
+    """Store a value and return it; if the table is full, return ``None`` instead."""
     if key not in table and len(table) >= MAX_NAMES:
         return None
     table[key] = value

@@ -26,8 +26,8 @@ from synapse_replication.instrumentation.status.records import (
 
 __all__ = ["StatusReport"]
 
-#: An absent writer does not delay readiness: no rows are to be expected from it.
-_NOT_THERE = frozenset({StallReason.NO_POSITION, StallReason.WRITER_GONE})
+#: An absent writer does not delay readiness, because it sends no rows.
+_ABSENT = frozenset({StallReason.NO_POSITION, StallReason.WRITER_GONE})
 
 #: ``(reason, monotonic time of its beginning, detail)``.
 _Problem: TypeAlias = tuple[StallReason, float, str]
@@ -99,7 +99,7 @@ class StatusReport:
         for status in writers:
             key = status.stream_name, status.instance_name
             writer = self.records.writers.get(key)
-            if writer is None or writer.was_live or status.reason in _NOT_THERE:
+            if writer is None or writer.was_live or status.reason in _ABSENT:
                 continue
             yield describe_writer(status)
 
@@ -176,7 +176,7 @@ class StatusReport:
         if writer.behind_us is not None:
             detail = (
                 f"ahead of its writer: this process is at {writer.position}, but "
-                f"{name} reports to be at {writer.behind_us}"
+                f"{name} reports that it is at {writer.behind_us}"
             )
             yield StallReason.AHEAD_OF_WRITER, writer.behind_us_since, detail
 

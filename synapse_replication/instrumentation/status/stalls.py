@@ -1,4 +1,6 @@
-"""Log lines about stalled writers: the reason, the duration, the remedy, and the end.
+"""Log lines about stalled writers, and about the end of each stall.
+
+A line names the reason, the duration and the remedy.
 
 No event announces that rows stopped arriving, so the status is checked periodically.
 Writers that are stalled for the same reason share one line: if Redis is down, one line
@@ -40,7 +42,7 @@ class StallLog:
         self._logged: dict[tuple[str, str], float] = {}
 
     def update(self, status: ProcessStatus) -> None:
-        """Log the changes since the last call. To be called every few seconds."""
+        """Log the changes since the last call. Call this every few seconds."""
         now = self._monotonic()
         reasons: dict[tuple[str, str], str] = {}
         logged: dict[tuple[str, str], float] = {}

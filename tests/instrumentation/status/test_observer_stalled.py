@@ -121,7 +121,9 @@ class StalledTests(StatusObserverTestCase):
             self.clock.advance(5)
         reason, stalled_for, detail = self.stalled()
         self.assertEqual((reason, stalled_for), (StallReason.AHEAD_OF_WRITER, 15))
-        self.assertIn("this process is at 150, but w1 reports to be at 120", detail)
+        self.assertIn(
+            "this process is at 150, but w1 reports that it is at 120", detail
+        )
         self.observer.position_announced("events", "w1", 149)
         self.assertEqual(self.writer().condition, Condition.STALLED)
         self.observer.position_announced("events", "w1", 151)
