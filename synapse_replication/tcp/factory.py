@@ -44,7 +44,7 @@ __all__ = [
     "ReplicationStreamProtocolFactory",
 ]
 
-#: The delay before the first new attempt, and the longest one, in s.
+#: The delay before the first reconnection attempt, and the longest delay, in s.
 INITIAL_DELAY: Final = 0.5
 MAX_DELAY: Final = 5.0
 #: Default limit of a listener's simultaneous connections.
@@ -56,16 +56,16 @@ _PROTOCOL_FAILURES: Final = (CloseReason.PEER_ERROR, CloseReason.PROTOCOL_ERROR)
 
 
 class ReplicationStreamProtocolFactory(ServerFactory):
-    """Factory of the server's end of connections.
+    """Factory for the server's end of connections.
 
     It works with any stream endpoint (``tcp:``, ``ssl:``, ``unix:``). To shut down,
     stop the port first, then wait for :meth:`close_connections`.
 
     :param limit: how much may be buffered for each peer that does not read.
-    :param extension: speaks the extension with peers that do.
-    :param max_connections: the most simultaneous connections. To make room for another
-        one, the oldest connection that has not sent NAME is closed; if there is none,
-        the new connection is refused.
+    :param extension: speaks the extension with peers that do; ``None`` to disable it.
+    :param max_connections: the limit of simultaneous connections. At the limit, the
+        oldest connection on which no NAME has arrived is closed to make room for a new
+        one; if there is none, the new connection is refused.
     :ivar connections: the open connections.
     """
 
@@ -100,8 +100,8 @@ class ReplicationStreamProtocolFactory(ServerFactory):
             self._observer.failure(
                 "accepting a direct TCP connection",
                 ConnectionError(
-                    f"{self._max_connections} peers are connected, the limit of "
-                    "direct_tcp.max_connections"
+                    f"{self._max_connections} peers are connected already, as many as "
+                    "direct_tcp.max_connections allows"
                 ),
             )
             return None
@@ -121,7 +121,8 @@ class ReplicationStreamProtocolFactory(ServerFactory):
     def close_connections(self) -> Deferred[None]:
         """Close every connection gracefully.
 
-        :return: fires when the last one is closed, after 25 s at the latest.
+        :return: a Deferred that fires when the last connection is closed, after 25 s
+            at the latest.
         """
         done: Deferred[None] = Deferred()
         self._waiting.append(done)
@@ -139,7 +140,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         if silent is None:
             return False
         silent.abort()
-        # Its transport may report the disconnection later.
+        # The transport may report the disconnection only later; make room now.
         self._forget(silent)
         return True
 
@@ -162,17 +163,17 @@ class DirectTcpReplicationClientFactory(ClientFactory):
     """Client factory that reconnects until :meth:`stop`.
 
     Pass it to the reactor's ``connectTCP``, ``connectSSL`` or ``connectUNIX``, or
-    call :meth:`connect` with any stream endpoint; do one of these, once.
+    call :meth:`connect` with any stream endpoint. Each factory can be used only once.
 
     The delay between attempts grows to 5 s. It is reset only after a link that was
-    established (SERVER was received) and not closed with ERROR by either end, so that
-    a server that accepts and then closes is not flooded with connections.
+    established (SERVER was received) and that neither end closed with ERROR, so that a
+    server that accepts connections and then closes them is not flooded with attempts.
 
     :param client_name: the name of this instance.
     :param jitter: returns a number from 0 to 1, which shortens each delay by up to
         half, so that many clients of one server do not reconnect at the same moment.
     :param limit: how much may be buffered for a server that does not read.
-    :param extension: speaks the extension if the server does.
+    :param extension: speaks the extension if the server does; ``None`` to disable it.
     """
 
     noisy = False
@@ -201,8 +202,8 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         self._extension = extension
         self._failures = 0
         self._where = ""
-        self._try: Callable[[], object] = _do_nothing
-        self._give_up: Callable[[], object] = _do_nothing
+        self._start_attempt: Callable[[], object] = _do_nothing
+        self._cancel_attempt: Callable[[], object] = _do_nothing
         self._retry: DelayedCall | None = None
         self._stopped: Deferred[None] | None = None
 
@@ -215,16 +216,17 @@ class DirectTcpReplicationClientFactory(ClientFactory):
 
         def connect() -> None:
             attempt = endpoint.connect(self)
-            self._give_up = attempt.cancel
+            self._cancel_attempt = attempt.cancel
             attempt.addErrback(self._failed)
 
-        self._try = connect
+        self._start_attempt = connect
         connect()
 
     def stop(self) -> Deferred[None]:
         """Close the connection gracefully and do not reconnect.
 
-        :return: fires when it is closed, after 25 s at the latest.
+        :return: a Deferred that fires when the connection is closed, after 25 s at the
+            latest.
         """
         if self._stopped is None:
             self._stopped = Deferred()
@@ -234,7 +236,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
                 if self._retry is not None and self._retry.active():
                     self._retry.cancel()
                 else:
-                    self._give_up()
+                    self._cancel_attempt()
                 self._stopped.callback(None)
         return self._stopped
 
@@ -247,8 +249,8 @@ class DirectTcpReplicationClientFactory(ClientFactory):
     @override
     def startedConnecting(self, connector: IConnector) -> None:
         self._where = destination(connector)
-        self._try = connector.connect
-        self._give_up = connector.stopConnecting
+        self._start_attempt = connector.connect
+        self._cancel_attempt = connector.stopConnecting
 
     @override
     def buildProtocol(self, addr: IAddress | None) -> BaseReplicationStreamProtocol:
@@ -295,8 +297,8 @@ class DirectTcpReplicationClientFactory(ClientFactory):
             self._observer.connection_failed(
                 self.client_name, at(self._where, reason), delay
             )
-        self._retry = self._clock.call_later(delay, self._try)
+        self._retry = self._clock.call_later(delay, self._start_attempt)
 
 
 def _do_nothing() -> None:
-    """Stand in for a callback that is not set yet."""
+    """Do nothing: the callback is not set yet."""

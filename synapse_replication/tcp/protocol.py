@@ -1,15 +1,15 @@
 """The line protocol on a Twisted transport: bytes in, bytes out.
 
 Theory of operation: a :class:`~synapse_replication.wire.connection.LineConnection`
-implements states, buffers and time limits; the classes here feed it received data,
-write what it returns, and call it when its next tick is due. The received items go to
-the handler, one chunk at a time. The same classes serve plain TCP, TLS and Unix
-sockets.
+implements states, buffers and time limits. The classes here pass received data to it,
+write the data that it returns, and call it when its next tick is due. The items that
+were received in one chunk of data are passed to the handler together. The same classes
+serve plain TCP, TLS and Unix sockets.
 
-If the process speaks the extension, its extension handler is notified of the link as
-soon as the peer has shown that it speaks the extension too, before anything that
-arrived later is handled. The client shows it first: unlike a server, it knows with
-whom it talks.
+If this process speaks the extension, its extension handler is notified of the link as
+soon as the peer has declared that it speaks the extension too, before anything that
+arrived later is handled. The client declares this first, in a way that stock servers
+ignore; see :mod:`~synapse_replication.wire.connection`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ __all__ = [
     "ServerReplicationStreamProtocol",
 ]
 
-#: Time limit of a client's TLS handshake, in s.
+#: Time limit for the TLS handshake of a client, in s.
 HANDSHAKE_TIMEOUT: Final = 10.0
 
 
@@ -81,23 +81,25 @@ class BaseReplicationStreamProtocol(Protocol):
     :param server_name: the homeserver's name.
     :param clock: the host's clock.
     :param handler: notified when the link comes up and goes down, and of the items
-        that arrive on it; PING, NAME, SERVER, ERROR and refused lines are handled
-        here.
-    :param observer: notified of counts and refused lines.
-    :param closed: called with this object after everything else.
+        that arrive on it. PING, NAME, SERVER, ERROR and refused lines are handled by
+        this class instead.
+    :param observer: notified of refused lines and of the numbers of commands.
+    :param closed: called with this object when the connection has been lost, after all
+        other objects were notified.
     :param limit: how much may be buffered for a peer that does not read.
-    :param extension: speaks the extension with peers that do; ``None`` for none.
+    :param extension: speaks the extension with peers that do; ``None`` to disable it.
     :ivar name: label of the connection in logs and metrics; at a server, the peer's
-        NAME once it was received.
-    :ivar is_established: the link came up and the handler was notified.
+        NAME as soon as it is received.
+    :ivar is_established: whether the link came up and the handler was notified.
     :ivar close_reason: why the connection was closed; ``None`` while it is open.
-    :ivar close_text: the same, as text for display.
+    :ivar close_text: the reason as text for display; empty while it is open.
     """
 
     role: ClassVar[Role]
     relays: bool
     is_direct = True
-    #: A peer that reads slowly does not delay others; it is closed in the end.
+    #: Always false: each peer has its own buffer, so a slow peer does not delay others.
+    #: It is disconnected when its buffer is full.
     is_behind = False
 
     def __init__(
@@ -123,7 +125,7 @@ class BaseReplicationStreamProtocol(Protocol):
         self._next_tick: DelayedCall | None = None
 
     def _begin(self) -> None:
-        """Reset to the state before the first connection."""
+        """Initialise the state of a new connection."""
         self.is_established = False
         self._connection = LineConnection(
             self.role,
@@ -143,7 +145,7 @@ class BaseReplicationStreamProtocol(Protocol):
 
     @property
     def close_text(self) -> str:
-        """Why it was closed, as text for logs; empty while it is open."""
+        """Why the connection was closed, as text; empty while it is open."""
         return self._connection.close_text
 
     def greeting(self) -> Sequence[Command]:
@@ -214,7 +216,7 @@ class BaseReplicationStreamProtocol(Protocol):
         self._flush()
 
     def stopProducing(self) -> None:
-        """Do nothing: ``connectionLost`` reports the disconnection as well."""
+        """Do nothing: ``connectionLost`` handles the disconnection."""
 
     # -- from the handler: a ReplicationConnection ------------------------------------
 
@@ -233,8 +235,8 @@ class BaseReplicationStreamProtocol(Protocol):
         try:
             self.send_lines(COUNTED_AS, [LINE_PREFIX + each for each in payloads])
         except LineTooLongError as error:
-            # Hundreds of streams in one message exceed a line, though not the limit
-            # over Redis.
+            # A message about hundreds of streams can be longer than a line may be; its
+            # length was checked only against the larger limit for Redis.
             self._observer.failure(f"reporting positions to {self.name}", error)
 
     def close_with_error(self, text: str) -> None:
@@ -248,7 +250,7 @@ class BaseReplicationStreamProtocol(Protocol):
         self._flush()
 
     def abort(self) -> None:
-        """Close at once; pending lines are dropped."""
+        """Close immediately, without sending pending lines."""
         self._transport.abortConnection()
 
     # -- for metrics ----------------------------------------------------------------
@@ -300,11 +302,11 @@ class BaseReplicationStreamProtocol(Protocol):
         if waiting:
             self._handler.received(self, waiting)
 
-    def _ping(self, *words: str) -> PingCommand:
-        return PingCommand(" ".join([str(self._clock.time_msec()), *words]))
+    def _ping(self, *marks: str) -> PingCommand:
+        return PingCommand(" ".join([str(self._clock.time_msec()), *marks]))
 
     def _flush(self) -> None:
-        # write() may call pauseProducing(); then there is nothing more to send.
+        # write() may call pauseProducing(), after which data_to_send() returns nothing.
         while data := self._connection.data_to_send():
             self._transport.write(data)
         if (
@@ -312,7 +314,7 @@ class BaseReplicationStreamProtocol(Protocol):
             and not self._is_transport_closing
         ):
             self._is_transport_closing = True
-            # A transport that has a paused producer does not close.
+            # A transport does not close while it has a paused producer.
             self._transport.unregisterProducer()
             self._transport.loseConnection()
 
@@ -330,7 +332,10 @@ class BaseReplicationStreamProtocol(Protocol):
 
 @implementer(IHandshakeListener)
 class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
-    """The server's end. The link is established when the client's NAME arrives."""
+    """The server's end of a connection.
+
+    The link is established when the client's NAME arrives.
+    """
 
     role = Role.SERVER
     relays = True
@@ -348,7 +353,7 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
     def connectionMade(self) -> None:
         super().connectionMade()
         if ISSLTransport.providedBy(self.transport):
-            # Until the handshake is complete, the client is not authenticated.
+            # Limit the time for the handshake: the client is not authenticated yet.
             self._handshake_timer = self._clock.call_later(
                 HANDSHAKE_TIMEOUT, self._handshake_timed_out
             )
@@ -380,7 +385,7 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
 
     def _report_handshake_failure(self, reason: str) -> None:
         assert self.transport is not None
-        host = getattr(self.transport.getPeer(), "host", "over a Unix socket")
+        host = getattr(self.transport.getPeer(), "host", "a Unix socket")
         self._observer.failure(
             "accepting a TLS client", ConnectionError(f"{host}: {reason}")
         )
@@ -392,13 +397,14 @@ def _explain(reason: Failure) -> str:
 
 
 class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
-    """The client's end. The link is established when SERVER has the expected name.
+    """The client's end of a connection.
 
-    The handler requests positions with REPLICATE; a passive handler does not.
+    The link is established when SERVER has arrived with the expected name. The handler
+    then requests positions with REPLICATE; a passive handler does not.
 
-    :param client_name: this instance's name, sent in NAME; also the label of the
-        connection, since the server does not send one.
-    :param server_name: the homeserver's name that SERVER must have.
+    :param client_name: this instance's name, sent in NAME. It is also the label of the
+        connection, because the server sends no instance name.
+    :param server_name: the homeserver's name, which SERVER must contain.
     """
 
     role = Role.CLIENT

@@ -15,15 +15,15 @@ class ReplicationTransport(Protocol):
         ...
 
     def loseConnection(self) -> None:
-        """Close once everything is written."""
+        """Close the connection after writing all pending data."""
         ...
 
     def abortConnection(self) -> None:
-        """Close at once; unwritten data is discarded."""
+        """Close the connection immediately, without writing pending data."""
         ...
 
     def registerProducer(self, producer: object, streaming: bool) -> None:
-        """Register the producer to be paused and resumed."""
+        """Register the producer that the transport pauses and resumes."""
         ...
 
     def unregisterProducer(self) -> None:

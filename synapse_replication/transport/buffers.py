@@ -1,4 +1,4 @@
-"""Buffers of a transport (plain, TLS or a Unix socket): fill levels and read size."""
+"""Fill levels and read size of a transport (plain TCP, TLS or a Unix socket)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LARGEST_READ", "USUAL_READ", "ReadSize", "TransportBuffers", "read_b
 
 #: A transport's default read size, in bytes.
 USUAL_READ = 65536
-#: The largest read size, in bytes, used while the peer sends without a break.
+#: The largest read size, in bytes, used while the peer sends continuously.
 LARGEST_READ = 4 * USUAL_READ
 
 
@@ -22,7 +22,7 @@ LARGEST_READ = 4 * USUAL_READ
 class TransportBuffers:
     """Fill levels of a transport's buffers in bytes; 0 where unknown.
 
-    :ivar send: not passed to the kernel yet.
+    :ivar send: bytes that were not passed to the kernel yet.
     :ivar kernel_send: bytes in the kernel that the peer has not acknowledged.
     :ivar kernel_read: bytes in the kernel that this process has not read.
     """
@@ -33,10 +33,10 @@ class TransportBuffers:
 
 
 class ReadSize:
-    """Increases a transport's read size while its peer sends without a break.
+    """Controller that increases a transport's read size while its peer is busy.
 
-    Each read has a fixed cost for every stream of which it brings rows, so larger reads
-    are cheaper under load; they would only waste memory on an idle link. A TLS
+    Each read has a fixed cost for every stream whose rows it contains, so larger reads
+    are cheaper under load; on an idle link they would only waste memory. A TLS
     transport ignores the size. Twisted has one setting for both directions: with a
     larger read size, more unwritten data may accumulate on the connection before its
     producer is paused.
@@ -46,7 +46,7 @@ class ReadSize:
         self._size = USUAL_READ
 
     def received(self, transport: Any, length: int) -> None:
-        """Choose the next read's size from the length of the last one, in bytes."""
+        """Set the size of the next read by the length of the last read, in bytes."""
         size = self._size
         if length >= size:
             size = min(2 * size, LARGEST_READ)
@@ -59,7 +59,7 @@ class ReadSize:
 def read_buffers(transport: Any) -> TransportBuffers:
     """Return the fill levels of a transport's buffers."""
     while isinstance(transport, ProtocolWrapper):
-        # TLS wraps another transport, and its own handle is not a file descriptor.
+        # A TLS transport wraps the transport that has the file descriptor.
         transport = transport.transport
     return TransportBuffers(
         # Twisted has no public attributes for these.

@@ -1,4 +1,4 @@
-"""Texts about failed connections, for log lines and the status page."""
+"""Text about failed connections, for log lines and the status page."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["at", "destination", "one_line"]
 def one_line(error: BaseException | None) -> str:
     """Return the text of an error as one line without a full stop.
 
-    A Twisted error repeats the operating system's error in its own words; only the
-    latter is returned.
+    Twisted's connection errors rephrase the operating system's error; for these, only
+    the operating system's text is returned.
 
     :param error: the ``value`` of a ``Failure``, whose type permits ``None``.
     """
@@ -30,7 +30,8 @@ def one_line(error: BaseException | None) -> str:
 def destination(connector: IConnector) -> str:
     """Return a connector's destination: ``HOST:PORT`` or the path of a Unix socket.
 
-    It is empty while unknown, that is, until a Sentinel has returned the master.
+    The result is empty while the destination is unknown, that is, until a Sentinel has
+    returned the master's address.
     """
     address: Any = connector.getDestination()
     if hasattr(address, "host"):
@@ -39,5 +40,8 @@ def destination(connector: IConnector) -> str:
 
 
 def at(where: str, why: str) -> str:
-    """Return the reason of a failure, prefixed by its location, if that is known."""
+    """Return the reason for a failure, after its location, if the location is known.
+
+    :param where: the location, for instance ``HOST:PORT``; empty if unknown.
+    """
     return f"{where}: {why}" if where else why

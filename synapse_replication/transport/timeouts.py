@@ -3,8 +3,8 @@
 Theory of operation: the reactor's clock may step forward by more than a whole timeout
 without any code having run: a laptop was suspended, a virtual machine was paused, the
 system clock was set, a test advanced it. A plain timeout would then fire at once,
-before the reactor could read an answer that has already arrived. So a timeout is split
-into consecutive delayed calls, of which a step of the clock can end at most one.
+before the reactor could read an answer that has already arrived. A timeout is therefore
+split into consecutive delayed calls; a step of the clock can fire at most one of them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 __all__ = ["Timeout"]
 
-#: The number of delayed calls per timeout; between them the reactor reads data.
+#: The number of delayed calls per timeout. The reactor reads data between them.
 STEPS = 6
 
 
 class Timeout:
-    """Calls a function after a time during which the reactor ran.
+    """A delayed call that a step of the clock does not cause to fire early.
 
     Use it in the reactor's thread only.
 
-    :param seconds: the time, in s.
-    :param func: called with ``args``.
+    :param seconds: the delay, in s.
+    :param func: the function to call, with ``args``.
     """
 
     def __init__(

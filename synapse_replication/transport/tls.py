@@ -36,7 +36,7 @@ _PEM_CERTIFICATE = re.compile(
     rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL
 )
 
-#: Meaning of an OpenSSL error and what to do, by the end of its message.
+#: The meaning of OpenSSL errors and what to do, by the end of the error's message.
 _MEANINGS = {
     "certificate verify failed": "the peer's certificate was not issued by an "
     "authority that is trusted here, or has expired",
@@ -68,11 +68,12 @@ def client_context(
     The files are read for each connection.
 
     :param hostname: the name or address that the server's certificate must have.
-    :param authority_file: PEM certificates that are trusted, or a directory of such
-        files; the system's if ``None``.
-    :param certificate_file: certificate to present if the server requests one,
+    :param authority_file: a file of trusted PEM certificates, or a directory of such
+        files; ``None`` to trust the system's certificates.
+    :param certificate_file: the certificate to present if the server requests one,
         followed by its intermediate certificates.
-    :param private_key_file: its private key; ``None`` if it is in the same file.
+    :param private_key_file: the certificate's private key; ``None`` if it is in the
+        same file.
     :raises OSError: if a file cannot be read.
     :raises ValueError: if a file does not contain the expected PEM data.
     """
@@ -87,11 +88,11 @@ def client_context(
 class _ReloadingCreator:
     """Connection creator that reads the files for each connection.
 
-    So renewed certificates take effect without a restart. While the files cannot be
-    loaded, for instance because only one of a pair was replaced, the previous context
-    remains in use and a warning is logged.
+    Renewed certificates therefore take effect without a restart. While the files cannot
+    be loaded, for instance because the certificate was replaced before its key, the
+    previous context remains in use and a warning is logged for each connection.
 
-    :param read: returns a context; the first call must succeed.
+    :param read: returns a new context. Errors of the first call are raised.
     """
 
     def __init__(self, read: Callable[[], Any]) -> None:
@@ -104,8 +105,8 @@ class _ReloadingCreator:
             self._latest = self._read()
         except (OSError, ValueError) as error:
             _log.warn(
-                "A TLS connection uses the certificates loaded before, because the "
-                "files cannot be loaded: {error}",
+                "A TLS connection uses the certificates that were loaded earlier, "
+                "because the files cannot be loaded: {error}",
                 error=error,
             )
         connection: SSL.Connection = self._latest.clientConnectionForTLS(tlsProtocol)
@@ -146,9 +147,11 @@ def server_context(
 
     :param certificate_file: the server's certificate, followed by its intermediate
         certificates.
-    :param private_key_file: its private key; ``None`` if it is in the same file.
-    :param client_authority_file: authorities (a file, or a directory of files) that
-        must have issued the clients' certificates; ``None`` to require none.
+    :param private_key_file: the certificate's private key; ``None`` if it is in the
+        same file.
+    :param client_authority_file: a file, or a directory of files, with the authorities
+        one of which must have issued a client's certificate; ``None`` to require no
+        client certificates.
     :raises OSError: if a file cannot be read.
     :raises ValueError: if a file does not contain the expected PEM data.
     """
@@ -167,20 +170,20 @@ def server_context(
 
 
 def explain(error: BaseException) -> str:
-    """Return a connection error as text; for a TLS error, with its meaning."""
+    """Return the text of a connection error; for a TLS error, add its meaning."""
     if isinstance(error, VerificationError):
         wanted = ", ".join(_show(e.mismatched_id) for e in error.errors)
         return (
             f"TLS: the peer's certificate is not for {wanted}; connect by a name that "
-            "the certificate has"
+            "the certificate contains"
         )
     if not isinstance(error, SSL.Error):
         return one_line(error)
-    words = _words(error)
+    text = _messages(error)
     for end, meaning in _MEANINGS.items():
-        if words.endswith(end):
-            return f"TLS: {words}: {meaning}"
-    return f"TLS: {words or one_line(error)}"
+        if text.endswith(end):
+            return f"TLS: {text}: {meaning}"
+    return f"TLS: {text or one_line(error)}"
 
 
 def _show(wanted: Any) -> str:
@@ -188,7 +191,7 @@ def _show(wanted: Any) -> str:
     return name.decode() if isinstance(name, bytes) else str(name)
 
 
-def _words(error: BaseException) -> str:
+def _messages(error: BaseException) -> str:
     """Return the messages of an OpenSSL error as one text."""
     if error.args and isinstance(error.args[0], list):
         return "; ".join(str(entry[-1]) for entry in error.args[0])
@@ -210,7 +213,7 @@ def _read_certificates(path: Path) -> list[Certificate]:
         return [Certificate.loadPEM(pem) for pem in _read_pems(path)]
     except crypto.Error as error:
         raise ValueError(
-            f"{path} contains a certificate that cannot be parsed: {_words(error)}"
+            f"{path} contains a certificate that cannot be parsed: {_messages(error)}"
         ) from error
 
 
@@ -232,5 +235,5 @@ def _key_mismatch(
 ) -> ValueError:
     return ValueError(
         f"{key or certificate} does not contain the private key of {certificate}: "
-        f"{_words(error)}"
+        f"{_messages(error)}"
     )

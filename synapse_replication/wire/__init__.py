@@ -1,1 +1,1 @@
-"""The wire format: lines and messages to and from values. Pure, without I/O."""
+"""The wire format: parses and encodes lines and messages, without any I/O."""

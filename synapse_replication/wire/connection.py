@@ -1,6 +1,6 @@
 """A line connection without a socket: its states, buffers and time limits.
 
-Theory of operation: an adapter passes the bytes that arrived and the time to
+Theory of operation: an adapter passes received bytes and the current time to
 :meth:`LineConnection.receive_data`, writes the bytes that
 :meth:`LineConnection.data_to_send` returns after each call, and calls
 :meth:`LineConnection.tick` when it is due. When :attr:`LineConnection.state` has
@@ -15,22 +15,23 @@ States::
          +----------------------close, error--------------------+
 
 A client is established when it receives SERVER with the expected name; a server is
-established when it receives NAME, before which it accepts only PING and ERROR. A
-server also closes the connection on an HTTP request line or header in any line. So a
-web browser that is tricked into connecting cannot make the server act. In ``CLOSING``,
-received data is discarded and nothing more can be enqueued: a connection that was
-closed for an error is never resumed.
+established when it receives NAME; before that, it accepts only PING and ERROR. A
+server also closes the connection when it receives an HTTP request, so a web browser
+that is tricked into connecting cannot make the server act. In ``CLOSING``, received
+data is discarded and nothing more can be enqueued: a connection that was closed
+because of an error is never resumed.
 
 Bounds: a line has at most 16384 bytes in either direction. While the transport is
-paused, up to a :class:`PendingLimit` of lines is buffered (10,000 lines and 16 MiB by
-default); exceeding it closes the connection. So a peer that does not read costs at
-most that much memory, plus the transport's buffer and the chunk during which the
-transport was paused.
+paused, lines are buffered up to a :class:`PendingLimit` (10,000 lines and 16 MiB by
+default); exceeding it closes the connection. A peer that does not read therefore costs
+at most that much memory, plus the transport's buffer and the one chunk of about 64 KiB
+that overfilled it.
 
-Extension: a client that speaks the extension marks its first PING, which stock servers
-ignore. A server that speaks it answers with the same mark. Only then do both ends send
-extension lines (:attr:`LineConnection.extension_agreed`). A server's output to other
-clients is the standard protocol, byte for byte.
+Extension: a client that speaks the extension adds a mark to the text of its first
+PING; stock servers ignore this text. A server that speaks the extension sends a PING
+with the same mark in return. Only then do both ends send extension lines
+(:attr:`LineConnection.extension_agreed`). A server's output to all other clients is the
+standard protocol, byte for byte.
 
 Time limits: see :mod:`~synapse_replication.wire.time_limits`.
 """
@@ -101,12 +102,12 @@ MAX_LINE_LENGTH: Final = 16384
 _MAX_NAME_LENGTH: Final = 64
 #: The longest text of an ERROR that this end sends, in characters.
 _MAX_ERROR_LENGTH: Final = 1000
-#: What a server accepts before NAME.
+#: The commands that a server accepts while it is waiting for NAME.
 _BEFORE_NAME: Final = frozenset({"NAME", "PING", "ERROR"})
 
 
 class Role(enum.Enum):
-    """Which end of the connection this object is."""
+    """An end of a connection."""
 
     SERVER = "server"
     CLIENT = "client"
@@ -122,15 +123,15 @@ class ConnectionState(enum.Enum):
 
 
 class CloseReason(enum.Enum):
-    """Why a connection was closed."""
+    """The reason why a connection was closed."""
 
-    CLEAN = "clean"  #: the peer closed
+    CLEAN = "clean"  #: the peer closed the connection
     LOST = "lost"  #: the transport failed
     PEER_ERROR = "peer_error"  #: the peer sent ERROR
     PROTOCOL_ERROR = "protocol_error"  #: the peer violated the protocol
     TIMED_OUT = "timed_out"
     CONGESTED = "congested"  #: the peer reads too slowly
-    SHUTDOWN = "shutdown"  #: this end was asked to close
+    SHUTDOWN = "shutdown"  #: this process closed the connection on request
 
 
 @attrs.frozen
@@ -141,7 +142,7 @@ class Received:
         order.
     :ivar counts: the number of commands by name, including those that the connection
         handles itself (PING, NAME, ...).
-    :ivar refused: an error for each line that did not parse or was not allowed.
+    :ivar refused: an error for each line that was invalid or not allowed.
     """
 
     items: list[ReceivedItem | ExtensionLine] = attrs.Factory(list)
@@ -152,17 +153,18 @@ class Received:
 class LineConnection:
     """One end of a connection.
 
-    :param role: which end.
+    :param role: which end this object is.
     :param server_name: the homeserver's name, which a client expects in SERVER.
-    :param now: monotonic time in s.
+    :param now: the current monotonic time, in s, as in all methods.
     :param limit: how much may be buffered while the transport is paused.
-    :param speaks_extension: speak the extension if the peer does.
+    :param speaks_extension: whether to speak the extension if the peer does.
     :ivar state: the current state.
     :ivar peer_name: the peer's NAME; ``None`` until it is received.
-    :ivar extension_agreed: both ends speak the extension.
+    :ivar extension_agreed: whether both ends speak the extension.
     :ivar close_reason: why the connection was closed; ``None`` while it is open.
-    :ivar close_text: the reason as text for display.
-    :ivar close_hangs: closing took too long, so the transport must be aborted.
+    :ivar close_text: the reason as text for display; empty while it is open.
+    :ivar close_hangs: whether closing has taken too long, so that the transport must
+        be aborted.
     """
 
     def __init__(
@@ -246,7 +248,7 @@ class LineConnection:
             if line.startswith(LINE_PREFIX):
                 self._receive_items(read_lines(lines[start:index]), received, now)
                 start = index
-                # If the extension was not agreed, the line is an unknown command.
+                # If the extension was not agreed on, the line is an unknown command.
                 if self.is_open and self.extension_agreed:
                     received.counts[COUNTED_AS] += 1
                     received.items.append(ExtensionLine(line[len(LINE_PREFIX) :]))
@@ -283,7 +285,7 @@ class LineConnection:
     def _cut_at_too_long_line(self, lines: list[bytes]) -> bool:
         """Remove the first line that is too long and all lines after it.
 
-        :return: whether there was such a line, complete or not.
+        :return: whether a line was too long, including the incomplete last line.
         """
         if lines and max(map(len, lines)) > MAX_LINE_LENGTH:
             lengths = list(map(len, lines))
@@ -324,7 +326,8 @@ class LineConnection:
                 )
                 self._reject(received, RemoteProtocolError(text), now)
             case ErrorCommand():
-                # Stock peers quote the line that they could not parse.
+                # Stock peers quote the line that they could not parse: it may contain
+                # a secret.
                 text = excerpt(without_lines(command.data))
                 self._close(CloseReason.PEER_ERROR, text, now)
             case _:
@@ -336,10 +339,11 @@ class LineConnection:
         """Enqueue lines of one command, in order.
 
         :param lines: without their line ends; at least one.
-        :return: whether they were enqueued. If not, the connection is closing; this
-            call may have closed it because the peer has failed to keep up.
-        :raises LineTooLongError: if a line is too long; none is enqueued.
-        :raises LocalProtocolError: if a line contains a newline; none is enqueued.
+        :return: whether the lines were enqueued. If not, the connection is closing,
+            perhaps because the buffer is full: then this call has closed it.
+        :raises LineTooLongError: if a line is too long; no line is enqueued then.
+        :raises LocalProtocolError: if a line contains a newline; no line is enqueued
+            then.
         """
         longest = max(map(len, lines))
         if longest > MAX_LINE_LENGTH:
@@ -368,26 +372,26 @@ class LineConnection:
         return self._pending.take(everything=not self.is_open)
 
     def pause_writing(self) -> None:
-        """Buffer lines from now on: the transport's buffer is full."""
+        """Start to buffer lines: the transport's buffer is full."""
         self._writing_paused = True
 
     def resume_writing(self) -> None:
         """Stop buffering: the transport accepts data again."""
         self._writing_paused = False
 
-    # -- time and the end -----------------------------------------------------------
+    # -- time limits and closing ----------------------------------------------------
 
     def is_ping_due(self, now: float) -> bool:
-        """Return whether a PING must be sent because the connection was idle."""
+        """Return whether a PING must be sent because no line was sent recently."""
         return self.is_open and self._times.is_ping_due(
             now, is_paused=self._writing_paused
         )
 
     def tick(self, now: float) -> float:
-        """Close the connection if a time limit has passed.
+        """Close the connection if a time limit has expired.
 
-        A late call does not count against the peer: the process may have been
-        suspended, and what the peer sent meanwhile has not been read yet.
+        If the call is late, the limits are extended: the process may have been
+        suspended, and data that the peer sent in the meantime has not been read yet.
 
         :return: the delay until the next call, in s.
         """
@@ -420,7 +424,8 @@ class LineConnection:
     def connection_lost(self, clean: bool, text: str) -> None:
         """Record that the transport was disconnected.
 
-        :param clean: the peer closed it; false if the transport failed.
+        :param clean: true if the peer closed the connection; false if the transport
+            failed.
         :param text: the reason, for display.
         """
         self.state = ConnectionState.CLOSED

@@ -1,39 +1,39 @@
-"""Messages of the extension: exchanged by this package's instances only.
+"""Messages of the extension, which only instances that run this package exchange.
 
 Theory of operation: on the Redis channel ``<server_name>/replication_ext`` each
 instance publishes its *epoch* (random, chosen at each start) and, for each stream that
-it writes, the token up to which it has sent or announced everything. It publishes
-these messages through the same connection as its rows and positions on the main
-channel, hence in order with them. A reader that has handled everything before such a
-message, and is still behind the reported token, has missed something.
+it writes, the token up to which it has sent all rows or announced its position. It
+publishes these messages on the same connection as its rows and positions, so all of
+them arrive in order. A reader that has handled all rows and positions before a message,
+and is still behind the token in the message, has missed rows.
 
-One message is one JSON object of at most :data:`MAX_LENGTH` bytes::
+A message is a JSON object of at most :data:`MAX_LENGTH` bytes::
 
     {"v": 1, "type": "heartbeat", "instance": "event_persister1",
      "epoch": "Vn3x...", "where": "host7:4711", "version": "0.1.0",
      "time": 1700000000000,
      "positions": {"events": [1847, 1699999999000]}}
 
-``positions`` holds, for each stream, a token and the time at which it was reached (ms
-since 1970). The types:
+``positions`` contains, for each stream, a token and the time at which the writer
+reached it, in ms since 1970. The types are:
 
 ``hello``
     The instance started, or reconnected to the channel.
 ``heartbeat``
-    The instance is alive. Sent every second while a stream advances, else every few
-    seconds.
+    The instance is alive. It sends this every second while a stream advances, and
+    otherwise every few seconds.
 ``goodbye``
     The instance is shutting down cleanly; its positions are final.
 ``rows``
-    Rows of the one stream in ``positions`` follow on the main channel; the token is
-    the stream's position before them.
+    Rows follow on the main channel. ``positions`` contains only their stream, with its
+    token before these rows.
 
-Over direct TCP, a message is a line, ``REPLICATION_EXT <json>``, sent once both ends
-have shown that they speak the extension; see
+Over direct TCP, a message is a line, ``REPLICATION_EXT <json>``. It is sent only after
+both ends have declared that they speak the extension; see
 :mod:`synapse_replication.wire.connection`.
 
-Unknown fields, and messages of another version or type, are counted and skipped: a
-newer peer may send them.
+Unknown fields, and messages of another version or an unknown type, are counted and
+skipped: a newer peer may send them.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ __all__ = [
 #: The part of the channel's name after ``<server_name>/``.
 CHANNEL: Final = "replication_ext"
 VERSION: Final = 1
-#: A word that follows the time in a PING: it declares that the sender speaks this
-#: version or a later one.
+#: The mark that follows the time in a PING: it declares that the sender speaks this
+#: version of the extension or a later version.
 PING_MARK: Final = f"{CHANNEL}/{VERSION}"
 #: The start of a message's line over direct TCP.
 LINE_PREFIX: Final = b"REPLICATION_EXT "
@@ -76,11 +76,11 @@ COUNTED_AS: Final = "EXTENSION"
 MAX_LENGTH: Final = 64 * 1024
 #: The longest instance name, epoch, stream name or location, in characters.
 MAX_NAME_LENGTH: Final = 255
-#: The most streams in one message.
+#: The largest number of streams in one message.
 MAX_STREAMS: Final = 500
 
 _INT64: Final = 2**63
-#: Names that were checked before, and the most of them.
+#: Cache of names that were found to be valid, and its largest size.
 _valid_names: set[str] = set()
 _MAX_VALID_NAMES: Final = 1000
 _FIELDS: Final = frozenset(
@@ -100,7 +100,7 @@ _FIELDS: Final = frozenset(
 
 
 class MessageType(enum.Enum):
-    """Type of a message; the module's docstring explains each."""
+    """Type of a message; the module's docstring explains each type."""
 
     HELLO = "hello"
     HEARTBEAT = "heartbeat"
@@ -113,7 +113,7 @@ _TYPES: Final = {kind.value: kind for kind in MessageType}
 
 @attrs.frozen
 class ExtensionLine:
-    """A message that was received over direct TCP, not parsed yet."""
+    """A message that was received over direct TCP and is not parsed yet."""
 
     payload: bytes
 
@@ -122,8 +122,8 @@ class ExtensionLine:
 class StreamPosition:
     """The position of a writer in one of its streams.
 
-    :ivar token: all rows up to it were sent, or announced by a POSITION.
-    :ivar time_ms: when the writer reached it, ms since 1970.
+    :ivar token: the token up to which all rows were sent, or announced by a POSITION.
+    :ivar time_ms: when the writer reached the token, in ms since 1970.
     """
 
     token: int
@@ -136,13 +136,13 @@ class ExtensionMessage:
 
     :ivar epoch: the epoch of the sending instance: random, chosen at each start.
     :ivar where: the location of the instance, for display; empty if not stated.
-    :ivar version: the version of its software; empty if not stated.
+    :ivar version: the version of this package that it runs; empty if not stated.
     :ivar time_ms: when the message was created, in ms since 1970.
     :ivar positions: positions of the streams that the instance writes, by stream name.
     :ivar has_backlog: whether the instance serves its recent rows from a backlog. The
-        wire carries the field only if it is false.
-    :ivar follows: in a ``hello`` over direct TCP, the streams that the instance
-        follows; ``None`` if not stated, which means all.
+        encoded message contains the field only if it is false.
+    :ivar follows: in a ``hello`` over direct TCP, the streams whose rows the instance
+        needs; ``None`` if not stated, which means all.
     :ivar unknown_fields: the number of fields that were skipped.
     """
 
@@ -183,10 +183,10 @@ def encode_message(message: ExtensionMessage) -> bytes:
 def parse_message(payload: bytes) -> ExtensionMessage:
     """Parse a message.
 
-    :raises UnknownExtensionError: if it is of another version or type, which is not a
+    :raises UnknownExtensionError: if its version or type is unknown, which is not a
         violation of the protocol.
     :raises ExtensionMessageError: if it is not a valid message. The error's text does
-        not quote it.
+        not quote the message.
     """
     if len(payload) > MAX_LENGTH:
         _raise_invalid(f"it has {len(payload)} bytes; {MAX_LENGTH} are allowed")
@@ -222,7 +222,7 @@ def _positions(value: Any) -> dict[str, StreamPosition]:
     positions = {}
     for name, position in value.items():
         if not isinstance(position, list) or len(position) < 2:
-            _raise_invalid("a position is not a token and a time")
+            _raise_invalid("a position is not a list of a token and a time")
         positions[_name(name, "a stream")] = StreamPosition(
             _integer(position[0], "a token"), _integer(position[1], "a time")
         )
@@ -236,7 +236,7 @@ def _streams(value: Any) -> frozenset[str]:
 
 
 def _name(value: Any, what: str) -> str:
-    # The same few names are in all messages.
+    # Nearly all messages contain the same few names: check each only once.
     if type(value) is str and value in _valid_names:
         return value
     if (

@@ -1,4 +1,4 @@
-"""Lines that wait to be written: :class:`PendingLines`."""
+"""A connection's buffer of lines to be written: :class:`PendingLines`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ WRITE_SIZE: Final = 65536
 
 @attrs.frozen
 class PendingLimit:
-    """Limit of what is buffered for a peer that does not read.
+    """Limit of the lines that are buffered for a peer that does not read.
 
-    :ivar lines: the number of lines.
-    :ivar bytes: their total size, line ends included.
+    :ivar lines: the largest number of lines.
+    :ivar bytes: their largest total size in bytes, line ends included.
     """
 
     lines: int = 10_000
@@ -26,33 +26,36 @@ class PendingLimit:
 
 
 class PendingLines:
-    """The lines of one connection that were not written yet, in order.
+    """The lines of one connection that have not been written yet, in order.
 
     :ivar lines: their number.
-    :ivar bytes: their total size, line ends included.
+    :ivar bytes: their total size in bytes, line ends included.
     """
 
     def __init__(self, limit: PendingLimit) -> None:
         self._limit = limit
-        # Number of lines, and the lines with their ends.
+        # Each item is a number of lines, and these lines with their ends.
         self._chunks: deque[tuple[int, bytes]] = deque()
         self.lines = self.bytes = 0
 
     def has_room(self, count: int, size: int) -> bool:
-        """Return whether the limit permits ``count`` more lines of ``size`` bytes."""
+        """Return whether ``count`` more lines of together ``size`` bytes fit."""
         return (
             self.lines + count <= self._limit.lines
             and self.bytes + size <= self._limit.bytes
         )
 
     def add(self, count: int, data: bytes) -> None:
-        """Append ``count`` lines, with their ends."""
+        """Append ``count`` lines.
+
+        :param data: the lines with their ends.
+        """
         self._chunks.append((count, data))
         self.lines += count
         self.bytes += len(data)
 
     def take(self, *, everything: bool) -> bytes:
-        """Remove and return about 64 KiB, or everything."""
+        """Remove and return about 64 KiB of lines, or all lines."""
         chunks = []
         size = 0
         while self._chunks and (size < WRITE_SIZE or everything):

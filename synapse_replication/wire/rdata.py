@@ -1,16 +1,16 @@
-"""RDATA lines in bulk: from lines to runs of rows, and back.
+"""RDATA lines in bulk: parses them into runs of rows, and encodes rows as lines.
 
 Theory of operation: nearly every line of a busy link is RDATA, so these lines are not
-turned into commands one by one. :func:`read_lines` takes the lines that arrived
-together and groups them by stream into runs, which are parallel lists of tokens and
-rows: an :class:`RdataRun` if one writer wrote all of them, an :class:`InterleavedRun`,
-with a list of the writers, if several did. The rows stay JSON text, which is the most
-compact form for a queue; the consumer of the queue decodes them with the row type of
-their stream. Every other line becomes a command.
+parsed into commands one by one. :func:`read_lines` receives the lines that arrived
+together and groups the RDATA lines by stream into runs, which are parallel lists of
+tokens and rows: an :class:`RdataRun` if all rows are from one writer, an
+:class:`InterleavedRun`, with a list of the writers, if they are from several. The rows
+remain JSON text, which is the most compact form for a queue; the consumer of the queue
+decodes them with the row type of their stream. Every other line becomes a command.
 
-Order is preserved among the rows of one stream, of all its writers, and between every
-other command and all rows before and after it. Rows of different streams between two
-other commands may be regrouped.
+All rows of a stream remain in order, whichever writer they are from. Every other
+command remains in order with all rows before and after it. Rows of different streams
+between two such commands may be regrouped.
 
 See docs/failure-modes.rst: failure-interleaved-batches.
 """
@@ -54,9 +54,10 @@ _SAFE_DIGITS = 18
 class RdataRun:
     """Rows of one writer of one stream that arrived together.
 
-    :ivar tokens: the token of each row, ``None`` for all but the last row of a
-        batch. A batch may continue in a later run of the same writer.
-    :ivar rows: the JSON text of each row, not validated yet; as long as ``tokens``.
+    :ivar tokens: the token of each row; ``None`` for all but the last row of a batch.
+        A batch may continue in a later run of the same writer.
+    :ivar rows: the JSON text of each row, not validated yet. The list is as long as
+        ``tokens``.
     """
 
     stream_name: str
@@ -67,11 +68,11 @@ class RdataRun:
 
 @attrs.define
 class InterleavedRun:
-    """Rows of one stream that arrived together, of more than one writer.
+    """Rows of several writers of one stream that arrived together.
 
-    :ivar instance_names: the writer of each row; as long as ``tokens``.
-    :ivar tokens: as in :class:`RdataRun`.
-    :ivar rows: as in :class:`RdataRun`.
+    :ivar instance_names: the writer of each row. The list is as long as ``tokens``.
+    :ivar tokens: see :class:`RdataRun`.
+    :ivar rows: see :class:`RdataRun`.
     """
 
     stream_name: str
@@ -80,7 +81,7 @@ class InterleavedRun:
     rows: list[bytes]
 
     def part(self, start: int, end: int) -> InterleavedRun:
-        """Return a run of the rows in ``[start:end]``."""
+        """Return a run of the rows from index ``start`` to just before ``end``."""
         return InterleavedRun(
             self.stream_name,
             self.instance_names[start:end],
@@ -89,7 +90,7 @@ class InterleavedRun:
         )
 
     def without(self, instance_name: str) -> InterleavedRun:
-        """Return a run without the rows of one writer, perhaps an empty one."""
+        """Return a run without the rows of one writer. It may be empty."""
         kept = [name != instance_name for name in self.instance_names]
         return InterleavedRun(
             self.stream_name,
@@ -116,9 +117,10 @@ class InterleavedRun:
 class RefusedLine:
     """A line that is not a valid command.
 
-    :ivar error: what is wrong with it.
-    :ivar stream_name: the stream, if a row of it was lost with the line.
-    :ivar instance_name: the writer, if a row of it was lost with the line.
+    :ivar error: the reason why it is not valid.
+    :ivar stream_name: the stream of the row that was lost with the line; ``None`` if it
+        is unknown or the line is not RDATA.
+    :ivar instance_name: the row's writer; ``None`` like ``stream_name``.
     """
 
     error: RemoteProtocolError
@@ -133,13 +135,13 @@ def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
     """Parse lines that arrived together.
 
     A run of a stream ends at every line that is not RDATA. Blank lines are skipped.
-    Never raises: an invalid line becomes a :class:`RefusedLine` in its place.
+    Never raises: for an invalid line, a :class:`RefusedLine` is returned.
 
     :param lines: in the order of arrival, without their ends.
     """
     # Over 50 lines, because function calls per line would slow down the hot path.
     items: list[ReceivedItem] = []
-    # The run of each stream that may still grow.
+    # For each stream, the run to which rows can still be added.
     open_runs: dict[bytes, _OpenRun] = {}
     names: dict[bytes, str] = {}
     # The open run of the last row's stream, unpacked; see _OpenRun.
@@ -193,8 +195,8 @@ def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
     return items
 
 
-#: The first writer's name as bytes; the writer of each row, if there are several; the
-#: tokens; the rows; and the run's index among the items.
+#: The first writer's name as bytes; the writer of each row, or ``None`` if one writer
+#: wrote all of them; the tokens; the rows; and the run's index among the items.
 _OpenRun: TypeAlias = tuple[bytes, list[str] | None, list[int | None], list[bytes], int]
 
 
@@ -205,7 +207,7 @@ def _begin_run(stream: bytes, writer: bytes, items: list[ReceivedItem]) -> _Open
 
 
 def _interleave(known: _OpenRun, items: list[ReceivedItem]) -> _OpenRun:
-    """Replace a run of one writer by a run of several."""
+    """Replace a run of one writer with a run of several writers."""
     first_writer, _, tokens, rows, index = known
     run = items[index]
     assert isinstance(run, RdataRun)
@@ -231,7 +233,7 @@ def _read_other_line(line: bytes, words: list[bytes]) -> Command | RefusedLine:
         name = words[0].decode("utf-8", "replace")
         error: RemoteProtocolError = UnparsableLineError(name, "it is not UTF-8")
     except RemoteProtocolError as raised:
-        # The frames of the traceback hold several references to a possibly long line.
+        # The frames of the traceback have several references to a possibly long line.
         error = raised.with_traceback(None)
         error.__context__ = None
     return _refused_line(words, error)
@@ -243,7 +245,7 @@ def _refused_line(words: list[bytes], error: RemoteProtocolError) -> RefusedLine
     try:
         return RefusedLine(error, _read_name(words[1]), _read_name(words[2]))
     except ValueError:
-        # The stream or the writer is invalid, too: no position depends on the row.
+        # The stream or the writer is invalid, too, so no position depends on the row.
         return RefusedLine(error)
 
 
@@ -254,7 +256,8 @@ def rdata_lines(
 ) -> list[bytes]:
     """Return RDATA lines, without their ends.
 
-    :param batches: pairs of a token and the JSON texts of its rows, at least one each.
+    :param batches: pairs of a token and the JSON texts of its rows, at least one row
+        per token.
     """
     head = f"RDATA {stream_name} {instance_name} ".encode()
     batch_head = head + _BATCH + b" "

@@ -1,9 +1,10 @@
 """The time limits of a line connection: :class:`TimeLimits`.
 
-Theory of operation, all in s: a PING is sent after 5 s without another line. After the
-peer's first PING, 25 s of silence close the connection; a peer that never sends PING
-may be a person using a terminal, and is never timed out. A client waits 10 s for
-SERVER, so that connecting to a wrong port is reported.
+Theory of operation: a PING is sent when no line has been sent for 5 s. After the peer's
+first PING, the connection is closed when nothing has arrived for 25 s; a peer that
+never sends PING may be a person using a terminal, so this limit does not apply to it. A
+client waits 10 s for SERVER, so that connecting to a wrong port is reported; a server
+waits 60 s for NAME.
 """
 
 from __future__ import annotations
@@ -13,27 +14,29 @@ from typing import Final
 
 __all__ = ["HANDSHAKE_TIMEOUT", "NAME_TIMEOUT", "TimeLimits"]
 
-#: Idle time after which a PING is sent, in s.
+#: A PING is sent when no line has been sent for this time, in s.
 PING_INTERVAL: Final = 5.0
-#: Silence after which a connection is closed, and the time limit of a close, in s.
+#: A connection is closed when nothing has arrived for this time, in s. It is also the
+#: time limit of closing.
 TIMEOUT: Final = 25.0
-#: The time that a client waits for the server's first line, in s.
+#: The time that a client waits for SERVER, in s.
 HANDSHAKE_TIMEOUT: Final = 10.0
 #: The time that a server waits for NAME, in s: enough for a person to type it.
 NAME_TIMEOUT: Final = 60.0
-#: The shortest delay until the next tick, in s: rounding must not cause a busy loop.
+#: The shortest delay until the next tick, in s, so that rounding cannot cause a busy
+#: loop.
 _SHORTEST_DELAY: Final = 0.001
-#: A tick that is later than this, in s, means that the process was suspended or that
-#: its clock stepped.
+#: If a tick is late by more than this time, in s, the process was suspended or its
+#: clock stepped.
 _LATE: Final = 1.0
 
 
 class TimeLimits:
-    """The due times of one connection. All times are monotonic, in s.
+    """The time limits of one connection. All times are monotonic, in s.
 
-    :ivar last_sent: when a line was sent last.
-    :ivar last_received: when anything arrived last.
-    :ivar peer_pings: the peer sends PING.
+    :ivar last_sent: when a line was last sent.
+    :ivar last_received: when any data last arrived.
+    :ivar peer_pings: whether the peer has ever sent PING.
     """
 
     def __init__(self, *, is_server: bool, now: float) -> None:
@@ -48,13 +51,13 @@ class TimeLimits:
         self._closing_since = now
 
     def close_hangs(self, now: float) -> bool:
-        """Return whether closing takes too long."""
+        """Return whether closing has taken too long."""
         return now >= self._closing_since + TIMEOUT
 
     def forgive_late_tick(self, now: float) -> None:
-        """Extend the limits by a pause of this process, such as a suspension.
+        """Extend the limits by the time for which this process was suspended.
 
-        Data that the peer sent meanwhile has not been read yet.
+        Data that the peer sent in the meantime has not been read yet.
         """
         late = now - self._tick_due
         if late > _LATE:
@@ -63,7 +66,10 @@ class TimeLimits:
             self._closing_since = min(now, self._closing_since + late)
 
     def expired(self, now: float, *, is_connecting: bool) -> str | None:
-        """Return which limit of an open connection has passed, as text for display."""
+        """Return a text about the expired limit of an open connection, if there is one.
+
+        :return: the text for display; ``None`` if no limit has expired.
+        """
         if is_connecting and now >= self._handshake_ends:
             return (
                 f"no NAME within {NAME_TIMEOUT:.0f} s; send it first"
@@ -76,7 +82,7 @@ class TimeLimits:
         return None
 
     def is_ping_due(self, now: float, *, is_paused: bool) -> bool:
-        """Return whether the connection was idle for too long."""
+        """Return whether no line has been sent for :data:`PING_INTERVAL`."""
         return now >= self._ping_due(is_paused)
 
     def next_tick(
@@ -88,7 +94,8 @@ class TimeLimits:
             due = min(self._silence_ends, self._ping_due(is_paused))
             if is_connecting:
                 due = min(due, self._handshake_ends)
-        # The first PING received, or resumed writing, may move a due time forward.
+        # Until the next tick, the peer's first PING or resumed writing may set a limit
+        # that expires earlier.
         delay = min(PING_INTERVAL, max(_SHORTEST_DELAY, due - now))
         self._tick_due = now + delay
         return delay

@@ -1,4 +1,4 @@
-"""Peers that speak something else: TLS, HTTP, or another line protocol."""
+"""Detection of peers that speak another protocol, such as TLS or HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = [
     "no_name_error",
 ]
 
-#: How many bytes of an unexpected first word are quoted in the error.
+#: The number of bytes of an unexpected first word that the error quotes.
 _FIRST_WORD: Final = 12
 #: First words of HTTP lines, in upper case. No command has such a name.
 HTTP_WORDS: Final = frozenset(
@@ -39,7 +39,7 @@ _TLS_HANDSHAKE, _TLS_ALERT = b"\x16\x03", b"\x15\x03"
 
 
 def find_tls(data: bytes) -> RemoteProtocolError | None:
-    """Return an error if the first bytes of a connection are those of TLS."""
+    """Return an error if the first bytes of a connection are a TLS record."""
     if data.startswith((_TLS_HANDSHAKE, _TLS_ALERT)):
         return RemoteProtocolError(
             "the peer speaks TLS, and this end of the connection does not"
@@ -48,7 +48,7 @@ def find_tls(data: bytes) -> RemoteProtocolError | None:
 
 
 def find_http(lines: Iterable[bytes]) -> RemoteProtocolError | None:
-    """Return an error if a line is that of an HTTP request."""
+    """Return an error if a line is the request line of HTTP."""
     return http_error() if any(b" HTTP/1." in line for line in lines) else None
 
 

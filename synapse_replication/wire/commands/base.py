@@ -111,7 +111,7 @@ class Command(abc.ABC):
 
     @classmethod
     def _words(cls, line: str, count: int) -> list[str]:
-        """Split into ``count`` words; the last is the rest of the line."""
+        """Split into ``count`` words; the last one is the remainder of the line."""
         words = line.split(" ", count - 1)
         if len(words) != count:
             cls._raise_unparsable(f"it has {len(words)} fields, not {count}")
@@ -167,7 +167,7 @@ def decode_fields(
 
     :raises UnparsableLineError: if they do not match the decoder's type.
     """
-    # The fields may be secret; the decoder's message has paths but never values.
+    # The fields may be secret; the decoder's message contains paths but no values.
     try:
         return decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

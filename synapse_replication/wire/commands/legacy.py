@@ -17,11 +17,11 @@ _CACHE_KEYS = msgspec.json.Decoder(list[Any] | None)
 
 @attrs.frozen
 class RemovePusherCommand(Command):
-    """Request to remove a pusher. Sent by older peers only.
+    """Request to remove a pusher; only older peers send it.
 
-    :ivar app_id: has no spaces.
-    :ivar push_key: may have spaces.
-    :ivar user_id: has no spaces.
+    :ivar app_id: contains no spaces.
+    :ivar push_key: may contain spaces.
+    :ivar user_id: contains no spaces.
     """
 
     NAME: ClassVar[str] = "REMOVE_PUSHER"
@@ -45,9 +45,10 @@ class RemovePusherCommand(Command):
 
 @attrs.frozen
 class InvalidateCacheCommand(Command):
-    """Notice that an entry of a cache is stale. Sent by older peers only.
+    """Notice that an entry of a cache is stale; only older peers send it.
 
-    :ivar keys: JSON values; ``None`` for the whole cache.
+    :ivar cache_func: the name of the cached function.
+    :ivar keys: the entry's key, as JSON values; ``None`` for the whole cache.
     """
 
     NAME: ClassVar[str] = "INVALIDATE_CACHE"

@@ -1,7 +1,7 @@
 """The commands of the protocol, and their lines.
 
-A line is a command's name, a space, and the rest, which each class parses in
-:meth:`Command.from_line` and encodes in :meth:`Command.to_line`; the two are inverse.
+A line consists of a command's name, a space, and the command's fields, which each class
+parses in :meth:`Command.from_line` and encodes in :meth:`Command.to_line`.
 Classes and fields have the names that Synapse uses.
 """
 
@@ -67,7 +67,7 @@ _SAFE_DIGITS: Final = 18
 
 @attrs.frozen
 class _TextCommand(Command):
-    """A command with one field: the rest of the line."""
+    """A command with one field, the remainder of the line."""
 
     data: str
 
@@ -80,7 +80,7 @@ class _TextCommand(Command):
 
 
 class _WordCommand(_TextCommand):
-    """A command with one field: a word."""
+    """A command with one field without spaces."""
 
     __slots__ = ()
 
@@ -132,7 +132,7 @@ class ErrorCommand(_TextCommand):
 class RemoteServerUpCommand(_WordCommand):
     """Notice that a remote homeserver can be reached again.
 
-    :ivar data: its name.
+    :ivar data: the remote homeserver's name.
     """
 
     __slots__ = ()
@@ -142,7 +142,7 @@ class RemoteServerUpCommand(_WordCommand):
 class NewActiveTaskCommand(_WordCommand):
     """Request to run a scheduled task.
 
-    :ivar data: its id.
+    :ivar data: the task's id.
     """
 
     __slots__ = ()
@@ -152,7 +152,7 @@ class NewActiveTaskCommand(_WordCommand):
 class CancelTaskCommand(_WordCommand):
     """Request to stop a scheduled task.
 
-    :ivar data: its id.
+    :ivar data: the task's id.
     """
 
     __slots__ = ()
@@ -167,7 +167,7 @@ class ReplicateCommand(Command):
 
     @classmethod
     def from_line(cls, line: str) -> ReplicateCommand:
-        """Ignore the rest of the line: older peers send obsolete arguments."""
+        """Ignore any fields: older peers send obsolete arguments."""
         return cls()
 
     @override
@@ -262,7 +262,7 @@ class RdataCommand(Command):
 
 @lru_cache(maxsize=1024)
 def _rdata_head(stream_name: str, instance_name: str) -> bytes:
-    """Return the common start of a writer's lines; JSON text contains no newline."""
+    """Return the start that the lines of a stream's writer have in common."""
     return encode_text(RdataCommand.NAME, f"RDATA {stream_name} {instance_name} ")
 
 
@@ -270,8 +270,8 @@ def _rdata_head(stream_name: str, instance_name: str) -> bytes:
 class FederationAckCommand(Command):
     """Acknowledgement by a federation sender of the ``federation`` stream's rows.
 
-    :ivar instance_name: the sender; ``None`` in the older form.
-    :ivar token: it has handled all rows up to this token.
+    :ivar instance_name: the federation sender; ``None`` in the older form.
+    :ivar token: the token up to which it has handled all rows.
     """
 
     NAME: ClassVar[str] = "FEDERATION_ACK"
@@ -293,7 +293,7 @@ class FederationAckCommand(Command):
 
 @attrs.frozen
 class LockReleasedCommand(Command):
-    """Notice that a lock was released, so that waiters may try to acquire it.
+    """Notice that a lock was released: instances waiting for it may try to acquire it.
 
     :ivar instance_name: the instance that held it.
     """
@@ -369,8 +369,9 @@ def parse_command_from_line(line: str) -> Command:
     """
     words = line.split(" ", 4)
     if len(words) == 5 and words[0] == "RDATA":
-        # Fast path; unusual and invalid lines are handled below. Names are not checked
-        # here: received rows are parsed by read_lines(), which checks them.
+        # The fast path; other forms of RDATA and invalid lines are handled below. Names
+        # are not checked here: received rows are parsed by read_lines(), which checks
+        # them.
         _, stream_name, instance_name, token, text = words
         if (
             stream_name

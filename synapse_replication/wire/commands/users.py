@@ -1,11 +1,11 @@
-"""Commands about users: their syncing, and the addresses that they use.
+"""Commands about users: when they sync, and the addresses that they use.
 
 Ambiguities of the format:
 
-* In USER_SYNC the device id is the only field that may contain spaces, because none of
-  the fields around it may. The text ``None`` as a device id means that there is none.
-* The older USER_SYNC without a device id differs from the newer one by the number of
-  words; both are encoded in the newer form.
+* In USER_SYNC only the device id may contain spaces, so the line is split from both
+  ends. The text ``None`` as a device id means that there is no device id.
+* The older form of USER_SYNC has no device id and therefore fewer words; it is parsed,
+  too. Only the newer form is sent.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class UserSyncCommand(Command):
     """Notice that a user started or stopped syncing with an instance.
 
     :ivar instance_id: the random id of the instance's epoch.
-    :ivar user_id: has no spaces.
-    :ivar device_id: may have spaces. ``None`` if not known.
-    :ivar last_sync_ms: when the user was last seen there, ms since 1970.
+    :ivar user_id: contains no spaces.
+    :ivar device_id: may contain spaces; ``None`` if not known.
+    :ivar last_sync_ms: when the user last synced with the instance, in ms since 1970.
     """
 
     NAME: ClassVar[str] = "USER_SYNC"
@@ -43,7 +43,7 @@ class UserSyncCommand(Command):
     @classmethod
     @override
     def from_line(cls, line: str) -> UserSyncCommand:
-        # Split from both ends, because a device id may have spaces.
+        # Split from both ends, because a device id may contain spaces.
         ends = line.rsplit(" ", 2)
         if len(ends) != 3:
             cls._raise_unparsable("it has fewer than 4 fields")
@@ -93,11 +93,11 @@ class ClearUserSyncsCommand(Command):
 
 @attrs.frozen
 class UserIpCommand(Command):
-    """Notice of a user's request. Published on a Redis channel of its own.
+    """Notice of a user's request, published on a Redis channel of its own.
 
-    :ivar user_id: has no spaces.
-    :ivar access_token: secret, therefore omitted from the ``repr``.
-    :ivar last_seen: ms since 1970.
+    :ivar user_id: contains no spaces.
+    :ivar access_token: secret, and therefore omitted from the ``repr``.
+    :ivar last_seen: the time of the request, in ms since 1970.
     """
 
     NAME: ClassVar[str] = "USER_IP"
