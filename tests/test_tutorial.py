@@ -272,11 +272,11 @@ class OwnHostTests(WalkthroughTestCase):
                 lines += reader.wait_for(lambda line: line.startswith("orders writer"))
             self.assertEqual(self.status, 0)
         self.assertEqual(self.status, 0)
-        places = [
-            int(place)
+        offsets = [
+            int(offset)
             for line in lines
-            for place in re.findall(r"^cursors .*place=(\d+)", line)
+            for offset in re.findall(r"^cursors .*offset=(\d+)", line)
         ]
         # Rows written before the reader started came over HTTP.
-        self.assertEqual(places, list(range(len(places))))
-        self.assertGreater(len(places), 1)
+        self.assertEqual(offsets, list(range(len(offsets))))
+        self.assertGreater(len(offsets), 1)

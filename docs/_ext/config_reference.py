@@ -1,4 +1,4 @@
-"""The directive ``config-reference``: lists made of the models of the configuration.
+"""The directive ``config-reference``: lists made from the models of the configuration.
 
 One section for each mapping that a configuration file can hold, with an entry for each
 key: its type, its default and its description.
@@ -26,7 +26,7 @@ from synapse_replication.config import models, own_section
 from synapse_replication.config.models import SharedFile
 from synapse_replication.streams.table import TableStream
 
-#: Names of types, as people who write YAML know them.
+#: Names of types for people who write YAML.
 _PLAIN = {
     str: "text",
     int: "integer",
@@ -129,9 +129,9 @@ def _title(path: str, introduction: str) -> Iterator[str]:
 def _section(
     section: type[BaseModel], path: str, shown: dict[type[BaseModel], str]
 ) -> Iterator[str]:
-    """Yield the lines of a section's list, and of those of the sections within.
+    """Yield the lines of the list of a section, and of the lists of nested sections.
 
-    :param shown: the paths of the sections that have a list already.
+    :param shown: the paths of the sections that already have a list.
     """
     rows, within = [], []
     hints = typing.get_type_hints(section, include_extras=True)
@@ -169,7 +169,7 @@ def _stream(path: str) -> Iterator[str]:
     for field in attrs.fields(TableStream):
         if not field.init or field.name == "row_type":
             continue
-        words = " ".join(meanings[field.name].split())
+        meaning = " ".join(meanings[field.name].split())
         kind = _STREAM_TYPES.get(field.name) or (
             "true or false" if field.type == "bool" else "text"
         )
@@ -179,8 +179,10 @@ def _stream(path: str) -> Iterator[str]:
             default = f"``{str(field.default).lower()}``"
         else:
             default = "--"
-        rows.append((f"``{field.name}``", kind, default, words[:1].upper() + words[1:]))
-    yield from _title(path, "A stream whose rows are those of a table of yours.")
+        rows.append(
+            (f"``{field.name}``", kind, default, meaning[:1].upper() + meaning[1:])
+        )
+    yield from _title(path, "A stream whose rows are the rows of one of your tables.")
     yield from _entries(rows)
 
 

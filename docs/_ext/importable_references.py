@@ -37,6 +37,6 @@ def resolve(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register with Sphinx."""
+    """Register the handler of missing references with Sphinx."""
     app.connect("missing-reference", resolve)
     return {"parallel_read_safe": True}

@@ -1,4 +1,4 @@
-"""The directive ``metrics-reference``: a table made of instrumentation/metrics.py."""
+"""The directive ``metrics-reference``: a table made from instrumentation/metrics.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from synapse_replication.instrumentation.metrics import METRICS, SERVER_NAME_LAB
 
 
 class MetricsReference(Directive):
-    """One row for each definition, in their order."""
+    """A table with one row for each definition, in the order of the definitions."""
 
     def run(self) -> list[nodes.Node]:
         """Return the table. Called by docutils."""
@@ -37,6 +37,6 @@ class MetricsReference(Directive):
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Let Sphinx know the directive."""
+    """Register the directive with Sphinx."""
     app.add_directive("metrics-reference", MetricsReference)
     return {"parallel_read_safe": True}

@@ -32,7 +32,7 @@ def make_front_end(host: Any, config: dict[str, Any]) -> FrontEnd:
     return FrontEnd(host)
 
 
-class Notes(SyncingUsers):
+class UserRecorder(SyncingUsers):
     """The ``command_sink`` of the process that records users."""
 
     def on_user_sync(
@@ -44,7 +44,7 @@ class Notes(SyncingUsers):
         last_sync_ms: int,
     ) -> None:
         super().on_user_sync(instance_id, user_id, device_id, is_syncing, last_sync_ms)
-        log.info("{users} users sync", users=len(self.syncing_users()))
+        log.info("syncing users: {users}", users=len(self.syncing_users()))
 
     def on_user_ip(
         self,
@@ -69,7 +69,7 @@ class Notes(SyncingUsers):
         log.info("lock {name}/{key} is free", name=lock_name, key=lock_key)
 
 
-def make_notes(host: Any, config: dict[str, Any]) -> Notes:
+def make_recorder(host: Any, config: dict[str, Any]) -> UserRecorder:
     # By default, only the instance that stores addresses subscribes to them.
     host.send.subscribe_to_channel("USER_IP")
-    return Notes(own=host.send.syncing_users)
+    return UserRecorder(own=host.send.syncing_users)

@@ -12,24 +12,24 @@ from synapse_replication.streams.stream import StreamDescription
 @attrs.frozen
 class CursorRow:
     document: str
-    place: int
+    offset: int
 
 
 CURSORS = StreamDescription(
     name="cursors",
     codec=RowCodec("cursors", CursorRow),
     held_in_memory=True,
-    resettable=True,  # its tokens begin again with its writer's process
+    resettable=True,  # tokens start at 0 again when the writer restarts
 )
 
 
 def add_stream(host: Any, config: dict[str, Any]) -> None:
-    me = host.identity.instance_name
+    own_name = host.identity.instance_name
     stream = MemoryStream(
         CURSORS,
-        instance_name=me,
+        instance_name=own_name,
         fetch=host.fetch_from_writer("cursors"),
-        key=lambda row: row.document,  # a row replaces the older ones of its key
+        key=lambda row: row.document,  # a row replaces older rows with the same key
         on_write=host.notifier.notify,
     )
-    host.streams.add(stream, is_written_here=me == config["writer"])
+    host.streams.add(stream, is_written_here=own_name == config["writer"])

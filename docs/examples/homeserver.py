@@ -23,7 +23,7 @@ DATABASE = {"dbname": "shop"}
 REDIS = api.RedisOptions(host="localhost", port=6379)
 SECRET = "a long random text"
 
-# A stream in a table,
+# A stream in a table.
 ORDERS = api.TableStream(
     name="orders", table="orders", id_column="stream_id",
     writer_column="instance_name", sequence="orders_stream_seq",
@@ -34,10 +34,10 @@ ORDERS = api.TableStream(
 @attrs.frozen
 class CursorRow:
     document: str
-    place: int
+    offset: int
 
 
-# and one held in memory, whose rows readers fetch from the writer over HTTP.
+# A stream held in memory: readers fetch its rows from the writer over HTTP.
 CURSORS = api.StreamDescription(
     name="cursors", codec=api.RowCodec("cursors", CursorRow),
     held_in_memory=True, resettable=True,
@@ -60,7 +60,7 @@ class PrintingSink:
         print(stream, writer, token, *rows, flush=True)
 
     def on_position(self, stream: str, writer: str, token: int) -> None:
-        """Ignore a position without rows; a sink that persists tokens would do so."""
+        """Ignore a position without rows; a sink may have to persist it."""
 
 
 class Server:

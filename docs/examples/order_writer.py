@@ -1,4 +1,4 @@
-"""Write an order per second."""
+"""Write two orders at each interval."""
 
 from typing import Any
 

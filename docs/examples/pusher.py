@@ -1,4 +1,4 @@
-"""Push orders to users: in order, and each exactly once."""
+"""Push each order to users exactly once and in order."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +12,10 @@ class Pusher(Service):
     """A service for ``modules`` that pushes complete ranges of orders.
 
     Do not push a row when it arrives: with two writers, order 6 of the fast one may
-    arrive before order 5 of the slow one is even committed. If 6 were pushed at once
-    and stored as the last id, order 5 would never be pushed. So this pusher waits until
-    the rows of *every* writer have arrived, and stores the last id that it has pushed.
+    arrive before order 5 of the slow one is even committed. If 6 were pushed
+    immediately and stored as the last id, order 5 would never be pushed. This pusher
+    therefore waits until the rows of *every* writer have arrived, and stores the last
+    id that it has pushed.
     """
 
     def __init__(self, host: Any, push: Callable[[PositionedRow], None]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib as mpl
 
 mpl.use("svg")
-# Text stays text, and the file is the same whenever it is drawn.
+# Write text as text elements, and make the output reproducible.
 mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "performance-ratios"}
 
 from matplotlib import pyplot  # noqa: E402

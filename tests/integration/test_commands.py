@@ -23,7 +23,7 @@ class CommandsExampleTests(DeploymentTestCase):
             "modules": [{"module": "commands.make_front_end"}]
         }
         self.worker["synapse_replication"] = {
-            "command_sink": {"module": "commands.make_notes"}
+            "command_sink": {"module": "commands.make_recorder"}
         }
         worker = self.start("worker", self.worker)
         self.wait_until(
@@ -32,7 +32,7 @@ class CommandsExampleTests(DeploymentTestCase):
         )
         main = self.start("main", self.main)
         expected = [
-            "1 users sync",
+            "syncing users: 1",
             "@alice:example.com was seen at 10.0.0.7",
             "matrix.example.org is up again",
             "master has sent up to 42",
