@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 
 __all__ = ["PrivateAuthority", "PrivatePair"]
 
-#: A certificate is valid for this long before and after the current time.
+#: A certificate is valid for this long before and after the time of its creation.
 VALID = datetime.timedelta(hours=1)
 
 
@@ -38,7 +38,7 @@ class PrivateAuthority:
     :param folder: the folder to which ``NAME.crt`` and ``NAME.key`` are written.
     :param name: the name of the authority.
     :param issuer: the issuing authority; ``None`` for a root.
-    :ivar certificate: the path of its own certificate.
+    :ivar certificate: the path of the authority's own certificate.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class PrivateAuthority:
         """Issue a certificate with a new key, and write both to files.
 
         :param name: the subject, and the base name of the files.
-        :param host: the host name or address for which it is valid.
+        :param host: the host name or address for which the certificate is valid.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         return self._write(name, self._build(_name(name), key, host), key)

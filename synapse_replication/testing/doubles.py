@@ -121,12 +121,13 @@ class SourceStream:
     """A stream with its writers' positions, and the store that all processes share.
 
     :param instance_name: the name of this process.
-    :param page_rows: the most rows in a page; the rows of a token are never split.
+    :param page_rows: the maximum number of rows in a page; the rows of a token are
+        never split.
     :ivar is_held: whether answers wait for :meth:`answer` or :meth:`fail`.
     :ivar is_guess: whether to report local updates even if there are none.
     :ivar requests: (writer, from_token, upto_token) of each request.
     :ivar local_token: the position that this process may announce; :meth:`persist`
-        moves it.
+        advances it.
     :ivar last_token: the last token that exists; ``None`` if there is no limit.
     :ivar plausible_upto: the greatest token that is accepted without a request.
     """
@@ -270,26 +271,26 @@ class RecordingSink:
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> Awaitable[None] | None:
-        """Record or deliver rows of a stream."""
+        """Record rows, and advance the stream."""
 
-        def take() -> None:
+        def apply() -> None:
             self.rows.append((stream_name, instance_name, token, rows))
             stream = self._streams[stream_name]
             if token > stream.current_token(instance_name):
                 stream.advance(instance_name, token)
 
-        return self._do(take)
+        return self._do(apply)
 
     def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> Awaitable[None] | None:
-        """Record the position of a writer."""
+        """Record a writer's position, and advance the stream."""
 
-        def take() -> None:
+        def apply() -> None:
             self.positions.append((stream_name, instance_name, token))
             self._streams[stream_name].advance(instance_name, token)
 
-        return self._do(take)
+        return self._do(apply)
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
         """Return the epochs by stream and writer."""
@@ -300,12 +301,12 @@ class RecordingSink:
     ) -> Awaitable[None] | None:
         """Record a new epoch of a writer's stream."""
 
-        def take() -> None:
+        def apply() -> None:
             token = self._streams[stream_name].current_token(instance_name)
             self.begun.append((stream_name, instance_name, epoch, token))
             self.epochs[stream_name, instance_name] = epoch
 
-        return self._do(take)
+        return self._do(apply)
 
     def tokens(self, instance_name: str, stream_name: str | None = None) -> list[int]:
         """Return the tokens of a writer's rows, in order of arrival."""
@@ -322,28 +323,28 @@ class RecordingSink:
 
     def release(self, error: Exception | None = None) -> None:
         """Complete the oldest held call, or fail it with ``error``."""
-        done, take = self._held.pop(0)
+        done, apply = self._held.pop(0)
         if error is not None:
             done.errback(error)
             return
-        take()
+        apply()
         done.callback(None)
 
-    def _do(self, take: Callable[[], None]) -> Deferred[None] | None:
+    def _do(self, apply: Callable[[], None]) -> Deferred[None] | None:
         error = self.failures.pop(0) if self.failures else None
         if error is not None:
             raise error
         if self.is_held:
             done: Deferred[None] = Deferred()
-            self._held.append((done, take))
+            self._held.append((done, apply))
             return done
-        take()
+        apply()
         return None
 
 
 @attrs.frozen
 class StreamSet:
-    """A stream directory: all streams, and the names of those written here."""
+    """A stream directory: all streams, and the names of those this process writes."""
 
     streams: Mapping[str, SourceStream]
     written: Sequence[str] = ()
@@ -364,7 +365,7 @@ class MemoryHost:
 
     :param written: the names of the streams that this process writes.
     :ivar reactor: the clock that the test advances.
-    :ivar observer: also records the failures of background processes.
+    :ivar observer: records the events, and the failures of background processes.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ __all__ = ["PrivateServer", "die_with_parent", "free_port", "is_binary", "wheel_
 START_TIMEOUT = 30.0
 STOP_TIMEOUT = 15.0
 
-#: The lowest port of a private server, and how many are tried.
+#: The lowest port of a private server, and the number of ports that are tried.
 LOWEST_PORT = 10_000
 MAX_PORT_ATTEMPTS = 100
 
@@ -43,8 +43,10 @@ ServerT = TypeVar("ServerT", bound="PrivateServer")
 def free_port() -> int:
     """Return a TCP port of the loopback interface that is currently unused.
 
-    If possible, it is a port that the kernel assigns to no outgoing connection, so that
-    it remains unused until the caller's server listens on it.
+    If possible, return a port that the kernel does not assign to outgoing connections,
+    so that the port remains unused until the caller's server listens on it.
+
+    :raises ServerStartError: if no port is free.
     """
     first, last = _outgoing_ports()
     below, above = range(LOWEST_PORT, first), range(last + 1, 65536)
@@ -62,7 +64,7 @@ def _outgoing_ports() -> tuple[int, int]:
     try:
         first, last = _PORT_RANGE.read_text().split()
     except OSError:
-        # Not Linux: the range that IANA assigned.
+        # The system is not Linux: assume the range that IANA assigned.
         return 49152, 65535
     return int(first), int(last)
 
@@ -88,13 +90,14 @@ def is_binary(path: Path) -> bool:
 
 
 def die_with_parent(signal_number: int) -> Callable[[], None] | None:
-    """Return a function that a child calls before ``exec``.
+    """Return a function that a child calls before ``exec``; ``None`` if not on Linux.
 
-    The kernel then sends it the signal when the thread that started it ends.
+    The kernel then sends the child the signal when the thread that started the child
+    ends.
     """
     if not sys.platform.startswith("linux"):
         return None
-    # Loaded here, because loading a library between fork and exec is not safe.
+    # Load the library here: loading it between fork and exec would not be safe.
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
 
@@ -102,13 +105,15 @@ def die_with_parent(signal_number: int) -> Callable[[], None] | None:
 class PrivateServer:
     """A server process in a folder of its own.
 
-    :param parent: the folder in which to create it; by default the temporary folder.
-    :ivar directory: its folder; :meth:`stop` removes it.
+    :param parent: the folder in which to create the server's folder; by default the
+        temporary folder.
+    :ivar directory: the server's folder, which :meth:`stop` removes.
     """
 
     #: The kind of server, for messages and the names of folders.
     kind = ""
-    #: The signals that stop it cleanly, and that it receives if its parent dies.
+    #: The signal that stops the server cleanly, and the signal that the server receives
+    #: if its parent dies.
     stop_signal = signal.SIGTERM
     orphan_signal = signal.SIGKILL
 
@@ -143,13 +148,13 @@ class PrivateServer:
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and has not been stopped or killed since."""
+        """Whether the server was started, and has not been stopped or killed since."""
         return self._process is not None
 
     def start(self: ServerT, timeout: float = START_TIMEOUT) -> ServerT:
-        """Start it, or restart it with the same data, and wait until it is ready.
+        """Start or restart the server with its data, and wait until it is ready.
 
-        :param timeout: the most time that it may take, in s.
+        :param timeout: the time within which the server must be ready, in s.
         :raises ServerStartError: if no binary is found, or the server did not start.
         """
         if self._process is not None:
@@ -211,7 +216,7 @@ class PrivateServer:
         process, self._process = self._process, None
         if process is None:
             return
-        # A frozen process handles no other signal.
+        # A frozen process does not handle signals, except for SIGKILL.
         process.send_signal(signal.SIGCONT)
         process.send_signal(signal_number)
         try:
@@ -221,15 +226,15 @@ class PrivateServer:
             process.wait()
 
     def halt(self) -> None:
-        """Stop it cleanly, and retain its data and address for :meth:`start`."""
+        """Stop the server, and retain its data and address for :meth:`start`."""
         self._end(self.stop_signal)
 
     def kill(self) -> None:
-        """Kill it with SIGKILL, and retain its data and address for :meth:`start`."""
+        """Send SIGKILL, and retain the data and the address for :meth:`start`."""
         self._end(signal.SIGKILL)
 
     def restart(self: ServerT) -> ServerT:
-        """Stop it cleanly, and restart it with the same data and address."""
+        """Stop the server, and restart it with the same data and address."""
         self.halt()
         return self.start()
 
@@ -242,7 +247,7 @@ class PrivateServer:
         os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """Stop it, and remove its folder. May be called more than once."""
+        """Stop the server, and remove its folder. May be called more than once."""
         self.halt()
         if self._prepared:
             self._prepared = False

@@ -49,7 +49,7 @@ class RecordingCommands:
     def on_federation_ack(
         self, instance_name: str | None, token: int
     ) -> Awaitable[None] | None:
-        """Record up to which id the federation sender has sent."""
+        """Record the id up to which the federation sender has sent events."""
         return self._call("on_federation_ack", instance_name, token)
 
     def on_user_ip(
@@ -61,13 +61,16 @@ class RecordingCommands:
         device_id: str | None,
         last_seen_ms: int,
     ) -> Awaitable[None] | None:
-        """Record where, and when in ms since the Unix epoch, a user was last seen."""
+        """Record the address from which a user was last seen.
+
+        :param last_seen_ms: in ms since 1970.
+        """
         return self._call(
             "on_user_ip", user_id, access_token, ip, user_agent, device_id, last_seen_ms
         )
 
     def on_remote_server_up(self, server: str) -> Awaitable[None] | None:
-        """Retry a remote server, which is reachable again."""
+        """Retry a remote server that is reachable again."""
         return self._call("on_remote_server_up", server)
 
     def on_lock_released(
@@ -93,7 +96,7 @@ class RecordingCommands:
     def on_invalidate_cache(
         self, cache_func: str, keys: list[Any] | None
     ) -> Awaitable[None] | None:
-        """Invalidate an entry of a cache; all of its entries without keys."""
+        """Invalidate an entry of a cache; all entries if ``keys`` is ``None``."""
         return self._call("on_invalidate_cache", cache_func, keys)
 
     def _call(self, *call: Any) -> Awaitable[None] | None:

@@ -50,8 +50,12 @@ class RecordingObserver(ReplicationObserver):
     :ivar restarted: the names of restarted instances.
     :ivar duplicates: (name, places).
     :ivar unknown: the number of unknown fields in messages of the extension.
-    :ivar unavailable: (feature, why a server refuses it).
+    :ivar unavailable: (feature, why it is unavailable).
     :ivar heartbeats: the heartbeats of peers.
+    :ivar drops: numbers of dropped commands, by (command, reason).
+    :ivar refuted: (stream, writer, token, last_token) of false positions.
+    :ivar ahead: (stream, writer, position, announced) where this process was ahead of
+        the writer.
     """
 
     def __init__(self) -> None:

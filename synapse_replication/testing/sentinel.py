@@ -35,7 +35,7 @@ def private_replica(
     """
     settings = {
         "replicaof": f"{master.host} {master.tls_port if tls else master.port}",
-        # Without delay and disk, because there is nothing to copy.
+        # Load the master's data without a file, because the replica is empty.
         "repl-diskless-load": "on-empty-db",
     }
     if tls is not None:
@@ -48,10 +48,11 @@ def private_replica(
 class PrivateSentinel(PrivateServer):
     """A single Sentinel that fails over one master quickly.
 
-    :param master: the server that it monitors; it must be running.
+    :param master: the monitored server, which must be running.
     :param name: the name of the master.
     :param password: the password that clients of the Sentinel need.
-    :param down_after: the silence in s after which the master counts as down.
+    :param down_after: the time without a reply after which the master counts as down,
+        in s.
     :param tls: if set, also listen with TLS on :attr:`tls_port`, and monitor over TLS.
     :ivar tls_port: the port for TLS.
     """
@@ -89,12 +90,12 @@ class PrivateSentinel(PrivateServer):
             return read_reply(replies)
 
     def knows_replica(self) -> bool:
-        """Return whether it has found a replica that it could promote."""
+        """Return whether Sentinel has found a replica that it could promote."""
         replicas = self.command("SENTINEL", "REPLICAS", self._name)
         return any(
-            dict(zip(words[::2], words[1::2], strict=True)).get("master-link-status")
+            dict(zip(fields[::2], fields[1::2], strict=True)).get("master-link-status")
             == "ok"
-            for words in replicas
+            for fields in replicas
         )
 
     def _prepare(self) -> None:

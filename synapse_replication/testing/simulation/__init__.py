@@ -1,4 +1,4 @@
-"""A cluster in one process: real code, simulated time, network, Redis, Postgres.
+"""A cluster in one process: real code with simulated time, network, Redis, PostgreSQL.
 
-Everything that happens follows from one seed. See ``scripts/simulate --help``.
+One seed determines the whole run. See ``scripts/simulate --help``.
 """

@@ -53,7 +53,7 @@ def main(seeds: range | None, seed: int | None, verbose: bool, jobs: int) -> Non
         seeds, jobs = range(seed, seed + 1), 1
     if seeds is None:
         seeds = range(200)
-    # Each seed ends with a full garbage collection, which can skip imported modules.
+    # Exclude the imported modules from the garbage collection that ends each seed.
     gc.freeze()
     started = time.monotonic()
     if jobs == 1 or len(seeds) == 1:
@@ -72,7 +72,7 @@ def _run(seed: int, verbose: bool) -> Result:
 
 
 def _report(results: Iterable[Result], total: int, started: float) -> int:
-    """Print failures as they occur, and totals at the end; return the failures."""
+    """Print failures as they occur, then the totals; return the number of failures."""
     failed = 0
     faults: Counter[str] = Counter()
     sums: Counter[str] = Counter()
@@ -103,9 +103,9 @@ def _report(results: Iterable[Result], total: int, started: float) -> int:
         sums["excused rows"] += result.excused_rows
         sums["hidden resets"] += len(counts.hidden_resets)
         sums["simulated s"] += round(result.simulated_seconds)
-    click.echo("faults: " + _list(faults))
-    click.echo("moves: " + _list(moves))
-    click.echo("in total: " + _list(sums))
+    click.echo("faults: " + _format(faults))
+    click.echo("moves: " + _format(moves))
+    click.echo("in total: " + _format(sums))
     click.echo(
         f"{total} seeds, {failed} failed, in {time.monotonic() - started:.1f} s; "
         f"all positions agreed at most {slowest:.1f} s after the last fault"
@@ -113,7 +113,7 @@ def _report(results: Iterable[Result], total: int, started: float) -> int:
     return failed
 
 
-def _list(numbers: Counter[str]) -> str:
+def _format(numbers: Counter[str]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in numbers.most_common())
 
 

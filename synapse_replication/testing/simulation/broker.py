@@ -22,8 +22,8 @@ class SimulatedBroker:
     """The broker: channels, and the sessions of its clients.
 
     :param published: called with (process, line) for each message, before its delivery.
-    :ivar delivers: called with (process, line) for each delivery to a subscriber; its
-        result is delivered.
+    :ivar delivers: called with (process, line) for each delivery to a subscriber; the
+        line that it returns is delivered.
     :ivar auth_stalls: whether AUTH is left unanswered.
     :ivar auth_fails: whether AUTH is refused.
     :ivar buffer_limit: the bytes in flight above which a subscriber is disconnected.
@@ -52,13 +52,13 @@ class SimulatedBroker:
         network.broker_session = self._new_session
 
     def stop(self) -> None:
-        """Stop: every connection is lost, with all data in flight."""
+        """Stop the broker: every connection is lost, with all data in flight."""
         self._network.broker_is_up = False
         for session in list(self._sessions):
             session.connection.reset(in_flight_arrives=False)
 
     def start(self) -> None:
-        """Start again, without any sessions."""
+        """Restart the broker, without any sessions."""
         self._network.broker_is_up = True
 
     def _new_session(self, connection: Connection) -> _Session:
@@ -68,11 +68,14 @@ class SimulatedBroker:
         return session
 
     def kill(self, number: int, address: str) -> int:
-        """End a client's session; unread data that it sent is skipped."""
+        """End a client's session, and discard unread data of the client.
+
+        :return: the number of ended sessions.
+        """
         killed = 0
         for session in list(self._sessions):
-            here = session.connection.address
-            if session.number == number and address == f"{here.host}:{here.port}":
+            client = session.connection.address
+            if session.number == number and address == f"{client.host}:{client.port}":
                 session.connection.up.close()
                 session.connection.end_session()
                 killed += 1
@@ -101,7 +104,7 @@ class SimulatedBroker:
         return len(receivers)
 
     def inject(self, channel: str, message: bytes, names: Iterable[str]) -> None:
-        """Deliver a message that no process published to some subscribers.
+        """Send some subscribers a message that no process published.
 
         :param names: the names of the subscribers' processes.
         """
@@ -154,8 +157,9 @@ class _Session:
         if name == b"PING":
             return b"*2\r\n$4\r\npong\r\n$0\r\n\r\n" if self.channels else b"+PONG\r\n"
         if command[:2] == [b"CLIENT", b"INFO"]:
-            here = self.connection.address
-            info = f"id={self.number} addr={here.host}:{here.port} name=\n".encode()
+            client = self.connection.address
+            address = f"{client.host}:{client.port}"
+            info = f"id={self.number} addr={address} name=\n".encode()
             return b"$%d\r\n%b\r\n" % (len(info), info)
         if command[:3] == [b"CLIENT", b"KILL", b"ID"]:
             killed = self._broker.kill(int(command[3]), command[5].decode())

@@ -27,7 +27,7 @@ class SimulatedClock(Clock):
     :ivar made: the number of calls that were made.
     """
 
-    #: The most calls in one run.
+    #: The maximum number of calls in one run.
     MAX_CALLS = 300_000
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class SimulatedClock(Clock):
         while calls and calls[0].getTime() <= when:
             call = calls.pop(0)
             if call.delayed_time:
-                # It was delayed, but is still sorted by its earlier time.
+                # The call was delayed, but is still sorted by its original time.
                 call.activate_delay()
                 insort(calls, call, key=_due)
                 continue

@@ -23,8 +23,8 @@ from synapse_replication.testing.simulation.parts import (
     MEMORY_STREAM,
     PROCESSES,
     TABLES,
-    Kept,
     Parts,
+    SavedState,
 )
 from synapse_replication.testing.simulation.process import Process
 from synapse_replication.testing.simulation.reactor import ProcessReactor
@@ -61,10 +61,10 @@ class Cluster:
         setting = Random(f"{seed}/setting")
         self.torture_level = setting.choice([0, 0, 0, 50])
         self.has_small_queues = setting.random() < 0.25
-        speakers = setting.choice([1.0, 0.6, 0.0])
+        extension_share = setting.choice([1.0, 0.6, 0.0])
         #: The processes that use the extension; the others behave as stock peers.
         self.speak_extension = {
-            name for name in PROCESSES if setting.random() < speakers
+            name for name in PROCESSES if setting.random() < extension_share
         }
         self.shares_tokens = setting.random() < SHARED_TOKENS_CHANCE
         self.sink_failure_chance = self.slow_sink_chance = 0.0
@@ -89,8 +89,8 @@ class Cluster:
         self.processes: dict[str, Process] = {}
         #: Processes that are about to be stopped and write nothing more.
         self.stopping: set[str] = set()
-        self._kept = {name: Kept() for name in PROCESSES}
-        self._last_lives: dict[str, Reader] = {}
+        self._saved = {name: SavedState() for name in PROCESSES}
+        self._last_epochs: dict[str, Reader] = {}
         #: The newest row of each key that "main" wrote in memory in its current epoch.
         self.in_memory: dict[str, int] = {}
 
@@ -103,7 +103,7 @@ class Cluster:
         """Record a failure that no fault explains."""
         self.problems.append(f"{what}: {type(error).__name__}: {error}")
 
-    def keeps_rows(self, name: str) -> bool:
+    def retains_rows(self, name: str) -> bool:
         """Return whether a process retains delivered rows across a crash."""
         # A homeserver resumes at the position of its database.
         return PROCESSES[name] and not self.shares_tokens
@@ -122,31 +122,31 @@ class Cluster:
         if name not in self.processes:
             self.trace(f"{name} starts")
             self.counts.starts[name] += 1
-            self.processes[name] = Process(self, name, self._kept[name])
+            self.processes[name] = Process(self, name, self._saved[name])
 
-    def begins(self, name: str, positions: dict[tuple[str, str], int]) -> Reader:
-        """Record a new epoch, which resumes with the state that the last one saved."""
-        last = self._last_lives.get(name)
-        reader = self.ledger.begins(name, positions, last)
-        if self.keeps_rows(name):
-            self._last_lives[name] = reader
+    def begin_epoch(self, name: str, positions: dict[tuple[str, str], int]) -> Reader:
+        """Record a new epoch of a process, which resumes from its saved state."""
+        last = self._last_epochs.get(name)
+        reader = self.ledger.begin_epoch(name, positions, last)
+        if self.retains_rows(name):
+            self._last_epochs[name] = reader
         return reader
 
     def crash(self, name: str) -> None:
-        """End a process as by ``kill -9``."""
+        """End a process as ``kill -9`` does."""
         process = self.processes.pop(name, None)
         if process is not None:
             self.trace(f"{name} crashes")
             process.is_up = False
             process.reactor.kill()
-            self.ledger.ends(name)
+            self.ledger.end_epoch(name)
             if name == "main":
                 self.in_memory = {}
 
     def forget(self, name: str) -> None:
         """Delete the saved state of a process that is not running."""
-        self._kept[name] = Kept()
-        self._last_lives.pop(name, None)
+        self._saved[name] = SavedState()
+        self._last_epochs.pop(name, None)
 
     def write(self, name: str, stream_name: str, count: int) -> None:
         """Let a process write rows, if it is running."""
@@ -161,7 +161,7 @@ class Cluster:
             key = str(self._row_id % 4)
             if stream_name == MEMORY_STREAM:
                 if not self.in_memory:
-                    # A key that no later row replaces, so that a miss is detected.
+                    # No later row replaces this key, so that a missing row is detected.
                     key = "first"
                 self.in_memory[key] = self._row_id
             rows.append(SimulatedRow(self._row_id, f"{process.epoch}:{key}"))
@@ -170,7 +170,7 @@ class Cluster:
         self.run(f"writing {stream_name}", process.write(stream_name, rows))
 
     def run(self, what: str, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the background; a failure of it is a problem."""
+        """Run a coroutine in the background, and record its failure as a problem."""
 
         def failed(failure: Failure) -> None:
             assert failure.value is not None
@@ -204,7 +204,7 @@ class Cluster:
             for writer in writers:
                 own = self.processes[writer].position(stream, writer)
                 if stream == CACHES:
-                    # Writers announce only their own moves of this stream.
+                    # A writer of this stream announces only its own rows' positions.
                     continue
                 found += [
                     f"{name} is at {process.position(stream, writer)} of {stream} of "

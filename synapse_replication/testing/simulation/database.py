@@ -1,13 +1,14 @@
 """A double of PostgreSQL: tables, sequences and ``stream_positions``, in memory.
 
-It has these properties of the real one: ``nextval`` takes effect immediately and is
-never rolled back; rows are visible from their commit on, in the order of commits; a
-transaction may have to be retried; the response to a commit may be lost; after a
-failover to a standby a sequence may be behind. A transaction has yield points at
-different simulated times, at which other code may run: before it runs, before it
+The double has these properties of a real server: ``nextval`` takes effect immediately
+and is never rolled back; rows are visible from their commit on, in the order of
+commits; a transaction may have to be retried; the response to a commit may be lost;
+after a failover to a standby a sequence may be behind. A transaction has yield points
+at different simulated times, at which other code may run: before it runs, before it
 commits, and before its response arrives.
 
-It knows the statements of ``storage/`` by their text; any other statement is an error.
+The double recognizes the statements of ``storage/`` by their text; any other statement
+is an error.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["DatabaseClient", "SimulatedDatabase", "StoredRow"]
 
 T = TypeVar("T")
 
-#: The most attempts of a transaction, as in ``storage/database.py``.
+#: The maximum number of attempts of a transaction, as in ``storage/database.py``.
 MAX_ATTEMPTS = 6
 
 _Params = Mapping[str, Any]
@@ -52,11 +53,11 @@ class StoredRow:
 
 
 class SimulatedDatabase:
-    """The server.
+    """A simulated PostgreSQL server.
 
     :param tables: the tables of the stored streams.
     :param committed: called with (stream, writer, id, rows) for each commit of rows.
-    :ivar is_up: whether it is running; if not, every transaction fails.
+    :ivar is_up: whether the server is running; if not, every transaction fails.
     :ivar retry_chance: the probability that a transaction must be retried.
     :ivar lost_answer_chance: the probability that the response to a commit is lost.
     :ivar slowness: the factor of all latencies.
@@ -98,7 +99,8 @@ class SimulatedDatabase:
         for table in tables:
             self._add_table(table)
 
-    # More than 50 lines: one small function for each statement, which share a table.
+    # More than 50 lines, because it defines one small function for each statement of
+    # the table.
     def _add_table(self, table: TableStream) -> None:  # noqa: C901
         name, (column,) = table.table, table.id_columns
         rows = self.rows[name]
@@ -237,12 +239,12 @@ class SimulatedDatabase:
             self._committed(self._streams[table], writer, id_, values)
 
     def stop(self) -> None:
-        """Stop: open transactions are never committed."""
+        """Stop the server: open transactions are never committed."""
         self.is_up = False
         self.generation += 1
 
     def start(self) -> None:
-        """Start again, with all committed data."""
+        """Restart the server, with all committed data."""
         self.is_up = True
 
     def fall_behind(self, ids: int) -> None:
@@ -251,7 +253,7 @@ class SimulatedDatabase:
             self.sequences[sequence] = max(1, value - ids)
 
     def set_sequence(self, sequence: str, value: int) -> None:
-        """Advance a sequence, as the hint of the startup error says."""
+        """Advance a sequence, as the hint in the startup error advises."""
         self.sequences[sequence] = max(self.sequences[sequence], value)
 
     def latency(self) -> float:
@@ -309,7 +311,7 @@ class DatabaseClient:
         *,
         autocommit: bool = False,
     ) -> Deferred[T]:
-        """Run ``func(cursor)``; it takes effect atomically, and responds later."""
+        """Run ``func(cursor)`` in a transaction, whose response arrives later."""
         transaction = _Transaction(
             self._database, self._reactor, description, func, autocommit
         )
@@ -368,12 +370,13 @@ class _Transaction:
             return
         if self._autocommit:
             database.point(self._description, self._reactor.name)
-        elif self._may_repeat(cursor):
+        elif self._has_conflict(cursor):
             return
         self._callbacks += cursor.after_callbacks
         self._answer(result)
 
-    def _may_repeat(self, cursor: _Cursor) -> bool:
+    def _has_conflict(self, cursor: _Cursor) -> bool:
+        """Return whether the transaction had a conflict, and was retried or failed."""
         database = self._database
         if database.random.random() >= database.retry_chance:
             return False
@@ -392,9 +395,9 @@ class _Transaction:
             self._answer_down()
             return
         if not self._reactor.is_alive and database.random.random() < 0.5:
-            # The server noticed that the client is gone, and rolled back.
+            # The server detected that the client had disconnected, and rolled back.
             return
-        if self._may_repeat(cursor):
+        if self._has_conflict(cursor):
             return
         try:
             database.commit(cursor.inserts)

@@ -21,9 +21,9 @@ __all__ = ["Environment", "Neighbour"]
 class Neighbour(Protocol):
     """Another process, as seen by requests over HTTP.
 
-    :ivar is_up: whether it answers requests.
-    :ivar host: its host.
-    :ivar backlog: its backlog; ``None`` if it has none.
+    :ivar is_up: whether the process responds to requests.
+    :ivar host: the host of the process.
+    :ivar backlog: the backlog of the process; ``None`` if it has none.
     """
 
     is_up: bool
@@ -78,7 +78,7 @@ class Environment(Protocol):
     def unexpected(self, what: str, error: BaseException) -> None:
         """Record a failure that no fault explains."""
 
-    def keeps_rows(self, name: str) -> bool:
+    def retains_rows(self, name: str) -> bool:
         """Return whether a process retains delivered rows across a crash."""
         ...
 
@@ -89,9 +89,9 @@ class Environment(Protocol):
         """Return the number of a new epoch."""
         ...
 
-    def begins(self, name: str, positions: dict[tuple[str, str], int]) -> Reader:
-        """Record a new epoch, which resumes with the state that the last one saved."""
+    def begin_epoch(self, name: str, positions: dict[tuple[str, str], int]) -> Reader:
+        """Record a new epoch of a process, which resumes from its saved state."""
         ...
 
     def run(self, what: str, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the background; a failure of it is a problem."""
+        """Run a coroutine in the background, and record its failure as a problem."""

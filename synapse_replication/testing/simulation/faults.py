@@ -45,10 +45,10 @@ class Faults:
         self._until = until
         self._garble_chance = 0.0
         self._armed: dict[tuple[str, str], Callable[[], object]] = {}
-        #: The (subscriber, stream, writer) whose last line was unreadable.
+        #: The (subscriber, stream, writer) triples whose last line was unreadable.
         self.unread: dict[tuple[str, str, str], bool] = {}
         self.ended = False
-        # A generator of its own, so that the other faults do not depend on it.
+        # Use a separate random generator, so that lies do not change the other faults.
         self._lies = Random(f"{seed}/liar")
         self.liar = Liar(cluster, self._lies)
         cluster.broker.delivers = self._deliver
@@ -107,7 +107,7 @@ class Faults:
         return delay
 
     def end(self) -> None:
-        """End all faults, and start everything that is down."""
+        """End all faults, and start the servers and processes that are down."""
         cluster = self._cluster
         cluster.trace("the faults are over")
         self.ended = True
@@ -117,7 +117,7 @@ class Faults:
         cluster.sink_failure_chance = cluster.http_failure_chance = 0.0
         cluster.network.slowness.clear()
         cluster.network.refused.clear()
-        self._together()
+        self._end_interleaving()
         cluster.broker.auth_stalls = cluster.broker.auth_fails = False
         cluster.database.slowness = 1.0
         if not cluster.database.is_up:
@@ -127,7 +127,7 @@ class Faults:
         for name in PROCESSES:
             cluster.start(name)
 
-    # -- kinds of faults: each causes one, and returns its description ----------------
+    # -- kinds of faults: each method causes a fault, and returns its description -----
 
     def _crash(self) -> str:
         name = self._random.choice(list(PROCESSES))
@@ -136,7 +136,7 @@ class Faults:
 
     def _crash_now(self, name: str) -> None:
         self._cluster.crash(name)
-        # Longer than a transaction of the dead process may take.
+        # Wait longer than a transaction of the dead process may take.
         self._cluster.clock.callLater(
             1.0 + self._random.random() * 3, self._cluster.start, name
         )
@@ -147,7 +147,7 @@ class Faults:
         return f"{name}, {point}"
 
     def _outrun(self) -> str:
-        """Restart the writer held in memory, whose tokens then exceed a reader's."""
+        """Restart the writer of the stream in memory, so that it overtakes a reader."""
         cluster, random = self._cluster, self._random
         call_later = cluster.clock.callLater
         name = random.choice([name for name in PROCESSES if name != "main"])
@@ -205,7 +205,7 @@ class Faults:
     def _restart_broker(self) -> str:
         cluster = self._cluster
         if not cluster.network.broker_is_up:
-            return "it is down already"
+            return "already down"
         cluster.broker.stop()
         return f"for {self._later(self._start_broker):.1f} s"
 
@@ -233,19 +233,19 @@ class Faults:
         return f"{name} for {delay:.1f} s"
 
     def _interleave(self) -> str:
-        """Deliver batches in pieces, interleaved with those of other writers."""
+        """Deliver batches in pieces, interleaved with batches of other writers."""
         self._cluster.network.splitting.chance = 0.9
         self._cluster.network.splitting.seconds = 0.1
-        return f"for {self._later(self._together):.1f} s"
+        return f"for {self._later(self._end_interleaving):.1f} s"
 
-    def _together(self) -> None:
+    def _end_interleaving(self) -> None:
         self._cluster.network.splitting.chance = 0.1
         self._cluster.network.splitting.seconds = 0.002
 
     def _stop_database(self) -> str:
         database = self._cluster.database
         if not database.is_up:
-            return "it is down already"
+            return "already down"
         database.stop()
         behind = self._random.choice([0, 0, 32])
         return f"for {self._later(self._start_database, behind):.1f} s, -{behind}"
@@ -254,7 +254,7 @@ class Faults:
         if not self._cluster.database.is_up:
             self._cluster.database.fall_behind(behind)
             if behind:
-                # It may have lost announced positions.
+                # The database may have lost announced positions.
                 self._cluster.ledger.doubt_all()
             self._cluster.database.start()
 
@@ -297,7 +297,7 @@ class Faults:
             act = self._armed.get(("between rows", name))
             at = data.find(b" batch ")
             if act is not None and at >= 0 and connection.is_open:
-                # The first row of the batch arrives, the others do not.
+                # Only the first row of the batch arrives.
                 connection.up.write(data[: data.index(b"]\r\n", at) + 3])
                 connection.up.end()
                 self._reach("between rows", name)
@@ -308,12 +308,12 @@ class Faults:
             return line
         row = _RDATA.match(line)
         if row is not None:
-            stream, writer, token = (word.decode() for word in row.groups())
+            stream, writer, token = (field.decode() for field in row.groups())
             if writer != name and self._random.random() < self._garble_chance:
                 self._cluster.counts.garbled += 1
                 self._cluster.trace(f"garbled for {name}: {line!r}")
                 if self._random.random() < 0.5:
-                    # Only the row is unreadable; its token is not.
+                    # Make the row unreadable, but not its token.
                     return line[:-1]
                 self.unread[name, stream, writer] = True
                 return line[: row.start(3)] + b"x" + line[row.start(3) :]

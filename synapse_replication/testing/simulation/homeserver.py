@@ -2,9 +2,9 @@
 
 In a homeserver every process has an id generator for each stream. The token that it
 returns for a writer covers the position up to which all writers have persisted their
-rows, so the POSITION of one writer can move the token of another past a row that this
-process missed. The drop-in's classes between these doubles and the command handler are
-the real ones.
+rows. The POSITION of one writer can therefore advance another writer's token past a row
+that this process missed. The drop-in's classes between these doubles and the command
+handler are real.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class HomeserverStream:
 
     :param stream: the source of the rows.
     :param instance_name: the name of this process.
-    :param ids: the generator of its ids; ``None`` if it is held in memory.
+    :param ids: the generator of the stream's ids; ``None`` for a stream in memory.
     :ivar NAME: the name on the wire.
     :ivar stream: the source of the rows.
-    :ivar ids: the generator of its ids; ``None`` if it is held in memory.
+    :ivar ids: the generator of the stream's ids; ``None`` for a stream in memory.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class _Sink(Protocol):
 
 
 class _DataHandler:
-    """A homeserver's data handler: it updates its caches first, then its ids."""
+    """A homeserver's data handler, which updates its caches first, then its ids."""
 
     def __init__(
         self,
@@ -128,10 +128,10 @@ def make_rows(
 ) -> HostRows:
     """Return the drop-in's row sink for a simulated homeserver.
 
-    :param sink: receives everything before the ids of the homeserver move.
+    :param sink: receives rows and positions before the homeserver's ids advance.
     :param streams: the streams by name.
     :param shows: called with a stream and the token up to which the homeserver's users
-        have seen everything, whenever that may have moved.
+        have seen everything, whenever that token may have changed.
     :param clock: the clock of the process.
     """
     handler = _DataHandler(sink, streams, shows)

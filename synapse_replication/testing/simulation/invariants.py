@@ -4,10 +4,10 @@ For each stream in tables, each writer, and each epoch of each reader:
 
 - rows are delivered exactly as they were committed: each token once, in order, with
   all of its rows (idempotent streams: at least once);
-- a position passes a token only if its rows were delivered, and no row is committed at
-  or below a position that a process has reached or announced;
-- a homeserver never shows a stream as seen up to a token before the rows that other
-  writers committed up to it were delivered;
+- a position advances past a token only if the token's rows were delivered, and no row
+  is committed at or below a position that a process has reached or announced;
+- a homeserver never shows a stream as seen up to a token before all rows that other
+  writers committed up to that token were delivered;
 - a POSITION on the wire never declares a range empty that contains a commit.
 
 For a stream in memory: tokens increase within one epoch of its writer, and at the end
@@ -47,7 +47,7 @@ class _Written:
 
     tokens: list[int] = attrs.Factory(list)
     rows: dict[int, list[int]] = attrs.Factory(dict)
-    #: The newest token that it announced on the wire.
+    #: The newest token that the writer announced on the wire.
     announced: int = 0
 
     def next_after(self, token: int) -> int | None:
@@ -63,8 +63,9 @@ _Key = tuple[str, str]
 class Reader:
     """One epoch of a reading process.
 
-    :ivar positions: its positions, by (stream, writer).
-    :ivar heard: the (stream, writer) pairs from which it has received anything.
+    :ivar positions: the reader's positions, by (stream, writer).
+    :ivar heard: the (stream, writer) pairs from which the reader has received rows or
+        positions.
     :ivar applied: the delivered tokens of idempotent streams.
     :ivar views: the newest row of each key of streams in memory.
     :ivar epochs: the writer's epoch of each view.
@@ -72,10 +73,11 @@ class Reader:
         being able to detect it (a stock peer announces no epoch).
     :ivar delivered: the greatest delivered token; a position below it would cause
         duplicates.
-    :ivar owed: tokens that it skipped because of a false position, and whose rows must
-        still be delivered.
+    :ivar owed: tokens that the reader skipped because of a false position, and whose
+        rows must still be delivered.
     :ivar found: each writer's newest token in the table at the start.
-    :ivar excused: owed tokens that may, but need not, be delivered any more.
+    :ivar excused: tokens that are no longer owed: their rows may be delivered, but need
+        not be.
     """
 
     name: str
@@ -100,12 +102,12 @@ class Ledger:
     :ivar violations: all raised violations, even if a caller caught them.
     :ivar committed_rows: the number of committed rows.
     :ivar applied_rows: the number of rows delivered in all processes.
-    :ivar doubted: (reader, stream, writer) whose position may be false: a forged one,
-        or one that the database has lost.
+    :ivar doubted: the (reader, stream, writer) triples whose position may be false,
+        because it was forged or the database has lost it.
     :ivar forged: forged rows that may be delivered, by (stream, writer, token).
     :ivar excused_rows: the number of rows that may be missing: a false position hid
-        them from a reader that crashed before it was corrected, or they are below a
-        forged row.
+        them from a reader that was disconnected before the position was corrected, or
+        they are below a forged row.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class Ledger:
         self.excused_rows = 0
 
     def _violation(self, text: str) -> ViolationError:
-        # Recorded, because the caller may catch the exception.
+        # Record the violation, because a caller may catch the exception.
         self.violations.append(text)
         self._trace(f"VIOLATION: {text}")
         return ViolationError(text)
@@ -148,7 +150,8 @@ class Ledger:
     ) -> None:
         """Record a commit.
 
-        :raises ViolationError: if a position of a reader is already beyond it.
+        :raises ViolationError: if the writer or a reader is already at or beyond
+            ``token``.
         """
         self._trace(f"commit {stream} {writer} {token}: {len(rows)} rows")
         written = self.written(stream, writer)
@@ -180,8 +183,9 @@ class Ledger:
     def cut_off(self, name: str) -> None:
         """Record that a process has crashed or lost its link.
 
-        The rows that a false position hides from it are announced to others meanwhile;
-        when it is back, the false position may have become the true one.
+        While the process is disconnected, the rows that a false position hides from it
+        are announced to others. When the process reconnects, the writer may have
+        reached the false position, which is then no longer recognizable as false.
         """
         reader = self.readers.get(name)
         if reader is not None:
@@ -201,9 +205,9 @@ class Ledger:
         return self._all_are_doubted or (reader.name, *key) in self.doubted
 
     def _owe(self, reader: Reader, key: _Key, token: int) -> None:
-        """Record that a reader passed a row that must still be delivered to it."""
+        """Record that a reader skipped a row that must still be delivered to it."""
         if token <= reader.delivered.get(key, 0):
-            # It is below a forged row.
+            # The row is below a forged row.
             self.excused_rows += 1
         else:
             reader.owed.setdefault(key, set()).add(token)
@@ -211,7 +215,7 @@ class Ledger:
     def announced(self, stream: str, writer: str, prev: int, new: int) -> None:
         """Record a POSITION on the wire.
 
-        :raises ViolationError: if it covers a committed row.
+        :raises ViolationError: if its range contains a committed row.
         """
         if stream in self._in_memory:
             return
@@ -225,26 +229,27 @@ class Ledger:
 
     # -- readers ----------------------------------------------------------------------
 
-    def begins(
-        self, name: str, positions: dict[_Key, int], kept: Reader | None
+    def begin_epoch(
+        self, name: str, positions: dict[_Key, int], last: Reader | None
     ) -> Reader:
         """Begin an epoch of a process at these positions.
 
-        :param kept: its last epoch, if it retains delivered rows across a crash.
+        :param last: the last epoch of the process, if the process retains delivered
+            rows across a crash; otherwise ``None``.
         """
         reader = self.readers[name] = Reader(name, dict(positions))
         for key, written in self._written.items():
             reader.found[key] = written.tokens[-1] if written.tokens else 0
-        if kept is not None:
-            reader.applied, reader.heard = kept.applied, kept.heard
-            reader.views, reader.epochs = kept.views, kept.epochs
-            reader.hidden_resets = kept.hidden_resets
-            reader.delivered = kept.delivered
-            reader.owed, reader.excused = kept.owed, kept.excused
+        if last is not None:
+            reader.applied, reader.heard = last.applied, last.heard
+            reader.views, reader.epochs = last.views, last.epochs
+            reader.hidden_resets = last.hidden_resets
+            reader.delivered = last.delivered
+            reader.owed, reader.excused = last.owed, last.excused
             self.cut_off(name)
         return reader
 
-    def ends(self, name: str) -> None:
+    def end_epoch(self, name: str) -> None:
         """End an epoch of a process."""
         self.readers.pop(name, None)
 
@@ -298,7 +303,8 @@ class Ledger:
                 f"and not {written.next_after(position)}"
             )
         reader.delivered[key] = token
-        # A false position caused a fetch while one of the rows was not yet committed.
+        # If a false position caused a fetch before some rows were committed, the reader
+        # has skipped those rows.
         at = reader.positions.get(key, 0)
         while (at := written.next_after(at) or 0) and at < token:
             self._owe(reader, key, at)
@@ -312,7 +318,7 @@ class Ledger:
 
     @staticmethod
     def _was_hidden(reader: Reader, key: tuple[str, str], token: int) -> bool:
-        """Return whether a false position hid these rows; they no longer are."""
+        """Return whether a false position hid these rows, and forget that it did."""
         owed, excused = reader.owed.get(key, set()), reader.excused.get(key, set())
         if token not in excused and not (token in owed and token == min(owed)):
             return False
@@ -351,7 +357,7 @@ class Ledger:
         self._passes(reader, key, token)
 
     def shown(self, reader: Reader, stream: str, token: int) -> None:
-        """Record the token up to which a homeserver's users have seen all.
+        """Record the token up to which a homeserver's users have seen all rows.
 
         :raises ViolationError: if a row at or below it was not delivered: users who
             sync from this token on would never see the row.
@@ -400,7 +406,7 @@ class Ledger:
             epoch, _, key = row.key.partition(":")
             known = reader.epochs.setdefault(stream, int(epoch))
             if int(epoch) != known:
-                # Its writer restarted and is already beyond the reader's position.
+                # The writer restarted and is already beyond the reader's position.
                 reader.hidden_resets.add(stream)
                 reader.epochs[stream] = int(epoch)
             if row.row_id < view.get(key, 0):

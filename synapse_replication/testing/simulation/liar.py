@@ -1,8 +1,8 @@
 """A peer that publishes false positions: the *liar*.
 
-It announces positions in the name of a writer, in every form that the protocol has,
-near the real position and far from it; and in the name of an undeclared writer. The
-plan determines which processes receive the announcement.
+The liar announces positions in the name of a writer, in every form that the protocol
+has, near the real position and far from it. It also announces positions in the name of
+an undeclared writer. The seed determines which processes receive an announcement.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FAR = 2**62
 #: The greatest distance of a plausible false position from the real one.
 NEAR = 40
 #: An instance that is not declared as a writer of any stream.
-STRANGER = "zz"
+UNDECLARED = "zz"
 
 
 class LieForm(enum.Enum):
@@ -44,7 +44,7 @@ class LieForm(enum.Enum):
     RANGE = "a POSITION with a range"
     ROW = "a row"
     HEARTBEAT = "a heartbeat"
-    STRANGER = "a POSITION of an undeclared writer"
+    UNDECLARED = "a POSITION of an undeclared writer"
 
 
 class Liar:
@@ -54,7 +54,7 @@ class Liar:
         self._cluster = cluster
         self._random = random
         self._row_id = 0
-        #: The (stream, writer) pairs of its announcements.
+        #: The (stream, writer) pairs about which a false position was announced.
         self.lied_about: set[tuple[str, str]] = set()
 
     def lie(self) -> str:
@@ -63,17 +63,17 @@ class Liar:
         form = random.choice(list(LieForm))
         speakers = cluster.speak_extension & set(cluster.processes)
         is_far = random.random() < 0.5
-        # A near lie about an idempotent stream cannot be detected afterwards; one about
-        # a stream in memory lasts until its writer announces more, which stock peers
-        # rarely do.
+        # For an idempotent stream, a false position near the real one cannot be
+        # detected afterwards. For a stream in memory, it remains in effect until the
+        # writer announces a greater one, which stock peers rarely do.
         tables = [table.name for table in TABLES if is_far or table.name != CACHES]
         streams = tables if form is LieForm.ROW else [*tables, MEMORY_STREAM]
         if not is_far and cluster.speak_extension < set(PROCESSES):
             streams = tables
         stream = random.choice(streams)
         writer = random.choice(cluster.writers[stream])
-        if form is LieForm.STRANGER:
-            writer = STRANGER
+        if form is LieForm.UNDECLARED:
+            writer = UNDECLARED
         else:
             self.lied_about.add((stream, writer))
         if form is LieForm.HEARTBEAT and writer not in speakers:
@@ -81,7 +81,7 @@ class Liar:
         token = FAR if is_far else self._near(stream) + random.randrange(1, NEAR)
         listeners = [name for name in PROCESSES if random.random() < 0.7]
         text = f"{form.value}: {stream} of {writer} is at {token}, to {listeners}"
-        if not is_far and writer != STRANGER:
+        if not is_far and writer != UNDECLARED:
             cluster.ledger.doubted |= {(name, stream, writer) for name in listeners}
         self._publish(form, stream, writer, token, listeners)
         return text

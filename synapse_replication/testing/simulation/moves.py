@@ -1,9 +1,10 @@
 """Changes of the writers of streams, as an operator makes them.
 
 Theory of operation: a plan is derived from a seed. Each move changes the writers of one
-stream: moved, moved back, one added or one removed. The instances concerned are stopped
-cleanly or killed, the configuration changes, and they start again. Readers continue
-with their configuration, or are down meanwhile, or restart without their saved state.
+stream: it replaces a writer, restores the previous writers, adds a writer or removes
+one. The instances concerned are stopped cleanly or killed, the configuration changes,
+and they are restarted. During a move, a reader continues to run, or is down, or
+restarts without its saved state.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from synapse_replication.testing.simulation.parts import (
 
 __all__ = ["Moves"]
 
-#: How long an instance that is stopped cleanly has to send its rows, in s.
+#: The time that a cleanly stopped instance has for sending its rows, in s.
 _STOP_SECONDS = 2.0
 
 
@@ -60,7 +61,7 @@ class Moves:
         manner = "killed" if is_killed else "stopped"
         cluster.counts.moves[f"{kind}, {manner}"] += 1
         cluster.trace(f"MOVE {stream} {kind}: {old} {manner}, then {new}")
-        self._take_readers_away()
+        self._stop_some_readers()
         if is_killed:
             self._change(stream, concerned, new)
             return
@@ -77,23 +78,23 @@ class Moves:
             choices += [("moved back", before)] * 2
         if others:
             choices.append(("added", (*old, random.choice(others))))
-            left = list(old)
-            left[random.randrange(len(left))] = random.choice(others)
-            choices += [("moved", tuple(left))] * 2
+            replaced = list(old)
+            replaced[random.randrange(len(replaced))] = random.choice(others)
+            choices += [("moved", tuple(replaced))] * 2
         if len(old) > 1:
-            gone = random.choice(old)
-            removed = tuple(name for name in old if name != gone)
-            choices.append(("removed", removed))
+            removed = random.choice(old)
+            remaining = tuple(name for name in old if name != removed)
+            choices.append(("removed", remaining))
         return random.choice(choices)
 
-    def _take_readers_away(self) -> None:
+    def _stop_some_readers(self) -> None:
         cluster, random = self._cluster, self._random
-        for name, keeps in PROCESSES.items():
-            if not keeps or cluster.shares_tokens or random.random() < 0.4:
+        for name, saves_rows in PROCESSES.items():
+            if not saves_rows or cluster.shares_tokens or random.random() < 0.4:
                 continue
             cluster.crash(name)
             if random.random() < 0.2:
-                cluster.trace(f"{name} loses what it saved")
+                cluster.trace(f"{name} loses its saved state")
                 cluster.forget(name)
             cluster.clock.callLater(3.0 + random.random() * 5, cluster.start, name)
 
@@ -104,7 +105,7 @@ class Moves:
         for name in concerned:
             cluster.crash(name)
             cluster.stopping.discard(name)
-            # Longer than a transaction of the dead process may take.
+            # Wait longer than a transaction of the dead process may take.
             delay = 1.0 + self._random.random() * 3
             cluster.clock.callLater(delay, cluster.start, name)
         cluster.writers[stream] = new

@@ -45,7 +45,7 @@ class Owner(Protocol):
     def callLater(
         self, delay: float, func: Callable[..., object], *args: object
     ) -> object:
-        """Call a function after ``delay`` s, if the process is alive then."""
+        """Call a function after ``delay`` s, if the process is then alive."""
         ...
 
 
@@ -66,7 +66,7 @@ class Splitting:
     """How a write is split on arrival.
 
     :ivar chance: the probability of a split.
-    :ivar seconds: the most time in s by which the rest arrives later.
+    :ivar seconds: the maximum delay between the two parts, in s.
     """
 
     chance: float = 0.1
@@ -80,8 +80,8 @@ class Pipe:
     :param splitting: how writes are split on arrival.
     :param deliver: called with the bytes.
     :param at_end: called once all bytes before :meth:`end` were delivered.
-    :ivar in_flight: the number of bytes that were written and not delivered.
-    :ivar is_cut: whether to accept bytes and deliver none.
+    :ivar in_flight: the number of bytes that were written but not delivered.
+    :ivar is_cut: whether to accept bytes without delivering them.
     """
 
     def __init__(
@@ -113,13 +113,13 @@ class Pipe:
             self._put(data)
 
     def end(self) -> None:
-        """Deliver the end after all bytes."""
+        """Deliver the end of the connection after all bytes."""
         if not self._is_closed and not self.is_cut:
             self._put(None)
         self._is_closed = True
 
     def end_within(self, seconds: float) -> None:
-        """Discard bytes that would arrive later than that; then deliver the end."""
+        """Discard bytes that would arrive after ``seconds``; then deliver the end."""
         limit = self._clock.rightNow + seconds
         while self._queue and self._queue[-1][0] > limit:
             self._queue.pop()
@@ -156,9 +156,9 @@ class Pipe:
         joined = b"".join(data)
         if joined and not ended and self._random.random() < self._splitting.chance:
             cut = self._random.randrange(len(joined))
-            joined, rest = joined[:cut], joined[cut:]
+            joined, second = joined[:cut], joined[cut:]
             later = now + self._random.random() * self._splitting.seconds
-            self._queue.appendleft((later, rest))
+            self._queue.appendleft((later, second))
             self._last = max(self._last, later)
         self.in_flight -= len(joined)
         self._schedule()
@@ -215,10 +215,11 @@ class Connection:
     """One connection of a process to the broker.
 
     :param protocol: the client's protocol, which :meth:`begin` connects.
-    :param role: the name of its factory: ``redis`` subscribes, ``redis_out`` sends.
+    :param role: the name of the client's factory: ``redis`` subscribes, ``redis_out``
+        sends.
     :param lost: called with the reason, after ``connectionLost`` of the protocol.
-    :ivar role: the name of its factory: ``redis`` subscribes, ``redis_out`` sends.
-    :ivar is_open: whether it is open from the client's point of view.
+    :ivar role: the name of the client's factory.
+    :ivar is_open: whether the connection is open from the client's point of view.
     :ivar address: the unique address of the client's end.
     """
 
@@ -302,9 +303,9 @@ class Connection:
             return
         self.is_open = False
         self.down.close()
-        self.reactor.callLater(0, self._tell_client, Failure(why))  # type: ignore[no-untyped-call]
+        self.reactor.callLater(0, self._notify_client, Failure(why))  # type: ignore[no-untyped-call]
 
-    def _tell_client(self, failure: Failure) -> None:
+    def _notify_client(self, failure: Failure) -> None:
         self.transport.connected = False
         self._protocol.connectionLost(failure)
         self._lost(failure)

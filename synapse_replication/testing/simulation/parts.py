@@ -23,8 +23,8 @@ __all__ = [
     "PROCESSES",
     "TABLES",
     "WRITERS",
-    "Kept",
     "Parts",
+    "SavedState",
     "describe",
 ]
 
@@ -33,7 +33,7 @@ MEMORY_STREAM = "typing"
 #: An idempotent stream in a table, which every writer may write.
 CACHES = "caches"
 
-#: The processes, and whether each saves delivered rows with its positions.
+#: The processes by name, and whether a process saves delivered rows with its positions.
 PROCESSES: Mapping[str, bool] = {
     "main": False,
     "writer1": False,
@@ -93,7 +93,7 @@ class Parts:
 
 
 @attrs.frozen
-class Kept:
+class SavedState:
     """The state that a process saves across crashes, by (stream, writer).
 
     :ivar positions: the saved positions.

@@ -61,7 +61,7 @@ from synapse_replication.testing.simulation.parts import (
     MEMORY_STREAM,
     TABLES,
     WRITERS,
-    Kept,
+    SavedState,
     describe,
 )
 from synapse_replication.testing.simulation.sink import ProcessSink
@@ -73,15 +73,15 @@ __all__ = ["Process"]
 class Process:
     """One epoch of a process, from start to crash.
 
-    :param cluster: the resources that it shares with other processes.
-    :param name: its instance name.
-    :param kept: its saved state, which it loads and updates.
+    :param cluster: the resources that the process shares with others.
+    :param name: the instance name.
+    :param saved: the saved state, which the process loads and updates.
     """
 
-    def __init__(self, cluster: Environment, name: str, kept: Kept) -> None:
+    def __init__(self, cluster: Environment, name: str, saved: SavedState) -> None:
         self.cluster = cluster
         self.name = name
-        self.kept = kept
+        self.saved = saved
         self.is_up = False
         self.epoch = cluster.next_epoch()
         self.reader = Reader(name)
@@ -109,15 +109,15 @@ class Process:
         self.database = DatabaseClient(cluster.database, self.reactor)
         self.generators: dict[str, MultiWriterIdGenerator] = {}
         self.written: dict[str, PostgresStream | MemoryStream] = {}
-        #: The (stream, writer) pairs whose initial position the sink does not get.
+        #: The (stream, writer) pairs whose initial position is not saved.
         self._not_saved: set[tuple[str, str]] = set()
         self.handler: ReplicationCommandHandler
         cluster.run(f"starting {name}", self._start())
 
     def save(self, key: tuple[str, str], token: int) -> None:
         """Save a position across crashes, if this process saves its state."""
-        if self.cluster.keeps_rows(self.name):
-            self.kept.positions[key] = token
+        if self.cluster.retains_rows(self.name):
+            self.saved.positions[key] = token
 
     async def _start(self) -> None:
         cluster, host = self.cluster, self.host
@@ -182,14 +182,14 @@ class Process:
         positions = {
             (stream, writer): self._token_at_start(stream, writer)
             for stream in cluster.writers
-            # Including processes that are no longer writers, or not yet.
+            # Include processes that are no longer writers, or not yet.
             for writer in (WRITERS if stream != MEMORY_STREAM else ("main",))
             if writer != self.name
         }
-        self.reader = cluster.begins(self.name, positions)
-        if cluster.keeps_rows(self.name):
+        self.reader = cluster.begin_epoch(self.name, positions)
+        if cluster.retains_rows(self.name):
             for key in positions.keys() - self._not_saved:
-                self.kept.positions[key] = positions[key]
+                self.saved.positions[key] = positions[key]
 
     def _make_handler(self) -> ReplicationCommandHandler:
         cluster, host = self.cluster, self.host
@@ -211,7 +211,7 @@ class Process:
         )
 
     def _token_at_start(self, stream_name: str, writer: str) -> int:
-        """Return a writer's position according to the database."""
+        """Return the position of a writer at which this process starts."""
         generator = self.generators.get(stream_name)
         if (
             self.cluster.shares_tokens
@@ -275,8 +275,8 @@ class Process:
             return self._make_stream(table, own)
         saved = {
             writer: token
-            for (of, writer), token in self.kept.positions.items()
-            if of == name
+            for (stream, writer), token in self.saved.positions.items()
+            if stream == name
         }
         handled = saved or stored
         if saved:
@@ -311,7 +311,7 @@ class Process:
         *,
         is_new: bool,
     ) -> None:
-        """Skip the removed writers without missing rows."""
+        """Skip the removed writers of which this process has missed no rows."""
         survey = await finder.survey()
         found = {} if is_new else finder.select(survey)
         for writer in survey.absent - found.keys():
@@ -377,16 +377,16 @@ class Process:
             page_rows=3,
             on_write=self.host.notifier.notify,
         )
-        if (token := self.kept.positions.get((MEMORY_STREAM, "main"))) is not None:
+        if (token := self.saved.positions.get((MEMORY_STREAM, "main"))) is not None:
             stream.advance("main", token)
         return stream
 
     async def _fetch(
         self, instance_name: str, from_token: int, upto_token: int, limit: int
     ) -> StreamUpdateResult:
-        """Ask another process, as over HTTP."""
-        process = await self._ask(instance_name)
-        # Like the client, reject a process whose epoch has changed.
+        """Request rows in memory from another process, as over HTTP."""
+        process = await self._connect_to(instance_name)
+        # Like the HTTP client, reject a process whose epoch has changed.
         epoch = self.epochs.epoch_of(instance_name)
         if epoch is not None and epoch != process.host.identity.instance_id:
             raise HttpCatchUpError("GET", instance_name, 409, "another epoch")
@@ -404,7 +404,7 @@ class Process:
         upto_token: int,
     ) -> StreamUpdateResult:
         """Request rows from another process's backlog, as over HTTP."""
-        process = await self._ask(instance_name)
+        process = await self._connect_to(instance_name)
         if epoch != process.host.identity.instance_id:
             raise HttpCatchUpError("GET", instance_name, 409, "another epoch")
         found = None
@@ -416,7 +416,11 @@ class Process:
         self.cluster.counts.partial_resyncs += 1
         return found
 
-    async def _ask(self, instance_name: str) -> Neighbour:
+    async def _connect_to(self, instance_name: str) -> Neighbour:
+        """Return another process, to which a request is sent.
+
+        :raises HttpCatchUpError: if the process does not respond.
+        """
         cluster = self.cluster
         await deferLater(self.reactor, cluster.network.latency(self.name))
         process = cluster.processes.get(instance_name)

@@ -22,8 +22,7 @@ __all__ = ["ProcessReactor", "SimulatedConnector"]
 class ProcessReactor:
     """The clock and the network of one epoch of a process.
 
-    :ivar is_alive: whether the process runs; once it does not, no scheduled call is
-        made.
+    :ivar is_alive: whether the process runs; after its end, no scheduled call is made.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class ProcessReactor:
     def callLater(
         self, delay: float, func: Callable[..., object], *args: object, **kw: object
     ) -> DelayedCall:
-        """Call a function after ``delay`` s, if the process is alive then."""
+        """Call a function after ``delay`` s, if the process is then alive."""
         return self._clock.callLater(delay, self._call, func, args, kw)
 
     def callFromThread(
@@ -99,7 +98,7 @@ class SimulatedConnector:
         self._attempt += 1
 
     def disconnect(self) -> None:
-        """Disconnect, or stop the attempt in progress."""
+        """Stop the attempt in progress; an established connection stays open."""
         self._attempt += 1
 
     def getDestination(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs one simulation: traffic and faults, then a quiet period; and its result."""
+"""One run of the simulation: traffic and faults, then a quiet period, then a result."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ LIVENESS_SECONDS = 60.0
 #: The time in s without agreement after which all processes announce their positions.
 ANNOUNCE_SECONDS = 20.0
 #: The time in s within which half-open connections are detected and replaced: there is
-#: a ping every 5 s with a timeout of 5 s, and a second one may be detected only after
-#: the first was replaced.
+#: a ping every 5 s with a timeout of 5 s, and a second half-open connection may be
+#: detected only after the first was replaced.
 NOTICE_SECONDS = 24.0
 #: The time in s during which an idle cluster must send no messages.
 IDLE_SECONDS = 5.0
@@ -54,7 +54,8 @@ class Result:
     """The result of one seed.
 
     :ivar seed: the seed.
-    :ivar failure: the violated invariant; ``None`` if all held.
+    :ivar failure: the violated invariant, or the unexpected error; ``None`` for none.
+    :ivar crashed: whether the failure is an unexpected error.
     :ivar agreed_after: the time in s from the end of the faults until all positions
         agreed.
     """
@@ -86,7 +87,7 @@ def simulate(
     gc.freeze()
     with _unhandled_errors() as unhandled:
         result = _simulate(Run(seed, parts, trace_to), seed)
-        # Unhandled errors in Deferreds are logged when these are collected.
+        # The unhandled error of a Deferred is logged when the Deferred is collected.
         gc.collect()
     gc.unfreeze()
     if unhandled and result.failure is None:
@@ -222,7 +223,7 @@ class Run:
         self.agreed_after = cluster.clock.rightNow - END
 
     def _nudge(self) -> None:
-        """Let writers write if their last row was unreadable, or a lie named them.
+        """Write again where the last row was unreadable or a lie was published.
 
         A reader that receives a row with an unreadable token does not know what to
         fetch until it receives the next row.
@@ -246,8 +247,8 @@ class Run:
     def _announce(self) -> None:
         """Let every process announce its positions, as when a new process connects.
 
-        Stock peers do so at no other time. A reader that accepted a forged row is ahead
-        of its writer, whose rows look old; only this announcement reveals that.
+        Stock peers announce them at no other time. To a reader that accepted a forged
+        row, the writer's next rows look old; only this announcement reveals the error.
         """
         for name, process in self.cluster.processes.items():
             self.cluster.counts.announcements[name] += 1
@@ -259,10 +260,10 @@ class Run:
         self._go_until(cluster.clock.rightNow + NOTICE_SECONDS)
         before = cluster.broker.messages
         self._go_until(cluster.clock.rightNow + IDLE_SECONDS)
-        said = cluster.broker.messages - before
-        if said:
+        sent = cluster.broker.messages - before
+        if sent:
             raise ViolationError(
-                f"{said} messages in {IDLE_SECONDS:g} s with nothing to say"
+                f"{sent} messages in {IDLE_SECONDS:g} s, although the cluster was idle"
             )
         if found := cluster.differences():
             raise ViolationError("disagreement after agreement: " + "; ".join(found))
@@ -272,7 +273,7 @@ class Run:
         cluster, counts = self.cluster, self.cluster.counts
         pairs = len(WRITERS) * len(cluster.writers)
         # Every process may miss rows of a writer that was disconnected or started.
-        everybody = sum(
+        for_every_process = sum(
             (counts.announcements[writer] + counts.starts[writer])
             for writer in WRITERS
             for _ in cluster.writers
@@ -283,7 +284,7 @@ class Run:
         for name, made in counts.catch_ups.items():
             allowed = (
                 counts.subscriptions[name] * pairs
-                + everybody
+                + for_every_process
                 + others
                 + counts.drains[name]
                 + ALLOWANCE

@@ -9,7 +9,7 @@ from twisted.internet.task import deferLater
 
 from synapse_replication.testing.simulation.environment import Environment
 from synapse_replication.testing.simulation.invariants import Reader
-from synapse_replication.testing.simulation.parts import Kept
+from synapse_replication.testing.simulation.parts import SavedState
 from synapse_replication.testing.simulation.watcher import Watcher
 
 __all__ = ["ProcessSink", "SinkError"]
@@ -18,8 +18,8 @@ __all__ = ["ProcessSink", "SinkError"]
 class SinkOwner(Protocol):
     """The process that has a sink.
 
-    :ivar reader: its epoch in the ledger.
-    :ivar kept: its saved state.
+    :ivar reader: the epoch of the process in the ledger.
+    :ivar saved: the saved state of the process.
     """
 
     name: str
@@ -27,7 +27,7 @@ class SinkOwner(Protocol):
     reactor: Any
     watcher: Watcher
     reader: Reader
-    kept: Kept
+    saved: SavedState
 
     def save(self, key: tuple[str, str], token: int) -> None:
         """Save a position across crashes, if the process saves its state."""
@@ -38,7 +38,7 @@ class SinkError(Exception):
 
 
 class ProcessSink:
-    """The row sink of a process: it reports to the ledger, and saves positions."""
+    """The row sink of a process, which reports to the ledger, and saves positions."""
 
     def __init__(self, process: SinkOwner) -> None:
         self._process = process
@@ -73,7 +73,7 @@ class ProcessSink:
         if instance_name not in process.cluster.writers[stream_name]:
             process.watcher.counts.drained_rows += len(rows)
         key = stream_name, instance_name
-        process.save(key, max(token, process.kept.positions.get(key, 0)))
+        process.save(key, max(token, process.saved.positions.get(key, 0)))
 
     def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
         """Deliver a position."""
@@ -85,10 +85,10 @@ class ProcessSink:
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
         """Return the saved epochs, by (stream, writer)."""
-        return self._process.kept.epochs
+        return self._process.saved.epochs
 
     def on_epoch(self, stream_name: str, instance_name: str, epoch: str) -> None:
-        """Save a new epoch, from its beginning."""
+        """Save a new epoch of a writer, and that this process is at its beginning."""
         process = self._process
         process.cluster.trace(
             f"{process.name} records epoch {epoch} of {stream_name} of {instance_name}"
@@ -98,5 +98,5 @@ class ProcessSink:
             raise SinkError(f"{epoch} of {stream_name} was rejected")
         key = stream_name, instance_name
         process.save(key, 0)
-        if process.cluster.keeps_rows(process.name):
-            process.kept.epochs[key] = epoch
+        if process.cluster.retains_rows(process.name):
+            process.saved.epochs[key] = epoch

@@ -1,4 +1,4 @@
-"""The observer of a simulated process: it counts events and reports failures."""
+"""The observer of a simulated process, which counts events and reports failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Counts", "Watcher"]
 class Counts:
     """Numbers of events in one simulation.
 
-    :ivar writes: writes.
+    :ivar writes: performed writes.
     :ivar starts: starts, by process.
     :ivar subscriptions: established subscriptions, by process.
     :ivar announcements: repeated announcements of all positions of a process, because
@@ -41,7 +41,7 @@ class Counts:
     :ivar refuted: positions that were found to be false.
     :ivar fallbacks: resets of a position to a lower one.
     :ivar repairs: sequences that the operator advanced.
-    :ivar hidden_resets: epochs of the writer in memory that a reader could not detect.
+    :ivar hidden_resets: epochs of the stream in memory that a reader could not detect.
     """
 
     writes: int = 0
@@ -155,7 +155,7 @@ class Watcher(ReplicationObserver):
     ) -> None:
         self._trace(
             f"{self._name} is at {position} of {stream_name} of {instance_name}, which "
-            f"reports to be at {announced}"
+            f"reports that it is at {announced}"
         )
         self.ahead[stream_name, instance_name] = position
 

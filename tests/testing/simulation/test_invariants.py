@@ -28,7 +28,7 @@ class LedgerTests(SynchronousTestCase):
         for stream in ("events", "caches"):
             self.ledger.committed(stream, "w", 2, [(20, "k")])
             self.ledger.committed(stream, "w", 5, [(50, "k"), (51, "k")])
-        self.reader = self.ledger.begins(
+        self.reader = self.ledger.begin_epoch(
             "r", {("events", "w"): 1, ("caches", "w"): 1}, None
         )
 
@@ -143,7 +143,7 @@ class LedgerTests(SynchronousTestCase):
     def test_persisted_across_a_crash(self) -> None:
         """A reader that persists its rows resumes with them."""
         self.ledger.delivered(self.reader, "typing", "w", 1, _rows(7))
-        self.ledger.ends("r")
-        again = self.ledger.begins("r", {}, self.reader)
+        self.ledger.end_epoch("r")
+        again = self.ledger.begin_epoch("r", {}, self.reader)
         self.assertEqual(again.views["typing"], {"k": 7})
         self.assertEqual(Reader("r").views, {})
