@@ -1,8 +1,8 @@
 """A buffer that writes all messages published in one reactor turn together.
 
-Theory of operation: the first message after an idle period is written at once. Messages
-that follow it within :data:`COALESCE_WINDOW` are buffered until the end of the reactor
-turn and written together. They are sent no later than if each were written at once.
+Theory of operation: the first message after an idle period is written immediately.
+Messages published within :data:`COALESCE_WINDOW` after a write are buffered and then
+written together at the end of the reactor turn.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from synapse_replication.redis.ledger import Publish
 
 __all__ = ["COALESCE_WINDOW", "Coalescer"]
 
-#: Messages published within this time after a write are coalesced, in s.
+#: Messages published within this time after a write, in s, are coalesced.
 COALESCE_WINDOW = 0.0005
 
 
 class Coalescer:
-    """A buffer of messages that wait to be written.
+    """A buffer of messages to be written.
 
     :param flush: called at the end of a reactor turn for which a flush is scheduled.
-    :ivar pending: the buffered lines, in order.
-    :ivar size: their size in bytes.
+    :ivar pending: the buffered messages, in order.
+    :ivar size: their total size in bytes.
     """
 
     def __init__(self, clock: IReactorTime, flush: Callable[[], object]) -> None:
@@ -37,16 +37,16 @@ class Coalescer:
         self.size = 0
 
     def add(self, publish: Publish) -> None:
-        """Append lines to the buffer."""
+        """Append messages to the buffer."""
         self.pending.append(publish)
         self.size += sum(map(len, publish.lines))
 
     def is_quiet(self) -> bool:
-        """Return whether the window since the last write has elapsed."""
+        """Return whether the window after the last write has elapsed."""
         return self._clock.seconds() - self._last_write > COALESCE_WINDOW
 
     def record_write(self) -> None:
-        """Start the window: data is about to be written."""
+        """Restart the window, as after a write."""
         self._last_write = self._clock.seconds()
 
     def flush_later(self) -> None:
@@ -59,7 +59,7 @@ class Coalescer:
         self._flush()
 
     def take(self) -> list[Publish]:
-        """Empty the buffer and return its content, to be written or counted as lost."""
+        """Empty the buffer, return its messages, and restart the window."""
         self._last_write = self._clock.seconds()
         if self._call is not None:
             self._call.cancel()

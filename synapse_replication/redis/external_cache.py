@@ -1,4 +1,4 @@
-"""A cache in Redis, shared by all processes, whose values expire."""
+"""A cache in Redis that all processes share. Its values expire."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ __all__ = ["ExternalCache"]
 
 
 class ExternalCache:
-    """Stores JSON values by cache name and key.
+    """A store of JSON values by cache name and key.
 
     :param factory: provides the connection, which must return values as bytes
-        (``charset=None``, ``convertNumbers=False``); ``None`` if there is no Redis.
+        (``charset=None``, ``convertNumbers=False``); ``None`` to disable the cache.
+    :param observer: notified of each request and its duration.
     """
 
     def __init__(
@@ -32,16 +33,17 @@ class ExternalCache:
         self._observer = observer
 
     def is_enabled(self) -> bool:
-        """Return whether values are stored, that is, whether there is a Redis."""
+        """Return whether the cache is enabled, that is, whether it has a factory."""
         return self._factory is not None
 
     async def set(self, cache_name: str, key: str, value: Any, expiry_ms: int) -> None:
-        """Store a value for ``expiry_ms`` ms. Does nothing if there is no Redis.
+        """Store a value. If the cache is disabled, do nothing.
 
-        :raises ValueError: if the value cannot be encoded as JSON, or the time is not
-            positive.
-        :raises txredisapi.RedisError: if there is no connection at the moment, Redis
-            does not answer, or it answers with an error.
+        :param expiry_ms: the time after which the value expires, in ms.
+        :raises ValueError: if the value cannot be encoded as JSON, or ``expiry_ms`` is
+            not positive.
+        :raises txredisapi.RedisError: if there is currently no connection, Redis does
+            not answer in time, or Redis answers with an error.
         """
         if expiry_ms <= 0:
             raise ValueError(f"expiry_ms must be at least 1, not {expiry_ms}")
@@ -56,8 +58,10 @@ class ExternalCache:
     async def get(self, cache_name: str, key: str) -> Any | None:
         """Return a value, or ``None`` if it does not exist or has expired.
 
-        :raises txredisapi.RedisError: if there is no connection at the moment, Redis
-            does not answer, or it answers with an error.
+        If the cache is disabled, return ``None``.
+
+        :raises txredisapi.RedisError: if there is currently no connection, Redis does
+            not answer in time, or Redis answers with an error.
         :raises ValueError: if the stored value is not JSON.
         """
         if self._factory is None:
@@ -66,14 +70,14 @@ class ExternalCache:
         text = await _connection(self._factory).get(_redis_key(cache_name, key))
         seconds = self._clock.seconds() - started
         self._observer.external_cache_get(cache_name, text is not None, seconds)
-        # A host's own connection may already have converted a number.
+        # If the host created the connection, it may have converted a number already.
         return decode_json(text) if isinstance(text, (bytes, str)) else text
 
 
 def _connection(factory: SynapseRedisFactory) -> Any:
-    # txredisapi's own handler would wait for a connection without any limit.
+    # txredisapi's own handler would wait for a connection without a time limit.
     if not factory.pool:
-        raise txredisapi.ConnectionError("there is no connection to Redis at present")
+        raise txredisapi.ConnectionError("there is currently no connection to Redis")
     return factory.pool[0]
 
 

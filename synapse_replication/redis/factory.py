@@ -1,14 +1,14 @@
-"""Connections to Redis that reconnect for ever.
+"""Connections to Redis that reconnect until they are stopped.
 
 Theory of operation: txredisapi's factory stops reconnecting at the first failed AUTH,
-reports a connection as up too early, waits without limit for replies, and never resets
-its delay. :class:`SynapseRedisFactory` and :class:`RedisLink`, the mixin of all
+reports a connection as up too early, waits for replies without a time limit, and never
+resets its delay. :class:`SynapseRedisFactory` and :class:`RedisLink`, the mixin of all
 protocols of this package, correct that:
 
 - From ``connectionMade`` until :meth:`RedisLink.link_established` a timer runs. A
   failure or a timeout aborts the connection, and the factory reconnects with a growing
   delay. Each protocol decides which reply means "established".
-- The delay is reset only by :meth:`RedisLink.link_proved`.
+- Only :meth:`RedisLink.link_proved` resets the delay.
 - Every connection is pinged, and aborted if no reply arrives in time.
 
 See docs/failure-modes.rst: failure-half-open, failure-failed-auth,
@@ -46,7 +46,7 @@ __all__ = ["HANDSHAKE_TIMEOUT", "RedisLink", "RedisProtocol", "SynapseRedisFacto
 
 #: The time limit from connecting until the link is established, in s.
 HANDSHAKE_TIMEOUT = 10.0
-#: The delay before the first new attempt, and the longest one, in s.
+#: The delay before the first reconnection attempt, and the longest delay, in s.
 INITIAL_DELAY = 0.1
 MAX_DELAY = 5.0
 #: The factor between the delays of successive attempts.
@@ -75,12 +75,14 @@ class RedisLink:
         self._why = ""
         self._close_reason = CloseReason.LOST
         clock = self.factory.reactor_clock
-        # txredisapi uses it for reply timeouts; its own is the global reactor's.
+        # txredisapi calls this for its reply timeouts; by default, it would use the
+        # global reactor.
         self.callLater = partial(Timeout, clock)
         self._handshake_timer: Timeout | None = Timeout(
             clock, self.factory.handshake_timeout, self._handshake_timed_out
         )
-        # It fires after a successful AUTH and SELECT, and never if one of them fails.
+        # This Deferred fires after a successful AUTH and SELECT; if one of them fails,
+        # it never fires.
         self.whenConnected().addCallback(lambda _: self.authenticated())
         done: Deferred[None] = super().connectionMade()  # type: ignore[misc]
         return done
@@ -101,7 +103,7 @@ class RedisLink:
         if established or self._has_received or text.startswith("TLS: "):
             return text
         if isinstance(why.value, ConnectionDone):
-            text = "it closed the connection without sending anything"
+            text = "the server closed the connection without sending anything"
         return f"{text}; is TLS enabled at both ends or at neither?"
 
     _has_received = False
@@ -115,13 +117,13 @@ class RedisLink:
             if self.read_replies():
                 self._unfinished = 0
         except txredisapi.InvalidData as error:
-            self.cut(f"it does not speak the Redis protocol: {error}")
+            self.cut(f"the server does not speak the Redis protocol: {error}")
             return
         self._unfinished += len(data)
         if self._unfinished > MAX_REPLY_LENGTH:
             self.cut(f"a reply is longer than {MAX_REPLY_LENGTH} bytes")
 
-    # -- for the protocols --------------------------------------------------------
+    # -- called or overridden by the protocols ------------------------------------
 
     def read_replies(self) -> bool:
         """Handle all complete replies; return whether there were any."""
@@ -135,7 +137,7 @@ class RedisLink:
         return True
 
     def authenticated(self) -> None:
-        """Continue after a successful AUTH and SELECT, if these are configured."""
+        """Continue after AUTH and SELECT have succeeded, if they are configured."""
         raise NotImplementedError
 
     def keep_alive(self) -> None:
@@ -143,7 +145,7 @@ class RedisLink:
         raise NotImplementedError
 
     def link_established(self) -> None:
-        """Record that the connection can be used."""
+        """Stop the handshake timer and report that the connection can be used."""
         self._stop_handshake_timer()
         self.established = True
         self.factory.link_established()
@@ -171,8 +173,8 @@ class RedisLink:
     def _handshake_timed_out(self) -> None:
         self._handshake_timer = None
         self.cut(
-            f"no answer within {self.factory.handshake_timeout:g} s; is it Redis, "
-            "and is TLS enabled at both ends or at neither?",
+            f"no answer within {self.factory.handshake_timeout:g} s; is the server "
+            "Redis, and is TLS enabled at both ends or at neither?",
             CloseReason.TIMED_OUT,
         )
 
@@ -200,10 +202,10 @@ class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
 
 
 class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
-    """A txredisapi factory that reconnects for ever and detects half-open connections.
+    """A txredisapi factory that always reconnects and detects half-open connections.
 
-    Use it with ``reactor.connectTCP``, ``connectSSL`` or ``connectUNIX``. The arguments
-    that Synapse passes come first and have the same meaning.
+    Use it with ``reactor.connectTCP``, ``connectSSL`` or ``connectUNIX``. The
+    positional arguments are those of txredisapi's factory, which Synapse passes.
 
     :param replyTimeout: time limit of a reply, in s.
     :param clock: the reactor.
@@ -217,7 +219,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         so that processes that were disconnected together do not reconnect together.
     """
 
-    #: txredisapi reads it.
+    #: Read by txredisapi.
     maxDelay = MAX_DELAY  # noqa: N815
     protocol = RedisProtocol
 
@@ -291,7 +293,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         """Close all connections and do not reconnect.
 
         :param timeout: the time after which connections are aborted, in s.
-        :return: fires when they are closed.
+        :return: a Deferred that fires when all connections are closed.
         """
         self.stopTrying()
         closed: Deferred[None] = Deferred()
@@ -338,7 +340,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     # -- reports of the connections -----------------------------------------------
 
     def connectionError(self, why: str) -> None:
-        """Record why AUTH or SELECT failed. The waiting Deferred does not fire."""
+        """Record why AUTH or SELECT failed. Called by txredisapi."""
         self._record_reason(why)
 
     def _record_reason(self, why: str) -> None:
@@ -380,9 +382,11 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             self.retry(connector)
 
     def retry(self, connector: IConnector | None = None) -> None:
-        """Schedule the next attempt. Twisted's own method does not bound the delay.
+        """Schedule the next attempt, with a bounded delay.
 
-        :param connector: the connector that failed; the newest if ``None``.
+        It replaces the method of Twisted, which does not bound the delay.
+
+        :param connector: the connector that failed; ``None`` for the newest connector.
         """
         connector = connector or self.connector
         assert connector is not None, "no attempt to connect was ever started"
@@ -393,7 +397,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             self._callID = None
             connector.connect()
 
-        # stopTrying() cancels the call by this attribute.
+        # Twisted's stopTrying() cancels the call in this attribute.
         self._callID = self.reactor_clock.callLater(  # type: ignore[assignment]
             wait, connect
         )

@@ -1,16 +1,17 @@
-"""Fencing: makes Redis close a lost connection before the next one is used.
+"""Fencing: makes Redis close a lost connection before the next connection is used.
 
-Theory of operation: after a connection is lost at this end, Redis may still have it
-open, with publishes that it has not read yet. It would deliver them after the new
-announcement of positions: a batch without its end, or an outdated position. So the
-first command on a new connection, before it is reported as established, makes Redis
-kill the previous one, if anything was published on that.
+Theory of operation: after a connection is lost at this end, it may still be open in
+Redis, with publishes that Redis has not read yet. Redis would deliver them after the
+new announcement of positions: a batch without its end, or an outdated position. The
+first command on a new connection, before the connection is reported as established,
+therefore makes Redis kill the previous connection, if anything was published on it.
 
 A connection's id and address are requested from Redis only after the first publish, so
 that a server that supports only PUBLISH is usable, even if it disconnects clients that
-send unknown commands. Over a Unix socket nothing is requested: all clients have the
-same address there, so after a restart of Redis, id and address might identify another
-client. A transport without a socket has no kernel buffer that could contain publishes.
+send unknown commands. Over a Unix socket there is no fencing: all clients have the same
+address, so after a restart of Redis the id and the address might identify another
+client. A transport without a socket needs no fencing, because it has no kernel buffer
+that could contain publishes.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from synapse_replication.handlers.observer import ReplicationObserver
 
 __all__ = ["MAX_HANG_UPS", "ConnectionFence", "FencingState"]
 
-#: Fencing is disabled if a server has never answered its commands, and has closed this
-#: many connections on which they were sent: the commands may be the reason.
+#: Fencing is disabled if a server has never answered one of its commands, and has
+#: closed this many connections on which such a command was sent: the command may be the
+#: reason.
 MAX_HANG_UPS = 3
 
-#: The id and address in Redis's answer to CLIENT INFO. A Unix socket, which has port 0,
-#: does not match.
+#: The id and address in Redis's answer to CLIENT INFO. The address of a Unix socket has
+#: port 0 and does not match.
 _CLIENT = re.compile(r"id=(\d+) addr=(\S+:[1-9]\d*) ")
 
 _FEATURE = (
@@ -42,20 +44,21 @@ _FEATURE = (
 
 
 class FencingState:
-    """State of fencing that outlives single connections.
+    """State of fencing that outlives the single connections.
 
-    :ivar earlier: the id that Redis assigned to the newest connection, and the
-        connection's address as seen by Redis, which may differ due to address
-        translation. Both are needed, because another Redis, or the same one after a
-        restart, assigns the same ids.
-    :ivar is_unavailable: Redis rejects or does not support the commands.
-    :ivar has_answered: the server has answered a command of fencing at least once.
+    :ivar previous: the id that Redis assigned to the newest connection whose identity
+        is known, and the connection's address as seen by Redis, which may differ from
+        the local address due to address translation. Both are needed, because Redis
+        assigns the same ids again after a restart; so does another Redis.
+    :ivar is_unavailable: whether fencing is disabled, because Redis rejects the
+        commands or does not support them.
+    :ivar has_answered: whether the server has answered a fencing command at least once.
     """
 
     def __init__(self, observer: ReplicationObserver) -> None:
         self._observer = observer
         self._hang_ups = 0
-        self.earlier: tuple[str, str] | None = None
+        self.previous: tuple[str, str] | None = None
         self.is_unavailable = False
         self.has_answered = False
 
@@ -66,12 +69,12 @@ class FencingState:
             self.refused("the server closes the connection on CLIENT INFO")
 
     def refused(self, why: str) -> None:
-        """Disable fencing, and report that."""
+        """Disable fencing, and report the reason."""
         self.is_unavailable = True
         self._observer.feature_unavailable(_FEATURE, why)
 
     def failed(self, why: str) -> None:
-        """Report that fencing failed on this connection."""
+        """Report that fencing failed on one connection."""
         self._observer.feature_unavailable(_FEATURE, why)
 
 
@@ -79,7 +82,8 @@ class ConnectionFence:
     """The fencing commands of one connection.
 
     :param execute: sends a command to Redis.
-    :param is_possible: publishes may remain unread on a connection of this kind.
+    :param is_possible: whether a connection of this kind can be fenced.
+    :ivar identity_requested: whether :meth:`request_identity` was called.
     """
 
     def __init__(
@@ -93,32 +97,32 @@ class ConnectionFence:
         self._execute = execute
         self._is_possible = is_possible
         self._unanswered = 0
-        self.was_named = False
+        self.identity_requested = False
 
-    def end_earlier(self) -> None:
+    def kill_previous(self) -> None:
         """Make Redis close the previous connection."""
-        if self._may_ask() and self._state.earlier is not None:
-            number, address = self._state.earlier
-            self._ask("KILL", "ID", number, "ADDR", address)
+        if self._is_available() and self._state.previous is not None:
+            number, address = self._state.previous
+            self._send("KILL", "ID", number, "ADDR", address)
 
-    def ask_name(self) -> None:
-        """Request this connection's id and address, after its first publish."""
-        self.was_named = True
-        if self._may_ask():
-            self._ask("INFO").addCallback(self._remember_name)
+    def request_identity(self) -> None:
+        """Request this connection's id and address. Call it after the first publish."""
+        self.identity_requested = True
+        if self._is_available():
+            self._send("INFO").addCallback(self._record_identity)
 
-    def end(self, *, is_explained: bool) -> None:
+    def connection_lost(self, *, is_explained: bool) -> None:
         """Record that the connection was lost.
 
-        :param is_explained: the loss has another known reason.
+        :param is_explained: whether the loss has a known reason other than fencing.
         """
         if self._unanswered and not (is_explained or self._state.has_answered):
             self._state.hung_up()
 
-    def _may_ask(self) -> bool:
+    def _is_available(self) -> bool:
         return self._is_possible and not self._state.is_unavailable
 
-    def _ask(self, *args: str) -> Deferred[Any]:
+    def _send(self, *args: str) -> Deferred[Any]:
         self._unanswered += 1
         return self._execute("CLIENT", *args).addCallbacks(self._answered, self._failed)
 
@@ -127,15 +131,16 @@ class ConnectionFence:
         self._state.has_answered = True
         return answer
 
-    def _remember_name(self, info: Any) -> None:
+    def _record_identity(self, info: Any) -> None:
         text = info.decode("utf-8", "replace") if isinstance(info, bytes) else info
         if isinstance(text, str) and (found := _CLIENT.match(text)) is not None:
-            self._state.earlier = found[1], found[2]
+            self._state.previous = found[1], found[2]
 
     def _failed(self, failure: Failure) -> None:
         error = failure.value
-        # If the connection was lost, the next one sends the command again. Without
-        # authentication (NOAUTH), all commands fail, so this is no sign of support.
+        # If the connection was lost, the command is sent again on the next connection.
+        # Without authentication, all commands fail with NOAUTH, so that error does not
+        # show whether the server supports fencing.
         if (
             not isinstance(error, txredisapi.ResponseError)
             or str(error).startswith("NOAUTH")
@@ -143,7 +148,7 @@ class ConnectionFence:
         ):
             return
         self._answered(None)
-        # Other errors may not recur on the next connection.
+        # Only these errors would recur on the next connection.
         if str(error).startswith("NOPERM") or "unknown" in str(error).lower():
             self._state.refused(str(error))
         else:

@@ -1,17 +1,18 @@
-"""Accounting of publishes: unacknowledged, lost, and to be published again.
+"""Accounting of publishes that are unacknowledged, lost, or to be published again.
 
-Theory of operation: a later row hides the loss of an earlier one, because a reader that
-receives row 7 advances past row 6, lost or not. So losses are counted, and announcing
-this instance's positions recovers from them. Rows and positions are not retained while
-there is no connection: the announcement covers them. Other commands are retained up to
-a bound, because nothing else would deliver them, and unacknowledged ones are published
-again, in order. That is safe: each command states the current state of an object, so a
-repetition is harmless, and all commands about one object come from one process. A
-command that Redis rejected (by an ACL without its channel) is not repeated: it would be
-rejected for ever, and cost a connection each time.
+Theory of operation: a later row hides the loss of an earlier row, because a reader that
+receives row 7 advances past row 6 even if row 6 was lost. Losses are therefore counted,
+and this instance's positions are announced after a loss, so that readers fetch the lost
+rows. Rows and positions are not retained while there is no connection: the announcement
+replaces them. Other commands are retained up to a bound, because nothing would replace
+them, and those that Redis has not acknowledged are published again, in order. That is
+safe: each command states the current state of an object, so a repetition is harmless,
+and all commands about one object come from one process. A command that Redis rejected
+(by an ACL without its channel) is not repeated: it would always be rejected, and each
+rejection costs a connection.
 
-Publishing unacknowledged rows again was considered and rejected: they may have arrived,
-and would then follow later rows of other instances out of order.
+Publishing unacknowledged rows again was considered and rejected: if they had arrived
+already, the repeated rows would follow later rows of other instances, out of order.
 
 :class:`PublishLedger` is pure: its methods record what was published and acknowledged.
 """
@@ -24,18 +25,18 @@ from typing import NamedTuple
 
 __all__ = ["EXTENSION", "MAX_RETAINED", "NOT_RETAINED", "Publish", "PublishLedger"]
 
-#: Commands that an announcement of positions replaces, so that they are not retained.
+#: Commands that are not retained, because an announcement of positions replaces them.
 _RECOVERABLE = frozenset({"RDATA", "POSITION"})
-#: The name under which extension messages are counted. They are not retained either: a
-#: new hello is sent after reconnecting.
+#: The name under which extension messages are counted. They are not retained either,
+#: because a new hello is sent after reconnecting.
 EXTENSION = "EXTENSION"
 NOT_RETAINED = _RECOVERABLE | {EXTENSION}
-#: The most other commands that are retained for the next connection.
+#: The largest number of other commands that are retained for the next connection.
 MAX_RETAINED = 10_000
 
 
 class Publish(NamedTuple):
-    """Lines of one command, one message each."""
+    """Lines of one command to publish, each as one message."""
 
     command_name: str
     channel: bytes
@@ -43,26 +44,29 @@ class Publish(NamedTuple):
 
 
 class PublishLedger:
-    """The accounts of one sender, across its connections.
+    """The accounts of one sender, over all of its connections.
 
-    :ivar lost: the number of publishes lost since the last announcement.
+    :ivar lost: the number of publishes lost since positions were last announced.
     """
 
     def __init__(self) -> None:
         self.lost = 0
         self._retained: deque[Publish] = deque()
-        # The number of publishes written on this connection.
+        # The number of lines written on the current connection.
         self._written = 0
-        # The unacknowledged publishes that would be published again, each with the
-        # value of _written after it.
+        # The written publishes that would be published again if the connection were
+        # lost, each with the value of _written after its last line.
         self._unanswered: deque[tuple[int, Publish]] = deque()
-        # The value of _written after the last publish evicted from _unanswered.
+        # The value of _written after the last publish that was evicted from
+        # _unanswered.
         self._evicted_upto = 0
 
     def retain(self, publish: Publish) -> int:
-        """Retain lines that can be published later; count the others as lost.
+        """Retain lines to be published on the next connection.
 
-        :return: the number of lines that exceeded the bound.
+        Lines that are not retained are counted as lost, except those of the extension.
+
+        :return: the number of lines that were not retained because of the bound.
         """
         if publish.command_name in _RECOVERABLE:
             self.lost += len(publish.lines)
@@ -78,19 +82,19 @@ class PublishLedger:
         return too_many
 
     def take_retained(self) -> Iterable[Publish]:
-        """Remove and return the retained lines, one per item."""
+        """Remove and return the retained lines, one line per item."""
         retained, self._retained = self._retained, deque()
         return retained
 
     def retain_until_acknowledged(self, publish: Publish, end: int) -> None:
-        """Retain a publish of the next write, to be repeated unless acknowledged.
+        """Retain a publish of the next write until Redis has acknowledged it.
 
-        :param end: the number of lines of that write up to the end of this publish.
+        :param end: the number of lines in that write up to the end of this publish.
         """
         self._unanswered.append((self._written + end, publish))
 
     def record_write(self, count: int, unacknowledged: int) -> None:
-        """Record that ``count`` lines are written to the connection.
+        """Record that ``count`` lines are about to be written to the connection.
 
         :param unacknowledged: the number of earlier lines without a reply.
         """
@@ -107,9 +111,10 @@ class PublishLedger:
     ) -> tuple[list[Publish], bool]:
         """Count the unacknowledged publishes of a lost connection as lost.
 
-        :param is_refused: Redis rejected the first of them.
-        :return: those that must be retained, and whether others should have been, but
-            were evicted.
+        :param unacknowledged: the number of lines without a reply.
+        :param is_refused: whether Redis rejected the first of these lines.
+        :return: the publishes that the caller must retain, and whether some of those
+            that should be retained were evicted.
         """
         self.lost += unacknowledged
         done, self._written = self._written - unacknowledged + is_refused, 0

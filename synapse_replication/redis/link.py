@@ -1,4 +1,4 @@
-"""A process's link over Redis: its two connections, wired together."""
+"""The link of a process over Redis: wires its two connections together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from synapse_replication.transport.buffers import read_buffers
 
 __all__ = ["RedisReplicationLink"]
 
-#: Time limit for the last acknowledgements, and again for the close, in s.
+#: Time limit for the last acknowledgements, and also for closing afterwards, in s.
 STOP_TIMEOUT = 3.0
 #: Time limit of connecting, in s.
 CONNECT_TIMEOUT = 10.0
@@ -39,20 +39,22 @@ CONNECT_TIMEOUT = 10.0
 class RedisReplicationLink:
     """The two connections of a process to Redis, which reconnect until :meth:`stop`.
 
-    The observer knows the publishing connection as ``redis_out`` and the subscribed one
-    as ``redis``.
+    The observer knows the publishing connection as ``redis_out``, and the subscribed
+    connection as ``redis``.
 
     :param reactor: opens the connections, and is the clock.
     :param options: the options of both connections.
     :param server_name: the homeserver's name, which is also the main channel.
     :param command_handler: notified of the subscription, and receives its items.
-    :param on_lost: announces this instance's positions again, because rows may not
-        have arrived; see :class:`~synapse_replication.redis.sender.RedisSender`.
+    :param on_lost: announces this instance's positions after rows may have been lost;
+        see :class:`~synapse_replication.redis.sender.RedisSender`.
     :param channels: further channels to subscribe to, for instance ``USER_IP``.
-    :param extension: speaks on the extension's channel; ``None`` for none.
+    :param extension: sends and receives messages on the extension's channel; ``None``
+        to disable the extension.
     :param ping_interval: the interval between pings on each connection, in s.
     :param reply_timeout: time limit of a reply, in s.
-    :param jitter: see :class:`~synapse_replication.redis.factory.SynapseRedisFactory`.
+    :param jitter: see :class:`~synapse_replication.redis.factory.SynapseRedisFactory`,
+        also for ``handshake_timeout`` and ``reader_factory``.
     :param subscriber_type: the protocol class of the subscribed connection.
     :ivar sender: publishes commands.
     :ivar cache: the external cache, on the publishing connection.
@@ -120,7 +122,7 @@ class RedisReplicationLink:
             self._master = SentinelMaster(reactor, options, options.sentinel, observer)
 
     def start(self) -> None:
-        """Open both connections, which reconnect from now on.
+        """Open both connections. They reconnect until :meth:`stop`.
 
         :raises OSError: if a file of the TLS options cannot be read.
         :raises ValueError: if a file of the TLS options contains no certificate.
@@ -152,7 +154,7 @@ class RedisReplicationLink:
     async def stop(self) -> None:
         """Wait until published commands are acknowledged, then close both connections.
 
-        It returns when they are closed, after a few seconds at most.
+        Return when both are closed, after a few seconds at most.
         """
         drained = self.sender.drained()
         drained.addTimeout(STOP_TIMEOUT, self._reactor)

@@ -1,4 +1,4 @@
-"""Address, credentials and TLS of Redis, the same for all connections of a process.
+"""Options of the connections to Redis: address, credentials and TLS.
 
 See docs/failure-modes.rst: failure-redis-options.
 """
@@ -24,10 +24,11 @@ HostPort: TypeAlias = tuple[str, int]
 class RedisTlsOptions:
     """TLS options. The server's certificate is always verified.
 
-    :ivar authority_file: PEM certificates that are trusted, or a directory of such
-        files; the system's if ``None``.
+    :ivar authority_file: a file of trusted PEM certificates, or a directory of such
+        files; ``None`` to trust the system's certificates.
     :ivar certificate_file: this process's certificate, if Redis requires one.
-    :ivar private_key_file: its private key.
+    :ivar private_key_file: the certificate's private key; ``None`` if it is in the
+        same file.
     :ivar hostname: the name in the server's certificate, if it differs from the host
         to connect to.
     """
@@ -57,7 +58,8 @@ class SentinelOptions:
 
     :ivar master: the name under which the Sentinels monitor Redis.
     :ivar addresses: the Sentinels' addresses, at least one.
-    :ivar username: for the Sentinels, like the password; Redis has its own.
+    :ivar username: the user at the Sentinels; ``None`` for the default user.
+    :ivar password: the password at the Sentinels; that of Redis may differ.
     """
 
     master: str
@@ -68,13 +70,14 @@ class SentinelOptions:
 
 @attrs.frozen
 class RedisOptions:
-    """Address, credentials and TLS of Redis.
+    """Address, credentials and TLS of Redis. All connections of a process share them.
 
-    :ivar path: its Unix socket, instead of host and port.
-    :ivar sentinel: Sentinels that know the address, instead of host, port or path. The
-        TLS options apply to the Sentinels, too.
+    :ivar path: the path of its Unix socket, which replaces host and port.
+    :ivar sentinel: the Sentinels that know its address, which replace host, port and
+        path. The TLS options apply to connections to the Sentinels, too.
     :ivar username: an ACL user; ``None`` for the default user.
-    :ivar dbid: the database of the external cache; channels do not belong to one.
+    :ivar dbid: the database of the external cache. Channels do not belong to a
+        database.
     """
 
     host: str = "localhost"
@@ -90,7 +93,7 @@ class RedisOptions:
     def address(self) -> str:
         """The address, as text for display."""
         if self.sentinel is not None:
-            return f"Sentinel's {self.sentinel.master}"
+            return f"Sentinel's master {self.sentinel.master}"
         if self.path is not None:
             return self.path
         return f"{self.host}:{self.port}" + (" (TLS)" if self.tls else "")
@@ -100,9 +103,12 @@ class RedisOptions:
     ) -> IConnector:
         """Open one connection.
 
-        :param reactor: must provide the one of ``connectTCP``, ``connectSSL`` and
-            ``connectUNIX`` that the options need.
+        :param reactor: must have the method that the options require: ``connectTCP``,
+            ``connectSSL`` or ``connectUNIX``.
         :param timeout: time limit of connecting, in s.
+        :raises OSError: if a file of the TLS options cannot be read.
+        :raises ValueError: if a file of the TLS options does not contain the expected
+            PEM data.
         """
         if self.path is not None:
             connector = reactor.connectUNIX(self.path, factory, timeout=timeout)

@@ -1,10 +1,11 @@
 """Pacing of publishes: decides whether Redis is behind.
 
 Theory of operation: rows may be produced faster than Redis processes them, and queued
-publishes delay everything that is published after them. So a sender is *behind* from
-:data:`HIGH_WATERMARK` unacknowledged publishes, or while the transport's buffer is
-full, until their number has fallen to :data:`LOW_WATERMARK`, when Redis still has work
-to do. While there is other traffic that would be delayed, lower limits apply.
+publishes delay everything that is published after them. A sender is therefore *behind*
+while the transport's buffer is full, and from the time when :data:`HIGH_WATERMARK`
+publishes are unacknowledged until only :data:`LOW_WATERMARK` are. At that number, Redis
+still has work to do while the next page of rows is read. While there is other traffic
+that would be delayed, lower limits apply.
 
 :class:`Pacing` is pure and has no clock: events and times are passed to its methods.
 """
@@ -23,13 +24,13 @@ __all__ = [
     "Pacing",
 ]
 
-#: Limits of unacknowledged publishes: 3 ms of work for Redis, more on a busy machine.
-#: Lower limits would reduce the throughput there by a fifth.
+#: Limits of unacknowledged publishes. 1,000 publishes are 3 ms of work for Redis, or
+#: more on a busy machine, where lower limits would reduce the throughput by a fifth.
 HIGH_WATERMARK, LOW_WATERMARK = 1_000, 500
-#: The same limits while there is traffic other than pages of rows: it should be delayed
-#: by less than 1 ms.
+#: The limits while there is traffic other than pages of rows: pages should delay this
+#: traffic by less than 1 ms.
 SHARED_HIGH_WATERMARK, SHARED_LOW_WATERMARK = 250, 100
-#: A publish of fewer lines than this is not a page of rows, but other traffic.
+#: A publish of fewer lines than this counts as other traffic, not as a page of rows.
 SHORT_LINES = 10
 #: The time for which the lower limits apply after other traffic, in s.
 SHARED_WINDOW = 0.5
@@ -38,9 +39,9 @@ SHARED_WINDOW = 0.5
 class Pacing:
     """The pacing state of one sender. All times are monotonic, in s.
 
-    :ivar is_paused: the transport's buffer is full.
-    :ivar was_behind: the sender was behind, and its waiters have not been notified yet
-        that it no longer is.
+    :ivar is_paused: whether the transport's buffer is full.
+    :ivar was_behind: whether the sender was behind and its waiters have not been
+        notified since.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class Pacing:
     def share(self, unacknowledged: int, now: float) -> None:
         """Record other traffic, which lowers the limits for a while."""
         self._shared_until = now + SHARED_WINDOW
-        # By the lower limit, the sender may be behind now.
+        # The sender may exceed the lower limit already.
         if unacknowledged >= SHARED_HIGH_WATERMARK:
             self.was_behind = True
 
@@ -69,11 +70,14 @@ class Pacing:
         self.is_paused = self.was_behind = True
 
     def resume(self) -> None:
-        """Record that the transport accepts data again, or that it is closed."""
+        """Record that the transport accepts data again, or was closed or replaced."""
         self.is_paused = False
 
     def becomes_ready(self, unacknowledged: int, now: float) -> bool:
-        """Return whether the sender is no longer behind; true only once each time."""
+        """Return whether the sender has just ceased to be behind.
+
+        The result is true only once after each time for which the sender was behind.
+        """
         limit = SHARED_LOW_WATERMARK if now < self._shared_until else LOW_WATERMARK
         if self.was_behind and not self.is_paused and unacknowledged <= limit:
             self.was_behind = False

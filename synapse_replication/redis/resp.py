@@ -1,7 +1,7 @@
 """The Redis wire format (RESP): encoding of commands, parsing of replies.
 
-hiredis parses the replies. txredisapi's own parser in Python handles one message per
-reactor turn, and closes the connection at a line that is not UTF-8.
+hiredis parses the replies. txredisapi's own parser, written in Python, handles one
+message per reactor turn, and closes the connection when a line is not UTF-8.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ __all__ = [
     "new_reader",
 ]
 
-#: The longest reply, in bytes: the connection is aborted if it is not complete by then.
+#: The longest reply, in bytes. A connection with a longer reply is aborted.
 MAX_REPLY_LENGTH = 16 * 1024 * 1024
-#: The most items of an array; the expected replies have three.
+#: The largest number of items of an array; the expected replies have three.
 MAX_ITEMS = 999
-#: The header of a larger array, map or set, at the start of a chunk.
+#: The header of a larger array, map or set at the start of a chunk.
 _LARGE: Final = re.compile(rb"[*%~>|][0-9]{4}")
-#: The same bytes after a newline: a header, or text in the middle of a message.
+#: The same bytes after a newline. They may also be text within a message.
 _LARGE_IN_CHUNK: Final = re.compile(rb"(?<=\n)[*%~>|][0-9]{4}")
-#: The end of a chunk that more bytes may turn into such a header.
+#: The end of a chunk that may be the beginning of such a header.
 _UNFINISHED: Final = re.compile(rb"(?:\A|(?<=\n))[*%~>|][0-9]{0,3}\Z")
-#: Only this many bytes at both ends of a chunk are searched: the rest is mostly rows.
+#: The number of bytes that are searched at each end of a chunk; between them, there are
+#: mostly rows.
 _SEARCHED: Final = 8192
 
 
@@ -63,19 +64,20 @@ def new_reader() -> Reader:
 
 
 class _GuardedReader:
-    """hiredis' parser, guarded against large arrays, which no command requests.
+    """hiredis' parser, protected from large arrays, which no command requests.
 
     hiredis allocates all items of an array when it parses the header, and needs 15 s to
-    free 2**31 items. So if a chunk contains bytes that may be such a header, it is fed
-    only up to there. If the parser then has no incomplete message, the bytes are not
-    part of one, and therefore are a header.
+    free 2**31 items. If a chunk contains bytes that may be the header of a large array,
+    the parser therefore receives only the data before these bytes at first. If no reply
+    is incomplete then, the bytes are not text within a message but a header.
     """
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader(
             protocolError=InvalidData, replyError=ResponseError
         )
-        #: Returns the next reply: hiredis' own method, except after a divided chunk.
+        #: Returns the next reply. It is hiredis' own method, except after a chunk that
+        #: was fed in parts.
         self.gets: Callable[[], Any] = self._reader.gets
         self._replies: deque[Any] = deque()
         self._held = b""
@@ -101,7 +103,11 @@ class _GuardedReader:
         self._reader.feed(data)
 
     def _feed_up_to_headers(self, data: bytes) -> bytes:
-        """Feed data up to each possible header of a large array; return the rest."""
+        """Feed the data before the last possible header of a large array.
+
+        :return: the remaining data, from that header on.
+        :raises InvalidData: if one of the possible headers is a header.
+        """
         starts = [match.start() for match in _LARGE_IN_CHUNK.finditer(data)]
         if _LARGE.match(data):
             starts.insert(0, 0)
@@ -131,6 +137,9 @@ def encode(*arguments: bytes) -> bytes:
 
 
 def encode_publishes(channel: bytes, messages: Iterable[bytes]) -> list[bytes]:
-    """Encode one PUBLISH per message, to be joined and written at once."""
+    """Encode one PUBLISH per message.
+
+    :return: the encoded commands, which the caller joins and writes together.
+    """
     head = b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%b\r\n$" % (len(channel), channel)
     return [b"%b%d\r\n%b\r\n" % (head, len(text), text) for text in messages]

@@ -1,15 +1,17 @@
-"""The publishing side of Redis: pipelined, in order, with recovery of losses.
+"""The publishing side of Redis: pipelined, in order, with recovery from losses.
 
-Theory of operation. :class:`RedisSender` outlives its connections. Messages published
-within one reactor turn are coalesced (:mod:`~synapse_replication.redis.coalescing`).
-Without a socket that has no benefit, and messages are written at once.
+Theory of operation: a :class:`RedisSender` outlives its connections. Messages published
+within one reactor turn are coalesced (:mod:`~synapse_replication.redis.coalescing`). On
+a transport without a socket this would have no benefit, so messages are written
+immediately.
 
 If publishes were lost (unacknowledged when the connection ended, or not accepted
 since), the *first* messages on the next connection are those that ``on_lost``
-publishes: this instance's positions, by which readers detect and fetch what they have
-missed. :mod:`~synapse_replication.redis.ledger` decides what counts as lost and what is
-published again, :mod:`~synapse_replication.redis.pacing` whether Redis is behind, and
-:mod:`~synapse_replication.redis.fencing` makes Redis close a lost connection first.
+publishes: this instance's positions, which let readers detect and fetch missed rows.
+:mod:`~synapse_replication.redis.ledger` decides which publishes count as lost and which
+are published again. :mod:`~synapse_replication.redis.pacing` decides whether Redis is
+behind. :mod:`~synapse_replication.redis.fencing` makes Redis close the lost connection
+before the next connection is used.
 
 See docs/failure-modes.rst: failure-reconnect-order, failure-slow-subscriber.
 """
@@ -39,7 +41,7 @@ from synapse_replication.redis.resp import encode_publishes
 
 __all__ = ["PublishConnection", "RedisSender"]
 
-#: The most bytes of lines that may wait for Redis before the connection is aborted.
+#: The limit of pending lines, in bytes; the connection is aborted if it is exceeded.
 MAX_PENDING_BYTES = 32 * 1024 * 1024
 
 
@@ -47,14 +49,14 @@ class PublishConnection(Protocol):
     """The part of a connection that a sender uses.
 
     :ivar unacknowledged: the number of publishes without a reply.
-    :ivar has_socket: the transport writes to a socket.
+    :ivar has_socket: whether the transport writes to a socket.
     """
 
     unacknowledged: int
     has_socket: bool
 
     def write_publishes(self, data: list[bytes]) -> None:
-        """Write encoded PUBLISH commands at once."""
+        """Write encoded PUBLISH commands in a single write."""
         ...
 
     def cut(self, why: str) -> None:
@@ -63,18 +65,19 @@ class PublishConnection(Protocol):
 
 
 class RedisSender:
-    """Publishes lines on channels, over the current connection.
+    """Publisher of lines on channels, over the current connection.
 
     :param clock: the reactor.
     :param name: the connection's name for the observer.
     :param on_lost: called on the next connection, before anything else is published,
         with the number of publishes that may have been lost. It must publish this
         instance's positions before it returns.
-    :param on_connected: called on each connection, before anything is published.
     :param max_pending_bytes: see :data:`MAX_PENDING_BYTES`.
-    :ivar connected: whether there is a connection to publish on.
+    :param on_connected: called on each new connection, before anything else is
+        published.
     :ivar receivers: the number of processes that received the last acknowledged
-        message, including this one; 1 may mean a wrong server name or Redis.
+        message, including this one; ``None`` before the first reply. If it is 1, the
+        server name or the address of Redis may be wrong.
     """
 
     def __init__(
@@ -112,13 +115,13 @@ class RedisSender:
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """The number of lines that wait for the transport, and their size in bytes."""
+        """The number of lines that are not written yet, and their size in bytes."""
         pending = self._waiting.pending
         return sum(len(publish.lines) for publish in pending), self._waiting.size
 
     @property
     def lost(self) -> int:
-        """The number of publishes lost since the last announcement."""
+        """The number of publishes lost since positions were last announced."""
         return self._ledger.lost
 
     @property
@@ -129,8 +132,7 @@ class RedisSender:
     def call_when_ready(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` each time the sender ceases to be behind.
 
-        That includes the loss of the connection, after which there is nothing to wait
-        for.
+        It also ceases to be behind when the connection is lost.
         """
         self._when_ready.append(callback)
 
@@ -145,27 +147,28 @@ class RedisSender:
     def publish(self, command_name: str, channel: str, lines: Sequence[bytes]) -> None:
         """Publish lines of one command, in order, one message per line.
 
-        They are written at once, or, shortly after another write, together with
-        everything else published in this reactor turn. Never raises.
+        The lines are written immediately or, shortly after another write, together with
+        all other lines published in this reactor turn. Never raises.
         """
         if not lines:
             return
-        # Half as long as by the class, which is called in Python, once a publish.
+        # This takes half as long as Publish(...), whose constructor is in Python.
         publish = tuple.__new__(Publish, (command_name, channel.encode(), lines))
         protocol = self._protocol
         if protocol is None:
             self._retain_for_reconnect(publish)
             return
-        # An extension message precedes each page of rows, so it never comes alone.
-        is_alone = command_name != EXTENSION
-        if len(lines) < SHORT_LINES and is_alone:
+        # An extension message precedes each page of rows: it is not other traffic, and
+        # is written together with the page.
+        is_extension = command_name == EXTENSION
+        if len(lines) < SHORT_LINES and not is_extension:
             self._pacing.share(protocol.unacknowledged, self._clock.seconds())
         waiting = self._waiting
         waiting.add(publish)
         if waiting.size > self._max_pending_bytes:
             protocol.cut(f"Redis does not read: {waiting.size} bytes are pending")
             self._drop_protocol(protocol.unacknowledged)
-        elif not protocol.has_socket or (is_alone and waiting.is_quiet()):
+        elif not protocol.has_socket or (not is_extension and waiting.is_quiet()):
             self.flush()
         elif not self._pacing.is_paused:
             waiting.flush_later()
@@ -193,7 +196,7 @@ class RedisSender:
             self._observer.commands_sent(self._name, command_name, count)
 
     def _retain_for_reconnect(self, publish: Publish) -> None:
-        """Retain lines that can be published later; count the others as lost."""
+        """Pass lines to the ledger, and report those that exceed its bound."""
         too_many = self._ledger.retain(publish)
         if too_many:
             self._observer.commands_dropped(
@@ -205,15 +208,15 @@ class RedisSender:
         waiter: Deferred[None] = Deferred()
         self._waiters.append(waiter)
         self.flush()
-        self._wake_drained()
+        self._notify_if_drained()
         return waiter
 
     def acknowledged(self) -> None:
-        """Notify waiters after the number of unacknowledged publishes has fallen."""
+        """Notify waiters after the number of unacknowledged publishes has decreased."""
         self._notify_if_writable()
-        self._wake_drained()
+        self._notify_if_drained()
 
-    def _wake_drained(self) -> None:
+    def _notify_if_drained(self) -> None:
         if self._waiters and not self._waiting.pending and not self.unacknowledged:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
@@ -225,7 +228,7 @@ class RedisSender:
         """Start publishing on a connection."""
         self._protocol = protocol
         self._pacing.resume()
-        # Coalesce the first messages as well.
+        # Restart the window, so that the first messages are coalesced, too.
         self._waiting.record_write()
         if self._on_connected is not None:
             self._on_connected()
@@ -246,14 +249,14 @@ class RedisSender:
     ) -> None:
         """Record that a connection ended with ``count`` unacknowledged publishes.
 
-        :param is_refused: Redis rejected the first of them.
+        :param is_refused: whether Redis rejected the first of these publishes.
         """
         if protocol is self._protocol:
             self._drop_protocol(count, is_refused=is_refused)
 
     def _drop_protocol(self, unacknowledged: int, *, is_refused: bool = False) -> None:
         self._protocol = None
-        # A closed transport must not pause anything.
+        # A closed transport cannot resume the sender.
         self._pacing.resume()
         again, has_evicted = self._ledger.end_connection(
             unacknowledged, is_refused=is_refused
@@ -261,7 +264,9 @@ class RedisSender:
         if has_evicted:
             self._observer.failure(
                 "retaining commands until Redis answers",
-                BufferError(f"more than {MAX_RETAINED} were pending; some may be lost"),
+                BufferError(
+                    f"more than {MAX_RETAINED} were unacknowledged; some may be lost"
+                ),
             )
         for publish in [*again, *self._waiting.take()]:
             self._retain_for_reconnect(publish)
@@ -272,7 +277,7 @@ class RedisSender:
         self._pacing.pause()
 
     def resume(self) -> None:
-        """Resume writing."""
+        """Resume writing: the transport accepts data again."""
         self._pacing.resume()
         self.flush()
         self._notify_if_writable()

@@ -1,8 +1,8 @@
-"""The publishing connection: pipelined commands, counted replies.
+"""The publishing connection, with pipelined PUBLISH commands.
 
-Theory of operation: a PUBLISH has no Deferred. Redis replies in order, so counting the
-replies yields the number of unacknowledged publishes. txredisapi's own commands can be
-used on the same connection.
+Theory of operation: a PUBLISH has no Deferred of its own. Redis replies in order, so
+counting the replies yields the number of unacknowledged publishes. txredisapi's own
+commands can be used on the same connection.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ __all__ = ["RedisSenderProtocol", "SenderFactory"]
 
 @implementer(IPushProducer)
 class _SenderProducer:
-    """The producer that the transport pauses.
+    """The producer that the transport pauses and resumes.
 
-    The protocol cannot be it, because its methods of that name pause reading.
+    The protocol cannot be the producer, because its own ``pauseProducing`` and
+    ``resumeProducing`` pause and resume reading.
     """
 
     def __init__(self, sender: RedisSender) -> None:
@@ -45,29 +46,29 @@ class _SenderProducer:
         self._sender.resume()
 
     def stopProducing(self) -> None:
-        """Do nothing; ``connectionLost`` follows."""
+        """Do nothing: ``connectionLost`` handles the disconnection."""
 
 
 class RedisSenderProtocol(RedisProtocol):
-    """One connection for publishing, and for txredisapi's commands.
+    """A connection for publishing, and for txredisapi's commands.
 
     :ivar unacknowledged: the number of publishes without a reply.
-    :ivar has_socket: the transport writes to a socket.
+    :ivar has_socket: whether the transport writes to a socket.
     """
 
     factory: SenderFactory
 
     @override
     def connectionMade(self) -> Any:
-        #: The expected replies, in order: the length of a run of publishes, or 0 for
-        #: one of txredisapi's commands.
+        #: The expected replies, in order. Each item is the number of consecutive
+        #: publishes, or 0 for one of txredisapi's commands.
         self._awaited: deque[int] = deque()
         self.unacknowledged = 0
         self._proved = False
         self._is_refused = False
-        # False for TLS.
-        self._writes_itself = IWriteDescriptor.providedBy(self.transport)
-        # True for TLS as well; false for the in-memory transports of tests.
+        # Whether doWrite() can be called; TLS transports do not have it.
+        self._has_do_write = IWriteDescriptor.providedBy(self.transport)
+        # False only for the in-memory transports of tests.
         self.has_socket = ISystemHandle.providedBy(self.transport)
         self._fence = ConnectionFence(
             self.factory.fencing,
@@ -81,7 +82,7 @@ class RedisSenderProtocol(RedisProtocol):
     def connectionLost(self, why: Failure) -> None:
         self._awaited.clear()
         count, self.unacknowledged = self.unacknowledged, 0
-        self._fence.end(is_explained=bool(self._why))
+        self._fence.connection_lost(is_explained=bool(self._why))
         self.factory.sender.connection_down(self, count, is_refused=self._is_refused)
         super().connectionLost(why)
 
@@ -89,10 +90,10 @@ class RedisSenderProtocol(RedisProtocol):
     def authenticated(self) -> None:
         """Make Redis close the previous connection, then continue.
 
-        Otherwise Redis might read outdated positions, or half of a batch, from that
-        connection after the commands on this one.
+        Otherwise Redis might read outdated positions, or half of a batch, from the
+        previous connection after it has read the commands on this connection.
         """
-        self._fence.end_earlier()
+        self._fence.kill_previous()
         super().authenticated()
 
     @override
@@ -108,17 +109,18 @@ class RedisSenderProtocol(RedisProtocol):
         super().close()
 
     def write_publishes(self, data: list[bytes]) -> None:
-        """Write encoded PUBLISH commands at once."""
+        """Write encoded PUBLISH commands in a single write."""
         self.unacknowledged += len(data)
         if self._awaited and self._awaited[-1]:
             self._awaited[-1] += len(data)
         else:
             self._awaited.append(len(data))
         self.transport.write(b"".join(data))
-        if not self._fence.was_named:
-            self._fence.ask_name()
-        # Do not wait for the reactor's next turn, which will also detect any error.
-        if self._writes_itself and not self.transport.disconnecting:
+        if not self._fence.identity_requested:
+            self._fence.request_identity()
+        # Write to the socket now instead of in the reactor's next turn. Its result can
+        # be ignored, because the reactor will detect any error.
+        if self._has_do_write and not self.transport.disconnecting:
             self.transport.doWrite()
 
     @override
@@ -158,7 +160,7 @@ class RedisSenderProtocol(RedisProtocol):
             reply = gets()
         self.unacknowledged -= acknowledged
         if refusal is not None:
-            # It counts as lost, with all publishes after it, so positions are announced
+            # This publish and all later ones count as lost, so positions are announced
             # again.
             self._is_refused = True
             self.cut(f"Redis rejects PUBLISH: {excerpt(str(refusal))}")
@@ -170,9 +172,9 @@ class RedisSenderProtocol(RedisProtocol):
 
 
 class SenderFactory(SynapseRedisFactory):
-    """Factory of the connections of one :class:`RedisSender`.
+    """Factory for the connections of one :class:`RedisSender`.
 
-    :ivar fencing: the fencing state, which outlives connections.
+    :ivar fencing: the fencing state, which outlives the single connections.
     """
 
     protocol = RedisSenderProtocol

@@ -1,18 +1,19 @@
 """Redis behind Sentinel: finds the master and follows it when it changes.
 
-Theory of operation. :class:`SentinelMaster` queries the Sentinels in turn, each on a
-connection of its own that serves one query, until one of them knows the master. The
-Sentinel that answered is queried first the next time. The queries are made
+Theory of operation: :class:`SentinelMaster` queries the Sentinels in turn, with a new
+connection for each query, until one of them returns the master's address. The Sentinel
+that answered is queried first the next time. The queries are made
 
-- each time a connection to Redis is opened, so that the reconnection goes to the
-  current master. :class:`MasterConnector` replaces the reactor's connector, and the
-  factories' delays, timers and reports work unchanged;
-- every :data:`CHECK_INTERVAL` s while connected. A connection to a former master is
-  aborted although it works: a former master or a replica accepts published messages
-  but does not deliver them to the subscribers of the current master.
+- each time a connection to Redis is opened, so that a reconnection goes to the current
+  master. :class:`MasterConnector` replaces the reactor's connector, so the factories'
+  delays, timers and reports need no change;
+- every :data:`CHECK_INTERVAL` s. A connection to a former master is aborted although it
+  works: a former master or a replica accepts published messages but does not deliver
+  them to the subscribers of the current master.
 
-A permanent subscription to ``+switch-master`` was rejected: it can be half-open, and it
-does not report events that were missed. A query has an answer or a timeout.
+A permanent subscription to ``+switch-master`` was considered and rejected: its
+connection can be half-open, and events that were published before it was subscribed are
+missed. A query always ends with an answer or a timeout.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from synapse_replication.transport.failures import one_line
 
 __all__ = ["CHECK_INTERVAL", "MasterConnector", "SentinelError", "SentinelMaster"]
 
-#: The interval of queries for the master while connected, in s.
+#: The interval between queries for the master's address, in s.
 CHECK_INTERVAL = 5.0
 #: Time limit for connecting to a Sentinel and receiving its answer, in s.
 ANSWER_TIMEOUT = 3.0
 #: The longest accepted answer (a host and a port), in bytes.
 MAX_ANSWER_LENGTH = 4096
-#: Name of the connections for the observer.
+#: The name of the connections to Sentinels for the observer.
 NAME = "redis_sentinel"
 
 
@@ -55,11 +56,12 @@ class SentinelError(ReplicationError):
 
 
 class SentinelMaster:
-    """Finds the master for all connections of a process.
+    """Finder of the current master, for all connections of a process.
 
     :param reactor: opens the connections, and is the clock.
-    :param options: the options of Redis, with ``sentinel``.
-    :param observer: notified when no Sentinel answers.
+    :param options: the options of Redis; host, port and path are ignored.
+    :param sentinel: the options of the Sentinels.
+    :param observer: notified if no Sentinel returns the master's address.
     """
 
     def __init__(
@@ -82,14 +84,15 @@ class SentinelMaster:
         self._checks.clock = reactor
 
     def connect(self, factory: SynapseRedisFactory, timeout: float) -> IConnector:
-        """Open a connection to the master, which follows it when it changes.
+        """Open a connection to the master; reconnect it when the master changes.
 
         :param timeout: time limit of connecting, in s.
         :raises OSError: if a file of the TLS options cannot be read.
         :raises ValueError: if a file of the TLS options contains no certificate.
         """
         if self._options.tls is not None:
-            # Otherwise an invalid file would be noticed only when a Sentinel answers.
+            # Raise the errors of an invalid file now, not only after a Sentinel's
+            # answer.
             self._options.tls.context_factory(self._addresses[0][0])
         connector = MasterConnector(
             self, self._reactor, self._options, factory, timeout
@@ -112,9 +115,10 @@ class SentinelMaster:
     # -- queries --------------------------------------------------------------------
 
     def locate(self) -> Deferred[HostPort]:
-        """Return the master's address; concurrent callers share one query.
+        """Return the master's address. Concurrent callers share one query.
 
-        :raises SentinelError: if no Sentinel knows the address; in the Deferred.
+        The Deferred fails with :class:`SentinelError` if no Sentinel returns an
+        address.
         """
         waiter: Deferred[HostPort] = Deferred(self._forget)
         self._waiters.append(waiter)
@@ -132,7 +136,7 @@ class SentinelMaster:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if waiter.called:
-                # A waiter notified before this one has cancelled it.
+                # The callback of another waiter has just cancelled this waiter.
                 continue
             if isinstance(result, Failure):
                 waiter.errback(result)
@@ -149,11 +153,11 @@ class SentinelMaster:
             except (SentinelError, OSError, ValueError) as error:
                 why = str(error)
             reasons.append(f"{address[0]}:{address[1]}: {why}")
-            # Move it to the end: the next query begins with another Sentinel.
+            # The next query begins with another Sentinel.
             self._addresses.remove(address)
             self._addresses.append(address)
         raise SentinelError(
-            f"no Sentinel returned the address of the master "
+            "no Sentinel returned the address of the master "
             f"{self._sentinel.master!r}: " + "; ".join(reasons)
         )
 
@@ -173,7 +177,7 @@ class SentinelMaster:
                 why = one_line(failure.value)
                 self._observer.connection_failed(NAME, why, CHECK_INTERVAL)
 
-        # A pending query has the same result as another one would have.
+        # If a query is pending, a second query would have the same result.
         if self._search is None:
             self.locate().addCallbacks(self._follow, failed)
 
@@ -184,7 +188,7 @@ class SentinelMaster:
 
 @implementer(IConnector)
 class MasterConnector:
-    """Connector of one factory to the current master."""
+    """Connector that connects a factory to the current master."""
 
     def __init__(
         self,
@@ -203,7 +207,7 @@ class MasterConnector:
         self.factory = factory
 
     def connect(self) -> None:
-        """Begin an attempt to connect."""
+        """Start an attempt to connect."""
         self.factory.startedConnecting(self)
         self._search = search = self._master.locate()
         search.addCallbacks(self._found, self._not_found)
@@ -214,7 +218,7 @@ class MasterConnector:
         self._options = attrs.evolve(self._options, host=host, port=port)
         try:
             self._inner = self._options.connect(
-                self._reactor, _ToMaster(self), self._timeout
+                self._reactor, _MasterFactory(self), self._timeout
             )
         except (OSError, ValueError) as error:
             # A file of the TLS options has become invalid since the start.
@@ -226,17 +230,17 @@ class MasterConnector:
             self.lost(failure)
 
     def lost(self, reason: Failure) -> None:
-        """Let the factory reconnect: the attempt failed."""
+        """Notify the factory, which reconnects, that the attempt failed."""
         self._inner = None
         self.factory.clientConnectionFailed(self, reason)
 
     def closed(self, reason: Failure) -> None:
-        """Let the factory reconnect: the connection was lost."""
+        """Notify the factory, which reconnects, that the connection was lost."""
         self._inner = None
         self.factory.clientConnectionLost(self, reason)
 
     def follow(self, master: HostPort) -> None:
-        """Abort connections to any other address; the factory then reconnects."""
+        """Abort the connection if it is not to ``master``; the factory reconnects."""
         if self._inner is None or master == (self._options.host, self._options.port):
             return
         if not self.factory.links:
@@ -251,7 +255,7 @@ class MasterConnector:
         elif self._inner is not None:
             self._inner.stopConnecting()
         else:
-            raise NotConnectingError("there is no attempt to stop")
+            raise NotConnectingError("there is no connection attempt to stop")
 
     def disconnect(self) -> None:
         """Disconnect, or stop the attempt in progress."""
@@ -261,12 +265,12 @@ class MasterConnector:
             self._search.cancel()
 
     def getDestination(self) -> Any:
-        """Return the address of the connection; ``None`` while there is none."""
+        """Return the connection's address; ``None`` while there is no connection."""
         return None if self._inner is None else self._inner.getDestination()
 
 
-class _ToMaster(ClientFactory):
-    """Adapter between the reactor's connector and the factory's MasterConnector."""
+class _MasterFactory(ClientFactory):
+    """Adapter that passes events of the reactor's connector to a MasterConnector."""
 
     noisy = False
 
@@ -284,9 +288,10 @@ class _ToMaster(ClientFactory):
 
 
 class _MasterQuery(ClientFactory):
-    """One query for the master's address to one Sentinel.
+    """A query for the master's address to one Sentinel.
 
-    :ivar answer: fires with the host and the port.
+    :ivar connector: set by the caller; cancelling ``answer`` disconnects it.
+    :ivar answer: a Deferred that fires with the master's host and port.
     """
 
     noisy = False
@@ -303,7 +308,7 @@ class _MasterQuery(ClientFactory):
         self.failed(one_line(reason.value))
 
     def failed(self, why: str) -> None:
-        """Fail the query, unless it was answered."""
+        """Fail the query, unless it has already ended."""
         if not self.answer.called:
             self.answer.errback(SentinelError(why))
 
@@ -327,8 +332,8 @@ class _MasterQueryProtocol(Protocol):
         if options.password is not None:
             self._waits_for_auth = True
             credentials = [options.username, options.password]
-            words = [word.encode() for word in credentials if word is not None]
-            data = encode(b"AUTH", *words)
+            arguments = [each.encode() for each in credentials if each is not None]
+            data = encode(b"AUTH", *arguments)
         name = options.master.encode()
         self._write(data + encode(b"SENTINEL", b"get-master-addr-by-name", name))
 
@@ -345,7 +350,7 @@ class _MasterQueryProtocol(Protocol):
                 self._waits_for_auth = False
                 reply = self._reader.gets()
         except InvalidData as error:
-            self._fail(f"it does not speak the Redis protocol: {error}")
+            self._fail(f"the server does not speak the Redis protocol: {error}")
             return
         if reply is not False:
             self._handle_reply(reply)
@@ -355,10 +360,13 @@ class _MasterQueryProtocol(Protocol):
     def _handle_reply(self, reply: Any) -> None:
         name = self._query.options.master
         if isinstance(reply, ResponseError):
-            self._fail(f"{safe_str(reply)}; are these a Sentinel and its password?")
+            self._fail(
+                f"{safe_str(reply)}; is the server a Sentinel, and the password right?"
+            )
         elif reply is None:
             self._fail(
-                f"it does not monitor a master {name!r}; see its `sentinel monitor`"
+                f"the Sentinel does not monitor a master {name!r}; check `sentinel "
+                "monitor` in its configuration"
             )
         elif (address := _parse_address(reply)) is None:
             self._fail("the answer is not a host and a port")
@@ -385,7 +393,7 @@ class _MasterQueryProtocol(Protocol):
 
 def _parse_address(reply: Sequence[Any]) -> HostPort | None:
     try:
-        host, port = (word.decode("ascii") for word in reply)
+        host, port = (part.decode("ascii") for part in reply)
         number = int(port)
     except (AttributeError, TypeError, ValueError):
         return None

@@ -1,9 +1,9 @@
-"""The subscribed connection to Redis, which the handler uses as its connection.
+"""The subscribed connection to Redis, which the command handler uses as a connection.
 
-Theory of operation: SUBSCRIBE is sent after AUTH. Only when all channels are confirmed
-is the handler notified of the connection; it then requests positions from every
-instance, so no answer can be missed. From then on, messages that arrive together are
-passed to the handler together.
+Theory of operation: SUBSCRIBE is sent after AUTH. The handler is notified of the
+connection only when Redis has confirmed all channels. The handler then requests
+positions from every instance, and cannot miss an answer. Messages that arrive together
+are passed to the handler together.
 
 Commands that the handler sends on this connection are published by the process's
 :class:`~synapse_replication.redis.sender.RedisSender`, because Redis does not allow
@@ -45,9 +45,9 @@ __all__ = [
     "SubscriberFactory",
 ]
 
-#: The longest line to publish, in bytes. Redis itself would allow 512 MiB.
+#: The longest line to publish, in bytes. Redis itself allows 512 MiB.
 MAX_LINE_LENGTH = 1024 * 1024
-#: The channel suffix of commands that are published on a channel of their own.
+#: The channel suffixes of the commands that have a channel of their own, by command.
 _OWN_CHANNEL = {"USER_IP": "/USER_IP"}
 
 
@@ -74,7 +74,11 @@ class ConnectionHandler(Protocol):
 
 
 class ExtensionHandler(Protocol):
-    """The part of the extension used here; see ``handlers/extension/extension.py``."""
+    """The part of the extension's handler that a subscription uses.
+
+    :class:`~synapse_replication.handlers.extension.extension.ReplicationExtension`
+    implements it.
+    """
 
     def extension_up(self, connection: RedisSubscriber) -> None:
         """Add a link on which messages can be sent and received."""
@@ -85,7 +89,10 @@ class ExtensionHandler(Protocol):
         ...
 
     def sending_resumed(self) -> None:
-        """Publish again: earlier messages may not have arrived. Never raises."""
+        """Publish a hello again: earlier messages may not have arrived.
+
+        Never raises.
+        """
         ...
 
     def extension_received(self, connection: RedisSubscriber, payload: bytes) -> None:
@@ -94,7 +101,7 @@ class ExtensionHandler(Protocol):
 
 
 class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore[misc]
-    """One subscribed connection; a ``ReplicationConnection``."""
+    """A subscribed connection, which implements ``ReplicationConnection``."""
 
     factory: SubscriberFactory
     relays = False
@@ -108,9 +115,9 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
     @override
     def connectionMade(self) -> Any:
         self._unconfirmed: set[bytes] = set()
-        #: The extension's channel was requested and the reply is pending.
-        self._extension_asked = False
-        #: The extension's channel, once it is confirmed.
+        #: Whether the reply to SUBSCRIBE for the extension's channel is pending.
+        self._extension_pending = False
+        #: The extension's channel; ``None`` until Redis has confirmed it.
         self._extension_channel: bytes | None = None
         self._pong_timer: Timeout | None = None
         return super().connectionMade()
@@ -120,9 +127,9 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         channels = [channel.encode() for channel in self.factory.channels]
         self._unconfirmed = set(channels)
         if self.factory.extension is not None:
-            # Subscribe separately and first: if an ACL forbids this channel, the rest
-            # still works.
-            self._extension_asked = True
+            # Subscribe to this channel separately: if an ACL forbids it, the other
+            # channels can still be used.
+            self._extension_pending = True
             self.transport.write(
                 encode(b"SUBSCRIBE", self.factory.extension_channel.encode())
             )
@@ -161,7 +168,8 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         return True
 
     def _deliver(self, lines: list[bytes]) -> None:
-        # Messages before the confirmation can be ignored: REPLICATE follows it.
+        # Messages that arrive before all channels are confirmed can be ignored, because
+        # the answers to REPLICATE, which is sent afterwards, replace them.
         if lines and self.established:
             try:
                 items = read_lines(lines)
@@ -173,9 +181,10 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
     @staticmethod
     def _check_bytes(messages: Sequence[object]) -> None:
-        """Check that messages are strings, which those of Redis always are.
+        """Check that messages are strings, as the messages of Redis always are.
 
-        It is called only after parsing has failed, because it takes time per message.
+        For messages with rows, call it only after parsing has failed, because the check
+        takes time for each message.
 
         :raises InvalidData: if a message is not a string.
         """
@@ -203,7 +212,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             observer.commands_received(self.name, command_name, count)
 
     def _other_reply(self, reply: Any) -> None:
-        if self._extension_asked and isinstance(
+        if self._extension_pending and isinstance(
             reply, (list, txredisapi.ResponseError)
         ):
             self._extension_answered(reply)
@@ -221,20 +230,20 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             self.replyQueue.put(self.tryConvertData(reply))
 
     def _extension_answered(self, reply: Any) -> None:
-        # Replies arrive in the order of the commands, and this one was sent first.
-        self._extension_asked = False
+        # This reply arrives first, because its SUBSCRIBE was sent first.
+        self._extension_pending = False
         if isinstance(reply, list):
             self._extension_channel = self.factory.extension_channel.encode()
         else:
             self.factory.observer.feature_unavailable(
                 "the extension",
                 f"Redis rejects the channel {self.factory.extension_channel} "
-                f"({reply}); without it, messages that Redis loses are detected "
+                f"({reply}); without this channel, the loss of messages is detected "
                 "later. Permit the channel in the user's ACL, or disable the extension",
             )
 
     def subscribed(self) -> None:
-        """Report the link as established: the last channel is confirmed."""
+        """Report the link as established, after the last channel was confirmed."""
         self.link_established()
         self.link_proved()
         # Peers must learn this instance's epoch before its positions.
@@ -259,7 +268,8 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         )
 
     def _silent(self) -> None:
-        # Even if messages keep arriving, the outgoing direction may be broken.
+        # This applies even if messages still arrive: the outgoing direction may be
+        # broken.
         self._pong_timer = None
         self.cut(
             f"no reply to PING within {self.factory.replyTimeout:g} s",
@@ -275,13 +285,14 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
     @property
     def is_behind(self) -> bool:
-        """Whether to pause sending: Redis has not acknowledged earlier commands."""
+        """Whether to pause sending, because too many publishes are unacknowledged."""
         return self.factory.sender.is_behind
 
     def send_command(self, command: Command) -> None:
         """Publish one command.
 
-        :raises LineTooLongError: if its line is too long; nothing is published then.
+        :raises LineTooLongError: if the command's line is too long; nothing is
+            published then.
         :raises LocalProtocolError: if a field cannot be represented in a line.
         """
         self.send_lines(command.NAME, [encode_command(command)])
@@ -289,7 +300,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
     def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
         """Publish lines of one command, in order.
 
-        :raises LineTooLongError: if a line is too long; none is published then.
+        :raises LineTooLongError: if a line is too long; no line is published then.
         """
         longest = max(map(len, lines), default=0)
         if longest > MAX_LINE_LENGTH:
@@ -302,20 +313,21 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         self.factory.sender.publish(EXTENSION, self.factory.extension_channel, payloads)
 
     def close_with_error(self, text: str) -> None:
-        """Do nothing: the link is shared by all peers, and must stay up.
+        """Do nothing: all peers share the link, so it must stay up.
 
-        The observer has already been notified of the invalid line.
+        The observer has already been notified of the error.
         """
 
 
 class SubscriberFactory(SynapseRedisFactory):
-    """Factory of the subscribed connection, which reconnects for ever.
+    """Factory for the subscribed connection, which always reconnects.
 
-    :param server_name: the main channel.
+    :param server_name: the homeserver's name, which is also the main channel.
     :param channels: further channels, without the prefix ``<server_name>/``.
     :param command_handler: notified of each connection and of the received items.
-    :param sender: publishes the commands that are sent on the connections.
-    :param extension: notified of its own channel; ``None`` not to subscribe to it.
+    :param sender: publishes the commands that are sent on the connection.
+    :param extension: notified of the messages on its channel; ``None`` to disable the
+        extension.
     """
 
     protocol = RedisSubscriber

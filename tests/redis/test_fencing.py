@@ -38,15 +38,15 @@ class FencingTests(SynchronousTestCase):
     def test_named_and_ended(self) -> None:
         """A new connection kills the newest earlier one whose address is known."""
         first = self.fence()
-        first.end_earlier()
+        first.kill_previous()
         self.assertEqual(self.asked, [])
-        self.assertFalse(first.was_named)
-        first.ask_name()
-        self.assertTrue(first.was_named)
+        self.assertFalse(first.identity_requested)
+        first.request_identity()
+        self.assertTrue(first.identity_requested)
         ((args, answer),) = self.asked
         self.assertEqual(args, ("CLIENT", "INFO"))
         answer.callback(_INFO)
-        self.fence().end_earlier()
+        self.fence().kill_previous()
         self.assertEqual(
             self.asked[1][0],
             ("CLIENT", "KILL", "ID", "7", "ADDR", "203.0.113.7:4711"),
@@ -57,16 +57,16 @@ class FencingTests(SynchronousTestCase):
         If CLIENT INFO returns no IP address, as for a Unix socket, nothing is killed.
         """
         for info in ("id=7 addr=/run/redis.sock:0 name=", b"what?", None):
-            self.fence().ask_name()
+            self.fence().request_identity()
             self.asked.pop()[1].callback(info)
-            self.assertIsNone(self.state.earlier)
+            self.assertIsNone(self.state.previous)
 
     def test_nothing_to_fence(self) -> None:
         """A connection that needs no fencing sends no command."""
-        self.state.earlier = "7", "203.0.113.7:4711"
+        self.state.previous = "7", "203.0.113.7:4711"
         fence = self.fence(is_possible=False)
-        fence.end_earlier()
-        fence.ask_name()
+        fence.kill_previous()
+        fence.request_identity()
         self.assertEqual(self.asked, [])
 
     def test_errors(self) -> None:
@@ -80,7 +80,7 @@ class FencingTests(SynchronousTestCase):
         ):
             self.setUp()
             fence = self.fence()
-            fence.ask_name()
+            fence.request_identity()
             self.asked.pop()[1].errback(error)
             self.assertEqual(self.state.is_unavailable, is_unavailable, error)
             reported = [event for event in self.events.all if event[0] == "unavailable"]
@@ -91,11 +91,11 @@ class FencingTests(SynchronousTestCase):
         for number in range(MAX_HANG_UPS):
             self.assertFalse(self.state.is_unavailable, number)
             fence = self.fence()
-            fence.ask_name()
-            fence.end(is_explained=False)
+            fence.request_identity()
+            fence.connection_lost(is_explained=False)
         self.assertTrue(self.state.is_unavailable)
         del self.asked[:]
-        self.fence().ask_name()
+        self.fence().request_identity()
         self.assertEqual(self.asked, [])
 
     def test_no_hang_ups(self) -> None:
@@ -104,14 +104,14 @@ class FencingTests(SynchronousTestCase):
         server has answered before.
         """
         for _ in range(2 * MAX_HANG_UPS):
-            self.fence().end(is_explained=False)
+            self.fence().connection_lost(is_explained=False)
             fence = self.fence()
-            fence.ask_name()
-            fence.end(is_explained=True)
-        self.fence().ask_name()
+            fence.request_identity()
+            fence.connection_lost(is_explained=True)
+        self.fence().request_identity()
         self.asked[-1][1].callback(_INFO)
         for _ in range(2 * MAX_HANG_UPS):
             fence = self.fence()
-            fence.ask_name()
-            fence.end(is_explained=False)
+            fence.request_identity()
+            fence.connection_lost(is_explained=False)
         self.assertFalse(self.state.is_unavailable)

@@ -44,7 +44,7 @@ class RoundTripTests(RealRedisTestCase):
         redis = shared_redis()
         peer = self.start_peer(by_port(redis))
         factory = peer.link._outbound
-        await self.until(lambda: factory.fencing.earlier is not None)
+        await self.until(lambda: factory.fencing.previous is not None)
         (first,) = factory.links
         # As if only this end had noticed the loss of the connection.
         factory.stopTrying()

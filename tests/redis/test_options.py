@@ -45,7 +45,7 @@ class RedisOptionsTests(SynchronousTestCase):
         options = RedisOptions(
             sentinel=SentinelOptions("mymaster", (("s", 1),), password="knock")
         )
-        self.assertEqual(options.address, "Sentinel's mymaster")
+        self.assertEqual(options.address, "Sentinel's master mymaster")
         self.assertNotIn("knock", repr(options))
 
     def test_tls(self) -> None:

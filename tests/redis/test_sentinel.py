@@ -161,9 +161,9 @@ class SentinelTests(SynchronousTestCase):
         """An invalid answer is reported with its reason, without the password."""
         for reply, why in (
             (b"-NOAUTH Authentication required.\r\n", "NOAUTH"),
-            (b"-ERR unknown command 'SENTINEL'\r\n", "are these a Sentinel"),
-            (b"*-1\r\n", "it does not monitor a master 'mymaster'"),
-            (b"HTTP/1.1 400 Bad Request\r\n", "it does not speak the Redis"),
+            (b"-ERR unknown command 'SENTINEL'\r\n", "is the server a Sentinel"),
+            (b"*-1\r\n", "the Sentinel does not monitor a master 'mymaster'"),
+            (b"HTTP/1.1 400 Bad Request\r\n", "the server does not speak the Redis"),
             (b"*1\r\n$2\r\nr1\r\n", "the answer is not a host and a port"),
             (at(b"r1", b"0"), "the answer is not a host and a port"),
             (b":1\r\n", "the answer is not a host and a port"),
