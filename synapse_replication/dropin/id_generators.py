@@ -192,8 +192,8 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         super().advance(instance_name, new_id)
         self._report_position()
 
-    def _have_finished(self) -> Deferred[None]:
-        persisted = super()._have_finished()
+    def _handle_finished(self) -> Deferred[None]:
+        persisted = super()._handle_finished()
         self._report_position()
         return persisted
 

@@ -4,17 +4,18 @@ Theory of operation: :func:`examine` only reads, does not scan large tables, and
 a :class:`Report`. Each :class:`Problem` has the statements that repair it, so that a
 person can run them; :func:`repair` runs exactly these. As a rule, a sequence is
 advanced rather than a position lowered. Sequences are advanced last, because a rollback
-does not undo that.
+does not move a sequence back.
 
 A value more than
-:data:`~synapse_replication.streams.positions.PLAUSIBLE_DISTANCE` beyond the sequence is
-not an id of the stream: advancing the sequence to it would use up the ids in between.
-Such a position is set to the sequence's value, since no id beyond it was ever
-allocated. Such a row of a table is only reported, and a person must decide.
+:data:`~synapse_replication.streams.positions.PLAUSIBLE_DISTANCE` beyond the sequence
+cannot be an id of the stream, and advancing the sequence to that value would use up the
+ids in between. A position that far beyond is set to the sequence's value, since no
+greater id was ever allocated. A table row that far beyond is only reported, and a
+person must decide.
 
-A position ahead of all rows is normal: its ids were rolled back, or the rows were
-deleted. A position ahead of the sequence is a problem: no row can exist there, and the
-next ids would be below it.
+A position ahead of all rows is normal: the ids above the last row were rolled back, or
+their rows were deleted. A position ahead of the sequence is a problem: the next ids
+would be below the position, so readers would regard their rows as already delivered.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ __all__ = [
     "repair",
 ]
 
-#: The most rounds of a repair, since one repair may reveal another problem.
+#: The most rounds of a repair, since repairing one problem may reveal another.
 MAX_ROUNDS = 3
 
 
 class ProblemKind(enum.Enum):
-    """Kind of a problem."""
+    """The kinds of inconsistency that :func:`examine` reports."""
 
     TABLE_MISSING = "table stream_positions does not exist"
     INDEX_MISSING = "stream_positions may contain a writer twice"
@@ -65,9 +66,10 @@ class ProblemKind(enum.Enum):
 class Problem:
     """One inconsistency.
 
-    :ivar stream_name: the stream; ``None`` if the table itself has the problem.
+    :ivar stream_name: the stream; ``None`` if the problem concerns the whole table
+        ``stream_positions``.
     :ivar text: what is wrong, with the names and values.
-    :ivar hint: the statements that repair it; none if a person must decide.
+    :ivar hint: the SQL statements that repair it; empty if a person must decide.
     :ivar instance_name: the writer of the position concerned, if any.
     """
 
@@ -82,10 +84,11 @@ class Problem:
 class WriterState:
     """State of one writer of a stream.
 
-    :ivar declared: it is a writer according to the configuration.
+    :ivar declared: whether the configuration declares it as a writer.
     :ivar stored: its position in ``stream_positions``, with the stored sign; ``None``
         if there is none.
-    :ivar lag: how many ids its position is behind the sequence.
+    :ivar lag: how many ids its position is behind the sequence; ``None`` if it has no
+        stored position.
     """
 
     instance_name: str
@@ -100,7 +103,8 @@ class StreamState:
 
     :ivar sequence_value: the last allocated id; ``None`` if the sequence does not
         exist, that is, this database does not have the stream.
-    :ivar farthest: the greatest id of each table (distance from zero).
+    :ivar farthest: the greatest id in each table, as a distance from zero; 0 if the
+        table is empty, or large and without a suitable index.
     """
 
     name: str
@@ -144,7 +148,7 @@ def examine(txn: Any, streams: Iterable[tuple[str, IdStream]]) -> Report:
         if not _exists(txn, queries.identifier(stream.sequence)):
             states.append(StreamState(name, stream, None, {}, ()))
             continue
-        # Read the tables before the sequence: it is then ahead of every row read.
+        # Read the sequence after the tables, so that it covers every row read.
         farthest = {
             column.table: farthest_id(txn, stream, column) or 0
             for column in stream.tables
@@ -288,7 +292,7 @@ def _compare(
                     writer,
                 )
             )
-        # For a stream without rows, 1 is stored and no id was allocated.
+        # A stream without rows has the stored position 1, but no id was allocated.
         if abs(position) > max(last, FIRST_POSITION):
             problems.append(_position_problem(name, stream, writer, last, position))
     return problems
@@ -304,8 +308,8 @@ def _sequence_problem(
     if id_ - last > stream.plausible_distance:
         table = queries.identifier(column.table)
         text += (
-            "too far beyond to be an id of this stream, so the sequence is unchanged. "
-            f"Inspect the row: SELECT * FROM {table} WHERE "
+            "that id is too far beyond the sequence to belong to this stream. The "
+            f"sequence is not changed. Inspect the row: SELECT * FROM {table} WHERE "
             f"{queries.identifier(column.id_column)} = {stream.sign * id_};"
         )
         return Problem(ProblemKind.SEQUENCE_BEHIND, name, text, ())

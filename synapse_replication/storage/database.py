@@ -14,17 +14,17 @@ Usage::
 
 Call ``transact`` and ``close`` in the reactor's thread. The function passed to
 ``transact`` runs in one of the pool's threads, with a cursor of its own connection, and
-must not use anything else that is not thread-safe. It may run more than once: a
-transaction that failed because of a concurrent one (a serialization failure or a
-deadlock) is repeated, and so is one whose connection broke before the commit was sent.
-A commit whose result was lost is never repeated.
+must not use anything else that is not thread-safe. The function may run more than once:
+a transaction is repeated if it failed because of a concurrent transaction (a
+serialization failure or a deadlock), or if its connection broke before the commit was
+sent. A transaction is not repeated if the result of its commit was lost.
 
-To run code when a transaction has ended, register it on its :class:`Transaction` with
-``call_after`` or ``call_on_exception``. Cancelling the Deferred does not stop a
+To run a callback when a transaction has ended, register it on its :class:`Transaction`
+with ``call_after`` or ``call_on_exception``. Cancelling the Deferred does not stop a
 transaction that has begun, and the Deferred fires only once the transaction has ended.
-Otherwise a block that holds an id could be left, and its position announced, before
-the pending commit. A coroutine that is closed cannot wait for that; use
-:meth:`Database.settled` to delay the release of its ids.
+Otherwise a block that holds an id could be left, and the id announced as finished,
+before the transaction commits. A coroutine that is closed cannot wait for the end of
+its transaction; use :meth:`Database.settled` to delay the release of its ids.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = ["Database", "Transaction", "TransactionRunner", "connect"]
 
 T = TypeVar("T")
 
-#: The most attempts of one transaction; then its failure is reported to the caller.
+#: The most attempts of one transaction; the caller receives the failure of the last.
 MAX_ATTEMPTS = 6
 
 #: The most reconnections within one transaction.
@@ -86,7 +86,7 @@ class Transaction(psycopg2.extensions.cursor):
 
 
 class TransactionRunner(Protocol):
-    """Interface that runs transactions: a :class:`Database`, or the host's own."""
+    """Interface for running transactions: a :class:`Database`, or a host's adapter."""
 
     def transact(
         self,
@@ -160,11 +160,12 @@ class Database:
         :param func: called in another thread, more than once if the transaction must
             be repeated. If it raises, the transaction is rolled back.
         :param autocommit: run each statement as a transaction of its own: one round
-            trip instead of three. Use it for idempotent statements only: a connection
-            that broke may have broken after the statement was executed.
+            trip instead of three. Use it for idempotent statements only: if the
+            connection breaks, ``func`` is repeated, although the server may have
+            executed the statement.
         :return: fires with the result of ``func``, or with the failure of the last
-            attempt. If it is cancelled, it fails once the transaction has ended,
-            whatever the outcome.
+            attempt. If it is cancelled, it fails with ``CancelledError`` once the
+            transaction has ended, even if the transaction was committed.
         :raises StorageError: if :meth:`close` was called; in the Deferred.
         """
         if self._closing is not None:
@@ -212,7 +213,7 @@ class Database:
     def close(self) -> Deferred[None]:
         """Wait for running transactions, close the connections and stop the threads.
 
-        It may be called more than once; all Deferreds fire at the same time.
+        It may be called more than once; all returned Deferreds fire at the same time.
         """
         if self._closing is None:
             self._closing = Deferred()
@@ -254,7 +255,7 @@ class Database:
         attempts = reconnects = 0
         while True:
             attempts += 1
-            attempt = _Attempt(self._take())
+            attempt = _Attempt(self._acquire())
             try:
                 return attempt.run(func, autocommit)
             except _RETRYABLE:
@@ -281,9 +282,9 @@ class Database:
                 else:
                     self._idle.append(attempt.connection)
 
-    def _take(self) -> psycopg2.extensions.connection:
+    def _acquire(self) -> psycopg2.extensions.connection:
         try:
-            # Prefer the connection used last, so that few are open under low load.
+            # Reuse the connection used last, so that a low load opens few connections.
             return self._idle.pop()
         except IndexError:
             return connect(self._conninfo)

@@ -1,8 +1,9 @@
-"""Fetches ids from a sequence for many callers at once: :class:`IdFetcher`.
+"""Shared fetches of ids from a sequence, for many callers: :class:`IdFetcher`.
 
 The commit of a fetch waits for the disk, although it writes no row. An asynchronous
-commit was rejected: after a crash of the server, the sequence could allocate ids again
-that another process had fetched, rolled back and announced as finished.
+commit would be wrong: after a crash of the server, the sequence could allocate an id a
+second time that an instance had already announced as finished, if the transaction that
+used the id was rolled back.
 """
 
 from __future__ import annotations
@@ -16,19 +17,23 @@ from twisted.python.failure import Failure
 
 from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.locked_positions import LockedPositions
-from synapse_replication.storage.round_trips import Gathering, SharedRoundTrip
+from synapse_replication.storage.round_trips import RoundTripGate, SharedRoundTrip
 
 __all__ = ["IdFetcher", "IdRequest"]
 
 
 class IdRequest:
-    """A request for ``n`` ids."""
+    """A request for ``n`` ids.
 
-    __slots__ = ("_waiting", "box", "given_up", "n")
+    :ivar fetched: contains the list of ids from the fetch until they are claimed.
+    :ivar given_up: whether the caller has abandoned the request.
+    """
+
+    __slots__ = ("_waiting", "fetched", "given_up", "n")
 
     def __init__(self, n: int) -> None:
         self.n = n
-        self.box: deque[list[int]] = deque()
+        self.fetched: deque[list[int]] = deque()
         self.given_up = False
         self._waiting: Deferred[None] = Deferred()
 
@@ -37,9 +42,12 @@ class IdRequest:
         return self._waiting
 
     def claim(self) -> list[int] | None:
-        """Return the ids, if they were fetched and not claimed before. Thread-safe."""
+        """Return the ids once, after they were fetched; otherwise return ``None``.
+
+        Thread-safe.
+        """
         try:
-            return self.box.pop()
+            return self.fetched.pop()
         except IndexError:
             return None
 
@@ -59,7 +67,9 @@ class IdFetcher:
     Use it in the reactor's thread, except :meth:`end_fetch` and :meth:`end_unclaimed`,
     which are thread-safe.
 
-    :param fetch_ids: ``(txn, fetch, n) -> ids``; allocates ``n`` ids in a transaction.
+    :param fetch_ids: ``(txn, fetch, n) -> ids``; allocates ``n`` ids in a transaction,
+        for the fetch with this handle (see
+        :meth:`~synapse_replication.streams.positions.WriterPositions.begin_fetch`).
     :param on_finished: called after the ids of abandoned requests were finished.
     """
 
@@ -69,14 +79,14 @@ class IdFetcher:
         positions: LockedPositions,
         fetch_ids: Callable[[Any, int, int], list[int]],
         on_finished: Callable[[], object],
-        gathering: Gathering,
+        gate: RoundTripGate,
     ) -> None:
         self._database = database
         self._positions = positions
         self._fetch_ids = fetch_ids
         self._on_finished = on_finished
-        self._gathering = gathering
-        self._fetches = SharedRoundTrip(self._fetch, gathering)
+        self._gate = gate
+        self._fetches = SharedRoundTrip(self._fetch, gate)
 
     def ask(self, n: int) -> IdRequest:
         """Request ``n`` ids, to be fetched together with those of other requests."""
@@ -102,8 +112,8 @@ class IdFetcher:
 
         :return: whether it finished any.
         """
-        # A request may be abandoned in one thread while another one assigns its ids;
-        # claim() returns them to only one of the two.
+        # One thread may abandon a request while another thread assigns its ids;
+        # claim() returns the ids to only one of the threads.
         ids = request.claim()
         if ids is not None:
             self._positions.finish(ids)
@@ -134,15 +144,15 @@ class IdFetcher:
             return
         given_up = False
         start = 0
-        # Assign all ids before waking a waiter, which may cancel another request.
+        # Assign all ids before waking any waiter: a waiter may cancel another request.
         for request in requests:
-            request.box.append(ids[start : start + request.n])
+            request.fetched.append(ids[start : start + request.n])
             start += request.n
             given_up = given_up or request.given_up
             if request.given_up:
                 self.end_unclaimed(request)
         self._fetches.end()
-        with self._gathering.batching():
+        with self._gate.closed():
             for request in requests:
                 request.wake(None)
             if given_up:
@@ -151,6 +161,6 @@ class IdFetcher:
     def _failed(self, failure: Failure, fetch: int, requests: list[IdRequest]) -> None:
         self.end_fetch(fetch, [])
         self._fetches.end()
-        with self._gathering.batching():
+        with self._gate.closed():
             for request in requests:
                 request.wake(failure)

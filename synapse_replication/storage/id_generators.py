@@ -17,13 +17,15 @@ Further callers wait for the next one, which serves all of them.
 *No caller can block a position.* An id is finished as soon as its block is left, for
 whatever reason. If a caller abandons its request (by cancellation, or because its
 coroutine was closed or garbage-collected), its ids are finished, too. Finishing an id
-does not wait for the database, so it works where waiting is not allowed. There is one
-exception: if the coroutine is closed or collected *inside* its block, its transaction
-may still be running in a thread, and may still commit. So the ids remain unfinished
-until all transactions requested by then have ended, if the database can report that (a
-:class:`Database` can, a host's own pool cannot). A block that is left without an
-exception waits until ``stream_positions`` has a position that covers its ids. If that
-fails, the row is committed nevertheless; the failure is reported and retried later.
+does not wait for the database, so it is possible where waiting is not allowed. In one
+case the ids are finished later: if the coroutine is closed or collected *inside* its
+block, its transaction may still be running in a thread, and may still commit. Its ids
+then remain unfinished until all transactions requested so far have ended, provided that
+the database can report their end (a :class:`Database` can, a host's own pool cannot).
+
+A block that is left without an exception waits until ``stream_positions`` has a
+position that covers its ids. If storing the position fails, the row is committed
+nevertheless; the failure is reported, and the position is stored later.
 
 *Threads.* All methods are thread-safe, except coroutines and callbacks, which belong to
 the reactor's thread. Finishing never waits for a lock; see
@@ -50,7 +52,7 @@ from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_fetcher import IdFetcher, IdRequest
 from synapse_replication.storage.locked_positions import LockedPositions
 from synapse_replication.storage.position_persister import PositionPersister
-from synapse_replication.storage.round_trips import Gathering
+from synapse_replication.storage.round_trips import RoundTripGate
 from synapse_replication.storage.sequence_check import SequenceCheck
 from synapse_replication.storage.sequences import (
     IdStream,
@@ -71,7 +73,7 @@ def _do_nothing() -> None: ...
 class MultiWriterIdGenerator:
     """Allocates a stream's ids and tracks its positions, for one process.
 
-    Ids and tokens are negative if the stream's ids are.
+    Ids and tokens are negative if the stream counts down.
 
     :param database: runs transactions.
     :param stream: the stream.
@@ -107,13 +109,13 @@ class MultiWriterIdGenerator:
         self._on_finished = on_finished
         self._sign = stream.sign
         observer = observer or ReplicationObserver()
-        gathering = Gathering()
+        gate = RoundTripGate()
         self._fetcher = IdFetcher(
             database,
             self._positions,
             self._fetch_ids,
-            self._have_finished,
-            gathering,
+            self._handle_finished,
+            gate,
         )
         self._persister = PositionPersister(
             database,
@@ -122,7 +124,7 @@ class MultiWriterIdGenerator:
             self._positions,
             clock,
             observer,
-            gathering,
+            gate,
         )
         self._sequence_check = SequenceCheck(
             database,
@@ -137,24 +139,25 @@ class MultiWriterIdGenerator:
     # -- ids ---------------------------------------------------------------------------
 
     def get_next(self) -> AbstractAsyncContextManager[int]:
-        """Return a context manager that allocates an id, finished on exit.
+        """Return a context manager that allocates an id and finishes it on exit.
 
-        The id is finished however the block is left.
+        The id is finished even if the block raises an exception.
 
         :raises StreamConfigurationError: on entering, if this instance is not a writer.
-        :raises SequenceBehindError: on entering, if the sequence went backwards.
+        :raises SequenceBehindError: on entering, if the sequence is far behind the ids
+            that this process knows.
         """
         return _Block(self, 1, lambda ids: ids[0])
 
     def get_next_mult(self, n: int) -> AbstractAsyncContextManager[list[int]]:
-        """Return a context manager that allocates ``n`` ids, finished on exit.
+        """Return a context manager that allocates ``n`` ids and finishes them on exit.
 
         The ids are in ascending order of distance from zero.
         """
         return _Block(self, n, lambda ids: ids)
 
     def get_next_txn(self, txn: Any) -> int:
-        """Allocate an id that is finished when a transaction ends, however it ends.
+        """Allocate an id that is finished when ``txn`` is committed or rolled back.
 
         :param txn: a :class:`~synapse_replication.storage.database.Transaction`,
             or a cursor of the host with ``call_after`` and ``call_on_exception``.
@@ -162,7 +165,7 @@ class MultiWriterIdGenerator:
         return self.get_next_mult_txn(txn, 1)[0]
 
     def get_next_mult_txn(self, txn: Any, n: int) -> list[int]:
-        """Allocate ``n`` ids that are finished when a transaction ends."""
+        """Allocate ``n`` ids that are finished when ``txn`` commits or rolls back."""
         self._check_writer()
         are_new = False
         while not are_new:
@@ -182,8 +185,8 @@ class MultiWriterIdGenerator:
     def advance(self, instance_name: str, new_id: int) -> None:
         """Record that a writer's ids up to ``new_id`` are finished.
 
-        An id far beyond the sequence takes effect only after the sequence has been read
-        again, if it turns out to be allocated.
+        An id far beyond the sequence is recorded only after the sequence has been read
+        again, and only if the sequence has allocated that id.
         """
         id_ = self._sign * new_id
         with self._positions.locked() as positions:
@@ -194,25 +197,29 @@ class MultiWriterIdGenerator:
             self._sequence_check.hold_back(instance_name, id_)
 
     def get_positions(self) -> dict[str, int]:
-        """Return each writer's announced position, and this instance's own."""
+        """Return each writer's announced position.
+
+        For this instance, it is :meth:`get_minimal_local_current_token`.
+        """
         with self._positions.locked() as positions:
             inside = positions.all_positions()
         return {writer: self._sign * id_ for writer, id_ in inside.items()}
 
     def get_current_token(self) -> int:
-        """Return the token up to which everything is persisted, of every writer."""
+        """Return the token up to which the ids of all writers are finished."""
         return self.get_persisted_upto_position()
 
     def get_persisted_upto_position(self) -> int:
-        """Return the token up to which everything is persisted, of every writer."""
+        """Return the token up to which the ids of all writers are finished."""
         with self._positions.locked() as positions:
             return self._sign * positions.persisted_upto
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
         """Return the token up to which all ids of a writer are finished.
 
-        For this instance, it is the position that may be announced. For others, it may
-        be ahead of their own announcements; see :meth:`get_writer_position`.
+        For this instance, it is the position that may be announced. For another
+        instance, it may be ahead of that instance's own announcements; see
+        :meth:`get_writer_position`.
         """
         with self._positions.locked() as positions:
             return self._sign * positions.current_token(instance_name)
@@ -229,16 +236,16 @@ class MultiWriterIdGenerator:
         return self._sign * token
 
     def get_writer_position(self, instance_name: str) -> int:
-        """Return the position that a writer has announced: its rows are here."""
+        """Return the latest position that a writer announced to this instance."""
         with self._positions.locked() as positions:
             return self._sign * positions.writer_position(instance_name)
 
     def get_minimal_local_current_token(self) -> int:
         """Return this instance's greatest finished id that may be announced.
 
-        If it is at or below a token, this instance has no rows between that token and
-        its own :meth:`get_current_token_for_writer`, whichever of the two is called
-        first.
+        If this id is at or below a token, this instance has no rows between the token
+        and its own :meth:`get_current_token_for_writer`. The two methods may be called
+        in either order.
         """
         with self._positions.locked() as positions:
             return self._sign * positions.local
@@ -282,7 +289,7 @@ class MultiWriterIdGenerator:
         return self._fetcher.ask(n)
 
     def waitable(self, deferred: Deferred[None]) -> Deferred[None]:
-        """Return the Deferred that a block awaits; a host may override this."""
+        """Return the Deferred that a block awaits; a host may override this method."""
         return deferred
 
     def give_up(self, request: IdRequest) -> None:
@@ -292,24 +299,24 @@ class MultiWriterIdGenerator:
         """
         request.given_up = True
         if self._fetcher.end_unclaimed(request):
-            self._reactor.callFromThread(self._have_finished)
+            self._reactor.callFromThread(self._handle_finished)
 
     # -- finishing ---------------------------------------------------------------------
 
     def end_block(self, ids: list[int]) -> Deferred[None]:
         """Finish a block's ids; the Deferred fires when the position is persisted."""
         self._positions.finish(ids)
-        return self._have_finished()
+        return self._handle_finished()
 
     def release_without_waiting(self, ids: list[int]) -> None:
         """Finish a block's ids where waiting is not allowed. Thread-safe.
 
-        If the database can report it, the ids are finished once every transaction that
-        may belong to the block has ended.
+        If the database can report the end of transactions, the ids are finished once
+        every transaction that may belong to the block has ended; otherwise, now.
         """
         if self._settled is None:
             self._positions.finish(ids)
-            self._reactor.callFromThread(self._have_finished)
+            self._reactor.callFromThread(self._handle_finished)
         else:
             self._reactor.callFromThread(self._end_when_settled, ids)
 
@@ -319,17 +326,17 @@ class MultiWriterIdGenerator:
 
     def _end_in_reactor(self, ids: list[int]) -> None:
         self._positions.finish(ids)
-        self._have_finished()
+        self._handle_finished()
 
-    def _have_finished(self) -> Deferred[None]:
-        """Persist the position and notify of finished ids."""
+    def _handle_finished(self) -> Deferred[None]:
+        """Persist the position and call ``on_finished``, after ids were finished."""
         persisted = self._persister.persist() if self.stream.writers else succeed(None)
         self._on_finished()
         return persisted
 
 
 class _Block(AbstractAsyncContextManager[T], Generic[T]):
-    """The context of one ``async with``, which can be entered once."""
+    """The context manager of one block; it can be entered once."""
 
     __slots__ = ("_generator", "_ids", "_n", "_view")
 
@@ -364,7 +371,8 @@ class _Block(AbstractAsyncContextManager[T], Generic[T]):
         traceback: TracebackType | None,
     ) -> None:
         if kind is not None and issubclass(kind, GeneratorExit):
-            # Waiting is not allowed here, and this may be any thread.
+            # A coroutine that is being closed must not await anything, and the garbage
+            # collector may close it in any thread.
             self._generator.release_without_waiting(self._ids)
             return
         persisted = self._generator.end_block(self._ids)

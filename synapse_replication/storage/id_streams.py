@@ -1,4 +1,4 @@
-"""Streams as sets of ids in a database, and queries about ids that do not scan tables.
+"""Streams as sets of ids in a database, and queries that scan no large table.
 
 The functions take a cursor and block. Ids are distances from zero, whatever the
 stream's sign. This module uses neither the reactor nor the log.
@@ -48,8 +48,9 @@ class IdStream:
     :ivar tables: the columns that store its ids.
     :ivar writers: the declared writers; empty if every instance may write, in which
         case no positions are stored.
-    :ivar negative: ids are below zero in the tables, and for callers.
-    :ivar plausible_distance: an id that exceeds the sequence by more is not accepted.
+    :ivar negative: whether ids are negative in the tables and for callers.
+    :ivar plausible_distance: the most by which an id may exceed the sequence; a
+        greater id is not accepted.
     """
 
     stream_name: str
@@ -70,7 +71,7 @@ class Lookup(enum.Enum):
 
     BY_ID = "an index that begins with the id"
     BY_WRITER = "an index that begins with writer and id"
-    SCAN = "no index, but it is small"
+    SCAN = "no index, but the table is small"
     NONE = "no index"
 
 
@@ -99,7 +100,10 @@ def best_lookup(txn: Any, column: IdColumn) -> Lookup:
 
 
 def read_sequence(txn: Any, sequence: str) -> int:
-    """Return the last id that a sequence allocated; its first minus one if none."""
+    """Return the last id that a sequence allocated.
+
+    If it has allocated none, return the id before its first one.
+    """
     txn.execute(queries.sequence_state(sequence))
     last_value, is_called = txn.fetchone()
     return int(last_value) if is_called else int(last_value) - 1

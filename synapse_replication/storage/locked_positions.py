@@ -28,12 +28,12 @@ class LockedPositions:
 
     @property
     def max_finished(self) -> int:
-        """The greatest finished id, read without the lock, hence perhaps outdated."""
+        """The greatest finished id; perhaps outdated, because it is read unlocked."""
         return self._positions.max_finished
 
     @contextmanager
     def locked(self) -> Generator[WriterPositions, None, None]:
-        """Hold the lock while the context lasts."""
+        """Return a context manager that holds the lock and yields the positions."""
         try:
             with self._lock:
                 yield self._positions
@@ -46,7 +46,7 @@ class LockedPositions:
         self._finish_pending()
 
     def _finish_pending(self) -> None:
-        # If the lock is taken, its holder calls this method after releasing it.
+        # If another caller holds the lock, it calls this method after releasing it.
         while self._to_finish and self._lock.acquire(blocking=False):
             try:
                 while self._to_finish:

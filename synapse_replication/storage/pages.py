@@ -1,10 +1,10 @@
-"""Reads one page of a writer's rows, from one or several tables: :func:`read_page`.
+"""Reading one page of a writer's rows, from one or several tables: :func:`read_page`.
 
 Theory of operation: every query of a stream walks an index upwards from the lower bound
 and stops after a page of rows, but never within a token. A stream with several tables
-has one query per table, and the page ends at the lowest token at which one of them
-stopped: rows beyond that are omitted, even if another query has read them. So a token
-is never split, and the reported end of the page is never beyond the rows read.
+has one query per table, and the page ends at the lowest token at which a query stopped:
+rows beyond that token are omitted, even if another query has read them. So a token is
+never split, and the reported end of the page is never beyond the rows read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_page(
             {
                 "instance_name": instance_name,
                 "after": from_token,
-                # Rows beyond the end of the page would only be read again later.
+                # Rows beyond the end of the page would be read again with the next.
                 "up_to": upto,
                 "limit": limit,
             },

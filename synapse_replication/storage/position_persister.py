@@ -1,4 +1,4 @@
-"""Persists an instance's position in ``stream_positions``."""
+"""Persistence of an instance's position in ``stream_positions``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from synapse_replication.storage import queries
 from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.locked_positions import LockedPositions
-from synapse_replication.storage.round_trips import Gathering, SharedRoundTrip
+from synapse_replication.storage.round_trips import RoundTripGate, SharedRoundTrip
 
 __all__ = ["RETRY_SECONDS", "PositionPersister"]
 
@@ -38,7 +38,7 @@ class PositionPersister:
         positions: LockedPositions,
         clock: Clock,
         observer: ReplicationObserver,
-        gathering: Gathering,
+        gate: RoundTripGate,
     ) -> None:
         self._database = database
         self._stream = stream
@@ -46,8 +46,8 @@ class PositionPersister:
         self._positions = positions
         self._clock = clock
         self._observer = observer
-        self._gathering = gathering
-        self._upserts = SharedRoundTrip(self._upsert, gathering)
+        self._gate = gate
+        self._upserts = SharedRoundTrip(self._upsert, gate)
         self._statement = queries.upsert_position(stream.negative)
         self._persisted = 0
         self._retry_is_due = False
@@ -55,8 +55,9 @@ class PositionPersister:
     def persist(self) -> Deferred[None]:
         """Persist the position.
 
-        :return: fires when a position is persisted that covers the ids finished by
-            now, or when that failed; the failure is reported and retried later.
+        :return: fires when a position that covers all ids finished so far has been
+            persisted, or when persisting it has failed. A failure is reported, and the
+            upsert is retried later.
         """
         waiting: Deferred[None] = Deferred()
         self._upserts.join(waiting)
@@ -133,7 +134,7 @@ class PositionPersister:
         self.persist()
 
     def _fire(self, waiting: list[Deferred[None]]) -> None:
-        with self._gathering.batching():
+        with self._gate.closed():
             for deferred in waiting:
                 # A cancelled Deferred has already fired.
                 if not deferred.called:

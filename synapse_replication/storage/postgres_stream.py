@@ -1,7 +1,7 @@
 """Streams whose rows are in Postgres: catch-up by writer and range, and writing.
 
-Negative ids (backfill) are positive tokens here: rows leave this module as they are on
-the wire.
+Methods take and return tokens as they are on the wire: the negative ids of backfill are
+positive tokens.
 
 See docs/failure-modes.rst: failure-whole-tokens, failure-indexed-catch-up.
 """
@@ -74,7 +74,7 @@ class WriterIds(Protocol):
     def get_minimal_local_current_token(self) -> int:
         """Return this instance's greatest finished id that may be announced.
 
-        This instance has no rows between it and the announced position.
+        This instance has no rows between that id and its announced position.
         """
         ...
 
@@ -91,17 +91,17 @@ class PostgresStream:
     :param database: runs the queries.
     :param ids: this instance's id generator of the stream.
     :param instance_name: this instance.
-    :param negative: ids are negative.
+    :param negative: whether ids are negative.
     :param insert: the statement of :meth:`write`; ``None`` if rows are written by
         other means.
     :param page_rows: rows per page of a catch-up.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
     :param writers: the declared writers; empty if every instance may write.
-    :param find_removed_writers: returns writers that do not announce their rows any
-        more; ``None`` to skip that search.
+    :param find_removed_writers: returns the writers that no longer announce their
+        rows; ``None`` to omit the search.
     :param sequence: the sequence of the ids, against which announced positions are
-        checked; ``None`` if there is none.
+        checked; ``None`` to omit the check.
     :param plausible_distance: the most by which a position may exceed the sequence.
     :raises StreamConfigurationError: if ``page_rows`` is below 1.
     """
@@ -140,7 +140,7 @@ class PostgresStream:
         self._find_removed_writers = find_removed_writers
         self._sequence = sequence
         self._plausible_distance = plausible_distance
-        # The value of the sequence when it was last read.
+        # The value of the sequence when it was last read; 0 before the first read.
         self._allocated = 0
 
     @property
@@ -155,7 +155,8 @@ class PostgresStream:
     def minimal_local_current_token(self) -> int:
         """Return the position that this instance, as a writer, may announce.
 
-        It follows the positions of other writers while this instance writes nothing.
+        It advances with the positions of other writers while this instance writes
+        nothing.
         """
         return self._sign * self._ids.get_announceable_token()
 
@@ -173,10 +174,11 @@ class PostgresStream:
     ) -> StreamUpdateResult:
         """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
-        A committed id never exceeds its sequence. So if ``upto_token`` exceeds the
-        known value of the sequence, the sequence is read in the same transaction, and
-        if ``upto_token`` is implausibly far beyond it, the result's ``last_token``
-        reports that. A smaller distance is accepted: after a failover to a standby, a
+        A committed id never exceeds its sequence. So if another writer's ``upto_token``
+        exceeds the known value of the sequence, the sequence is read in the same
+        transaction. If ``upto_token`` is implausibly far beyond the sequence, the page
+        ends at the sequence's value at the latest, and the result's ``last_token`` is
+        that value. A smaller distance is accepted: after a failover to a standby, a
         sequence may be slightly behind announced positions until a writer advances it.
 
         :raises CatchUpError: if the database did not answer, or lacks the table.
@@ -223,14 +225,14 @@ class PostgresStream:
     def is_plausible(self, instance_name: str, token: int) -> bool:
         """Return whether a token is near enough to the known value of the sequence.
 
-        If it is not, fetching a page of rows up to it reads the sequence again.
+        If it is not, :meth:`get_updates_since` for that token reads the sequence again.
         """
         return self._sequence is None or (
             token <= self._allocated + self._plausible_distance
         )
 
     def current_stream_token(self) -> MultiWriterStreamToken:
-        """Return the token up to which this process has each declared writer's rows."""
+        """Return this process's position in the rows of every declared writer."""
         positions = {writer: self.current_token(writer) for writer in self._writers}
         return MultiWriterStreamToken(min(positions.values(), default=0), positions)
 
@@ -284,12 +286,13 @@ class PostgresStream:
 
         :param rows: of the stream's row type; at least one.
         :return: their token.
-        :raises LocalProtocolError: if there are none, or one cannot be encoded as
+        :raises LocalProtocolError: if ``rows`` is empty, or a row cannot be encoded as
             JSON.
         :raises StreamConfigurationError: if the rows of this stream are written by
             other means.
-        :raises psycopg2.Error: if the database rejected the rows; nothing was written
-            then, and the token is not used again.
+        :raises psycopg2.Error: if the database rejected the rows, in which case nothing
+            was written, or if the result of the commit was lost. The token is not used
+            again.
         """
         name, insert = self._description.name, self._insert
         if insert is None:
@@ -335,7 +338,7 @@ def standard_stream(
     find_removed_writers: FindRemovedWriters | None = None,
     plausible_distance: int = PLAUSIBLE_DISTANCE,
 ) -> PostgresStream:
-    """Return one of Synapse's streams, to be read from Synapse's tables.
+    """Return a stream that reads one of Synapse's streams from Synapse's tables.
 
     :raises StreamConfigurationError: if the stream is held in memory.
     """
@@ -370,7 +373,7 @@ def table_stream(
     find_removed_writers: FindRemovedWriters | None = None,
     plausible_distance: int = PLAUSIBLE_DISTANCE,
 ) -> PostgresStream:
-    """Return the stream of a declaration, to be read and written.
+    """Return a stream that reads and writes the rows of a declared stream.
 
     :param writers: replaces the declared writers.
     """

@@ -1,8 +1,8 @@
 """All SQL statements about sequences and positions, by name.
 
 Values are named parameters. Identifiers (tables, columns, sequences) cannot be
-parameters and are inserted by :func:`identifier`. In ``stream_positions``, as in its
-tables, the ids of a stream that counts down are negative.
+parameters and are inserted by :func:`identifier`. The ids of a stream that counts down
+are negative, both in ``stream_positions`` and in the stream's tables.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ INSERT_POSITION = """
 """
 
 _UPSERT_POSITION = """
-    INSERT INTO stream_positions AS kept (stream_name, instance_name, stream_id)
+    INSERT INTO stream_positions AS stored (stream_name, instance_name, stream_id)
     VALUES (%(stream_name)s, %(instance_name)s, %(stream_id)s)
     ON CONFLICT (stream_name, instance_name)
     DO UPDATE SET stream_id = EXCLUDED.stream_id
-    WHERE EXCLUDED.stream_id {further} kept.stream_id
+    WHERE EXCLUDED.stream_id {further} stored.stream_id
 """
 
 #: Delete the positions of all writers that are not in ``writers``.
@@ -88,8 +88,8 @@ INDEXES = """
 #: The size of a table in bytes.
 TABLE_SIZE = "SELECT pg_relation_size(to_regclass(%(table)s))"
 
-#: The open transactions, other than this one, that have written to one of ``tables``.
-#: Virtual transaction ids are not reused.
+#: The virtual ids of the open transactions, other than this one, that have written to
+#: one of ``tables``. These ids are not reused.
 INSERTING_TRANSACTIONS = """
     SELECT virtualtransaction FROM pg_locks
     WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
@@ -100,7 +100,7 @@ INSERTING_TRANSACTIONS = """
     AND pid IS DISTINCT FROM pg_backend_pid()
 """
 
-#: Serializes repairs: the advisory lock is held until the end of the transaction.
+#: The advisory lock that serializes repairs, held until the end of the transaction.
 LOCK_POSITIONS = """
     SELECT pg_advisory_xact_lock(hashtext('synapse_replication.positions'))
 """

@@ -6,15 +6,16 @@ of undeclared ones. So a writer without a stored position does not write: its co
 rows are final, and no instance announces them. Readers must fetch up to its greatest
 row in the tables.
 
-The sequence is read before the stored positions. If a removed writer returns at the
-same time, it stores its position first and allocates ids greater than those seen here.
+The sequence is read before the stored positions. If a removed writer is declared again
+in between, it stores its position before it allocates ids, and these are greater than
+the sequence's value that was read here.
 
 Only a transaction that was open when its process was killed can still add rows.
 Therefore the search waits for the open transactions that have written to the tables,
 and then reads the tables again.
 
-No table is scanned: an index on writer and id yields each writer's greatest row, and
-with an index on the id alone, the rows above the reader's positions are walked once.
+No large table is scanned. An index on writer and id yields each writer's greatest row;
+with only an index on the id, the rows above the reader's positions are walked once.
 
 See docs/failure-modes.rst: failure-wrong-writers.
 """
@@ -55,7 +56,7 @@ _log = Logger()
 WALKED_ROWS = 100_000
 
 #: The number of ids that a new reader walks back to find the names of removed writers.
-#: It needs no rows of theirs, so older names are irrelevant to it.
+#: It does not need their rows, so writers without newer rows do not matter.
 LOOK_BACK = 1_000_000
 
 #: The interval of polling the open transactions, in s.
@@ -66,12 +67,12 @@ class HandledPositions(Protocol):
     """A reader's position for each writer; tokens are positive."""
 
     def get_handled(self) -> Mapping[str, int]:
-        """Return the token of each writer that is known by name."""
+        """Return the reader's token for each writer whose name is known."""
         ...
 
     @property
     def unknown(self) -> int:
-        """The token of every other writer."""
+        """The reader's token for every other writer."""
         ...
 
 
@@ -83,12 +84,12 @@ class WriterSurvey:
     :ivar stored: the positions in ``stream_positions``.
     :ivar greatest: the greatest row of each removed writer that has rows above the
         position from which the search began.
-    :ivar absent: the writers without a stored position that are known by name or have
-        such rows.
+    :ivar absent: the writers without a stored position whose names the reader knows or
+        which are in ``greatest``.
     :ivar open_transactions: the open transactions that have written to the tables.
-    :ivar last_row: the greatest row seen, of any writer. An absent writer that returns
-        starts above it, so it is a valid position for a reader that has all of that
-        writer's rows.
+    :ivar last_row: the greatest id of a row that was found, of any writer. If an absent
+        writer returns, its new ids are greater, so ``last_row`` is a valid position for
+        a reader that has all of its rows.
     """
 
     upto: int
@@ -116,12 +117,14 @@ def survey_writers(
     :param instance_name: the reader, whose own rows are ignored.
     :param handled: the reader's position for each known writer.
     :param unknown: the reader's position for all other writers.
-    :param walk_from: the id from which to walk a table without an index by writer.
-    :param walk_at_most: limits such a walk to this many ids before the last one.
+    :param walk_from: the id from which to walk a table without an index on the writer.
+    :param walk_at_most: the most ids, counted back from the sequence's value, over
+        which to walk such a table; ``None`` for no limit.
     """
     upto = read_sequence(txn, stream.sequence)
     stored = read_stored_positions(txn, stream)
-    # Read these before the rows: a row not seen below belongs to one of them.
+    # Read these before the rows: a row that is committed too late to be found below
+    # belongs to one of these transactions.
     open_transactions = read_open_transactions(txn, stream)
     not_wanted = {instance_name}
     not_wanted.update(writer for writer in stored if writer in stream.writers)
@@ -161,7 +164,7 @@ def _greatest_rows(
     low: Mapping[str, int],
     walk_from: int,
 ) -> dict[str, int]:
-    """Return the greatest row of each writer that may have one above ``low``."""
+    """Return the greatest id of each writer that may have rows above ``low``."""
     lookups = find_lookups(txn, column)
     if Lookup.BY_WRITER in lookups:
         txn.execute(queries.writers_of_table(column))
@@ -204,7 +207,7 @@ class RemovedWriterFinder:
 
     :param database: runs the queries.
     :param handled: the reader's positions.
-    :param is_new: the reader does not need rows that were written before its start.
+    :param is_new: whether the reader is new, and needs no rows from before its start.
     """
 
     def __init__(
@@ -222,8 +225,8 @@ class RemovedWriterFinder:
         self._stream = stream
         self._instance_name = instance_name
         self._handled = handled
-        # The greatest rows found so far, and the ids from which the next search starts,
-        # so that no row is walked twice.
+        # Each writer's greatest row found so far, and the id from which the next search
+        # starts, so that no row is walked twice.
         self._greatest: dict[str, int] = {}
         self._low: dict[str, int] = {}
         self._walk_from = handled.unknown
@@ -235,7 +238,7 @@ class RemovedWriterFinder:
         """Return the removed writers that have rows above the reader's positions.
 
         The result includes writers that were removed since the first call, even if
-        they have no such rows.
+        they have no rows above the reader's position.
 
         :raises CatchUpError: if the database did not answer; a retry may succeed.
         """
@@ -252,12 +255,12 @@ class RemovedWriterFinder:
         return self.select(survey)
 
     def select(self, survey: WriterSurvey) -> dict[str, RemovedWriter]:
-        """Return the removed writers that must be drained, by the latest survey."""
+        """Return the removed writers that must be drained, given the latest survey."""
         handled, unknown = self._handled.get_handled(), self._handled.unknown
         found = {}
         for writer, greatest in self._greatest.items():
             stored = survey.stored.get(writer)
-            # A writer with a stored position may still write above that position.
+            # A writer with a stored position may still be writing above that position.
             upto = greatest if stored is None else min(greatest, stored)
             if upto > handled.get(writer, unknown):
                 found[writer] = RemovedWriter(upto, is_deleted=stored is None)
@@ -266,7 +269,7 @@ class RemovedWriterFinder:
         return found
 
     async def survey(self) -> WriterSurvey:
-        """Survey the writers; repeat it once open transactions have ended, if needed.
+        """Survey the writers; if open transactions may add rows, wait and repeat.
 
         :raises psycopg2.Error: if the database did not answer.
         """

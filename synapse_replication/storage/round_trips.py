@@ -1,10 +1,10 @@
 """Round trips to the database that many callers share: :class:`SharedRoundTrip`.
 
 Theory of operation: at most one round trip of a kind is in progress at a time. Callers
-that join during it wait for the next one, which serves all of them. A single caller
-does not wait. Callers that have been served may join again at once. Therefore no round
-trip begins while they are being notified, inside :meth:`Gathering.batching`, and the
-next one serves all of them.
+that join during it wait for the next one, which serves all of them. If none is in
+progress, the caller does not wait. While callers are notified that their round trip has
+ended, they may join again. So that one round trip serves all of these, none begins
+during the notifications; :meth:`RoundTripGate.closed` ensures that.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Gathering", "SharedRoundTrip"]
+__all__ = ["RoundTripGate", "SharedRoundTrip"]
 
 T = TypeVar("T")
 
 
-class Gathering:
-    """The kinds of round trips that are held back while waiters are notified."""
+class RoundTripGate:
+    """Delays all kinds of round trips of one stream while waiters are notified."""
 
     def __init__(self) -> None:
         self._trips: list[SharedRoundTrip[Any]] = []
-        self.is_active = False
+        self.is_closed = False
 
     def add(self, trip: SharedRoundTrip[Any]) -> None:
         """Add a kind of round trip."""
         self._trips.append(trip)
 
     @contextmanager
-    def batching(self) -> Generator[None, None, None]:
-        """Begin no round trip until the context ends."""
-        outer, self.is_active = self.is_active, True
+    def closed(self) -> Generator[None, None, None]:
+        """Return a context manager that delays round trips until it is left."""
+        outer, self.is_closed = self.is_closed, True
         try:
             yield
         finally:
-            self.is_active = outer
+            self.is_closed = outer
             for trip in self._trips:
                 trip.begin_if_wanted()
 
@@ -44,18 +44,16 @@ class Gathering:
 class SharedRoundTrip(Generic[T]):
     """One kind of round trip. Use it in the reactor's thread only.
 
-    :param begin: called with all waiters to begin a round trip. When that has ended, or
-        if none is needed, it must call :meth:`end` once.
+    :param begin: called with all waiters to begin a round trip. The callee must call
+        :meth:`end` once, when the round trip has ended or if none is needed.
     """
 
-    def __init__(
-        self, begin: Callable[[list[T]], object], gathering: Gathering
-    ) -> None:
+    def __init__(self, begin: Callable[[list[T]], object], gate: RoundTripGate) -> None:
         self._begin = begin
-        self._gathering = gathering
+        self._gate = gate
         self._waiting: list[T] = []
         self._is_running = False
-        gathering.add(self)
+        gate.add(self)
 
     def join(self, waiter: T) -> None:
         """Add a waiter to the next round trip, which begins as soon as possible."""
@@ -63,8 +61,8 @@ class SharedRoundTrip(Generic[T]):
         self.begin_if_wanted()
 
     def begin_if_wanted(self) -> None:
-        """Begin a round trip if there are waiters, and none is in progress."""
-        if self._waiting and not (self._is_running or self._gathering.is_active):
+        """Begin a round trip if there are waiters, unless it must be delayed."""
+        if self._waiting and not (self._is_running or self._gate.is_closed):
             self._begin_now()
 
     def end(self) -> None:
@@ -72,7 +70,11 @@ class SharedRoundTrip(Generic[T]):
         self._is_running = False
 
     def repeat(self, waiting: Sequence[T]) -> None:
-        """Begin another one at once, for these waiters and those that joined since."""
+        """Begin another round trip immediately, in place of the current one.
+
+        :param waiting: the waiters of the current round trip; those that have joined
+            since are added.
+        """
         self._waiting = [*waiting, *self._waiting]
         self._begin_now()
 

@@ -1,6 +1,6 @@
 """Descriptions of the queries for a stream's rows, independent of any driver.
 
-Catch-up reads pages with them; the pipeline reads ranges.
+A catch-up reads pages of rows with them, and the pipeline reads ranges.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["Detail", "RangeQuery", "RowQuery", "declared_query", "id_expressions
 
 @attrs.frozen
 class Detail:
-    """A column of another table that has at most one value for each row.
+    """A column that is joined from a further table, with at most one value per row.
 
-    :ivar alias: the table's alias in expressions.
-    :ivar table: a table with at most one row per key.
-    :ivar column: the column to read.
+    :ivar alias: the further table's alias in expressions.
+    :ivar table: the further table, which has at most one row per key.
+    :ivar column: the column to read from it.
     :ivar key: the key column, which has the same name in both tables.
-    :ivar of: the alias of the other table.
+    :ivar of: the alias of the table whose rows the column is joined to.
     """
 
     alias: str
@@ -34,10 +34,10 @@ class Detail:
 
     @property
     def lookup(self) -> str:
-        """A lateral join, which looks up each row: best for few rows.
+        """A lateral join, which looks up each row by its key: best for few rows.
 
-        With a plain join, PostgreSQL would scan a whole table of some 100,000 rows for
-        each page.
+        With a plain join, PostgreSQL would scan a table of, for instance, 100,000 rows
+        for each page.
         """
         return (
             f"LEFT JOIN LATERAL (SELECT {self.column} FROM {self.table} "
@@ -65,9 +65,9 @@ class RangeQuery:
     :ivar writer_column: the column with the writers; ``None`` if the table has none.
     :ivar columns: an expression for each element of a row, in order.
     :ivar kind: the kind of these rows, if the stream has several kinds of rows.
-    :ivar written_ms: the column with the time of writing, ms since 1970; ``None`` if
-        the table has none. Older databases lack some of these columns.
-    :ivar negative: ids count down.
+    :ivar written_ms: the column with the time of writing, in ms since 1970; ``None`` if
+        the table has none. The column may be missing in an older database.
+    :ivar negative: whether ids count down.
     """
 
     table: str
@@ -96,11 +96,11 @@ class RowQuery:
 
     :ivar sql: the query, with the named parameters ``instance_name``, ``after``
         (exclusive), ``up_to`` (inclusive) and ``limit``.
-    :ivar range: the same query without a limit, for readers of history.
-    :ivar distinct: the table may have several rows for one row of the stream.
-    :ivar as_json: a record is a token and the row as JSON text, or ``NULL`` for no row.
-        Otherwise it is a token and the elements of the row, which the driver converted
-        to values that JSON can represent.
+    :ivar range: the parts of a query for the same rows without a limit.
+    :ivar distinct: whether the table may have several rows for one row of the stream.
+    :ivar as_json: whether a record is a token and the row as JSON text (``NULL`` for no
+        row). Otherwise it is a token and the elements of the row, which the driver
+        converted to values that JSON can represent.
     """
 
     sql: str
@@ -113,7 +113,7 @@ def id_expressions(id_column: str, negative: bool) -> tuple[str, str, str]:
     """Return the expressions of a query that walks an index of the ids.
 
     :param id_column: the column, quoted if necessary.
-    :param negative: ids count down.
+    :param negative: whether ids count down.
     :return: the token, the order, and the condition for ``after`` and ``up_to``.
     """
     if negative:
@@ -148,7 +148,7 @@ def declared_query(declaration: TableStream) -> RowQuery:
             id_column=declaration.id_column,
             writer_column=declaration.writer_column,
             columns=tuple(
-                # A column without a declared type may have any value: JSON text.
+                # A column without a declared type may have any value, as JSON text.
                 f"to_json({identifier(name)})" if type_ is Any else identifier(name)
                 for name, type_ in declaration.columns
             ),

@@ -1,4 +1,4 @@
-"""Query for the rows of all writers of a table between two tokens of its stream."""
+"""Query for the rows of a table, of all writers, between two tokens of its stream."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_rows_between(
     else:
         positions = [each.get_stream_pos_for_instance(writer) for each in (low, high)]
         bounds = SqlBounds(f"{token} > %s AND {token} <= %s", tuple(positions))
-    # The index is on the column itself, so negative ids need bounds without a minus.
+    # The index is on the column, not on its negation: add bounds on the column itself.
     index = f"{id_} < %s AND {id_} >= %s AND " if query.negative else ""
     index_bounds = (-low.stream, -high.get_max_stream_pos()) if query.negative else ()
     txn.execute(

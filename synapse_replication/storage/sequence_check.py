@@ -4,11 +4,12 @@ Theory of operation: a committed id never exceeds its sequence, so the sequence 
 verify announcements. An announced id far beyond the known value of the sequence is held
 back until the sequence has been read again, and ignored if it still exceeds it.
 
-An instance may also announce another writer's id as its own position. It first reads
-the sequence, at most once per :data:`CHECK_SECONDS`. If the sequence is behind, which
-happens only if an instance announced an id that was never allocated, ids are allocated
-and discarded until it has caught up. Every later id is then greater than any position
-that a reader may have reached.
+An instance may also announce another writer's id as its own position, but only after it
+has read a sequence that covers that id; it reads the sequence at most once per
+:data:`CHECK_SECONDS`. The sequence may be behind announced ids after a failover to a
+standby, or if an instance announced an id that was never allocated. A writer then
+advances the sequence by allocating ids that it does not use. Every later id is
+therefore greater than any position that a reader may have reached.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ __all__ = ["CHECK_SECONDS", "RECHECK_SECONDS", "SequenceCheck"]
 
 _log = Logger()
 
-#: The shortest time between two reads of a sequence, in s, unless an id is held back.
+#: The minimum interval between two reads of a sequence, in s. A new implausible id is
+#: checked without waiting for it.
 CHECK_SECONDS = 1.0
 
-#: The time after which a sequence is read again although no announced id exceeds it, in
-#: s: after a failover to a standby it may be behind this instance's own announcements.
+#: The time, in s, after which a sequence is read again although no announced id exceeds
+#: its known value: after a failover to a standby, the sequence may be behind that.
 RECHECK_SECONDS = 10.0
 
 
@@ -83,12 +85,16 @@ class SequenceCheck:
 
     def _begin_to_hold_back(self, instance_name: str, id_: int) -> None:
         self._held_back[instance_name] = max(id_, self._held_back.get(instance_name, 0))
-        self.start(at_once=True)
+        self.start(immediately=True)
 
-    def start(self, *, at_once: bool = False) -> None:
-        """Read the sequence, unless a read is pending or was made very recently."""
+    def start(self, *, immediately: bool = False) -> None:
+        """Read the sequence, unless a read is pending.
+
+        :param immediately: read it even if less than :data:`CHECK_SECONDS` have passed
+            since the last read.
+        """
         now = self._clock.seconds()
-        if self._is_running or (now < self._not_before and not at_once):
+        if self._is_running or (now < self._not_before and not immediately):
             return
         self._is_running = True
         self._not_before = now + CHECK_SECONDS

@@ -1,4 +1,4 @@
-"""Allocation of a stream's ids, and the positions to start from, without table scans.
+"""Allocation of a stream's ids, and its initial positions, without long table scans.
 
 The functions run in a database thread, with a transaction's cursor. Ids are distances
 from zero, whatever the stream's sign.
@@ -46,12 +46,13 @@ __all__ = [
 
 _log = Logger()
 
-#: The most unusable ids in a row before a fetch fails, and the greatest distance by
-#: which a sequence behind the stored positions is advanced at the start. PostgreSQL
-#: logs sequences 32 ids ahead, so a standby is behind by no more than that.
+#: The most unusable ids that one fetch skips before it fails, and the greatest distance
+#: by which a sequence behind the stored positions is advanced at the start. PostgreSQL
+#: logs a sequence 32 ids ahead, so a failover loses no more ids than that.
 MAX_SKIPPED_IDS = 1000
 
-#: The most rows beyond the smallest stored position that are read at the start.
+#: The most rows beyond the smallest stored position that are read from each table (or
+#: for each writer) at the start.
 MAX_ROWS_AT_START = 10_000
 
 
@@ -65,8 +66,8 @@ def fetch_ids(
 ) -> list[int]:
     """Allocate ids from a sequence, in ascending order.
 
-    Unusable ids are skipped and never used. If the sequence is behind ``known``, it is
-    advanced to it, unless the distance is implausibly great.
+    Unusable ids are skipped and never used. If the sequence is behind ``known``, the
+    sequence is advanced to ``known``, unless the distance is implausibly great.
 
     :param txn: a cursor.
     :param usable: returns those of the allocated ids that may be used.
@@ -83,32 +84,34 @@ def fetch_ids(
             queries.NEXT_IDS,
             {"sequence": queries.identifier(sequence), "count": wanted},
         )
-        given = [id_ for (id_,) in txn.fetchall()]
-        ids += usable(given)
+        allocated = [id_ for (id_,) in txn.fetchall()]
+        ids += usable(allocated)
         skipped += wanted
         if len(ids) == count:
             break
-        is_far = known - given[-1] > plausible_distance
+        last = allocated[-1]
+        is_far = known - last > plausible_distance
         if skipped > MAX_SKIPPED_IDS + count or is_far:
-            raise _sequence_behind_memory(sequence, given[-1], known, is_far)
-        if known > given[-1]:
+            raise _sequence_behind_memory(sequence, last, known, is_far)
+        if known > last:
             _log.warn(
-                "Sequence {sequence} went back to {given}, below {known}, while "
+                "Sequence {sequence} went back to {last}, below {known}, while "
                 "writers were running; it is advanced again, and no id is used twice. "
-                "Was it set by hand, or the database restored? Check it with: "
+                "Was the sequence set by hand, or the database restored? Check with: "
                 "synapse-replication positions check -c FILE",
                 sequence=sequence,
-                given=given[-1],
+                last=last,
                 known=known,
             )
-            skip_ids(txn, sequence, known - given[-1])
+            skip_ids(txn, sequence, known - last)
     return sorted(ids)
 
 
 def skip_ids(txn: Any, sequence: str, count: int) -> int:
-    """Allocate ids without using them, so that later ids are greater.
+    """Allocate ``count`` ids without using them, so that later ids are greater.
 
-    Unlike ``setval()``, this cannot move a sequence back that another writer advances.
+    Unlike ``setval()``, it cannot move the sequence back if another writer advances it
+    at the same time.
 
     :return: the last of these ids.
     """
@@ -127,8 +130,8 @@ def _sequence_behind_memory(
         last,
         max(known, last),
         suspect=(
-            "no table contains it. Find out whether the database was restored, or an "
-            "instance of another deployment announced it, then restart this process"
+            "find out whether the database was restored, or an instance of another "
+            f"deployment announced {known}, then restart this process"
         )
         if is_far
         else "",
@@ -138,7 +141,8 @@ def _sequence_behind_memory(
 def read_stored_positions(txn: Any, stream: IdStream) -> dict[str, int]:
     """Return a stream's positions in ``stream_positions``, removed writers included.
 
-    A position of the wrong sign is that of a stream without rows.
+    The initial position of a stream without rows may be stored with the wrong sign;
+    any position with the wrong sign is returned as ``FIRST_POSITION``.
     """
     txn.execute(queries.POSITIONS, {"stream_name": stream.stream_name})
     return {
@@ -152,10 +156,11 @@ def limit_positions(
 ) -> dict[str, int]:
     """Return a reader's positions, each limited to the greatest id that can exist.
 
-    The limit is the sequence's value or the greatest row of any writer, because after a
-    failover to a standby the sequence may be slightly behind the rows. So no existing
-    row is above a lowered position, and none is delivered twice. If no index leads to
-    the greatest row, only positions implausibly far beyond the sequence are lowered.
+    The limit is the sequence's value or the greatest row of any writer, whichever is
+    greater: after a failover to a standby, the sequence may be slightly behind the
+    rows. So no existing row is above a lowered position, and none is delivered twice.
+    If a large table has no index for the greatest row, only positions implausibly far
+    beyond the sequence are lowered.
 
     :param txn: a cursor.
     :param positions: the reader's saved positions, by writer.
@@ -164,7 +169,7 @@ def limit_positions(
     if max(positions.values(), default=0) <= last:
         return dict(positions)
     rows = [farthest_id(txn, stream, column) for column in stream.tables]
-    # Read the sequence again: it is then ahead of every row read.
+    # Read the sequence again, after the rows, so that it covers every row read.
     last = read_sequence(txn, stream.sequence)
     limit = last + stream.plausible_distance
     if rows and None not in rows:
@@ -209,7 +214,10 @@ def _ids_beyond(txn: Any, stream: IdStream, column: IdColumn, low: int) -> list[
 def _committed_ids(
     txn: Any, stream: IdStream, farthest: dict[IdColumn, int], stored: dict[str, int]
 ) -> list[int]:
-    """Return ids of rows: the greatest, and those beyond the stored positions."""
+    """Return ids of rows: the greatest, and those beyond the smallest position.
+
+    :param stored: the stored position of each declared writer.
+    """
     greatest = max(farthest.values(), default=0)
     ids = [greatest] if greatest else []
     if stored:
@@ -236,11 +244,12 @@ def load_positions(
 
     The order of the reads matters, because other writers may start writing in between.
     The greatest rows are read first, since without stored positions all ids up to them
-    count as complete. The sequence is read last, so it is ahead of every row read
+    count as complete. The sequence is read last, so that it covers every row read
     before.
 
     :param txn: a cursor.
-    :param raise_to_tables: advance a sequence that is behind a table.
+    :param raise_to_tables: whether to advance a sequence that is behind a table,
+        instead of raising :exc:`SequenceBehindError`.
     :param positions_type: the class to instantiate.
     :raises SequenceBehindError: if the sequence is behind a table, or far behind the
         stored positions.
@@ -282,7 +291,8 @@ def _complete_upto(
     """Return the id up to which all ids are known to be finished."""
     complete = FIRST_POSITION if stored else max(greatest, FIRST_POSITION)
     if not stream.writers or stream.writers == (instance_name,):
-        # No other instance writes, and this one has not started to.
+        # No other writer is declared, and this instance has not begun to write: all ids
+        # allocated so far count as finished.
         complete = max(complete, last)
     return complete
 
@@ -290,7 +300,7 @@ def _complete_upto(
 def _raise_sequence(txn: Any, stream: IdStream, greatest: int) -> None:
     last = read_sequence(txn, stream.sequence)
     if last > FIRST_POSITION and greatest - last > stream.plausible_distance:
-        # A single corrupt row must not use up the ids; the caller reports it next.
+        # A single corrupt row must not use up the ids. The caller raises an error next.
         return
     if greatest > last:
         txn.execute(
@@ -298,8 +308,8 @@ def _raise_sequence(txn: Any, stream: IdStream, greatest: int) -> None:
             {"sequence": queries.identifier(stream.sequence), "id": greatest},
         )
         _log.warn(
-            "sequence {sequence} stood at {last}, behind rows up to {greatest}, and "
-            "was advanced to that",
+            "sequence {sequence} was at {last}, but a table has rows up to "
+            "{greatest}; the sequence was advanced to {greatest}",
             sequence=stream.sequence,
             last=last,
             greatest=greatest,
@@ -309,7 +319,10 @@ def _raise_sequence(txn: Any, stream: IdStream, greatest: int) -> None:
 def _without_implausible(
     stream: IdStream, stored: dict[str, int], last: int
 ) -> dict[str, int]:
-    """Return the stored positions, with those far beyond the sequence set to it."""
+    """Return the stored positions; replace those far beyond the sequence with ``last``.
+
+    :param last: the sequence's value.
+    """
     for writer, position in stored.items():
         if position - last > stream.plausible_distance:
             _log.warn(
@@ -337,19 +350,20 @@ def _read_checked_sequence(
     if farthest and max(farthest.values()) > last:
         column, id_ = max(farthest.items(), key=itemgetter(1))
         if id_ < greatest <= last + stream.plausible_distance:
-            # Do not suggest the table's greatest row: ids between it and the stored
-            # position, which count as finished, would be allocated again.
+            # Do not suggest advancing the sequence to the table's greatest row only:
+            # ids up to the stored position count as finished and would be allocated
+            # again.
             raise _sequence_behind_positions(stream, last, greatest)
         raise _sequence_behind_table(stream, column, last, id_)
     behind = greatest - last
-    # For a stream without rows, 1 is stored while its sequence may stand at 0.
+    # A stream without rows has the stored position 1, and its sequence may be at 0.
     if behind > 0 and greatest > FIRST_POSITION and repair:
         if behind > MAX_SKIPPED_IDS:
             raise _sequence_behind_positions(stream, last, greatest)
         skip_ids(txn, stream.sequence, behind)
         _log.warn(
-            "sequence {sequence} was {behind} behind stream_positions, and was "
-            "advanced to it",
+            "sequence {sequence} was {behind} ids behind stream_positions; it was "
+            "advanced by {behind}",
             sequence=stream.sequence,
             behind=behind,
         )

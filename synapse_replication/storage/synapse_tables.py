@@ -8,8 +8,8 @@ the id.
 The queries were derived from the tables and the traffic of a deployment, and their
 results were compared with the traffic row by row. Some tables store only the newest row
 of an object (presence, receipts, account data, ...). Replaced rows are not found, and
-are not needed, because the newest row contains the complete state. The same holds for
-deleted data: purged rooms, deactivated users, redacted relations.
+are not needed, because the newest row contains the complete state. Rows of deleted data
+(purged rooms, deactivated users, redacted relations) are not found, either.
 
 Streams held in memory (``typing``, ``federation``, ``presence_federation``) have no
 tables: readers request their rows from the writers.
@@ -104,8 +104,8 @@ _ABOUT_EVENT = (
 )
 
 
-#: For a table other than ``events``: its alias, the column with the event id, and the
-#: join with the event.
+#: For a table other than ``events``: its alias, the column that identifies the event,
+#: and the join with ``events``.
 _JOINED_EVENT = (
     "page",
     "event_id",
@@ -123,10 +123,10 @@ def _event_query(
     kind: str | None = None,
     negative: bool = False,
 ) -> RowQuery:
-    """Return a query that selects a page of event ids, then joins their details.
+    """Return a query that selects a page of event ids, then joins the events' details.
 
-    For a deleted event the record has ``NULL`` instead of a row, so that the end of
-    the page is still known.
+    The record of a deleted event has ``NULL`` instead of a row, so that the end of the
+    page is known nevertheless.
 
     :param table: a table with ``event_id``, ``instance_name`` and the id column.
     """
@@ -218,7 +218,7 @@ STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
         ),
         "device_lists": (
             _query("user_id, FALSE, FALSE", "device_lists_stream", distinct=True),
-            # The same changes, including those replaced by a newer one of the user.
+            # The same changes, and those that a newer change of the user replaced.
             _query(
                 "user_id, FALSE, FALSE",
                 "device_lists_changes_in_room",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.storage.round_trips import Gathering, SharedRoundTrip
+from synapse_replication.storage.round_trips import RoundTripGate, SharedRoundTrip
 
 
 class SharedRoundTripTests(SynchronousTestCase):
@@ -12,8 +12,8 @@ class SharedRoundTripTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.begun: list[list[str]] = []
-        self.gathering = Gathering()
-        self.trip = SharedRoundTrip(self.begun.append, self.gathering)
+        self.gate = RoundTripGate()
+        self.trip = SharedRoundTrip(self.begun.append, self.gate)
 
     def end(self) -> None:
         """End the round trip, with no waiter to wake."""
@@ -36,9 +36,9 @@ class SharedRoundTripTests(SynchronousTestCase):
         """Waiters that join during a batch are served by one round trip."""
         self.trip.join("a")
         self.trip.end()
-        with self.gathering.batching():
+        with self.gate.closed():
             self.trip.join("b")
-            with self.gathering.batching():
+            with self.gate.closed():
                 self.trip.join("c")
             self.assertEqual(self.begun, [["a"]])
         self.assertEqual(self.begun, [["a"], ["b", "c"]])
@@ -46,7 +46,7 @@ class SharedRoundTripTests(SynchronousTestCase):
     def test_still_running(self) -> None:
         """The end of a batch begins no round trip while another is under way."""
         self.trip.join("a")
-        with self.gathering.batching():
+        with self.gate.closed():
             self.trip.join("b")
         self.assertEqual(self.begun, [["a"]])
 
@@ -56,9 +56,9 @@ class SharedRoundTripTests(SynchronousTestCase):
         other.
         """
         other: SharedRoundTrip[str] = SharedRoundTrip(
-            lambda waiting: self.begun.append(["other", *waiting]), self.gathering
+            lambda waiting: self.begun.append(["other", *waiting]), self.gate
         )
-        with self.gathering.batching():
+        with self.gate.closed():
             other.join("x")
             self.trip.join("a")
         self.assertEqual(self.begun, [["a"], ["other", "x"]])
@@ -76,7 +76,9 @@ class SharedRoundTripTests(SynchronousTestCase):
 
     def test_nothing_to_do(self) -> None:
         """A round trip that ends synchronously does not block the next one."""
-        trip: SharedRoundTrip[str] = SharedRoundTrip(lambda _: trip.end(), Gathering())
+        trip: SharedRoundTrip[str] = SharedRoundTrip(
+            lambda _: trip.end(), RoundTripGate()
+        )
         served: list[list[str]] = []
         trip.join("a")
         trip._begin = served.append
@@ -87,10 +89,10 @@ class SharedRoundTripTests(SynchronousTestCase):
         """An exception while waiters are woken still ends the batch."""
 
         def wake() -> None:
-            with self.gathering.batching():
+            with self.gate.closed():
                 self.trip.join("a")
                 raise ZeroDivisionError
 
         self.assertRaises(ZeroDivisionError, wake)
-        self.assertFalse(self.gathering.is_active)
+        self.assertFalse(self.gate.is_closed)
         self.assertEqual(self.begun, [["a"]])

@@ -381,4 +381,4 @@ class FetchIdsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(
             (caught.exception.sequence_value, caught.exception.value), (7, 18)
         )
-        self.assertIn("no table contains it", str(caught.exception))
+        self.assertIn("another deployment announced 18", str(caught.exception))
