@@ -10,9 +10,9 @@ __all__ = ["new_folder"]
 
 
 def new_folder(out: str) -> Path:
-    """Check whether a job may create a folder.
+    """Return the absolute path of a folder, which the job can create.
 
-    :raises PipelineError: if it exists, or its parent does not.
+    :raises PipelineError: if the folder exists, or its parent does not.
     """
     folder = Path(out).absolute()
     if folder.exists():

@@ -1,4 +1,4 @@
-"""Converts typed columns to rows of the wire: JSON arrays as text.
+"""Converts typed columns to rows as on the wire: JSON arrays as text.
 
 The conversion works on whole Arrow columns. Strings are processed one by one only in
 columns that contain a character to escape.
@@ -21,15 +21,15 @@ _TO_ESCAPE = r'["\\\x00-\x1f]'
 
 
 def json_rows(table: StreamTable, batch: pa.RecordBatch) -> pa.Array:
-    """Return the row of each record as JSON text.
+    """Return each row of a batch as a JSON array.
 
-    :param batch: with at least the columns of the table's rows.
+    :param batch: rows with at least the columns ``table.columns``.
     """
     if table.kinds[0][0] is None:
         return _array_of(table, batch, table.kinds[0][1])
-    places: list[pa.Array] = []
+    indices: list[pa.Array] = []
     texts: list[pa.Array] = []
-    every = pa.array(range(batch.num_rows), pa.int64())
+    all_indices = pa.array(range(batch.num_rows), pa.int64())
     for kind, names in table.kinds:
         chosen = pc.equal(batch.column(KIND), kind)
         of_kind = batch.filter(chosen)
@@ -39,10 +39,10 @@ def json_rows(table: StreamTable, batch: pa.RecordBatch) -> pa.Array:
         texts.append(
             pc.binary_join_element_wise(f"[{json.dumps(kind)},", fields, "]", "")
         )
-        places.append(every.filter(chosen))
+        indices.append(all_indices.filter(chosen))
     if not texts:
         return pa.array([], pa.string())
-    order = pc.sort_indices(pa.concat_arrays(places))
+    order = pc.sort_indices(pa.concat_arrays(indices))
     return pa.concat_arrays(texts).take(order)
 
 
@@ -96,7 +96,7 @@ def _lists(values: pa.Array) -> pa.Array:
 
 def _numbers(values: pa.Array) -> pa.Array:
     texts = values.cast(pa.string())
-    # As in PostgreSQL, for values that JSON cannot represent as a number.
+    # JSON has no infinity and no NaN: write them as strings, as PostgreSQL does.
     return pc.if_else(
         pc.is_finite(values), texts, pc.binary_join_element_wise('"', texts, '"', "")
     )

@@ -1,8 +1,8 @@
 """The progress display of a job: a bar on a terminal, lines in a log.
 
-A job consists of steps, which it begins one after the other. Within a step, the display
-counts Spark's tasks, or the files of a job without Spark. It starts with the job,
-because Spark itself takes several seconds to start.
+A job consists of consecutive steps. Within a step, the display counts Spark's tasks, or
+files if the job does not use Spark. The display is shown from the beginning of the job,
+because Spark takes several seconds to start.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _LOG_INTERVAL: Final = 10.0
 class Tasks:
     """The tasks of the stages that Spark is executing, or the files of a step.
 
-    :ivar failed: attempts that failed; Spark retries them, or the job fails.
+    :ivar failed: the number of failed attempts, which Spark retries, unless it lets the
+        job fail.
     """
 
     done: int
@@ -61,12 +62,12 @@ def tasks_of(session: SparkSession) -> Tasks:
 
 
 class JobProgress:
-    """Shows the steps of one job, while in the context. Not thread-safe.
+    """The display of a job's steps, shown within its context. Not thread-safe.
 
-    :param out: gets a bar if it is a terminal, lines otherwise.
+    :param out: where to write: a bar if it is a terminal, lines otherwise.
     :param steps: the number of steps.
     :param now: returns monotonic time in s.
-    :param unit: what is counted within a step.
+    :param unit: the plural of what is counted within a step.
     """
 
     def __init__(
@@ -82,11 +83,11 @@ class JobProgress:
         self._now = now
         self._started = now()
         self._number = 0
-        self._what = ""
+        self._name = ""
         self._failed = 0
         self._counted = Tasks(0, 0)
-        self._look: Callable[[], Tasks] | None = None
-        self._over = threading.Event()
+        self._read_tasks: Callable[[], Tasks] | None = None
+        self._stopped = threading.Event()
         self._watcher: threading.Thread | None = None
         self._bar: Progress | None = None
         if out.isatty():
@@ -108,23 +109,23 @@ class JobProgress:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._over.set()
+        self._stopped.set()
         if self._watcher is not None:
             self._watcher.join()
         if self._bar is not None:
             self._bar.stop()
 
     def expect(self, steps: int) -> None:
-        """Add steps, which were not known at the start of the job."""
+        """Increase the number of steps, if it was unknown at the start of the job."""
         self._steps += steps
 
-    def begin(self, what: str) -> None:
+    def begin(self, name: str) -> None:
         """Begin the next step.
 
-        :param what: what the step does, in a few words.
+        :param name: what the step does, in a few words.
         """
         self._number += 1
-        self._what = what
+        self._name = name
         self._failed = 0
         self._counted = Tasks(0, 0)
         if self._bar is None:
@@ -133,31 +134,32 @@ class JobProgress:
             self._bar.reset(self._task, description=self._step(), total=None, unit="")
 
     def watch(self, session: SparkSession) -> None:
-        """Show the tasks of a session from now on, from a thread."""
+        """Start a thread that shows the tasks of a session."""
         self._start(lambda: tasks_of(session))
 
     def count(self, done: int, total: int) -> None:
-        """Set how far the current step is, for a thread that shows it in intervals.
+        """Set the progress of the current step, which a thread shows at intervals.
 
-        :param done: how many of ``total`` are done.
+        :param done: the number of completed units.
+        :param total: the number of all units of the step.
         """
         self._counted = Tasks(done, total)
         if self._watcher is None:
             self._start(lambda: self._counted)
 
-    def _start(self, look: Callable[[], Tasks]) -> None:
-        self._look = look
+    def _start(self, read_tasks: Callable[[], Tasks]) -> None:
+        self._read_tasks = read_tasks
         self._watcher = threading.Thread(target=self._run, daemon=True)
         self._watcher.start()
 
     def unwatch(self) -> None:
         """Stop the thread, for instance because the session is about to end."""
-        self._over.set()
+        self._stopped.set()
         if self._watcher is not None:
             self._watcher.join()
 
     def show(self, tasks: Tasks) -> None:
-        """Show how far the step is; a line for newly failed attempts."""
+        """Show the progress of the step, and a line if more attempts have failed."""
         if tasks.failed > self._failed:
             failed = tasks.failed - self._failed
             self._failed = tasks.failed
@@ -175,12 +177,12 @@ class JobProgress:
 
     def _run(self) -> None:
         interval = _LOG_INTERVAL if self._bar is None else _BAR_INTERVAL
-        while not self._over.wait(interval):
-            assert self._look is not None
-            self.show(self._look())
+        while not self._stopped.wait(interval):
+            assert self._read_tasks is not None
+            self.show(self._read_tasks())
 
     def _step(self) -> str:
-        return f"step {self._number} of {self._steps}: {self._what}"
+        return f"step {self._number} of {self._steps}: {self._name}"
 
     def _say(self, text: str) -> None:
         if self._bar is None:

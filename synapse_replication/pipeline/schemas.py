@@ -34,35 +34,37 @@ ROWS_SCHEMA: Final = StructType(
         StructField("stream", StringType(), nullable=False),
         # The writer.
         StructField("instance_name", StringType(), nullable=False),
-        # The token as on the wire: positive also where ids are negative.
+        # The token, as on the wire: positive even if the ids in the table are negative.
         StructField("stream_id", LongType(), nullable=False),
         # The index among the rows of one token, from 0.
         StructField("row_index", IntegerType(), nullable=False),
         # A JSON array, as on the wire.
         StructField("row", StringType(), nullable=False),
-        # When it was written, in UTC; null if the table does not store that.
+        # The time of writing, in UTC; null if the table does not record it.
         StructField("written_ts", TimestampType(), nullable=True),
     ]
 )
 
-#: A command of a recording of the wire.
+#: A line of a recording. Each line contains one command of the wire.
 WIRE_SCHEMA: Final = StructType(
     [
-        # The file, without its folder.
+        # The name of the file, without its folder.
         StructField("recording", StringType(), nullable=False),
-        # The line in it, from 1: the order of arrival.
+        # The number of the line in the file, from 1; lines are in order of arrival.
         StructField("line_number", LongType(), nullable=False),
-        # When it arrived: monotonic time in s, with an arbitrary origin per recording.
+        # The time of arrival on a monotonic clock, in s. Each recording has an
+        # arbitrary origin.
         StructField("t", DoubleType(), nullable=False),
-        # When it arrived, in UTC; null if the recording has no date.
+        # The time of arrival, in UTC; null if the recording has no date.
         StructField("received_ts", TimestampType(), nullable=True),
         StructField("channel", StringType(), nullable=False),
         # The name of the command; null if the line cannot be parsed.
         StructField("command", StringType(), nullable=True),
-        # Only for RDATA and POSITION, else null.
+        # This and the next four columns are null for other commands than RDATA and
+        # POSITION.
         StructField("stream", StringType(), nullable=True),
         StructField("instance_name", StringType(), nullable=True),
-        # The token of RDATA, null for "batch"; the new token of POSITION.
+        # The token of RDATA, null if it is "batch"; the new token of POSITION.
         StructField("token", LongType(), nullable=True),
         # The previous token of POSITION.
         StructField("prev_token", LongType(), nullable=True),
@@ -73,13 +75,13 @@ WIRE_SCHEMA: Final = StructType(
     ]
 )
 
-#: A row of the archive, its content as JSON. ``day`` is the partition.
+#: A row of the archive, with its content as JSON. ``day`` is the partition.
 ARCHIVED_ROWS_SCHEMA: Final = StructType(
     [*ROWS_SCHEMA.fields, StructField("day", DateType(), nullable=True)]
 )
 
-#: A command of the archive. ``day`` is the partition: the day in UTC of
-#: ``received_ts``, or of the archiving if that is null.
+#: A command of the archive. ``day`` is the partition: the day of ``received_ts`` in
+#: UTC, or the day of archiving if ``received_ts`` is null.
 ARCHIVED_WIRE_SCHEMA: Final = StructType(
     [*WIRE_SCHEMA.fields, StructField("day", DateType(), nullable=True)]
 )
@@ -87,13 +89,13 @@ ARCHIVED_WIRE_SCHEMA: Final = StructType(
 #: A finding of an audit.
 FINDINGS_SCHEMA: Final = StructType(
     [
-        # One of transforms.findings.Kind.
+        # A value of pipeline.audit.findings.Kind.
         StructField("kind", StringType(), nullable=False),
         # "error", "warning" or "info".
         StructField("severity", StringType(), nullable=False),
         StructField("stream", StringType(), nullable=True),
         StructField("instance_name", StringType(), nullable=True),
-        # The range of affected tokens, both inclusive.
+        # The first and the last affected token.
         StructField("first_token", LongType(), nullable=True),
         StructField("last_token", LongType(), nullable=True),
         # The number of affected rows or ids.

@@ -22,11 +22,13 @@ __all__ = ["PipelineSettings", "settings_of_config", "settings_of_dsn"]
 class PipelineSettings:
     """The database and the streams of a deployment.
 
-    :ivar conninfo: libpq's parameters by name. They must not be shown.
+    :ivar conninfo: libpq's parameters by name. They may contain a password, so they
+        must not be printed or logged.
     :ivar writers: the declared writers of each stream, by its name on the wire; empty
         for a stream that all instances may write. Without a configuration, the mapping
         is empty.
-    :ivar declared: the streams that the configuration declares for other tables.
+    :ivar declared: the streams that the configuration declares, in addition to the
+        standard ones.
     """
 
     conninfo: Mapping[str, Any] = attrs.field(repr=False)
@@ -37,8 +39,8 @@ class PipelineSettings:
 def settings_of_dsn(dsn: str) -> PipelineSettings:
     """Parse a libpq string: ``host=... dbname=...`` or ``postgresql://...``.
 
-    :raises PipelineError: if it cannot be parsed. The error does not contain the
-        string.
+    :raises PipelineError: if the string cannot be parsed. The message does not contain
+        the string.
     """
     import psycopg2
     from psycopg2.extensions import parse_dsn
@@ -65,7 +67,8 @@ def settings_of_config(paths: Sequence[str]) -> PipelineSettings:
         raise PipelineError(str(error)) from error
     if config.database is None:
         raise PipelineError(
-            f"{', '.join(paths)}: there is no database; write one with name: psycopg2"
+            f"{', '.join(paths)}: the database is missing; add the section 'database' "
+            "with 'name: psycopg2'"
         )
     return PipelineSettings(
         config.database.conninfo,

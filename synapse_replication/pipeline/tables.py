@@ -39,18 +39,18 @@ __all__ = [
 
 #: The columns that precede those of the rows in every stream's table.
 KEY_COLUMNS: Final[Mapping[str, pa.DataType]] = {
-    # The token as on the wire: positive also where ids are negative.
+    # The token, as on the wire: positive even if the ids in the table are negative.
     "stream_id": pa.int64(),
     # The index among the rows of one token, from 0.
     "row_index": pa.int32(),
     # The writer; empty if the database does not store it.
     "instance_name": pa.string(),
-    # When the row was written, in UTC; null if the table does not store that.
+    # The time of writing, in UTC; null if the table does not record it.
     "written_ts": pa.timestamp("us", tz="UTC"),
 }
 
-#: The partition of archived rows: the day of ``written_ts``, or of the archiving if
-#: that is null.
+#: The partition column of archived rows: the day of ``written_ts``, or the day of
+#: archiving if ``written_ts`` is null.
 DAY: Final = "day"
 
 #: The kind of a row of ``events``.
@@ -82,7 +82,7 @@ TYPE_METADATA: Final = "synapse_replication.type"
 
 _RESERVED: Final = frozenset({*KEY_COLUMNS, DAY, KIND, "stream", "row"})
 
-#: Maps the types of row fields to those of Arrow, SQL and Spark.
+#: The type of a column (see :class:`Column`) for the type of a row's field.
 _TYPES: Final[Mapping[Any, str]] = {
     str: "string",
     int: "bigint",
@@ -101,11 +101,11 @@ _SPARK: Final = {"strings": "array<string>", "json": "string"}
 
 
 class RowForm(enum.Enum):
-    """The form of a row's content, in addition to stream, token, writer and time."""
+    """How a frame represents the content of rows, beside their key columns."""
 
     #: One column with the row as JSON, as on the wire.
     JSON = "json"
-    #: A column for each field; only for a single stream.
+    #: A column for each field. The frame can have the rows of only one stream.
     TYPED = "typed"
     #: No content.
     NONE = "none"
@@ -115,9 +115,10 @@ class RowForm(enum.Enum):
 class Column:
     """A column of a stream's rows.
 
-    :ivar name: the name of the row's field, prefixed with ``row_`` if it is taken.
+    :ivar name: the name of the row's field, with the prefix ``row_`` if another column
+        has that name.
     :ivar type: ``string``, ``bigint``, ``double``, ``boolean``, ``strings`` (a list of
-        them), or ``json``: text with any JSON value.
+        strings), or ``json`` (text that contains any JSON value).
     """
 
     name: str
@@ -125,7 +126,7 @@ class Column:
 
     @property
     def arrow(self) -> pa.Field:
-        """The Arrow field; null for rows of an older version without a value."""
+        """The Arrow field; nullable, because rows of older versions may lack it."""
         metadata = {TYPE_METADATA: self.type} if self.type == "json" else None
         return pa.field(self.name, _ARROW[self.type], metadata=metadata)
 
@@ -137,7 +138,7 @@ class Column:
 
 @attrs.frozen
 class StreamTable:
-    """The table of a stream: its columns, and their relation to rows of the wire.
+    """The table of a stream: its columns, and their order in rows on the wire.
 
     :ivar name: the name of the stream on the wire.
     :ivar columns: its columns in order, without :data:`KEY_COLUMNS`.
@@ -152,7 +153,7 @@ class StreamTable:
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """The columns for Arrow, :data:`KEY_COLUMNS` first, without the partition."""
+        """The Arrow schema: :data:`KEY_COLUMNS`, then the columns of the rows."""
         keys = [
             pa.field(name, type_, nullable=name == "written_ts")
             for name, type_ in KEY_COLUMNS.items()
@@ -161,12 +162,12 @@ class StreamTable:
 
     @property
     def archive_schema(self) -> pa.Schema:
-        """The columns of the archive's table: those for Arrow, and the day."""
+        """The Arrow schema of the archive's table: :attr:`arrow_schema` and ``day``."""
         return self.arrow_schema.append(pa.field(DAY, pa.date32()))
 
     @property
     def spark_ddl(self) -> str:
-        """The columns for Spark, in the order of :attr:`arrow_schema`."""
+        """The schema in Spark's DDL, in the order of :attr:`arrow_schema`."""
         keys = (
             "stream_id bigint NOT NULL, row_index int NOT NULL, "
             "instance_name string NOT NULL, written_ts timestamp"
@@ -190,7 +191,7 @@ def _type_of(hint: Any) -> str:
         (hint,) = (each for each in typing.get_args(hint) if each is not type(None))
     if typing.get_origin(hint) is list:
         return "strings"
-    # Values of other types have no fixed form, and are stored as JSON.
+    # A value of any other type has no fixed structure, so it is stored as JSON.
     return _TYPES.get(hint, "json")
 
 

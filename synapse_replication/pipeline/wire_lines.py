@@ -1,4 +1,4 @@
-"""Reads recordings, as ``follow --json`` and ``record`` write them, as data frames.
+"""Reads recordings, which ``follow --json`` and ``record`` write, as data frames.
 
 Theory of operation: the driver lists files, and executors read them. A plain file is
 divided into ranges of bytes; a line belongs to the range that contains its first byte.
@@ -7,7 +7,7 @@ division. A compressed file is not seekable, so one task reads all of it.
 
 The driver and all executors must see the folder under the same path. Data that is
 appended to a file after it was listed is ignored. An invalid record (an incomplete
-line, a damaged file) becomes a row without a command and with an empty line. The
+line, a damaged file) becomes a row without a command and with an empty ``line``. The
 content of USER_IP never leaves the task that reads it.
 """
 
@@ -61,9 +61,11 @@ _COUNTED_AT_ONCE: Final = 2**20
 class _Range:
     """A part of a file that one task reads.
 
+    :ivar path: the path of the file.
     :ivar recording: the name of the recording.
-    :ivar end: the end of the range, in bytes; ``None`` for a compressed file.
-    :ivar number: the number of its first line.
+    :ivar start: the offset of the first byte of the range.
+    :ivar end: the offset after the last byte; ``None`` for a compressed file.
+    :ivar number: the number of the first line that begins in the range, from 1.
     """
 
     path: str
@@ -84,18 +86,18 @@ def read_recordings(
     ``recording`` is the name of the file, with as many parts of its path as are needed
     to make it unique.
 
-    :param paths: files, and folders; of a folder, all files below it with one of
-        :data:`SUFFIXES` are read.
-    :raises PipelineError: if a path does not exist, or a folder holds no recording.
+    :param paths: files or folders. All files at any depth of a folder are read whose
+        names end with one of :data:`SUFFIXES`.
+    :raises PipelineError: if a path does not exist, or a folder contains no recording.
     """
     files = find_recordings(paths)
     if not files:
         return local_frame(session, WIRE_SCHEMA)
     ranges: list[_Range] = []
-    cut: list[_Range] = []
+    divided: list[_Range] = []
     size = 0
     for path, recording in zip(files, _names(files), strict=True):
-        length, compressed = _look_at(path)
+        length, compressed = _inspect(path)
         size += length
         if compressed:
             ranges.append(_Range(str(path), recording, 0, None))
@@ -104,8 +106,8 @@ def read_recordings(
             _Range(str(path), recording, start, min(start + range_bytes, length))
             for start in range(0, length, range_bytes)
         ]
-        (cut if len(parts) > 1 else ranges).extend(parts)
-    ranges += _numbered(session, cut)
+        (divided if len(parts) > 1 else ranges).extend(parts)
+    ranges += _numbered(session, divided)
     tasks = min(len(ranges), max(_parallelism(session), size // range_bytes + 1))
     return _in_tasks(session, ranges, tasks).mapInArrow(_read_ranges, WIRE_SCHEMA)
 
@@ -116,7 +118,7 @@ def read_recordings(
 def find_recordings(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Return the files of recordings, including those in folders.
 
-    :raises PipelineError: if a path does not exist, or a folder holds no recording.
+    :raises PipelineError: if a path does not exist, or a folder contains no recording.
     """
     files: dict[Path, None] = {}
     for given in paths:
@@ -129,19 +131,19 @@ def find_recordings(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
             )
             if not found:
                 raise PipelineError(
-                    f"{path} contains no recording: their names end with "
+                    f"{path} contains no recording; the names of recordings end with "
                     f"{' or '.join(SUFFIXES)}"
                 )
             files |= dict.fromkeys(found)
         elif path.is_file():
             files[path] = None
         else:
-            raise PipelineError(f"there is no recording {path}")
+            raise PipelineError(f"the recording {path} does not exist")
     return list(files)
 
 
 def _names(files: Sequence[Path]) -> list[str]:
-    """Return unique names: as few of the last parts of each path as possible."""
+    """Return a unique name for each file: the shortest unique end of its path."""
     names: dict[Path, str] = {}
     parts = 1
     left = list(files)
@@ -155,7 +157,7 @@ def _names(files: Sequence[Path]) -> list[str]:
     return [names[path] for path in files]
 
 
-def _look_at(path: Path) -> tuple[int, bool]:
+def _inspect(path: Path) -> tuple[int, bool]:
     try:
         with path.open("rb") as file:
             compressed = is_compressed(file)
@@ -177,7 +179,7 @@ def _in_tasks(session: SparkSession, ranges: Sequence[_Range], tasks: int) -> Da
 
 
 def _numbered(session: SparkSession, ranges: Sequence[_Range]) -> list[_Range]:
-    """Count the lines that begin before each range."""
+    """Count lines, and return the ranges with the numbers of their first lines."""
     if not ranges:
         return []
     counted = (
@@ -244,28 +246,28 @@ def _to_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
     )
 
 
-class _LinesOf:
+class _RangeLines:
     """The lines that begin within a range of a file."""
 
     def __init__(self, file: IO[bytes], start: int, end: int) -> None:
         self._file = file
-        self._place = start
+        self._offset = start
         self._end = end
         self._within_line = False
         if start > 0:
             # A line that began earlier belongs to the previous range.
             file.seek(start - 1)
             self._within_line = True
-            self._place = start - 1
+            self._offset = start - 1
             while self._within_line and self.readline(MAX_LINE_BYTES):
                 pass
 
     def readline(self, size: int, /) -> bytes:
-        """Return up to ``size`` bytes of a line; nothing after the last one."""
-        if not self._within_line and self._place >= self._end:
+        """Return up to ``size`` bytes of a line; no bytes after the last line."""
+        if not self._within_line and self._offset >= self._end:
             return b""
         text = self._file.readline(size)
-        self._place += len(text)
+        self._offset += len(text)
         self._within_line = bool(text) and not text.endswith(b"\n")
         return text
 
@@ -275,7 +277,7 @@ def _records_of(part: _Range) -> Iterator[Record | RecordingError]:
         if part.end is None:
             yield from read_records(unpacked(file))
         else:
-            lines = _LinesOf(file, part.start, part.end)
+            lines = _RangeLines(file, part.start, part.end)
             yield from read_records(lines, part.number)
 
 

@@ -125,7 +125,7 @@ def _by_jdbc(session: SparkSession, settings: PipelineSettings) -> int:
             part.span,
             part.present,
             part.sole_writer,
-            many=part.joins_details,
+            join_details=part.joins_details,
         )
         frame = session.read.format("jdbc").options(
             **_jdbc_options(settings), dbtable=f"({sql}) AS found"
@@ -229,7 +229,7 @@ def _json_queries(settings: PipelineSettings) -> Iterator[tuple[str, bool]]:
             part.span,
             part.present,
             part.sole_writer,
-            many=part.joins_details,
+            join_details=part.joins_details,
         )
         names = ", ".join(f'"{column.name}"' for column in part.stream.table.columns)
         yield (

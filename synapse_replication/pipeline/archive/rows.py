@@ -15,7 +15,7 @@ from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
 from synapse_replication.pipeline.archive.tasks import write_rows
 from synapse_replication.pipeline.source.completeness import (
-    last_given_out,
+    last_allocated_id,
     stored_positions,
 )
 from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
@@ -125,7 +125,7 @@ class RowsArchiver:
             for selection in self._planner.select(txn):
                 stream = selection.stream
                 positions = stored_positions(txn, stream)
-                last = 0 if positions else last_given_out(txn, stream) or 0
+                last = 0 if positions else last_allocated_id(txn, stream) or 0
                 latest[stream.name] = StreamOffset(last, positions)
         return lag_of(archived, latest)
 

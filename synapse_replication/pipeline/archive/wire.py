@@ -61,7 +61,7 @@ def find_closed_recordings(
         elif path.is_file():
             files = [path]
         else:
-            raise PipelineError(f"there is no recording {path}")
+            raise PipelineError(f"the recording {path} does not exist")
         for file in files:
             other = found.setdefault(file.name, Recording(file, file.stat().st_size))
             if other.path != file:

@@ -55,7 +55,7 @@ class AuditFacts:
     :ivar idempotent: the names of streams whose late rows are delivered.
     :ivar nameless: the names of streams whose tables do not contain the writer.
     :ivar tables: the tables of each stream in ``kept``.
-    :ivar given_out: the last id that the sequence of each stream allocated.
+    :ivar last_allocated: the last id that the sequence of each stream allocated.
     :ivar reach: the greatest token of each stream in its sequence or positions.
     :ivar writers: the writers of each stream, from configuration and positions.
     :ivar findings: the findings from sequences, tables and positions alone.
@@ -66,7 +66,7 @@ class AuditFacts:
     idempotent: frozenset[str]
     nameless: frozenset[str]
     tables: Mapping[str, Sequence[str]]
-    given_out: Mapping[str, int]
+    last_allocated: Mapping[str, int]
     reach: Mapping[str, int]
     writers: Mapping[str, frozenset[str]]
     findings: Sequence[Finding]
@@ -120,7 +120,9 @@ def read_facts(settings: PipelineSettings) -> AuditFacts:
             if any(column.writer_column is None for column in state.stream.tables)
         ),
         tables={name: tuple(state.farthest) for name, state in states.items()},
-        given_out={name: state.sequence_value or 0 for name, state in states.items()},
+        last_allocated={
+            name: state.sequence_value or 0 for name, state in states.items()
+        },
         reach={name: _reach(state) for name, state in states.items()},
         writers={
             name: frozenset(writer.instance_name for writer in state.writers)

@@ -169,7 +169,7 @@ def audited(
         found = [
             local_frame(session, FINDINGS_SCHEMA, facts.findings),
             two_writers_findings(ids),
-            ahead_findings(tokens, ids, facts.given_out),
+            ahead_findings(tokens, ids, facts.last_allocated),
             gap_findings(ids),
             gone_findings(ids),
         ]

@@ -1,1 +1,1 @@
-"""The Spark data source over the replicated streams."""
+"""The Spark data source of the replicated streams."""

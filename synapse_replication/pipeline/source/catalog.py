@@ -1,8 +1,8 @@
 """The streams that can be read from tables, as plain data for executors.
 
-These are the standard streams that have tables, and streams that the configuration
-declares for other tables. Typing, presence to other servers and similar streams are
-never written to a table; they can only be recorded from the wire.
+These are the standard streams that have tables, and the streams that the configuration
+declares. Streams that are held in memory, for instance ``typing``, have no tables:
+their rows can only be recorded from the wire.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 @attrs.frozen
 class CatalogQuery:
-    """One of the queries that a stream's rows come from.
+    """One of the queries for a stream's rows.
 
     :ivar distinct: whether the table may have several rows for one row of the stream.
     """
@@ -48,13 +48,14 @@ class CatalogQuery:
 
 @attrs.frozen(kw_only=True)
 class CatalogStream:
-    """A stream's tables and their relation to its rows.
+    """A stream, with the queries for its rows.
 
     :ivar table: the name of the stream on the wire, and the columns of its rows.
-    :ivar queries: its queries. Within a token, rows of an earlier query come first.
-    :ivar sequence: the sequence that allocates its ids.
-    :ivar positions_name: its name in ``stream_positions``; ``None`` if it has no rows
-        there.
+    :ivar queries: the queries. If rows of several queries have the same token, those of
+        the first query precede the others.
+    :ivar sequence: the sequence that allocates the stream's ids.
+    :ivar positions_name: the stream's name in ``stream_positions``; ``None`` if its
+        positions are not stored.
     :ivar negative: whether the tables store ids as negative numbers; tokens are
         positive.
     """
@@ -118,19 +119,19 @@ def select_streams(
             continue
         if name in STANDARD_STREAMS:
             raise PipelineError(
-                f"stream {name} is never in a table: record the wire (synapse-"
-                "replication record) and read the recording"
+                f"stream {name} is held in memory and has no table; record it with "
+                "'synapse-replication record', and read the recording"
             )
         raise PipelineError(
-            f"streams: stream {excerpt(name)} is unknown; known are "
-            f"{', '.join(sorted(catalog))}; one of your own table must be declared "
-            "in the configuration that the option config names"
+            f"stream {excerpt(name)} is unknown; the streams with tables are "
+            f"{', '.join(sorted(catalog))}; declare a stream of your own in the "
+            "configuration that the option config names"
         )
     return [catalog[name] for name in dict.fromkeys(names)]
 
 
 def declared_to_json(declared: Iterable[TableStream]) -> str:
-    """Encode declared streams for a process that lacks the configuration."""
+    """Encode declared streams for a process that does not read the configuration."""
     return json.dumps([attrs.asdict(_of_declaration(stream)) for stream in declared])
 
 

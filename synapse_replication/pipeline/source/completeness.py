@@ -1,8 +1,8 @@
 """Determines, from the database, up to which token a stream is complete.
 
 Theory of operation: a row is written by a transaction, which may commit after
-transactions with higher ids. A reader that had already continued beyond the row's id
-would skip it. An offset therefore never exceeds the token up to which no more rows can
+transactions with higher ids. A reader whose offset is already beyond the row's id would
+skip the row. An offset therefore never exceeds the token up to which no more rows can
 be committed:
 
 * A declared writer's rows are complete up to its position in ``stream_positions``,
@@ -12,11 +12,12 @@ be committed:
 * A declared writer without a position has not finished any id. A continuous reader
   waits for that writer.
 * All instances write ``caches``, which has no positions. Its sequence is used instead:
-  a transaction that has allocated an id holds a lock on the sequence until it ends, and
-  ``pg_locks`` shows these locks. The last allocated id is complete once all
-  transactions have ended that held the lock after that id was read; later transactions
-  allocate greater ids. (This requires that the transaction which allocates the id also
-  writes the row, as in Synapse.)
+  a transaction that has allocated an id holds a lock on the sequence until the
+  transaction ends, and ``pg_locks`` shows these locks. The driver reads the last
+  allocated id first, then the transactions that hold the lock. Once these have ended,
+  the rows up to that id are complete, because all other transactions allocate greater
+  ids. (This requires that the transaction which allocates an id also writes the row, as
+  in Synapse.)
 
 A standby has the same positions as the primary, but does not show its locks.
 docs/pipeline.rst, "Offsets", describes the guarantees.
@@ -43,7 +44,7 @@ __all__ = [
     "CompletenessReader",
     "find_present",
     "find_writers",
-    "last_given_out",
+    "last_allocated_id",
     "stored_positions",
 ]
 
@@ -73,7 +74,7 @@ _TABLES = """
     WHERE to_regclass(wanted.name) IS NOT NULL
 """
 
-# Tables in which a key identifies at most one row.
+# Returns the tables in which a key identifies at most one row.
 _JOINABLE = """
     SELECT wanted.name FROM unnest(%s::text[], %s::text[]) AS wanted (name, key)
     WHERE EXISTS (
@@ -95,7 +96,7 @@ _HOLDERS = """
       AND mode = 'RowExclusiveLock' AND pid IS DISTINCT FROM pg_backend_pid()
 """
 
-# Each writer is found by one step in the index; rows are not read.
+# Finds each writer by one lookup in the index, without reading all rows.
 _WRITERS = """
     WITH RECURSIVE known (writer) AS (
         SELECT min({writer}) FROM {table}
@@ -155,11 +156,11 @@ def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:
         return {}
     txn.execute(_POSITIONS, (stream.positions_name,))
     sign = -1 if stream.negative else 1
-    # A stream that was never written has a position with the wrong sign.
+    # The stored position of a stream that was never written has the opposite sign.
     return {writer: max(sign * id_, 0) for writer, id_ in txn.fetchall()}
 
 
-def last_given_out(txn: cursor, stream: CatalogStream) -> int | None:
+def last_allocated_id(txn: cursor, stream: CatalogStream) -> int | None:
     """Return the last id that the sequence allocated; ``None`` without a sequence."""
     name = identifier(stream.sequence)
     txn.execute("SELECT to_regclass(%s) IS NOT NULL", (name,))
@@ -174,10 +175,10 @@ def last_given_out(txn: cursor, stream: CatalogStream) -> int | None:
 class CompletenessReader:
     """Determines up to which offset streams are complete.
 
-    :ivar declared: the writers of each stream that a configuration declares.
-    :ivar continuous: whether a continuous read resumes from the result, so that it must
-        not exceed what is complete. Otherwise a stream without positions is read up to
-        its last row, and declared writers without a position are not waited for.
+    :ivar declared: the configured writers of each stream.
+    :ivar continuous: whether a continuous read resumes from the result. Then the result
+        never exceeds what is complete. Otherwise, the result for a stream without
+        positions is its last row, and a declared writer without a position is ignored.
     :ivar clock: returns the monotonic time in s.
     :ivar sleep: blocks for a time in s.
     """
@@ -238,22 +239,22 @@ class CompletenessReader:
                 "primary knows which of its rows are complete; read it from the "
                 "primary, or omit it from the option streams"
             )
-        last = last_given_out(txn, stream)
+        last = last_allocated_id(txn, stream)
         if last is None:
             return 0
-        waiting = self._holders(txn, stream)
+        open_transactions = self._holders(txn, stream)
         deadline = self.clock() + LOCK_PATIENCE
-        while waiting:
+        while open_transactions:
             if self.clock() > deadline:
                 raise PipelineError(
-                    f"stream {stream.name}: a transaction that may write it has been "
+                    f"stream {stream.name}: a transaction that may write rows has been "
                     f"open for {LOCK_PATIENCE:.0f} s, so it is unknown which rows are "
-                    "complete; end it (pg_locks and pg_stat_activity show which one "
-                    f"has locked sequence {stream.sequence}), or omit the stream from "
-                    "the option streams"
+                    "complete; end the transaction (pg_locks and pg_stat_activity show "
+                    f"which one has locked sequence {stream.sequence}), or omit the "
+                    "stream from the option streams"
                 )
             self.sleep(_LOCK_INTERVAL)
-            waiting &= self._holders(txn, stream)
+            open_transactions &= self._holders(txn, stream)
         return last
 
     @staticmethod
@@ -268,7 +269,7 @@ def _greatest_sql(table: str, id_column: str) -> str:
 
 
 def find_writers(txn: cursor, stream: CatalogStream, present: Present) -> set[str]:
-    """Return all writers in tables that have an index by writer and id."""
+    """Return the writers in the tables of ``present.by_writer``."""
     writers: set[str] = set()
     for query in stream.queries:
         range_ = query.range

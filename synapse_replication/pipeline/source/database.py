@@ -1,6 +1,6 @@
-"""Read-only connections with short errors and time limits, without full scans.
+"""Read-only connections of the driver, with time limits and short errors.
 
-They are used on the driver and on executors; each opens its own.
+Tasks open their own connections, and apply :func:`session_settings` to them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONNECT_TIMEOUT = 10
 #: The timeout of a statement that queries positions and ids, in s.
 PLAN_TIMEOUT = 60
 
-#: The timeout for the rows of one partition, in s: Spark may read them slowly.
+#: The timeout of the query for one part, in s; long, because Spark may read slowly.
 READ_TIMEOUT = 3600
 
 #: Queries are index scans: parallel workers and JIT compilation would cost more than
@@ -43,8 +43,9 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "standard_conforming_strings": "on",
 }
 
-# Force a range to be read through its index, in order. Plans that look cheaper to the
-# planner read the whole table for each range, or sort on disk.
+# Disabling these makes the server read a range in the order of an index. It may
+# estimate that other plans are cheaper, but these read the whole table for each range,
+# or sort on disk.
 _WALK_INDEXES = ("enable_seqscan", "enable_bitmapscan", "enable_hashagg")
 
 
@@ -77,7 +78,7 @@ def connect(conninfo: Mapping[str, Any]) -> connection:
         reason = " ".join(str(error).split())
         raise PipelineError(
             f"the database ({describe(conninfo)}) cannot be reached: {reason}; is it "
-            "running, can this machine reach it, and are name and password right?"
+            "running, can this machine reach it, and are user and password right?"
         ) from None
     opened.set_session(isolation_level="REPEATABLE READ", readonly=True)
     return opened
@@ -87,7 +88,7 @@ def connect(conninfo: Mapping[str, Any]) -> connection:
 def reading(
     conninfo: Mapping[str, Any], timeout: float, *, walk_indexes: bool = True
 ) -> Iterator[cursor]:
-    """Provide a cursor in a read-only transaction, which ends with the context.
+    """Yield a cursor in a read-only transaction, which ends with the context.
 
     :param timeout: the statement timeout, in s.
     :param walk_indexes: whether to force index scans.

@@ -29,9 +29,9 @@ def read_rows(
 ) -> DataFrame:
     """Read the rows that are currently in the database.
 
-    :param form: which columns to read; the fewest are the fastest.
+    :param form: which columns to read. Reading fewer columns is faster.
     :param options: options of the data source, for instance ``streams``.
-    :raises PipelineError: if an option is wrong, or the database cannot be reached.
+    :raises PipelineError: if an option is invalid, or the database cannot be reached.
     """
     given = {**reader_options(settings), "rows": form.value, **options}
     return session.read.format("synapse_replication").options(**given).load()
@@ -45,13 +45,13 @@ def map_rows(
     form: RowForm = RowForm.NONE,
     **options: str,
 ) -> DataFrame:
-    """Apply a function to the rows that the database has now, where tasks read them.
+    """Apply a function to the rows in the database, in the tasks that read them.
 
-    The rows do not pass through Spark; only what the function makes of them does.
+    Only the results of the function are passed to Spark, not the rows.
 
     :param work: called in each task with the batches of the data source.
     :param schema: the columns of the batches that ``work`` yields.
-    :param form: what to read of each row.
+    :param form: which columns to read.
     :param options: options of the data source, for instance ``streams``.
     :raises PipelineError: if an option is invalid, or the database cannot be reached.
     """
@@ -66,7 +66,7 @@ def map_rows(
                 yield from work(read_parts(conninfo, tasks[number], form))
 
     count = len(tasks)
-    # A partition per number, without a shuffle.
+    # Create a partition for each number, so that no shuffle is needed.
     numbers = session.range(0, count, numPartitions=max(count, 1))
     return numbers.mapInArrow(read, schema)
 
@@ -78,7 +78,7 @@ def latest_token(settings: PipelineSettings, **options: str) -> str:
     ``startingToken``.
 
     :param options: options of the data source, for instance ``streams``.
-    :raises PipelineError: if an option is wrong, or the database cannot be reached.
+    :raises PipelineError: if an option is invalid, or the database cannot be reached.
     """
     checked = SourceOptions.parse({**reader_options(settings), **options})
     planner = Planner(checked, continuous=True)

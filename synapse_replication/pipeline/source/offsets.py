@@ -1,9 +1,9 @@
 """Offsets: vector clocks of the rows read from each stream, and their arithmetic.
 
 An offset contains every writer that was known when it was created, even one that is
-behind the others; all other writers are at its minimum. So rows of a slow writer, or of
-one that has not written yet, are not skipped. This module uses neither a database nor
-Spark.
+behind the others; all other writers are at its minimum. So the rows of a writer are not
+skipped if it is slow, or has not written any yet. This module uses neither a database
+nor Spark.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class StreamOffset:
         """Return the offset after reading some of the rows between this and ``target``.
 
         :param target: an offset at or after this one.
-        :param read_upto: the id up to which all rows between the two offsets were read,
-            of every writer.
+        :param read_upto: the id up to which the rows between the two offsets were read,
+            for every writer.
         """
         bounded = StreamOffset(
             min(target.minimum, read_upto),
@@ -105,7 +105,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, value: Any) -> StreamOffset:
-        """Parse a JSON value; a plain number is a minimum without writers.
+        """Parse a JSON value. A number is a minimum without writers.
 
         :raises PipelineError: if the value is not a position.
         """
@@ -120,8 +120,8 @@ class StreamOffset:
         ):
             return cls(value.get("minimum", 0), value.get("writers", {}))
         raise PipelineError(
-            f"{excerpt(json.dumps(value))} is not a position; write a number, "
-            'or {"minimum": 5, "writers": {"master": 7}}, all of 0 or more'
+            f"{excerpt(json.dumps(value))} is not a position; write a number of "
+            '0 or more, or an object like {"minimum": 5, "writers": {"master": 7}}'
         )
 
 
@@ -142,12 +142,12 @@ def offsets_to_json(offsets: Mapping[str, StreamOffset]) -> dict[str, Any]:
 def offsets_from_json(value: Any) -> dict[str, StreamOffset]:
     """Parse the result of :func:`offsets_to_json`.
 
-    :raises PipelineError: if the value is not an offset; the text says what to write.
+    :raises PipelineError: if the value is invalid. The message says what to write.
     """
     if not isinstance(value, dict):
         raise PipelineError(
-            f"{excerpt(json.dumps(value))} is no offset; write a JSON object from "
-            "stream to position"
+            f"{excerpt(json.dumps(value))} is no offset; write a JSON object that "
+            "maps streams to positions"
         )
     offsets = {}
     for name, position in value.items():
@@ -167,7 +167,7 @@ class Span:
     :ivar writers: the writers whose rows are included.
     :ivar others: whether rows of writers that are not in ``known`` are included.
     :ivar nameless: whether rows without a writer are included.
-    :ivar known: all known writers.
+    :ivar known: all writers that the offsets of the read contain.
     """
 
     low: int
@@ -180,7 +180,7 @@ class Span:
     def only(self, writers: Collection[str], *, nameless: bool) -> Span:
         """Restrict the span to some writers.
 
-        :param nameless: whether rows without a writer belong to one of them.
+        :param nameless: whether rows without a writer belong to one of these writers.
         """
         return attrs.evolve(
             self,

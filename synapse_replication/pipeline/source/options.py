@@ -32,8 +32,8 @@ __all__ = ["EARLIEST", "LATEST", "SourceOptions", "parse_token", "reader_options
 EARLIEST = "earliest"
 LATEST = "latest"
 
-#: The options of ``format("synapse_replication")``. Spark ignores their case. Jobs set
-#: ``deployment``, the relevant part of a configuration.
+#: The options of ``format("synapse_replication")``. Spark ignores their case. Only the
+#: package's own jobs set ``deployment``, the relevant part of a configuration as JSON.
 _NAMES = (
     "dsn",
     "config",
@@ -68,19 +68,20 @@ def reader_options(settings: PipelineSettings) -> dict[str, str]:
 class SourceOptions:
     """The rows to read, and the database to read them from.
 
-    :ivar conninfo: libpq's parameters by name. They must not be shown.
+    :ivar conninfo: libpq's parameters by name. They may contain a password, so they
+        must not be printed or logged.
     :ivar declared_writers: the configured writers of each stream.
     :ivar catalog: all streams that can be read.
     :ivar streams: the names of the streams to read; ``None`` for all that the database
         has.
     :ivar writers: the instances whose rows to read; ``None`` for all.
-    :ivar starting_token: the option's value, not parsed yet.
-    :ivar ending_token: the option's value, not parsed yet.
-    :ivar max_rows: the most rows in a batch of a continuous read; ``None`` for no
-        limit.
-    :ivar num_partitions: the number of tasks; ``None`` to choose it by the number of
+    :ivar starting_token: the value of ``startingToken``, not parsed yet.
+    :ivar ending_token: the value of ``endingToken``, not parsed yet.
+    :ivar max_rows: the maximum number of rows in a batch of a continuous read; ``None``
+        for no limit.
+    :ivar num_partitions: the number of tasks; ``None`` to derive it from the number of
         ids.
-    :ivar filter_pushdown: whether to apply filters when reading.
+    :ivar filter_pushdown: whether the data source applies a query's filters.
     :ivar form: which columns of each row to read.
     """
 
@@ -106,12 +107,12 @@ class SourceOptions:
         unknown = given.keys() - {name.lower() for name in _NAMES}
         if unknown:
             raise PipelineError(
-                f"option {excerpt(min(unknown))}: no option has that name; known "
-                f"are {', '.join(_NAMES[:-1])}"
+                f"option {excerpt(min(unknown))} is unknown; the options are "
+                f"{', '.join(_NAMES[:-1])}"
             )
         settings, declared = _deployment(given)
         catalog = catalog_of(declared)
-        streams = _words(given, "streams")
+        streams = _split_names(given, "streams")
         if streams is not None:
             select_streams(catalog, streams)
         return cls(
@@ -119,7 +120,7 @@ class SourceOptions:
             declared_writers=dict(settings.writers),
             catalog=catalog,
             streams=streams,
-            writers=_words(given, "writers"),
+            writers=_split_names(given, "writers"),
             starting_token=_token(given, "startingToken", EARLIEST),
             ending_token=_token(given, "endingToken", LATEST),
             max_rows=_count(given, "maxRowsPerTrigger"),
@@ -134,8 +135,8 @@ def _deployment(
 ) -> tuple[PipelineSettings, Sequence[CatalogStream]]:
     if ("dsn" in given) is ("config" in given):
         raise PipelineError(
-            "options dsn and config: give one of them, the database as libpq writes it "
-            "or the path of the homeserver's configuration"
+            "options dsn and config: set one of them, dsn to a connection string of "
+            "libpq or config to the path of the homeserver's configuration"
         )
     if "config" in given:
         settings = settings_of_config([given["config"]])
@@ -154,17 +155,17 @@ def _deployment(
     )
 
 
-def _words(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:
+def _split_names(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:
     text = given.get(name)
     if text is None:
         return None
-    words = tuple(word.strip() for word in text.split(","))
-    if not all(words):
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
         raise PipelineError(
-            f"option {name} is '{excerpt(text)}'; write names with commas between "
-            "them, or leave it out for all"
+            f"option {name} is '{excerpt(text)}'; write names separated by "
+            "commas, or omit the option to read all"
         )
-    return words
+    return names
 
 
 def _token(given: Mapping[str, str], name: str, default: str) -> str:
@@ -205,8 +206,8 @@ def _form(given: Mapping[str, str], streams: Sequence[str] | None) -> RowForm:
         ) from None
     if form is RowForm.TYPED and (streams is None or len(streams) != 1):
         raise PipelineError(
-            "option rows is 'typed', which requires one stream, as each has columns of "
-            "its own; name it by the option streams"
+            "option rows is 'typed', which requires one stream, because each stream "
+            "has its own columns; name the stream in the option streams"
         )
     return form
 
@@ -216,11 +217,11 @@ def parse_token(
 ) -> dict[str, StreamOffset]:
     """Parse a token that is neither ``earliest`` nor ``latest``.
 
-    :param streams: the streams that are read; a token that is not JSON applies to each.
+    :param streams: the streams to read; a token that is not JSON applies to each.
     :param name_of: maps the number of an instance to its name; raises
         :exc:`LookupError` for an unknown number.
-    :raises PipelineError: if it is not a token. The text names the option and says what
-        to write.
+    :raises PipelineError: if ``text`` is not a token. The message names the option and
+        says what to write.
     """
     try:
         if not text.startswith("{"):
@@ -229,7 +230,7 @@ def parse_token(
         try:
             value = json.loads(text)
         except ValueError as error:
-            raise PipelineError(f"it is not JSON ({error})") from error
+            raise PipelineError(f"the value is not JSON ({error})") from error
         texts = {n: v for n, v in value.items() if isinstance(v, str)}
         offsets = offsets_from_json({n: v for n, v in value.items() if n not in texts})
         for name, position in texts.items():
@@ -239,5 +240,5 @@ def parse_token(
     except (PipelineError, TokenError) as error:
         raise PipelineError(
             f"option {option}: {error}; write earliest, latest, a token like 5 or "
-            'm5~1.7, or JSON from stream to token like {"events": "m5~1.7"}'
+            'm5~1.7, or a token for each stream like {"events": "m5~1.7"}'
         ) from error

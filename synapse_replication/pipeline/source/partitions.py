@@ -1,8 +1,8 @@
 """Divides the rows to read into parts for tasks, without reading them.
 
-A part is a span of a stream: rows of some writers between two ids, so that the rows of
-one token are never in two parts. The bounds are found by single lookups in the indexes
-of ids.
+A part is a span of a stream: the rows of some writers between two ids. All rows of one
+token are in the same part. The bounds are found by single lookups in the indexes of
+ids.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["Part", "cut_by_rows", "narrow", "pack", "split"]
 #: The number of ids for which a separate task pays off.
 IDS_PER_TASK = 250_000
 
-#: The number of ids from which details are joined instead of looked up row by row: five
-#: lookups per row would take several times as long as everything else.
+#: The number of ids in a part from which details are joined instead of looked up row by
+#: row: for that many rows, up to five lookups per row would take several times as long
+#: as all other work.
 IDS_TO_JOIN = 20_000
 
-#: The most tasks, unless the option asks for more.
-MOST_TASKS = 400
+#: The maximum number of tasks, unless the option ``numPartitions`` is set.
+MAX_TASKS = 400
 
-
-#: The work of reading a row with details, compared with one without: measured with
-#: typed columns of events and of receipts.
+#: The work of reading a row with details, as a multiple of a row without details. It
+#: was measured with typed columns of events and of receipts.
 _DETAILS_WORK: Final = 3
 
 
@@ -50,17 +50,17 @@ class Part:
 
     @property
     def size(self) -> int:
-        """The number of ids in its range, whether used or not."""
+        """The number of ids in the span's range, including ids without a row."""
         return self.span.high - self.span.low
 
     @property
     def work(self) -> int:
-        """The work of reading it, as a number of ids whose rows have no details."""
+        """The work of reading the part, in units of a row without details."""
         return self.size * (_DETAILS_WORK if self.joins_details else 1)
 
     @property
     def is_indexed(self) -> bool:
-        """Whether all tables have an index for its ids."""
+        """Whether every table of the stream has an index of ids."""
         return self.present.tables <= self.present.by_id | self.present.by_writer
 
     @property
@@ -74,13 +74,16 @@ class Part:
     def walks_indexes(self) -> bool:
         """Whether the server is forced to use index scans.
 
-        Without an index, a sequential scan is the fastest plan.
+        If an index is missing, or details are joined, other plans may be faster.
         """
         return self.is_indexed and not self.joins_details
 
 
 def narrow(txn: cursor, part: Part) -> Part | None:
-    """Trim ids without rows at both ends; return ``None`` if no row is left."""
+    """Trim the ids without rows at both ends of a part.
+
+    :return: ``None`` if the part has no rows.
+    """
     lows: list[int] = []
     highs: list[int] = []
     for query in part.stream.queries:
@@ -92,7 +95,7 @@ def narrow(txn: cursor, part: Part) -> Part | None:
                     txn.execute(sql)
                     ends += [id_ for (id_,) in txn.fetchall()]
         elif table in part.present.tables:
-            # Without an index, its ids cannot be looked up.
+            # Without an index, the ids of a table cannot be looked up.
             return part
     if not lows:
         return None
@@ -103,16 +106,16 @@ def narrow(txn: cursor, part: Part) -> Part | None:
 def split(parts: Iterable[Part], count: int | None) -> list[Part]:
     """Divide parts into smaller ones with about the same number of ids.
 
-    Parts with a table without an index of its ids are not divided, because each part
-    would read the whole table.
+    A part is not divided if a table has no index of ids, because each piece would read
+    the whole table.
 
-    :param count: the desired number of parts, at least one for each given part;
-        ``None`` to choose it by the number of ids.
+    :param count: the desired number of parts; ``None`` to derive it from the number of
+        ids. The result has at least one part for each part in ``parts``.
     """
     parts = list(parts)
     total = sum(part.size for part in parts)
     if count is None:
-        count = min(-(-total // IDS_PER_TASK), MOST_TASKS)
+        count = min(-(-total // IDS_PER_TASK), MAX_TASKS)
     target = max(-(-total // max(count, 1)), 1)
     pieces: list[Part] = []
     for part in parts:
@@ -123,7 +126,7 @@ def split(parts: Iterable[Part], count: int | None) -> list[Part]:
 def _cut(part: Part, target: int) -> list[Part]:
     count = -(-part.size // target)
     low = part.span.low
-    cuts = [low + part.size * place // count for place in range(count + 1)]
+    cuts = [low + part.size * index // count for index in range(count + 1)]
     return [
         attrs.evolve(part, span=attrs.evolve(part.span, low=low, high=high))
         for low, high in itertools.pairwise(cuts)
@@ -133,10 +136,11 @@ def _cut(part: Part, target: int) -> list[Part]:
 def pack(parts: Iterable[Part], count: int | None) -> list[tuple[Part, ...]]:
     """Group small parts, so that each task has enough work.
 
-    :param count: the desired number of tasks; ``None`` to choose it by the number of
+    :param count: the desired number of tasks; ``None`` to derive it from the number of
         ids.
     """
-    # Spark starts tasks in this order, so that no core waits for a long last one.
+    # Spark starts tasks in this order. If a long task were the last one, the other
+    # cores would wait for it.
     largest_first = sorted(parts, key=lambda part: -part.work)
     total = sum(part.size for part in largest_first)
     if count is None:
@@ -144,11 +148,11 @@ def pack(parts: Iterable[Part], count: int | None) -> list[tuple[Part, ...]]:
     count = min(max(count, 1), len(largest_first))
     tasks: list[list[Part]] = [[] for _ in range(count)]
     # Assign each part to the task with the least work.
-    load = [(0, place) for place in range(count)]
+    load = [(0, index) for index in range(count)]
     for part in largest_first:
-        work, place = heapq.heappop(load)
-        tasks[place].append(part)
-        heapq.heappush(load, (work + part.work, place))
+        work, index = heapq.heappop(load)
+        tasks[index].append(part)
+        heapq.heappush(load, (work + part.work, index))
     return [tuple(task) for task in tasks if task]
 
 
@@ -161,9 +165,9 @@ def cut_by_rows(
 ) -> dict[str, StreamOffset]:
     """Return an offset up to ``end``, with at most ``limit`` rows after ``start``.
 
-    The limit is exceeded only if a single token has more rows, so that there is always
+    The limit is exceeded only if a single token has more rows, because there must be
     progress. All streams share the limit equally; the unused part of a stream's share
-    goes to the others.
+    is divided among the other streams.
 
     :param start: the start of each stream.
     """
@@ -174,16 +178,17 @@ def cut_by_rows(
     counts = {name: of_stream.count() for name, of_stream in tokens.items()}
     cut: dict[str, StreamOffset] = {}
     left = limit
-    # Smallest first, so that the unused part of their shares is known for the others.
+    # Process the smallest streams first, because the larger ones get the unused parts
+    # of their shares.
     waiting = sorted(counts, key=lambda name: counts[name])
-    for place, name in enumerate(waiting):
-        share = left // (len(waiting) - place)
+    for index, name in enumerate(waiting):
+        share = left // (len(waiting) - index)
         if counts[name] <= share:
             cut[name] = end[name]
             left -= counts[name]
             continue
         # The first token that exceeds the share is left for the next batch.
-        beyond = tokens[name].at(share)
+        beyond = tokens[name].token_at(share)
         taken = tokens[name].count_up_to(beyond - 1)
         if not taken and share == left == limit:
             beyond += 1
@@ -196,7 +201,7 @@ def cut_by_rows(
 class _Tokens:
     """The tokens of the first rows of a stream between two offsets.
 
-    They are queried, not fetched: there may be millions.
+    The database counts them, because there may be too many to fetch.
     """
 
     def __init__(
@@ -214,13 +219,13 @@ class _Tokens:
             for query in stream.queries
             if query.range.table in present.tables
         ]
-        walks = [f"({select})" for select in selects if select is not None]
+        queries = [f"({select})" for select in selects if select is not None]
         self._txn = txn
         self._limit = limit
-        self._sql = " UNION ALL ".join(walks)
+        self._sql = " UNION ALL ".join(queries)
 
     def count(self) -> int:
-        """Count the rows, up to one more than the limit."""
+        """Return the number of rows; if it exceeds the limit, the limit plus one."""
         if not self._sql:
             return 0
         return self._one(
@@ -228,15 +233,18 @@ class _Tokens:
             f"LIMIT {self._limit + 1}) AS first_of_them"
         )
 
-    def at(self, place: int) -> int:
-        """Return the token of the row with an index, from 0."""
+    def token_at(self, index: int) -> int:
+        """Return the token of a row.
+
+        :param index: the index of the row in the order of tokens, from 0.
+        """
         return self._one(
             f"SELECT stream_id FROM ({self._sql}) AS found ORDER BY stream_id "
-            f"OFFSET {place} LIMIT 1"
+            f"OFFSET {index} LIMIT 1"
         )
 
     def count_up_to(self, token: int) -> int:
-        """Count the rows with tokens up to and including ``token``."""
+        """Return the number of rows with tokens up to and including ``token``."""
         return self._one(
             f"SELECT count(*) FROM ({self._sql}) AS found WHERE stream_id <= {token}"
         )

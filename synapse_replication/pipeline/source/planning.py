@@ -13,7 +13,7 @@ from synapse_replication.pipeline.source.completeness import (
     CompletenessReader,
     find_present,
     find_writers,
-    last_given_out,
+    last_allocated_id,
     stored_positions,
 )
 from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
@@ -40,8 +40,8 @@ _START = StreamOffset()
 class Selection:
     """A stream to read, and the relevant parts of the database's schema.
 
-    :ivar sole_writer: the writer of rows whose table does not store it; empty if the
-        stream has several writers.
+    :ivar sole_writer: the writer of rows whose table does not record the writer; empty
+        if the stream has several writers.
     """
 
     stream: CatalogStream
@@ -50,7 +50,7 @@ class Selection:
 
 
 class Planner:
-    """Plans reads.
+    """Plans the reads of one batch query or streaming query.
 
     :param options: the validated options.
     :param continuous: whether the read resumes from the end of each batch.
@@ -83,7 +83,8 @@ class Planner:
     def select(self, txn: cursor) -> list[Selection]:
         """Look up the requested streams in the database.
 
-        :raises PipelineError: if it has no table of a stream that was named.
+        :raises PipelineError: if the database has no table of a stream that the option
+            ``streams`` names.
         """
         options = self._options
         asked = options.streams
@@ -98,7 +99,7 @@ class Planner:
                 tables = ", ".join(query.range.table for query in stream.queries)
                 raise PipelineError(
                     f"stream {stream.name}: the database has no table {tables}; omit "
-                    "the stream from the option streams, or name its database"
+                    "the stream from the option streams, or read another database"
                 )
         return selections
 
@@ -115,8 +116,8 @@ class Planner:
     ) -> dict[str, StreamOffset]:
         """Return the offset that an option names.
 
-        :raises PipelineError: if it is ahead of the database, or names an unknown
-            stream.
+        :raises PipelineError: if the offset is ahead of the database, or has a stream
+            that is not read.
         """
         options = self._options
         is_start = option == "startingToken"
@@ -130,35 +131,35 @@ class Planner:
         for name in found:
             if name not in (options.streams or options.catalog):
                 raise PipelineError(
-                    f"option {option}: stream {name} is not read; known are "
-                    f"{', '.join(options.streams or options.catalog)}"
+                    f"option {option}: stream {name} is not read; the streams to read "
+                    f"are {', '.join(options.streams or options.catalog)}"
                 )
         for selection in selections:
             name = selection.stream.name
             self.check_not_ahead(txn, selection, found.get(name, _START), option)
         # Streams that the option does not name are read completely.
-        rest = {} if is_start else self.latest(txn, selections)
-        return {name: found.get(name, rest.get(name, _START)) for name in names}
+        others = {} if is_start else self.latest(txn, selections)
+        return {name: found.get(name, others.get(name, _START)) for name in names}
 
     def check_not_ahead(
-        self, txn: cursor, selection: Selection, offset: StreamOffset, what: str
+        self, txn: cursor, selection: Selection, offset: StreamOffset, origin: str
     ) -> None:
         """Reject an offset with ids that were never allocated.
 
-        :param what: the origin of the offset, for the message.
-        :raises PipelineError: if it is ahead.
+        :param origin: where the offset comes from, for the message.
+        :raises PipelineError: if the offset is ahead of the database.
         """
         stream = selection.stream
-        last = last_given_out(txn, stream)
+        last = last_allocated_id(txn, stream)
         if last is None:
             return
         known = max(last, 1, *stored_positions(txn, stream).values())
         if offset.furthest > known:
             raise PipelineError(
-                f"{what}: stream {stream.name} is at {offset.furthest} there, but the "
-                f"database has given out ids up to {known}; is it the right database, "
-                "or was it restored from an older copy? Start from a token that it "
-                "has, or from earliest"
+                f"{origin}: stream {stream.name} is at {offset.furthest}, but the "
+                f"database has allocated ids only up to {known}; is it the right "
+                "database, or was it restored from an older backup? Start from a token "
+                "that the database has reached, or from earliest"
             )
 
     def latest(
@@ -198,7 +199,7 @@ class Planner:
         end: Mapping[str, StreamOffset],
         wanted: Wanted = EVERYTHING,
     ) -> list[Part]:
-        """Divide the rows between two offsets into parts that fit into a task."""
+        """Divide the rows between two offsets into parts that are not too large."""
         options = self._options
         if options.writers is not None:
             wanted = wanted.only_writers(options.writers)

@@ -1,4 +1,7 @@
-"""Filter pushdown: conditions of a query that let the data source read less. Pure."""
+"""Filter pushdown: the conditions of a query that reduce what the data source reads.
+
+The functions are pure: they perform no I/O.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class Wanted:
     :ivar streams: the streams; ``None`` for all.
     :ivar writers: the writers; ``None`` for all.
     :ivar low: the lower bound of the tokens, exclusive.
-    :ivar high: the upper bound of the tokens, inclusive; ``None`` for none.
+    :ivar high: the upper bound of the tokens, inclusive; ``None`` for no bound.
     """
 
     streams: frozenset[str] | None = None
@@ -41,11 +44,11 @@ class Wanted:
 
     def only_streams(self, names: Iterable[str]) -> Wanted:
         """Return a copy restricted to these streams."""
-        return attrs.evolve(self, streams=_both(self.streams, names))
+        return attrs.evolve(self, streams=_intersect(self.streams, names))
 
     def only_writers(self, names: Iterable[str]) -> Wanted:
         """Return a copy restricted to rows of these writers."""
-        return attrs.evolve(self, writers=_both(self.writers, names))
+        return attrs.evolve(self, writers=_intersect(self.writers, names))
 
     def only_ids(self, low: int | None = None, high: int | None = None) -> Wanted:
         """Return a copy restricted to tokens in ``(low, high]``."""
@@ -54,9 +57,9 @@ class Wanted:
         return attrs.evolve(self, low=max(lows), high=min(highs, default=None))
 
     def of_span(self, span: Span, sole_writer: str) -> Span | None:
-        """Return the part of a span that is needed; ``None`` if none is.
+        """Return the part of a span that is needed; ``None`` if that part is empty.
 
-        :param sole_writer: the writer of rows whose table does not contain it.
+        :param sole_writer: the writer of rows whose table does not record the writer.
         """
         low = max(span.low, self.low)
         high = span.high if self.high is None else min(span.high, self.high)
@@ -73,7 +76,7 @@ class Wanted:
 EVERYTHING = Wanted()
 
 
-def _both(old: Collection[str] | None, new: Iterable[str]) -> frozenset[str]:
+def _intersect(old: Collection[str] | None, new: Iterable[str]) -> frozenset[str]:
     return frozenset(new) if old is None else frozenset(old).intersection(new)
 
 
@@ -82,7 +85,7 @@ def push_filters(
 ) -> tuple[Wanted, list[Filter]]:
     """Apply the conditions that the data source can evaluate.
 
-    :return: the rows that are then needed, and the conditions left to Spark.
+    :return: the rows that are needed, and the conditions that Spark has to apply.
     """
     left: list[Filter] = []
     for condition in filters:
@@ -126,5 +129,5 @@ def _narrow(wanted: Wanted, condition: Filter) -> Wanted | None:
 
 
 def _texts(values: Iterable[object]) -> Iterator[str]:
-    # No value equals a null in the list.
+    # A null in the list matches no value.
     return (value for value in values if isinstance(value, str))

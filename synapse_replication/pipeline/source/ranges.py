@@ -33,14 +33,14 @@ _SQL_TYPES: Final[Mapping[str, str]] = MappingProxyType(
 
 @attrs.frozen
 class Present:
-    """The parts of a stream's schema that a database has; older ones lack some.
+    """The parts of a stream's schema that the database has; an older one may lack some.
 
     :ivar tables: the existing tables.
     :ivar written: the tables with a column for the time of writing.
     :ivar by_id: the tables with an index that begins with the id.
-    :ivar by_writer: the other tables that have an index on writer and id; their writers
-        are looked up first, so that all are known.
-    :ivar joinable: the tables with details whose key has a unique index.
+    :ivar by_writer: the other tables that have an index on writer and id. Their writers
+        are looked up before a read, so that the read knows all of them.
+    :ivar joinable: the tables of details that have a unique index on their key.
     """
 
     tables: frozenset[str]
@@ -57,35 +57,35 @@ def range_sql(
     sole_writer: str,
     *,
     with_columns: bool = True,
-    many: bool = False,
+    join_details: bool = False,
 ) -> str:
     """Return the query for the rows of a span.
 
-    Its columns are ``stream_id``, ``instance_name``, ``written_us`` (µs since the
-    epoch) and those of the stream's table. Rows are ordered by token; those of one
-    token by query, then by column values, so that every read returns them in the same
-    order.
+    The columns are ``stream_id``, ``instance_name``, ``written_us`` (µs since 1970) and
+    those of the stream's table. Rows are ordered by token, then by query, then by
+    column values, so that every read returns them in the same order.
 
-    :param sole_writer: the writer of rows whose table does not store it.
+    :param sole_writer: the writer of rows whose table does not record the writer.
     :param with_columns: whether to read columns other than the first three.
-    :param many: whether to join details instead of looking them up row by row.
+    :param join_details: whether to join details instead of looking them up row by row.
     """
     columns = stream.table.columns if with_columns else ()
     names = "".join(f", {identifier(column.name)}" for column in columns)
     plain: list[str] = []
     distinct: list[str] = []
-    for place, query in enumerate(stream.queries):
+    for query_index, query in enumerate(stream.queries):
         if query.range.table not in present.tables:
             continue
         condition = _condition(query, span, present)
         if condition is None:
             continue
         of_query = stream.table.columns if with_columns or query.distinct else ()
-        select = _select(stream, query, of_query, present, sole_writer, place)
-        select += f" {_details(query, present, many=many) if of_query else ''}"
+        select = _select(stream, query, of_query, present, sole_writer, query_index)
+        if of_query:
+            select += f" {_details(query, present, join_details=join_details)}"
         select += f" WHERE {condition}"
-        # Rows that are read in index order need only incremental sorting.
-        if not query.range.negative and not many:
+        # If each query is sorted by the index, the final sort is incremental.
+        if not query.range.negative and not join_details:
             select += f" ORDER BY {_column(query, query.range.id_column)}"
         (distinct if query.distinct else plain).append(select)
     if distinct:
@@ -95,7 +95,7 @@ def range_sql(
         )
         plain.append(
             "SELECT stream_id, instance_name, min(written_us) AS written_us, "
-            f"min(place) AS place{names} FROM ({found}) AS found "
+            f"min(query_index) AS query_index{names} FROM ({found}) AS found "
             f"GROUP BY stream_id, instance_name{grouped} ORDER BY stream_id"
         )
     if not plain:
@@ -108,7 +108,7 @@ def range_sql(
     order = "".join(f", {_sort_key(column)}" for column in columns)
     return (
         f"SELECT stream_id, instance_name, written_us{names} FROM ({rows}) AS rows "
-        f"ORDER BY stream_id, place{order}"
+        f"ORDER BY stream_id, query_index{order}"
     )
 
 
@@ -118,7 +118,7 @@ def _select(
     columns: Sequence[Column],
     present: Present,
     sole_writer: str,
-    place: int,
+    query_index: int,
 ) -> str:
     range_ = query.range
     sign = "-" if range_.negative else ""
@@ -141,14 +141,15 @@ def _select(
     )
     return (
         f"SELECT {sign}{_column(query, range_.id_column)}::bigint AS stream_id, "
-        f"{writer} AS instance_name, {written} AS written_us, {place} AS place{values} "
+        f"{writer} AS instance_name, {written} AS written_us, "
+        f"{query_index} AS query_index{values} "
         f"FROM {identifier(range_.table)} AS {range_.alias} {range_.joined}"
     )
 
 
-def _details(query: CatalogQuery, present: Present, *, many: bool) -> str:
+def _details(query: CatalogQuery, present: Present, *, join_details: bool) -> str:
     details = query.range.details
-    joins = many and all(detail.table in present.joinable for detail in details)
+    joins = join_details and all(detail.table in present.joinable for detail in details)
     return " ".join(detail.join if joins else detail.lookup for detail in details)
 
 
@@ -180,23 +181,25 @@ def _condition(query: CatalogQuery, span: Span, present: Present) -> str | None:
     if range_.writer_column is None:
         return bounds if span.nameless else None
     writer = _column(query, range_.writer_column)
-    # If the index begins with the writer, all writers are known.
+    # The writers in a table with an index by writer were looked up before.
     walks_writers = range_.table in present.by_writer
     excluded = [w for w in span.known if w not in span.writers]
-    of_whom: list[str] = []
+    writer_conditions: list[str] = []
     if span.others and not walks_writers:
         if span.nameless and not excluded:
             return bounds
-        of_whom.append(
+        writer_conditions.append(
             f"NOT {_is_one_of(writer, excluded)}"
             if excluded
             else f"{writer} IS NOT NULL"
         )
     elif span.writers:
-        of_whom.append(_is_one_of(writer, span.writers))
+        writer_conditions.append(_is_one_of(writer, span.writers))
     if span.nameless and not walks_writers:
-        of_whom.append(f"{writer} IS NULL")
-    return f"{bounds} AND ({' OR '.join(of_whom)})" if of_whom else None
+        writer_conditions.append(f"{writer} IS NULL")
+    if not writer_conditions:
+        return None
+    return f"{bounds} AND ({' OR '.join(writer_conditions)})"
 
 
 def _is_one_of(column: str, writers: Collection[str]) -> str:
@@ -213,7 +216,7 @@ def ids_sql(
 ) -> str | None:
     """Return the query for the tokens of a span in one table, in order.
 
-    It scans the index of ids and stops after ``limit`` rows.
+    The query scans the index of ids and stops after ``limit`` rows.
 
     :param last: whether to return the greatest token first.
     :return: the query; ``None`` if no row of the table can be in the span.

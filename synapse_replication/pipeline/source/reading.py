@@ -1,7 +1,7 @@
-"""The work of a Spark task: reads its parts as Arrow, over its own connection.
+"""Reads the parts of a Spark task as Arrow batches, over the task's own connection.
 
-The server sends raw columns by binary ``COPY``, which the ADBC driver converts to
-record batches as they arrive. JSON rows are built from the columns here.
+The server sends columns by binary ``COPY``, and the ADBC driver converts them to record
+batches as they arrive. This module builds JSON rows from the columns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RowsPartition(InputPartition):
 def partitions_of(tasks: Sequence[Sequence[Part]]) -> list[RowsPartition]:
     """Return a partition for each task; if there are no tasks, one without parts.
 
-    If the list were empty, Spark would create a partition of its own.
+    If the list were empty, Spark would add a partition that is no RowsPartition.
     """
     return [RowsPartition(parts) for parts in tasks or [()]]
 
@@ -96,7 +96,7 @@ def _with_stream(part: Part, batch: pa.RecordBatch, form: RowForm) -> pa.RecordB
 
 @contextmanager
 def connected(conninfo: Mapping[str, Any]) -> Iterator[Connection]:
-    """Open a connection that reads into Arrow, for one task.
+    """Open a connection for one task, whose queries return Arrow batches.
 
     :raises PipelineError: if the database cannot be reached.
     """
@@ -114,7 +114,7 @@ def connected(conninfo: Mapping[str, Any]) -> Iterator[Connection]:
     except adbc_driver_manager.Error as error:
         raise PipelineError(
             f"the database ({describe(conninfo)}) cannot be reached: {_reason(error)}; "
-            "is it running, can this machine reach it, and are name and password right?"
+            "is it running, can this machine reach it, and are user and password right?"
         ) from None
     with closing(opened):
         yield opened
@@ -143,7 +143,7 @@ def read_part(
         part.present,
         part.sole_writer,
         with_columns=with_columns,
-        many=part.joins_details,
+        join_details=part.joins_details,
     )
     index = _RowIndex()
     with closing(connection.cursor()) as cursor:
@@ -171,7 +171,7 @@ def _settings_sql(part: Part) -> str:
     """Return one statement that applies all settings to the transaction."""
     settings = {
         "transaction_read_only": "on",
-        # Lets the server sort a part of events in memory, along with the joined rows.
+        # Enough to sort the rows of a part and their joined details in memory.
         "work_mem": "128MB",
         **session_settings(READ_TIMEOUT, walk_indexes=part.walks_indexes),
     }
@@ -190,12 +190,15 @@ class _RowIndex:
         self._next = 0
 
     def of(self, tokens: pa.Array) -> pa.Array:
-        """Return the row numbers of a batch, whose tokens must be in order."""
+        """Return the index of each row of a batch.
+
+        :param tokens: the tokens of the rows, in ascending order.
+        """
         ids = tokens.to_numpy(zero_copy_only=False)
-        places = np.arange(len(ids), dtype=np.int64)
+        positions = np.arange(len(ids), dtype=np.int64)
         begins = np.concatenate(([True], ids[1:] != ids[:-1]))
-        first = np.maximum.accumulate(np.where(begins, places, 0))
-        index = places - first
+        first = np.maximum.accumulate(np.where(begins, positions, 0))
+        index = positions - first
         if ids[0] == self._token:
             index[: np.searchsorted(ids, ids[0], side="right")] += self._next
         self._token, self._next = int(ids[-1]), int(index[-1]) + 1
@@ -215,8 +218,8 @@ def _shaped(
         writers,
         written.cast(schema.field("written_ts").type),
         *(
-            values.cast(schema.field(len(KEY_COLUMNS) + place).type)
-            for place, values in enumerate(batch.columns[3:])
+            values.cast(schema.field(len(KEY_COLUMNS) + number).type)
+            for number, values in enumerate(batch.columns[3:])
         ),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -4,9 +4,9 @@
 
     session.read.format("synapse_replication").option("dsn", "dbname=synapse").load()
 
-docs/pipeline.rst describes options and guarantees. The driver plans the ranges to read
-and divides them into partitions. A task receives a partition as plain data, and opens
-its own connection. No code here uses a reactor.
+docs/pipeline.rst describes the options and guarantees. The driver plans the ranges to
+read and divides them into partitions. A task receives a partition as plain data, and
+opens its own connection. Nothing in this package uses a Twisted reactor.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["PushdownReader", "RowsReader", "SynapseReplicationDataSource"]
 
 
 class SynapseReplicationDataSource(DataSource):
-    """Rows of streams, from Postgres."""
+    """The rows of streams in PostgreSQL, for Spark."""
 
     @classmethod
     def name(cls) -> str:
@@ -94,15 +94,15 @@ class RowsReader(DataSourceReader):
 
 
 class PushdownReader(RowsReader):
-    """Reads only the rows that the pushed filters match; for single-query frames.
+    """Reads only the rows that match the pushed filters.
 
-    Spark (4.2 and 4.3) applies the filters that a reader accepted to all later queries
-    of the loaded frame, even if these have other filters or none, and such queries
-    silently lose rows. This reader is therefore used only if the option
-    ``filterPushdown`` is set.
+    Spark (4.2 and 4.3) applies the filters that a reader accepts to all later queries
+    of the loaded frame. A query with other filters, or with none, then silently lacks
+    rows. This reader is therefore used only if the option ``filterPushdown`` is set,
+    and the frame must be used for a single query.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Accept filters on stream, writer and token; yield those left to Spark."""
+        """Accept filters on stream, writer and token; yield the others."""
         self._wanted, left = push_filters(self._wanted, filters)
         yield from left

@@ -1,7 +1,7 @@
 """The data source's streaming reader: offsets for Spark's micro-batches.
 
-Spark persists offsets in its checkpoint and passes them in; the reader persists nothing
-itself. Offsets never decrease, and never exceed what is complete
+Spark persists offsets in its checkpoint and passes them to the reader, which persists
+nothing. Offsets never decrease, and never exceed what is complete
 (:mod:`synapse_replication.pipeline.source.completeness`).
 """
 
@@ -43,7 +43,7 @@ _Offsets = Mapping[str, StreamOffset]
 
 
 class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads existing and new rows, once they are complete.
+    """Reads existing rows, and then new rows, as far as they are complete.
 
     :param options: the validated options.
     """
@@ -100,7 +100,8 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     )
                 self._checked = True
             end = self._planner.latest(txn, selections, at)
-            # Streams that are in the checkpoint but not read now retain their offsets.
+            # Retain the offsets of streams that are in the checkpoint but no longer
+            # read.
             self._newest = offsets_to_json({**begun, **end})
             for bound in self._ends:
                 end = {
@@ -113,7 +114,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets_to_json({**begun, **end})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the latest complete offset, without limits, to compute the lag."""
+        """Return the latest complete offset, from which Spark computes the lag."""
         return self._newest
 
     # -- rows --------------------------------------------------------------------------
@@ -124,7 +125,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Divide a batch into tasks."""
         begun, ended = offsets_from_json(start), offsets_from_json(end)
         with self._reading() as txn:
-            # A repeated batch may have streams that are no longer read.
+            # A batch that Spark repeats lacks streams that were added since.
             selections = [s for s in self._select(txn) if s.stream.name in ended]
             at = {
                 s.stream.name: begun.get(s.stream.name, StreamOffset())

@@ -1,9 +1,9 @@
 """Shortens exceptions of Spark to one line.
 
-This package's errors name the problem and the remedy; raised in a Python worker, they
-reach the driver as text within one of Spark's exceptions, among a hundred lines of
-stack traces. They are extracted from there. Any other failure is shortened to its first
-line.
+This package's errors name the problem and its solution. If a Python worker raises one,
+the driver gets its message within an exception of Spark, among a hundred lines of stack
+traces. :func:`shorten` extracts that message. For any other failure, it returns the
+line that names the exception.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _FILE_GONE = re.compile(
     r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFound(?:Exception|Error)"
 )
 
-#: The last line of a traceback of Python.
+#: The last line of a Python traceback.
 _RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): .+$", re.MULTILINE)
 
 #: A line that Py4J puts before a Java exception.
 _OF_PY4J = re.compile(r"An error occurred while calling \S+\.?$")
 
-#: The longest text of a foreign failure, in characters.
+#: The maximum length of a message that is not from this package, in characters.
 _LONGEST = 400
 
 
@@ -47,8 +47,8 @@ def shorten(error: BaseException) -> str:
         return str(ours[-1])
     if _FILE_GONE.search(text):
         return (
-            "a file was removed while it was read, because the archive was compacted "
-            "or purged in the meantime. Nothing is lost; run this again"
+            "a file was removed while it was being read, because the archive was "
+            "compacted or purged at the same time. No data is lost; run the job again"
         )
     if "Traceback (most recent call last)" in text and (
         raised := _RAISED.findall(text)

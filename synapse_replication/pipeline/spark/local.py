@@ -18,11 +18,11 @@ __all__ = ["local_frame"]
 def local_frame(
     session: SparkSession, schema: StructType | str, rows: Iterable[Sequence[Any]] = ()
 ) -> DataFrame:
-    """Return a frame of a few rows, which Spark knows when it plans a query.
+    """Return a frame of a few rows, which are part of the query plan.
 
-    Spark evaluates a frame created from a list in a Python worker, once for each query,
-    even if it is empty. The rows of this frame are a local relation, so that Spark can
-    remove operations on empty frames from the plan.
+    A frame created from a list is evaluated in a Python worker, once for each query,
+    even if it is empty. This frame is a local relation instead: Spark knows its rows
+    when it plans a query, and removes operations on an empty frame.
     """
     typed = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     assert isinstance(typed, StructType)

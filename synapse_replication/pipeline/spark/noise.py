@@ -1,7 +1,7 @@
 """Filters the standard error of Java and of Python workers.
 
 Java inherits the standard error of the process that starts it. While Java is started,
-standard error is a pipe, from which a thread copies the lines that are relevant.
+standard error is a pipe. A thread copies the relevant lines from the pipe.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _NOISE: Final = re.compile(
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 
-#: The longest line, in bytes; a longer one is split.
+#: The maximum length of a line, in bytes; longer lines are split.
 _LONGEST: Final = 65_536
 
 
 def without_noise(lines: Iterable[str]) -> Iterator[str]:
-    """Return the relevant lines; of a traceback, only the line with the exception.
+    """Yield the relevant lines; of a traceback, only the line with the exception.
 
-    If the failure is permanent, the driver raises it with its complete traceback.
+    If a failure is permanent, the driver raises it with the complete traceback.
     """
     within = False
     for line in lines:
@@ -77,11 +77,10 @@ def _copy(reader: int) -> None:
     with os.fdopen(reader, "rb") as pipe:
         read = (line.decode(errors="replace") for line in _lines(pipe.readline))
         for line in without_noise(read):
-            # A closed stream must not stop the copying: Java would block on a full
-            # pipe.
+            # Continue even if sys.stderr is closed: Java would block on a full pipe.
             with contextlib.suppress(OSError, ValueError):
-                # Look it up each time: a progress bar replaces sys.stderr while it is
-                # shown.
+                # Look up sys.stderr for each line: a progress bar replaces it while the
+                # bar is shown.
                 sys.stderr.write(line)
                 sys.stderr.flush()
 

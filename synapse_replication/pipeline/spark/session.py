@@ -43,11 +43,12 @@ def make_session(
     The data source ``synapse_replication`` is registered with it.
 
     :param app_name: the name that Spark's web UI shows.
-    :param master: the master URL; by default the one that Spark is configured with,
-        else ``local[*]``.
+    :param master: the master URL. Without it, Spark's configuration applies if the
+        environment variable ``MASTER`` or ``SPARK_HOME`` is set; otherwise
+        ``local[*]``.
     :param settings: further Spark settings, which override the defaults of this module.
-    :raises SparkMissingError: if Java or PySpark is missing. The text says how to
-        install it.
+    :raises SparkMissingError: if Java or PySpark is missing. The message says how
+        to install it.
     """
     check_java()
     try:
@@ -58,7 +59,8 @@ def make_session(
         ) from error
     from synapse_replication.pipeline.source.source import SynapseReplicationDataSource
 
-    # It logs each exception, which is raised as well, with its Java stack on one line.
+    # This logger writes each exception with its Java stack on one line, although the
+    # exception is raised, too.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     # Executors on this machine use the same Python as this process.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -88,9 +90,9 @@ def job_session(
     settings: Mapping[str, str] | None = None,
     progress: JobProgress | None = None,
 ) -> Iterator[SparkSession]:
-    """Provide a job with the session of :func:`make_session`; stop it at the end.
+    """Yield the session of :func:`make_session`, and stop it at the end of the context.
 
-    A session that exists already is used and not stopped.
+    A session that existed before is yielded, but not stopped.
 
     :param progress: shows the start of Spark as a step, and then Spark's tasks.
     """
@@ -99,7 +101,7 @@ def job_session(
     check_java()
     from pyspark.sql import SparkSession
 
-    was_there = SparkSession.getActiveSession() is not None
+    existed = SparkSession.getActiveSession() is not None
     session = make_session(app_name, master=master, settings=settings)
     if progress is not None:
         progress.watch(session)
@@ -108,12 +110,12 @@ def job_session(
     finally:
         if progress is not None:
             progress.unwatch()
-        if not was_there:
+        if not existed:
             session.stop()
 
 
-#: Settings of short sessions, and of those whose tasks do their work in Python: there,
-#: optimized compilation of Java costs more than it saves.
+#: Settings for sessions that are short, or whose tasks work mostly in Python. In these,
+#: Java's optimizing compiler costs more time than it saves.
 SCHEDULES_ONLY = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
 
 
@@ -132,7 +134,7 @@ def _settings() -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # On a busy machine a worker takes longer to start than the default of 15 s.
         "spark.python.authenticate.socketTimeout": "120s",
-        # Do not start a job to list files that the table's log has already named.
+        # Do not start a Spark job to list files: a table's log names them already.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

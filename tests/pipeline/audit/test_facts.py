@@ -64,7 +64,7 @@ class FactsTests(SynchronousTestCase):
         self.assertEqual(facts.kept, {"orders"})
         self.assertEqual(facts.nameless, {"orders"})
         self.assertEqual(facts.tables, {"orders": ("orders",)})
-        self.assertEqual(facts.given_out, {"orders": 20})
+        self.assertEqual(facts.last_allocated, {"orders": 20})
         self.assertEqual(facts.reach, {"orders": 25})
         self.assertEqual(facts.writers, {"orders": {"a"}})
         self.assertIn("typing", facts.in_memory)

@@ -77,7 +77,7 @@ class SelectTests(SynchronousTestCase):
         error = self.assertRaises(
             PipelineError, select_streams, catalog_of(), ["typing"]
         )
-        self.assertIn("record the wire", str(error))
+        self.assertIn("synapse-replication record", str(error))
 
     def test_unknown(self) -> None:
         """For an unknown name the error lists the known streams."""

@@ -17,7 +17,7 @@ from synapse_replication.pipeline.source.completeness import (
     CompletenessReader,
     find_present,
     find_writers,
-    last_given_out,
+    last_allocated_id,
     stored_positions,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset
@@ -101,11 +101,11 @@ class CompletenessReaderTests(SynchronousTestCase):
         The last issued value is 0 if the sequence issued none, and None if it is
         missing.
         """
-        self.assertEqual(last_given_out(self.txn, self.stream), 0)
+        self.assertEqual(last_allocated_id(self.txn, self.stream), 0)
         self.txn.execute("SELECT nextval('orders_seq'), nextval('orders_seq')")
-        self.assertEqual(last_given_out(self.txn, self.stream), 2)
+        self.assertEqual(last_allocated_id(self.txn, self.stream), 2)
         self.txn.execute("DROP SEQUENCE orders_seq")
-        self.assertIsNone(last_given_out(self.txn, self.stream))
+        self.assertIsNone(last_allocated_id(self.txn, self.stream))
 
     def test_writers(self) -> None:
         """All writers are found through the index that begins with the writer."""
@@ -148,4 +148,4 @@ class CompletenessReaderTests(SynchronousTestCase):
         present = find_present(self.txn, [caches])["caches"]
         found = surveyor.survey(racing, caches, present, StreamOffset())
         self.assertEqual(found, StreamOffset(1))
-        self.assertEqual(last_given_out(self.txn, caches), 2)
+        self.assertEqual(last_allocated_id(self.txn, caches), 2)

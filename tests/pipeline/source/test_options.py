@@ -74,9 +74,9 @@ class SourceOptionsTests(SynchronousTestCase):
 
     def test_invalid_options(self) -> None:
         """Each error names its option and the accepted values."""
-        self.refuse("option stream:", "streams", stream="events")
+        self.refuse("option stream is unknown", "streams", stream="events")
         self.refuse("stream evnts is unknown", "receipts", streams="evnts")
-        self.refuse("typing", "record the wire", streams="typing")
+        self.refuse("typing", "synapse-replication record", streams="typing")
         self.refuse("option streams is 'a,,b'", streams="a,,b")
         self.refuse("option writers", writers="")
         for count in ("0", "-1", "1.5", "x", "", str(2**31)):

@@ -16,7 +16,7 @@ from synapse_replication.pipeline.source.offsets import Span, StreamOffset
 from synapse_replication.pipeline.source.partitions import (
     IDS_PER_TASK,
     IDS_TO_JOIN,
-    MOST_TASKS,
+    MAX_TASKS,
     Part,
     cut_by_rows,
     narrow,
@@ -89,7 +89,7 @@ class SplitTests(SynchronousTestCase):
         """By default there are no more pieces than are worth a task's start."""
         self.assertEqual(len(split([part(0, IDS_PER_TASK)], None)), 1)
         self.assertEqual(len(split([part(0, 4 * IDS_PER_TASK)], None)), 4)
-        self.assertEqual(len(split([part(0, 2**40)], None)), MOST_TASKS)
+        self.assertEqual(len(split([part(0, 2**40)], None)), MAX_TASKS)
 
     def test_without_an_index(self) -> None:
         """A table without an index on the ids is read in one piece."""

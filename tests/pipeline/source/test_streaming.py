@@ -276,7 +276,7 @@ class OffsetTests(SynchronousTestCase):
         follower = Follower(self.database)
         follower.offset = {"receipts": {"minimum": 5000, "writers": {}}}
         error = self.assertRaises(PipelineError, follower.read)
-        for part in ("receipts", "5000", "1000", "restored from an older copy"):
+        for part in ("receipts", "5000", "1000", "restored from an older backup"):
             self.assertIn(part, str(error))
 
     def test_more_streams_later(self) -> None:

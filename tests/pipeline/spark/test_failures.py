@@ -68,7 +68,7 @@ class ShortFailuresTests(SynchronousTestCase):
                 "FileNotFoundError: [Errno 2] x.parquet\n"
             )
         )
-        self.assertIn("run this again", shortened)
+        self.assertIn("run the job again", shortened)
 
     def test_file_gone(self) -> None:
         """If compaction removed a file of the archive, the error says to try again."""
@@ -78,7 +78,7 @@ class ShortFailuresTests(SynchronousTestCase):
                 "while reading file file:///a/rows/stream=s/day=d/x.parquet."
             )
         )
-        self.assertIn("run this again", shortened)
+        self.assertIn("run the job again", shortened)
 
     def test_others_pass(self) -> None:
         """Other exceptions pass unchanged."""

@@ -59,13 +59,13 @@ class CheckJavaTests(SynchronousTestCase):
         """A Java that is too old for Spark is refused with both versions."""
         self._fake_java("""echo 'openjdk version "11.0.2" 2019-01-15' >&2""")
         error = self.assertRaises(SparkMissingError, check_java)
-        self.assertIn("is Java 11, Spark needs 17", str(error))
+        self.assertIn("is Java 11, but Spark needs Java 17", str(error))
 
     def test_no_version(self) -> None:
         """A program that prints no version of Java is refused."""
         self._fake_java("echo hello")
         error = self.assertRaises(SparkMissingError, check_java)
-        self.assertIn("has no version of Java", str(error))
+        self.assertIn("does not name a version", str(error))
 
     def test_present(self) -> None:
         """The version of a working Java is returned."""

@@ -22,36 +22,36 @@ _FIRST_POSITION = 1
 
 
 def ahead_findings(
-    tokens: DataFrame, ids: DataFrame, given_out: Mapping[str, int]
+    tokens: DataFrame, ids: DataFrame, last_allocated: Mapping[str, int]
 ) -> DataFrame:
     """Find streams with tokens beyond their sequences.
 
     :param tokens: the result of :func:`.wire.wire_tokens`.
     :param ids: the result of :func:`.ids.known_ids`, which has the last archived id
         of each writer.
-    :param given_out: the last id that each stream's sequence has allocated, read later
-        than the other two.
+    :param last_allocated: the last id that each stream's sequence has allocated, read
+        later than the other two.
     """
     limit = sf.lit(None).cast("long")
-    for stream, last in given_out.items():
+    for stream, last in last_allocated.items():
         limit = sf.when(sf.col("stream") == stream, sf.lit(last)).otherwise(limit)
     ahead = (
         _greatest_tokens(tokens)
         .unionByName(_greatest_archived_ids(ids))
-        .withColumn("given_out", limit)
+        .withColumn("last_allocated", limit)
         .where(
             sf.col("farthest")
-            > sf.greatest(sf.col("given_out"), sf.lit(_FIRST_POSITION))
+            > sf.greatest(sf.col("last_allocated"), sf.lit(_FIRST_POSITION))
         )
         # Without a sequence the value is null, and nothing can be concluded.
-        .where(sf.col("given_out").isNotNull())
+        .where(sf.col("last_allocated").isNotNull())
     )
     return ahead.select(
         *finding(
             Kind.TOKEN_AHEAD,
-            first=sf.col("given_out") + 1,
+            first=sf.col("last_allocated") + 1,
             last=sf.col("farthest"),
-            count=sf.col("farthest") - sf.col("given_out"),
+            count=sf.col("farthest") - sf.col("last_allocated"),
             message=[
                 sf.col("seen.recording"),
                 " has ",
@@ -61,12 +61,12 @@ def ahead_findings(
                 " at ",
                 sf.col("farthest"),
                 ", but the database has allocated ids only up to ",
-                sf.col("given_out"),
+                sf.col("last_allocated"),
                 ": it was restored to an earlier state, or is a different one",
             ],
             evidence={
                 "seen": sf.col("seen"),
-                "sequence_value": sf.col("given_out"),
+                "sequence_value": sf.col("last_allocated"),
             },
         )
     )
