@@ -1,16 +1,16 @@
-# Sourced by the other scripts. Creates .venv in the checkout, once, and installs
-# the package into it with the requested extras. It is a POSIX shell script, so
-# that it needs only Python.
+# Functions for the other scripts, which source this file. They create .venv in the
+# checkout, once, and install the package into it with the requested extras. They need
+# only a POSIX shell and Python.
 #
-#   set_up NAME EXTRAS    afterwards $venv/bin/python has the package
-#   set_up_peer           afterwards $peer/bin/python has a real Synapse, and what
-#                         the package needs to run in its place
+#   set_up NAME EXTRAS    create $venv, whose Python has the package
+#   set_up_peer           create $peer, whose Python has a real Synapse, and the
+#                         requirements of the package's drop-in replication
 #   get_java              print the extra that provides Java, if it is needed
 #
-# The package is installed in place: changed code needs no new installation, but
-# a changed setup.cfg, a moved checkout or another Python does. Files in .venv
-# record its origin and whether the installation was completed, so that an
-# interrupted one is repeated.
+# The package is installed in place: changed code needs no new installation, but a
+# changed setup.cfg, a moved checkout or another Python does. Files in .venv record its
+# origin and whether the installation was completed, so that an interrupted installation
+# is repeated.
 
 set -eu
 
@@ -24,9 +24,8 @@ die() {
     exit 1
 }
 
-# Print the path of the first Python that is new enough and has the module venv.
-# Query Python for its own path, because python3 may be the shim of a version
-# manager.
+# Print the path of the first Python that is new enough and has the module venv. Query
+# Python for its own path, because python3 may be the shim of a version manager.
 find_python() {
     for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 \
         python3.10 /usr/bin/python3; do
@@ -47,13 +46,13 @@ get_python() {
     [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || die \
         "needs Python 3.10 or newer with its venv module;" \
         "have an administrator run: apt-get install $package"
-    say "Installing $package by apt-get ..."
+    say "Installing $package with apt-get ..."
     export DEBIAN_FRONTEND=noninteractive
     # shellcheck disable=SC2086 # two packages
     { apt-get update -qq && apt-get install -qq -y --no-install-recommends $package; } \
         >&2 || die "apt-get could not install $package"
-    find_python || die "no Python 3.10 or newer with a venv module, even now;" \
-        "set PYTHON to the path of one"
+    find_python || die "found no Python 3.10 or newer with a venv module after the" \
+        "installation; set PYTHON to the path of one"
 }
 
 has_java() {
@@ -63,12 +62,13 @@ has_java() {
     "$java" -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])'
 }
 
-# Print the extra with Java, if the machine has none and Debian cannot install it.
+# Print the extra that contains Java, if the machine has no Java and apt-get cannot
+# install it.
 get_java() {
     has_java && return
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         package=openjdk-17-jre-headless
-        say "Installing $package, for Spark, by apt-get ..."
+        say "Installing $package, for Spark, with apt-get ..."
         export DEBIAN_FRONTEND=noninteractive
         apt-get install -qq -y --no-install-recommends $package >&2 ||
             { apt-get update -qq &&
@@ -76,8 +76,8 @@ get_java() {
             say "apt-get could not install $package"
         has_java && return
     fi
-    [ -z "${JAVA_HOME:-}" ] || die "JAVA_HOME is $JAVA_HOME, where there is no Java 17" \
-        "or newer, which Spark needs; unset it, or set it to the folder of one"
+    [ -z "${JAVA_HOME:-}" ] || die "JAVA_HOME is $JAVA_HOME, which contains no Java 17" \
+        "or newer, which Spark needs; unset JAVA_HOME, or set it to the folder of one"
     echo java
 }
 
@@ -101,7 +101,7 @@ set_up_peer() {
     say "Installing a real Synapse into $peer, once ..."
     rm -rf -- "$peer"
     "$python" -m venv -- "$peer" >&2
-    # The checkout precedes the installed package on the path if Python runs there.
+    # If Python runs in the checkout, the checkout precedes the installed package.
     "$peer/bin/python" -m pip install --quiet --disable-pip-version-check \
         matrix-synapse "$root[postgres-binary]" >&2 ||
         die "pip could not install matrix-synapse; its messages are above"
@@ -116,15 +116,15 @@ install_package() {
     origin="$python $root"
     if [ ! -x "$venv/bin/python" ] ||
         [ "$(cat "$venv/origin" 2>/dev/null)" != "$origin" ]; then
-        say "Making $venv ..."
+        say "Creating $venv ..."
         rm -rf -- "$venv"
-        "$python" -m venv -- "$venv" >&2 || die "$python could not make $venv"
+        "$python" -m venv -- "$venv" >&2 || die "$python could not create $venv"
         printf '%s\n' "$origin" >"$venv/origin"
     fi
     : >"$venv/unfinished"
-    say "Installing synapse_replication[$1] into it, once; this takes a minute ..."
-    # Use a .pth file, which type checkers and the search for Twisted's plugins
-    # can follow.
+    say "Installing synapse_replication[$1] into $venv, once; this takes a minute ..."
+    # Use a .pth file, which type checkers and the search for Twisted's plugins can
+    # follow.
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
         --config-settings editable_mode=compat --editable "$root[$1]" >&2 ||
         die "pip could not install the package; its messages are above"

@@ -1,1 +1,1 @@
-"""The programs behind the scripts one folder up; no part of the wheel."""
+"""The programs that the scripts in the parent folder run; not part of the wheel."""

@@ -28,8 +28,8 @@ __all__ = ["ATTACKS", "Attack", "Cost", "attack_budget"]
 
 #: The load during all measurements, in rows per second.
 RATE = 50.0
-#: The time in s after an attack within which a process must have recovered, and for
-#: which it is measured then.
+#: The time in s that a process has to recover from an attack, and the duration in s of
+#: the measurement after that.
 QUIET_AFTER = 8.0
 QUIET_FOR = 2.0
 #: The time in s within which the first rows must arrive.
@@ -41,10 +41,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Attack:
     """One kind of input.
 
-    :ivar what: its description in the table.
+    :ivar what: the description of the input in the table.
     :ivar victim: the process that is measured.
     :ivar run: sends the input for a number of s; returns the amount sent, and its unit.
-    :ivar direct_tcp: whether it needs a deployment without Redis.
+    :ivar direct_tcp: whether the attack needs a deployment without Redis.
     """
 
     what: str
@@ -57,9 +57,10 @@ class Attack:
 class Cost:
     """The cost of an attack to its victim.
 
-    :ivar sent: the amount sent, and the time in s.
+    :ivar sent: the amount sent, and the duration in s, as text.
     :ivar cpu: the share of a core in percent, before, during and after the attack.
-    :ivar memory: the resident memory in MiB at the same times; the peak during it.
+    :ivar memory: the resident memory in MiB before the attack, its peak, and the
+        resident memory afterwards.
     :ivar log: the number of logged bytes.
     """
 
@@ -269,7 +270,7 @@ def _deploy(*, direct_tcp: bool) -> FaultDeployment:
     show_default=True,
     help="How long each attack lasts.",
 )
-@click.option("--only", default="", help="Only attacks whose name contains this.")
+@click.option("--only", default="", help="Only attacks whose name contains this text.")
 def attack_budget(seconds: float, only: str) -> None:
     """Measure the cost of each kind of hostile input; print the rows of a table."""
     wanted = [attack for attack in ATTACKS if only.lower() in attack.what.lower()]

@@ -1,11 +1,11 @@
 """Measures how a flood of rows of one stream affects another stream.
 
 ``python -m scripts.tools.flood --rows 1000000`` starts a private Redis, a writer
-process, and a reader in this process. The writer commits all rows of one stream at
-once, or at a given rate; the reader's sink delays each of them until the last was sent.
-A second stream continues at a constant rate: the latency of its rows before and during
-the flood is measured, and so is this process's memory. At the end every row of the
-flood must have been delivered, once and in order.
+process, and a reader in this process. The writer commits all rows of one stream in one
+step, or at a given rate; the reader's sink delays each of them until the last row was
+sent. A second stream continues at a constant rate: the latency of its rows is measured
+before and during the flood, as is the memory of this process. At the end, each row of
+the flood must have been delivered once and in order.
 """
 
 from __future__ import annotations
@@ -71,24 +71,26 @@ _SLOWNESS: Final = 0.005
 class Report:
     """The measurements. Times are in ms, memory is in MiB.
 
-    :ivar handled_meanwhile: the number of rows of the flood that were delivered when
-        the last one arrived.
+    :ivar delivered_when_sent: the number of rows of the flood that were delivered when
+        the last row arrived.
     :ivar longest_queue: the greatest number of waiting rows.
     :ivar links_lost: the number of times that Redis disconnected the slow reader.
+    :ivar caught_up_in_s: the time from the start of the flood to the delivery of its
+        last row, in s.
     :ivar in_order: whether each row was delivered once and in order.
     :ivar steady_before: the median and 99th percentile of the steady stream's latency
         before the flood.
-    :ivar steady_during: the same during the flood.
+    :ivar steady_during: the median and 99th percentile during the flood.
     :ivar memory_before: the resident memory before the flood.
     :ivar memory_peak: the peak of the resident memory.
     """
 
     rows: int
     sent_in_s: float
-    handled_meanwhile: int
+    delivered_when_sent: int
     longest_queue: int
     links_lost: int
-    level_in_s: float
+    caught_up_in_s: float
     in_order: bool
     steady_before: tuple[float, float]
     steady_during: tuple[float, float]
@@ -138,8 +140,9 @@ class GeneratedStream:
 class SlowSink:
     """A row sink that delays each row of the flood, while it is slow.
 
-    A row of the steady stream contains the time at which it was due. Fetched rows are
-    generated here, so the first received one sets their times.
+    A row of the steady stream contains the time at which it was due. The reader itself
+    generates the rows that it fetches, so the first received row determines their
+    times.
 
     :ivar out_of_order: the number of rows that did not follow their predecessor.
     :ivar steady: the latency in s of each row of the steady stream.
@@ -166,11 +169,11 @@ class SlowSink:
             self.out_of_order += token != stream.position + 1 or len(rows) != 1
             self.handled += 1
             if self.is_slow:
-                return self._take_a_while(stream, token)
+                return self._deliver_later(stream, token)
         stream.position = token
         return None
 
-    async def _take_a_while(self, stream: GeneratedStream, token: int) -> None:
+    async def _deliver_later(self, stream: GeneratedStream, token: int) -> None:
         await self._clock.sleep(_SLOWNESS)
         stream.position = token
 
@@ -216,7 +219,7 @@ class _Streams:
 
 
 class FloodHost:
-    """The host of one end."""
+    """The host of the writer or of the reader."""
 
     def __init__(self, reactor: Any, name: str) -> None:
         self.observer = QueueObserver()
@@ -260,8 +263,8 @@ async def run_flood(
 
     :param rows: the number of rows of the flood.
     :param rate: rows per second; 0 for no limit.
-    :param patience: the time in s until the reader must be level.
-    :raises TimeoutError: if the reader is not level in time.
+    :param patience: the time in s within which the reader must catch up.
+    :raises TimeoutError: if the reader does not catch up in time.
     """
     redis = PrivateRedis().start()
     host = FloodHost(reactor, "reader")
@@ -270,8 +273,8 @@ async def run_flood(
     writer = _WriterProcess()
     deadline = time.monotonic() + patience
 
-    async def until(what: str, is_so: Any) -> None:
-        while not is_so():
+    async def wait_for(what: str, condition: Any) -> None:
+        while not condition():
             if writer.ended is not None:
                 raise RuntimeError(f"the writer ended: {writer.ended}")
             if time.monotonic() > deadline:
@@ -294,7 +297,7 @@ async def run_flood(
             ],
             env=os.environ,
         )
-        await until("steady rows", lambda: len(sink.steady) > 10)
+        await wait_for("steady rows", lambda: len(sink.steady) > 10)
         del sink.steady[:]
         await clock.sleep(_QUIET)
         memory_before = _resident()
@@ -302,16 +305,16 @@ async def run_flood(
         started = time.monotonic()
         before, sink.steady = sink.steady, []
         writer.send("flood")
-        await until("the last row", lambda: observer.newest >= rows)
+        await wait_for("the last row", lambda: observer.newest >= rows)
         sent = time.monotonic()
         during = list(sink.steady)
-        # The sink stays slow for a while, to measure the backlog of the flood.
+        # Leave the sink slow for a while, to measure the queue of the flood.
         await clock.sleep(_QUIET / 2)
         handled = sink.handled
         links_lost = observer.links_lost
         sink.is_slow = False
-        await until("all rows", lambda: host.flooded.position >= rows)
-        level = time.monotonic()
+        await wait_for("all rows", lambda: host.flooded.position >= rows)
+        caught_up = time.monotonic()
     finally:
         if sampling.running:
             sampling.stop()
@@ -326,7 +329,7 @@ async def run_flood(
         handled,
         observer.longest_queue,
         links_lost,
-        round(level - started, 1),
+        round(caught_up - started, 1),
         sink.handled == rows and not sink.out_of_order,
         _percentiles(before),
         _percentiles(during),
@@ -354,20 +357,20 @@ def _resident() -> float:
 class _WriterProcess(ProcessProtocol):
     """The writer process, controlled by the reader.
 
-    :ivar ended: why it ended; empty while it runs.
+    :ivar ended: why the process ended; ``None`` while it runs.
     """
 
     def __init__(self) -> None:
         self.ended: str | None = None
         self._errors = b""
 
-    def send(self, word: str) -> None:
-        """Write a line to its standard input."""
+    def send(self, line: str) -> None:
+        """Write a line to the standard input of the process."""
         assert self.transport is not None
-        self.transport.write(f"{word}\n".encode())
+        self.transport.write(f"{line}\n".encode())
 
     def stop(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         if self.transport is not None and self.ended is None:
             with contextlib.suppress(error.ProcessExitedAlready):
                 self.transport.signalProcess("KILL")
@@ -395,7 +398,7 @@ async def _write(reactor: Any, port: int, rows: int, rate: int) -> None:
     steady.base = time.monotonic_ns()
 
     def write_steady() -> None:
-        # Write every row that is due; a late writer does not change their times.
+        # Write every row that is due; its time does not depend on when it is written.
         steady.local_token = (time.monotonic_ns() - steady.base) // steady.step
         host.notifier.notify()
 

@@ -1,8 +1,8 @@
 """Fuzzes the parsers of untrusted input, guided by coverage (atheris).
 
-``scripts/fuzz`` runs it with libFuzzer's options. The parsers may raise only their
-documented errors, with bounded texts; any other exception is printed, and its input is
-written to ``crash-*``. The corpus begins with well-formed input of every kind.
+``scripts/fuzz`` runs this program with libFuzzer's options. The parsers may raise only
+their documented errors, with bounded texts; any other exception is printed, and its
+input is written to ``crash-*``. The corpus begins with well-formed input of every kind.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def fuzz(data: bytes) -> None:
     elif kind == _REPLIES:
         read_as_replies(data)
     elif kind in (_SERVER, _CLIENT):
-        read_on_a_connection(Role.SERVER if kind == _SERVER else Role.CLIENT, data)
+        read_on_connection(Role.SERVER if kind == _SERVER else Role.CLIENT, data)
     elif kind == _TOKEN:
         read_as_token(data)
 
@@ -133,7 +133,7 @@ def seeds() -> list[bytes]:
     return found
 
 
-def be_short(error: Exception) -> None:
+def check_length(error: Exception) -> None:
     """Check that an error's text is bounded."""
     assert len(str(error)) < 1000
 
@@ -146,7 +146,7 @@ def read_as_lines(data: bytes) -> None:
         elif isinstance(item, InterleavedRun):
             assert len(item.tokens) == len(item.rows) == len(item.instance_names)
         elif isinstance(item, RefusedLine):
-            be_short(item.error)
+            check_length(item.error)
         else:
             (again,) = read_lines([encode_command(item)])
             assert again == item, (again, item)
@@ -158,7 +158,7 @@ def read_as_row(data: bytes) -> None:
         try:
             codec.decode([data])
         except RowDecodeError as error:
-            be_short(error)
+            check_length(error)
     try:
         value = decode_json(data)
     except ValueError:
@@ -176,7 +176,7 @@ def read_as_message(data: bytes) -> None:
     try:
         message = parse_message(data)
     except RemoteProtocolError as error:
-        be_short(error)
+        check_length(error)
         return
     assert parse_message(encode_message(message)).positions == message.positions
 
@@ -193,8 +193,11 @@ def read_as_replies(data: bytes) -> None:
         pass
 
 
-def read_on_a_connection(role: Role, data: bytes) -> None:
-    """Feed a connection that uses the extension, in pieces of a size from the data."""
+def read_on_connection(role: Role, data: bytes) -> None:
+    """Feed data to a connection that uses the extension.
+
+    The data determines the size of the pieces in which it arrives.
+    """
     connection = LineConnection(role, "hs.example", 0.0, speaks_extension=True)
     size = max(data[0] + 1 if data else 1, len(data) // 50)
     sent = 0
@@ -205,7 +208,7 @@ def read_on_a_connection(role: Role, data: bytes) -> None:
                 assert connection.extension_agreed or not connection.is_open
                 read_as_message(item.payload)
         for error in received.refused:
-            be_short(error)
+            check_length(error)
         connection.tick(float(now))
         sent += len(connection.data_to_send())
         assert len(connection.close_text) < 2000
@@ -219,7 +222,7 @@ def read_as_token(data: bytes) -> None:
     try:
         token = MultiWriterStreamToken.parse(data.decode("utf-8", "replace"), str)
     except TokenError as error:
-        be_short(error)
+        check_length(error)
         return
     assert token.get_max_stream_pos() >= token.stream
     assert MultiWriterStreamToken.parse(token.to_string(int), str) == token
@@ -229,18 +232,18 @@ def main() -> None:
     """Run with the seeds, and with the corpora in the given folders.
 
     The first argument is an empty folder for the seeds and, if no other folder is
-    given, for new inputs. The caller removes it.
+    given, for new inputs. The caller removes that folder.
     """
-    folder, *words = sys.argv[1:]
+    folder, *arguments = sys.argv[1:]
     found, given = Path(folder, "found"), Path(folder, "seeds")
     found.mkdir()
     given.mkdir()
     for number, data in enumerate(seeds()):
         given.joinpath(str(number)).write_bytes(data)
-    if all(word.startswith("-") for word in words):
+    if all(argument.startswith("-") for argument in arguments):
         # libFuzzer writes new inputs to the first folder.
-        words.append(str(found))
-    atheris.Setup([sys.argv[0], *words, str(given)], fuzz)
+        arguments.append(str(found))
+    atheris.Setup([sys.argv[0], *arguments, str(given)], fuzz)
     atheris.Fuzz()
 
 

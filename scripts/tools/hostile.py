@@ -1,7 +1,7 @@
-"""Bounded input of hostile, broken or misconfigured peers, to this machine only.
+"""Bounded input as from hostile, broken or misconfigured peers, to this machine only.
 
 All functions block. ``scripts/faults`` sends the input to a deployment under load and
-checks every row; :mod:`scripts.tools.attack_budget` measures its cost.
+checks every row; :mod:`scripts.tools.attack_budget` measures the cost of the input.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = [
 
 _LOCALHOST = "127.0.0.1"
 _TIMEOUT = 5.0
-#: The number of lines that are sent together.
-_TOGETHER = 200
+#: The number of lines that are sent in one write.
+_BATCH = 200
 
 #: Lines without line ends.
 Lines = Iterable[bytes]
@@ -96,7 +96,7 @@ def send_lines(port: int, lines: Lines, seconds: float, most: int = 10**9) -> in
         ):
             peer.sendall(b"NAME stranger\n")
             while time.monotonic() < deadline:
-                chunk = list(islice(source, _TOGETHER))
+                chunk = list(islice(source, _BATCH))
                 if not chunk:
                     return sent
                 peer.sendall(b"\n".join(chunk) + b"\n")
@@ -105,7 +105,7 @@ def send_lines(port: int, lines: Lines, seconds: float, most: int = 10**9) -> in
 
 
 def relay_storm(port: int) -> None:
-    """Send one command that servers relay, and wait a moment."""
+    """Send commands that servers relay, and wait 0.5 s."""
     with socket.create_connection((_LOCALHOST, port), _TIMEOUT) as peer:
         peer.sendall(b"NAME stranger\nREMOTE_SERVER_UP matrix.example.org\n")
         peer.sendall(b'LOCK_RELEASED ["stranger","lock","key"]\n')
@@ -120,13 +120,11 @@ def publish(
     deadline = time.monotonic() + seconds
     source = iter(islice(messages, most))
     with socket.create_connection((_LOCALHOST, port), _TIMEOUT) as redis:
-        while time.monotonic() < deadline and (
-            chunk := list(islice(source, _TOGETHER))
-        ):
+        while time.monotonic() < deadline and (chunk := list(islice(source, _BATCH))):
             for message in chunk:
-                words = (b"PUBLISH", channel.encode(), message)
+                parts = (b"PUBLISH", channel.encode(), message)
                 redis.sendall(
-                    b"*3\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in words)
+                    b"*3\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)
                 )
             answered = 0
             while answered < len(chunk):
@@ -136,7 +134,7 @@ def publish(
 
 
 def connect_with_names(port: int, most: int, seconds: float) -> int:
-    """Connect repeatedly, each time with another NAME; return the number of times."""
+    """Connect repeatedly, each time with another NAME; return how often."""
     return _repeat(
         lambda number: _exchange(
             socket.create_connection((_LOCALHOST, port), _TIMEOUT),

@@ -7,12 +7,13 @@
 
 New rows are written to a private PostgreSQL before each run. A run is a separate
 process, with Spark. It is killed with SIGKILL, first at each named point, then at
-random times: only its Python, only its Java, or both. The next run starts at once,
-while Java of the previous one may still be running. After each kill, the Delta tables
-are searched for rows that are duplicated, or that the database does not have. The last
-run is not killed; then Spark, DuckDB, pyarrow and the tables must agree on every row.
+random times: only its Python, only its Java, or both. The next run starts immediately,
+while the Java process of the previous run may still be running. After each kill, the
+Delta tables are searched for rows that are duplicated, or that are not in the database.
+The last run is not killed; then Spark, DuckDB, pyarrow and the database must agree on
+every row.
 
 With ``--two-drivers``, two runs archive to the same location concurrently, in several
-rounds, and one of them is sometimes killed. A run that finds that the other one was
-first must end with a message about it.
+rounds, and one of them is sometimes killed. A run whose commit conflicts with a commit
+of the other run must end with a message about it.
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from scripts.tools.archive_kills.kills import WHOM, Kill, plan_kills
+from scripts.tools.archive_kills.kills import VICTIMS, Kill, plan_kills
 from scripts.tools.archive_kills.rounds import KillTest, TwoDriversTest
 from scripts.tools.archive_kills.work import RETENTION_VARIABLE, work
 from synapse_replication.pipeline.archive.table import Point
@@ -29,15 +29,15 @@ __all__ = ["main"]
 @click.option(
     "--skip",
     default=0,
-    help="The number of kills to skip; the first ones are at named points.",
+    help="The number of kills to skip; the first kills are at named points.",
 )
 @click.option(
-    "--seed", default=1, show_default=True, help="The seed of random choices."
+    "--seed", default=1, show_default=True, help="The seed of all random choices."
 )
 @click.option("--child", hidden=True)
 @click.option("--point", type=click.Choice([p.value for p in Point]), hidden=True)
 @click.option("--nth", default=1, hidden=True)
-@click.option("--whom", type=click.Choice(WHOM), default="python", hidden=True)
+@click.option("--victims", type=click.Choice(VICTIMS), default="python", hidden=True)
 def main(
     kills: int,
     two_drivers: int,
@@ -46,28 +46,28 @@ def main(
     child: str | None,
     point: str | None,
     nth: int,
-    whom: str,
+    victims: str,
 ) -> None:
     """Kill the archive's driver repeatedly; exit with 1 if any row is wrong."""
     if child is not None:
-        work(child, None if point is None else Kill(whom, Point(point), nth))
+        work(child, None if point is None else Kill(victims, Point(point), nth))
         return
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="archive-kills-") as folder:
         server = PrivatePostgres()
         server.start()
         try:
-            place = Path(folder, "archive")
+            archive = Path(folder, "archive")
             dsn = server.new_database()
             if two_drivers:
-                test = TwoDriversTest(dsn, place, click.echo)
+                test = TwoDriversTest(dsn, archive, click.echo)
                 result = test.run_rounds(two_drivers, rng)
                 click.echo(f"{test.refused} drivers were rejected")
             else:
-                # A single run may remove uncommitted files without waiting.
+                # With only one driver, uncommitted files may be removed immediately.
                 os.environ[RETENTION_VARIABLE] = "0"
                 planned = plan_kills(kills, rng)[skip:]
-                result = KillTest(dsn, place, click.echo).run(planned)
+                result = KillTest(dsn, archive, click.echo).run(planned)
         finally:
             server.stop()
     click.echo(f"{result.kills} kills, {result.rows} rows")

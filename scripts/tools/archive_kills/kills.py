@@ -12,15 +12,15 @@ import attrs
 
 from synapse_replication.pipeline.archive.table import Point
 
-__all__ = ["PATIENCE_SECONDS", "WHOM", "Kill", "kill_process", "plan_kills"]
+__all__ = ["PATIENCE_SECONDS", "VICTIMS", "Kill", "kill_process", "plan_kills"]
 
 #: The processes to kill.
-WHOM = ("python", "both", "java")
+VICTIMS = ("python", "both", "java")
 
 #: Points that a run reaches only once.
 _ONCE = (Point.PLANNED, Point.COMPACTING, Point.COMPACTED, Point.VACUUMED)
 
-#: The most time that a run, or a killed process, may take to end, in s.
+#: The time within which a run, or a killed process, must end, in s.
 PATIENCE_SECONDS = 300.0
 
 
@@ -28,15 +28,15 @@ PATIENCE_SECONDS = 300.0
 class Kill:
     """One planned kill.
 
-    :ivar whom: the processes to kill.
-    :ivar point: a named point, together with ``nth``; ``None`` to use ``after`` and
+    :ivar victims: the processes to kill.
+    :ivar point: the named point at which to kill; ``None`` to use ``after`` and
         ``delay``.
-    :ivar nth: the number of times that the point is reached.
-    :ivar after: the number of points of any name.
-    :ivar delay: the additional delay in s.
+    :ivar nth: kill when ``point`` is reached for the nth time.
+    :ivar after: kill after this number of points of any name.
+    :ivar delay: the delay after the last of these points, in s.
     """
 
-    whom: str
+    victims: str
     point: Point | None = None
     nth: int = 1
     after: int = 0
@@ -44,39 +44,49 @@ class Kill:
 
     def __str__(self) -> str:
         if self.point is not None:
-            return f"{self.whom} at {self.point.value} {self.nth}"
-        return f"{self.whom} {self.delay:.2f} s after point {self.after}"
+            return f"{self.victims} at {self.point.value} {self.nth}"
+        return f"{self.victims} {self.delay:.2f} s after point {self.after}"
 
 
 def plan_kills(count: int, rng: random.Random) -> list[Kill]:
-    """Plan one kill at each named point, and the others at random times."""
+    """Plan a kill at each named point, then further kills at random times."""
     kills = [
-        Kill(WHOM[index % len(WHOM)], point, 1 if point in _ONCE else rng.randint(1, 2))
+        Kill(
+            VICTIMS[index % len(VICTIMS)],
+            point,
+            1 if point in _ONCE else rng.randint(1, 2),
+        )
         for index, point in enumerate(Point)
     ]
     while len(kills) < count:
         kills.append(
             Kill(
-                rng.choice(WHOM), after=rng.randint(1, 12), delay=rng.uniform(0.0, 0.6)
+                rng.choice(VICTIMS),
+                after=rng.randint(1, 12),
+                delay=rng.uniform(0.0, 0.6),
             )
         )
     return kills[:count]
 
 
-def kill_process(python: int, whom: str) -> None:
-    """Kill a process, its Java, or both; the process leads its own group."""
-    if whom == "both":
+def kill_process(python: int, victims: str) -> None:
+    """Kill a Python process, its Java process, or both.
+
+    :param python: the id of the Python process, which leads its own process group.
+    :param victims: one of :data:`VICTIMS`.
+    """
+    if victims == "both":
         os.killpg(python, signal.SIGKILL)
         return
-    victim = python if whom == "python" else _java_of(python)
+    victim = python if victims == "python" else _java_of(python)
     if victim is None:
         return
-    # Opened first, because a process id may be reused.
+    # Open the process before killing it, because its id may be reused afterwards.
     watched = os.pidfd_open(victim)
     try:
         os.kill(victim, signal.SIGKILL)
         if python == os.getpid():
-            # The step after the point must not be executed.
+            # Wait, so that this process does not execute the step after the point.
             select.select([watched], [], [], PATIENCE_SECONDS)
     finally:
         os.close(watched)

@@ -1,4 +1,4 @@
-"""Reads an archive in several ways, in order."""
+"""Reads all rows of an archive with several libraries, in the same order."""
 
 from __future__ import annotations
 
@@ -51,19 +51,22 @@ def read_by_duckdb(folder: Path) -> list[Key]:
     from deltalake import DeltaTable
 
     keys: list[Key] = []
-    for place in sorted((folder / "streams").iterdir()):
-        table = DeltaTable(place).to_pyarrow_dataset()
+    for path in sorted((folder / "streams").iterdir()):
+        table = DeltaTable(path).to_pyarrow_dataset()
         with duckdb.connect() as connection:
             connection.register("archived", table)
             found = connection.execute(
                 "SELECT instance_name, stream_id FROM archived"
             ).fetchall()
-        keys += [(place.name, *row) for row in found]
+        keys += [(path.name, *row) for row in found]
     return sorted(keys)
 
 
 def read_by_spark(folder: Path, dsn: str) -> tuple[list[Row], list[Row]]:
-    """Read the database with the data source, and the archive."""
+    """Read the database with the data source, and the archive with Spark.
+
+    :return: the rows of the database, and those of the archive.
+    """
     from synapse_replication.pipeline.archive.frames import read_archive
     from synapse_replication.pipeline.spark.session import job_session
 

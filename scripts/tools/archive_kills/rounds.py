@@ -1,4 +1,4 @@
-"""Rounds of runs that are killed, and the checks after each."""
+"""Rounds of runs that are killed, and the checks after each run."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ __all__ = ["KillTest", "Result", "TwoDriversTest"]
 
 _ROWS_BEFORE_A_RUN = 200
 
-#: Starting Java takes most of a run, so optimized compilation does not pay off.
-#: Starting a worker takes long on a busy machine.
+#: Starting Java takes most of the time of a run, so the optimizing compiler does not
+#: pay off. The timeout is for starting a worker, which takes long on a busy machine.
 _ENVIRON = {
     "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "PYSPARK_SUBMIT_ARGS": "--conf spark.sql.shuffle.partitions=2 "
@@ -57,7 +57,7 @@ class Result:
 
 
 class _Points(threading.Thread):
-    """Counts the points that a run reaches, and kills it at random ones."""
+    """Counts the points that a run reaches, and performs a kill at a random time."""
 
     def __init__(self, process: subprocess.Popen[str], kill: Kill | None) -> None:
         super().__init__(daemon=True)
@@ -80,7 +80,7 @@ class _Points(threading.Thread):
             return
         time.sleep(self._kill.delay)
         if self._process.poll() is None:
-            kill_process(self._process.pid, self._kill.whom)
+            kill_process(self._process.pid, self._kill.victims)
 
 
 class KillTest:
@@ -104,22 +104,22 @@ class KillTest:
             add_rows(self._dsn, _ROWS_BEFORE_A_RUN)
             started = time.monotonic()
             status, points = self._start(kill)
-            # Without Java, Python ends on its own, or commits the written files.
-            if status < 0 or (points and kill.whom == "java"):
+            # After a kill of Java, Python ends by itself, or commits the written files.
+            if status < 0 or (points and kill.victims == "java"):
                 self.result.kills += 1
             elif status != 0:
                 self.result.problems.append(f"{kill}: the run failed without a kill")
             elif kill.point is not None:
                 self.result.problems.append(f"{kill}: the run never reached this point")
-            seen = self._look(str(kill))
+            seen = self._check_rows(str(kill))
             self._say(
                 f"{kill}: status {status} after {time.monotonic() - started:.1f} s, "
-                f"{points} points; {seen} rows are there"
+                f"{points} points; the archive has {seen} rows"
             )
         return self._finish()
 
     def _finish(self) -> Result:
-        """Run once more, which nothing kills, and compare what there is."""
+        """Run once more without a kill, and compare the archive with the database."""
         status, _ = self._start(None)
         if status != 0:
             self.result.problems.append(f"the last run ended with status {status}")
@@ -131,7 +131,7 @@ class KillTest:
         arguments = ["--child", str(self._folder)]
         if kill is not None and kill.point is not None:
             arguments += ["--point", kill.point.value, "--nth", str(kill.nth)]
-            arguments += ["--whom", kill.whom]
+            arguments += ["--victims", kill.victims]
         log = self._folder.with_suffix(".log")
         with log.open("ab") as errors:
             process = subprocess.Popen(
@@ -149,7 +149,7 @@ class KillTest:
                 start_new_session=True,
                 text=True,
             )
-        # In a thread, because Java has inherited the pipe and may run for longer.
+        # Read in a thread, because Java has inherited the pipe and may outlive Python.
         points = _Points(process, kill)
         points.start()
         try:
@@ -158,18 +158,23 @@ class KillTest:
             process.kill()
             process.wait()
 
-    def _look(self, when: str) -> int:
-        """Check for rows that are duplicated or were never written."""
-        seen = [key[:3] for key in read_by_pyarrow(self._folder)]
-        doubled = [key for key, count in Counter(seen).items() if count > 1]
-        strangers = set(seen) - set(read_keys(self._dsn))
-        if doubled:
-            self.result.problems.append(f"{when}: {len(doubled)} rows are duplicated")
-        if strangers:
+    def _check_rows(self, when: str) -> int:
+        """Check for rows that are duplicated or were never written.
+
+        :return: the number of rows in the archive.
+        """
+        found = [key[:3] for key in read_by_pyarrow(self._folder)]
+        duplicated = [key for key, count in Counter(found).items() if count > 1]
+        unwritten = set(found) - set(read_keys(self._dsn))
+        if duplicated:
             self.result.problems.append(
-                f"{when}: {len(strangers)} rows that were never written"
+                f"{when}: {len(duplicated)} rows are duplicated"
             )
-        return len(seen)
+        if unwritten:
+            self.result.problems.append(
+                f"{when}: {len(unwritten)} rows were never written"
+            )
+        return len(found)
 
     def _compare(self) -> None:
         by_source, by_spark = read_by_spark(self._folder, self._dsn)
@@ -183,16 +188,16 @@ class KillTest:
         ):
             if found != expected:
                 self.result.problems.append(
-                    f"{reader} returns other rows than the database"
+                    f"{reader} does not return the rows of the database"
                 )
         for name, rows in (
-            ("the tables, by the data source", by_source),
-            ("the archive, by Spark", by_spark),
-            ("the archive, by pyarrow", by_pyarrow),
+            ("the database, read with the data source", by_source),
+            ("the archive, read with Spark", by_spark),
+            ("the archive, read with pyarrow", by_pyarrow),
         ):
             self._say(f"{name}: {len(rows)} rows, checksum {checksum_of(rows)}")
             if rows != by_pyarrow:
-                self.result.problems.append(f"{name}: other rows than with pyarrow")
+                self.result.problems.append(f"{name}: differs from pyarrow")
 
 
 class TwoDriversTest(KillTest):
@@ -203,7 +208,7 @@ class TwoDriversTest(KillTest):
         make_tables(self._dsn)
         for number in range(1, rounds + 1):
             add_rows(self._dsn, _ROWS_BEFORE_A_RUN)
-            # Every third round one of them is killed.
+            # In every third round, the first driver is killed.
             kill = (
                 Kill("both", after=rng.randint(2, 10), delay=rng.uniform(0, 0.3))
                 if number % 3 == 0
@@ -220,10 +225,10 @@ class TwoDriversTest(KillTest):
             self.refused += refused
             if any(status not in (0, STATUS_REFUSED, -9) for status in statuses):
                 self.result.problems.append(f"round {number}: statuses {statuses}")
-            seen = self._look(f"round {number}")
+            seen = self._check_rows(f"round {number}")
             self._say(
                 f"round {number}, {delay:.1f} s apart, killed: {kill}: statuses "
-                f"{statuses}, {refused} refused; {seen} rows are there"
+                f"{statuses}, {refused} refused; the archive has {seen} rows"
             )
         return self._finish()
 

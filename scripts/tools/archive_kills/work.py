@@ -1,4 +1,4 @@
-"""The process that archives and is killed."""
+"""The archiving process, which is killed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ __all__ = ["DSN_VARIABLE", "RETENTION_VARIABLE", "STATUS_REFUSED", "work"]
 DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
 RETENTION_VARIABLE = "ARCHIVE_KILLS_RETENTION_HOURS"
 
-#: The exit status of a run if another one was first.
+#: The exit status of a run if another run committed first.
 STATUS_REFUSED = 3
 _REFUSED = "refused: "
+#: A part of the error that a run raises if another run committed first.
 _FIRST = "first: one driver at a time"
 _BATCH_IDS = 150
 _COMPACT_FILES = 3
 
 
 def work(folder: str, kill: Kill | None) -> None:
-    """Archive once; print each point, and wait to be killed at one of them."""
+    """Archive once, print each point that is reached, and perform the kill.
+
+    :param folder: the folder of the archive.
+    :param kill: a kill at a named point; ``None`` if this process performs none.
+    """
     from synapse_replication.errors import PipelineError
     from synapse_replication.pipeline.archive.progress import PlainReporter
     from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
@@ -35,7 +40,7 @@ def work(folder: str, kill: Kill | None) -> None:
         reached[point] += 1
         print(point.value, flush=True)  # noqa: T201 -- for the process that started this
         if kill is not None and point is kill.point and reached[point] == kill.nth:
-            kill_process(os.getpid(), kill.whom)
+            kill_process(os.getpid(), kill.victims)
 
     try:
         run_archive(

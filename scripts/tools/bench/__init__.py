@@ -1,1 +1,1 @@
-"""The same work through this package and through a real Synapse, in turn."""
+"""Benchmarks: the same work with this package and with a real Synapse, alternately."""

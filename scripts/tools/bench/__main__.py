@@ -30,17 +30,27 @@ _ASK_VERSION = "import importlib.metadata as m; print(m.version('matrix-synapse'
     type=click.Path(exists=True, dir_okay=False),
     help="The Python interpreter of an environment with a real Synapse.",
 )
-@click.option("--rounds", type=click.IntRange(min=1), help="Default 5, quick 2.")
-@click.option("--quick", is_flag=True, help="Do less work, in less than 3 minutes.")
-@click.option("--only", multiple=True, help="A task's name, or its beginning.")
 @click.option(
-    "--growth", is_flag=True, help="Measure only the cost of a row here, by size."
+    "--rounds",
+    type=click.IntRange(min=1),
+    help="The number of rounds of each task; by default 5, or 2 with --quick.",
+)
+@click.option("--quick", is_flag=True, help="Do less work, in less than 3 minutes.")
+@click.option(
+    "--only",
+    multiple=True,
+    help="Run only the tasks whose names begin with this; may be repeated.",
+)
+@click.option(
+    "--growth",
+    is_flag=True,
+    help="Measure only this package's cost per row, as rows, streams and writers grow.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a plot to this file (PNG); wants the extra 'bench'.",
+    help="Write a plot to this file (PNG); requires the extra 'bench'.",
 )
 def bench(
     peer: str,
@@ -51,9 +61,9 @@ def bench(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Do the same work here and with a real Synapse, in turn, and compare."""
+    """Do the same work with this package and with a real Synapse, and compare."""
     if plot is not None:
-        # Imported before the work, in case it is not installed.
+        # Import it before the work, because matplotlib may not be installed.
         from scripts.tools.bench import plots
 
     def say(text: str) -> None:
@@ -65,17 +75,17 @@ def bench(
             series = measure_growth(quick, rounds, say)
             if plot is not None:
                 plots.plot_growth(series, plot)
-            report: object = [one.to_json() for one in series]
+            report: object = [each.to_json() for each in series]
             if as_json:
                 click.echo(json.dumps(report, indent=1))
             else:
-                for one in series:
-                    click.echo(one.to_text())
+                for each in series:
+                    click.echo(each.to_text())
             return
         tasks = [task for task in TASKS if not only or task.name.startswith(only)]
         if not tasks and NAME not in only:
             names = ", ".join((*(task.name for task in TASKS), NAME))
-            raise click.BadParameter(f"no such task; there are: {names}")
+            raise click.BadParameter(f"no such task; the tasks are: {names}")
         version = _version_of(peer)
         load = [os.getloadavg()[0]]
         results = Runner(peer, rounds, quick, say).run(tasks) if tasks else []
@@ -94,7 +104,7 @@ def bench(
             "machine": f"{platform.machine()}, {platform.system()}",
             "processors": os.cpu_count(),
             "rounds": rounds,
-            "load_at_start_and_end": [round(one, 1) for one in load],
+            "load_at_start_and_end": [round(value, 1) for value in load],
             "results": [result.to_json() for result in results],
         }
         click.echo(json.dumps(report, indent=1))
@@ -105,7 +115,7 @@ def bench(
 def _version_of(peer: str) -> str:
     """Return Synapse's version in the peer's environment.
 
-    :raises click.ClickException: if it is not installed there.
+    :raises click.ClickException: if Synapse is not installed there.
     """
     done = subprocess.run([peer, "-c", _ASK_VERSION], capture_output=True, check=False)
     if done.returncode:

@@ -1,9 +1,9 @@
 """Measures the cost of replication in a real homeserver: CPU time of five processes.
 
-Both sides are the same deployment of a main process and four workers, started anew
-for each round, and are given the same client operations one after another. What is
-measured is the processor time of each process, user and system, from after a warm-up
-to the end of the operations.
+Both sides are the same deployment of a main process and four workers, started anew for
+each round, and perform the same client operations one after another. The processor time
+of each process, user and system, is measured from the end of a warm-up to the end of
+the operations.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ NAME = "deployment"
 
 OPERATIONS, QUICK_OPERATIONS = 1500, 300
 WARM_UP = 150
-#: The number of rooms, half of them of each persister, and the most attempts.
+#: The number of rooms, half of them for each persister, and the maximum number of rooms
+#: that are created to obtain them.
 ROOMS, MOST_ROOMS = 4, 30
 #: The number of operations between two ``/sync`` requests.
 SYNC_EACH = 5
-#: The time in s after the last operation, for its consequences.
+#: The time in s to wait after the last operation, until its rows are replicated.
 SETTLE = 3.0
 
 
 def make_plan(count: int) -> list[tuple[int, str]]:
-    """Return a fixed sequence of operations: the number of a room, and a stream."""
+    """Return a fixed sequence of operations, each with a room's number and a stream."""
     chance = random.Random(1)
     kinds = chance.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count)
     return [(chance.randrange(ROOMS), kind) for kind in kinds]
@@ -59,7 +60,7 @@ def processor_seconds(stat: str) -> float:
 
     :param stat: the content of its ``/proc/PID/stat``.
     """
-    # The name, in parentheses, may contain spaces.
+    # The process's name, in parentheses, may contain spaces.
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -75,12 +76,12 @@ class _Listeners:
 def measure_deployment(
     rounds: int, quick: bool, say: Callable[[str], object]
 ) -> list[Result]:
-    """Measure both sides in turn.
+    """Measure both sides alternately.
 
     The processes are started by the interpreter that
     :func:`tests.support.synapse_process.interpreter` names.
 
-    :return: a result for each process, and one for all together.
+    :return: a result for each process, and one for their sum.
     """
     count = QUICK_OPERATIONS if quick else OPERATIONS
     found: dict[str, tuple[list[float], list[float]]] = {
@@ -129,7 +130,12 @@ def _measure(side: str, plan: list[tuple[int, str]]) -> Mapping[str, float]:
 
 
 def _make_rooms(deployment: SynapseDeployment) -> list[Room]:
-    """Create as many rooms of each persister, which depends on their random ids."""
+    """Create rooms until each persister has as many as the other.
+
+    The random id of a room determines its persister.
+
+    :raises BenchError: if all rooms belong to one persister.
+    """
     by_persister: dict[str, list[Room]] = {}
     for number in range(MOST_ROOMS):
         room = _make_room(deployment, number)

@@ -21,7 +21,7 @@ _TIMEOUT = 3600
 class Growth:
     """One quantity that grows.
 
-    :ivar name: its name.
+    :ivar name: the name of the quantity.
     :ivar measure: the function in ``ours_growth.py``.
     :ivar sizes: the measured sizes.
     :ivar quick_sizes: the measured sizes in a quick run.
@@ -59,14 +59,14 @@ GROWTHS = (
 class Series:
     """The cost of one row, by size.
 
-    :ivar points: (size, microseconds a row, the median of the rounds).
+    :ivar points: the pairs of a size and the median cost of a row, in µs.
     """
 
     name: str
     points: Sequence[tuple[int, float]]
 
     def to_json(self) -> dict[str, object]:
-        """Return all of it as a JSON value."""
+        """Return the series as a JSON value."""
         return {"grows": self.name, "us_per_row": dict(self.points)}
 
     def to_text(self) -> str:
@@ -100,6 +100,6 @@ def measure_growth(
             cost = statistics.median(c["microseconds"] for c in costs)
             points.append((size, round(cost, 3)))
         series.append(Series(growth.name, points))
-        # Printed now, in case a later measure fails.
+        # Print the series now, because a later measure may fail.
         say(series[-1].to_text())
     return series

@@ -1,8 +1,8 @@
 """The cost of a received row: ``python ours_growth.py MEASURE PARAMETERS``.
 
-The rows pass from bytes of a socket to the host's sink and its positions, in one
+Each row passes from the bytes of a socket to the host's sink and positions, in one
 process that does nothing else. Processor time is measured, because other processes
-affect it less.
+affect it less than elapsed time.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from synapse_replication.transport.buffers import USUAL_READ
 
 __all__ = ["MEASURES"]
 
-#: The number of rows if something else than their number grows.
+#: The number of rows if another quantity grows.
 _ROWS = 100_000
 #: The number of rows before the measurement, as a warm-up.
 _WARM_UP = 5_000
 
 
 class PositionedSource(Source):
-    """A stream with the positions of several writers, as its id generator has."""
+    """A stream that tracks the positions of several writers as an id generator does."""
 
     def __init__(self, writers: Sequence[str]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class PositionedSource(Source):
 
 
 class Transport(StringTransport):
-    """A transport whose peer always has more to read, as much as it asks for."""
+    """A transport whose reads always return ``bufferSize`` bytes."""
 
     bufferSize = USUAL_READ  # noqa: N815
 
@@ -96,7 +96,8 @@ def _receive(
         wanted = counting.wanted - count
         started = time.process_time()
         protocol.dataReceived(data)
-        # A chunk needs a few reactor iterations; after more, it is stuck.
+        # Delivering a chunk takes a few iterations of the reactor. The limit ends the
+        # loop if a row is not delivered.
         for _ in range(count):
             if counting.wanted == wanted:
                 break
@@ -123,7 +124,7 @@ def streams(size: int) -> dict[str, float]:
         sources.append(source)
 
     def line_of(token: int) -> bytes:
-        # Each has a sequence of its own, as streams have.
+        # Each stream has ids of its own.
         name = f"stream{(token - 2) % size}"
         line = rdata_line((token - 2) // size + 2)
         return line.replace(STREAM.encode(), name.encode(), 1)

@@ -49,20 +49,20 @@ class CountingSink:
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> Awaitable[None] | None:
-        """Record or deliver rows of a stream."""
+        """Count rows of a stream."""
         self._counting.count(rows)
         return None
 
     def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> Awaitable[None] | None:
-        """Record the position of a writer."""
+        """Record that a writer announced its position."""
         self._counting.position()
         return None
 
 
 class Source:
-    """A stream with its rows in memory. It cannot return rows that a reader missed."""
+    """A stream with its rows in memory, which a reader cannot fetch."""
 
     def __init__(self, stream_name: str = STREAM) -> None:
         self.description = STANDARD_STREAMS[stream_name].description
@@ -88,7 +88,10 @@ class Source:
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
-        """Return the rows of a writer in ``(from_token, upto_token]``."""
+        """Return a page of the rows in ``(from_token, upto_token]`` to the streamer.
+
+        :raises CatchUpError: if this is a reader, which has no rows.
+        """
         if not self.rows:
             raise CatchUpError("a row was missed, which invalidates the measurement")
         end = min(upto_token, from_token + _PAGE)
@@ -151,29 +154,29 @@ class Process:
         self._link.start()
 
     async def connected(self) -> None:
-        """Wait until it is connected."""
+        """Wait until this process is connected."""
         while not self.handler.connected():
             await self.clock.sleep(0.01)
 
     def start_streamer(self) -> None:
-        """Start the streamer, which sends written rows."""
+        """Do nothing: the constructor has created the streamer."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait for ``seconds`` s."""
         await self.clock.sleep(seconds)
 
     async def stop(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         if self._link is not None:
             await self._link.stop()
 
     def write(self, rows: list[Any]) -> None:
-        """Write all rows at once."""
+        """Write rows, and notify the streamer once."""
         self.source.rows += rows
         self._streamer.on_notifier_poke()
 
     def write_at_rate(self, rows: int, rate: int) -> None:
-        """Write rows that contain their times, ``rate`` per second."""
+        """Write rows that contain the times of their writes, ``rate`` per second."""
         started = time.monotonic()
 
         def write_due() -> None:

@@ -63,7 +63,7 @@ def parse(lines: int) -> dict[str, float]:
 
 
 def serialise(lines: int) -> dict[str, float]:
-    """Encode rows that are JSON values as lines, 500 at a time as a streamer does."""
+    """Encode JSON values as lines of rows, 500 at a time as a streamer does."""
     rows = [row_of(token) for token in range(1, lines + 1)]
     started = time.perf_counter()
     for first in range(0, lines, 500):
@@ -74,7 +74,7 @@ def serialise(lines: int) -> dict[str, float]:
 
 
 def serialise_commands(lines: int) -> dict[str, float]:
-    """Encode rows that are JSON values as lines, each by its command."""
+    """Encode JSON values as lines of rows, one command at a time."""
     rows = [row_of(token) for token in range(1, lines + 1)]
     started = time.perf_counter()
     for token, row in enumerate(rows, 1):
@@ -137,7 +137,7 @@ def memory(rows: int) -> dict[str, float]:
     return {"bytes": used / rows}
 
 
-#: Each performs its work once and returns the result.
+#: The measures by name. Each performs its work once, and returns the result.
 MEASURES: dict[str, Any] = {
     "parse": parse,
     "parse_commands": parse_commands,

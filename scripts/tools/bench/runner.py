@@ -40,11 +40,11 @@ class Runner:
     say: Callable[[str], object]
 
     def run(self, tasks: Iterable[Task]) -> list[Result]:
-        """Run tasks on servers of their own.
+        """Run tasks on private servers.
 
         :raises BenchError: if a side failed.
         """
-        # Without a limit, so that no slow subscriber is disconnected.
+        # Remove the limit, so that no slow subscriber is disconnected.
         unlimited = {"client-output-buffer-limit": "pubsub 0 0 0"}
         with (
             PrivatePostgres(durable=True) as postgres,
@@ -83,7 +83,7 @@ class Runner:
                     assert isinstance(rounds, list)
                     rounds.append(value)
         for result in results:
-            # Printed now, in case a later task fails.
+            # Print the result now, because a later task may fail.
             self.say(result.to_text())
         return results
 
@@ -105,7 +105,8 @@ def run_measure(
     """Run one measure in a process of its own.
 
     :param time_limit: the timeout in s.
-    :raises BenchError: if it failed; the message has the end of its output.
+    :raises BenchError: if the measure failed; the message contains the end of its
+        output.
     """
     try:
         done = subprocess.run(

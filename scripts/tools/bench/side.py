@@ -28,23 +28,23 @@ def main(measures: Mapping[str, Callable[..., Any]]) -> None:
         result = measures[sys.argv[1]](*parameters)
     else:
         result = measures[sys.argv[1]](**parameters)
-    print(json.dumps(result), flush=True)  # noqa: T201 -- its answer
+    print(json.dumps(result), flush=True)  # noqa: T201 -- the result
 
 
 def run(work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
-    """Run work on the reactor of this process, which ends with it."""
+    """Run work on the reactor of this process, and return the result."""
     results: list[Any] = []
-    # As real processes of both sides do: imported objects live for ever.
+    # Real processes of both sides exclude imported objects from collections, too.
     gc.collect()
     gc.freeze()
-    # As processes of this package do; it does not slow the other side.
+    # Processes of this package use this interval, which does not slow the other side.
     sys.setswitchinterval(0.0005)
 
-    async def keep(reactor: Any) -> None:
+    async def store_result(reactor: Any) -> None:
         results.append(await work(reactor))
 
     try:
-        react(lambda reactor: Deferred.fromCoroutine(keep(reactor)))
+        react(lambda reactor: Deferred.fromCoroutine(store_result(reactor)))
     except SystemExit as ended:
         if ended.code:
             raise
@@ -52,10 +52,13 @@ def run(work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
 
 
 class Counting:
-    """Counts rows up to a number, then fires.
+    """Counts rows, and fires :attr:`done` after a given number.
 
     :param wanted: the number of rows.
     :param timed: whether to measure latencies with the time in ns in each event id.
+    :ivar seconds: the latencies in s.
+    :ivar finished: the monotonic time in s of the last row.
+    :ivar connected: fires when a writer announces its position.
     """
 
     def __init__(self, wanted: int, *, timed: bool = False) -> None:
@@ -101,7 +104,7 @@ class Child:
         )
 
     async def answer(self) -> Any:
-        """Wait for the next line that it prints, a JSON value."""
+        """Wait for the next line that the process prints, and return its JSON value."""
         assert self._process.stdout is not None
         line = await deferToThread(self._process.stdout.readline)
         if not line:
@@ -109,13 +112,13 @@ class Child:
         return json.loads(line)
 
     def go(self) -> None:
-        """Signal it to begin."""
+        """Signal the process to begin."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
 
     def stop(self) -> None:
-        """End it."""
+        """Kill the process."""
         self._process.kill()
         self._process.communicate()
 
@@ -124,8 +127,7 @@ class RedisMeasures:
     """The measures over Redis, with processes of either side.
 
     :param program: the program of the side, which each further process runs.
-    :param make: creates a process from ``(reactor, instance_name, counting, port)`` and
-        optionally whether to avoid hiredis.
+    :param make: creates a process from ``(reactor, instance_name, counting, port)``.
     :param traffic: the module that generates the traffic for both sides.
     """
 
@@ -172,7 +174,7 @@ class RedisMeasures:
         return result
 
     def send(self, port: int, rows: int) -> dict[str, float]:
-        """Send rows to Redis at full speed, where a plain socket subscribes."""
+        """Send rows at full speed through Redis to a plain socket that subscribes."""
         traffic = self._traffic
 
         async def work(reactor: Any) -> dict[str, float]:
@@ -246,7 +248,7 @@ class RedisMeasures:
             process = self._make(reactor, name, counting, port)
             process.connect_redis(port)
             await counting.connected
-            print('"ready"', flush=True)  # noqa: T201 -- its answer
+            print('"ready"', flush=True)  # noqa: T201 -- read by Child.answer()
             await counting.done
             await process.stop()
             times = percentiles(counting.seconds) if rate else {}

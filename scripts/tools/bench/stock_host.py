@@ -1,8 +1,8 @@
 """A process of a real Synapse for the benchmarks.
 
-It drives public classes of an installed Synapse. Attributes of the homeserver object
-that the measures do not use are replaced by stubs without cost. Rows begin and end at
-the same points as on this package's side.
+It drives public classes of an installed Synapse. Mocks replace the attributes of the
+homeserver object that the measures do not use. The path of a row begins and ends at the
+same points as on this package's side.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class CountingDataHandler:
     async def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> None:
-        """Record or deliver rows of a stream."""
+        """Count rows of a stream, and record their token."""
         self.positions[stream_name, instance_name] = token
         self._counting.count(rows)
 
     async def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        """Record the position of a writer."""
+        """Record a writer's position."""
         self.positions[stream_name, instance_name] = token
         self._counting.position()
 
@@ -47,7 +47,7 @@ class CountingDataHandler:
 def homeserver(
     reactor: Any, instance_name: str, data_handler: Any, redis_port: int | None = None
 ) -> Any:
-    """Make the homeserver object of a process."""
+    """Return the homeserver object of a process."""
     hs = MagicMock()
     hs.hostname = SERVER_NAME
     hs.get_instance_name.return_value = instance_name
@@ -131,14 +131,14 @@ class Process:
         self.handler.start_replication(self.hs)
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep for some ms."""
+        """Wait for ``seconds`` s."""
         await deferLater(self._reactor, seconds)
 
     async def stop(self) -> None:
         """Do nothing, because the process ends."""
 
     async def connected(self) -> None:
-        """Wait until it is connected."""
+        """Wait until this process is connected."""
         while not self.handler.connected():
             await self.sleep(0.01)
 
@@ -149,12 +149,12 @@ class Process:
         self._streamer = ReplicationStreamer(self.hs)
 
     def write(self, rows: list[Any]) -> None:
-        """Write all rows at once."""
+        """Write rows, and notify the streamer once."""
         self.rows += rows
         self._streamer.on_notifier_poke()
 
     def write_at_rate(self, rows: int, rate: int) -> None:
-        """Write rows that contain their times, ``rate`` per second."""
+        """Write rows that contain the times of their writes, ``rate`` per second."""
         started = time.monotonic()
 
         def write_due() -> None:

@@ -55,7 +55,7 @@ def parse(lines: int) -> dict[str, float]:
 
 
 def serialise(lines: int) -> dict[str, float]:
-    """Encode rows that are JSON values as lines, each by its command."""
+    """Encode JSON values as lines of rows, one command at a time."""
     rows = [row_of(token) for token in range(1, lines + 1)]
     started = time.perf_counter()
     for token, row in enumerate(rows, 1):
@@ -117,11 +117,11 @@ def memory(rows: int) -> dict[str, float]:
     return {"bytes": used / rows}
 
 
-#: Each performs its work once and returns the result.
+#: The measures by name. Each performs its work once, and returns the result.
 MEASURES: dict[str, Any] = {
     "parse": parse,
     "parse_commands": parse_commands,
-    # There is no batch interface.
+    # Synapse has no interface for a batch.
     "serialise": serialise,
     "serialise_commands": serialise,
     "receive_tcp": receive_tcp,

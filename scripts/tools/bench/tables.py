@@ -74,7 +74,8 @@ def make_generator_tables(dsn: str) -> None:
 def fill_events(dsn: str, rows: int, *, varied: bool = False) -> None:
     """Create all tables of ``events``, with rows of one writer and ids from 1.
 
-    :param varied: whether to include state, relations and so on besides messages.
+    :param varied: whether to include state, relations and so on in addition to
+        messages.
     """
     _execute(dsn, _GENERATOR_TABLES + _EVENT_TABLES)
     _execute(dsn, _FILL, rows=rows)

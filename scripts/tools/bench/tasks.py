@@ -14,9 +14,9 @@ __all__ = ["TASKS", "Database", "Result", "Task", "Unit"]
 class Unit(enum.Enum):
     """The unit of a result.
 
-    The value has the text of the unit, the key in the result, and whether the result is
-    the time that the task's count took, so that a greater rate is better. For all other
-    units, less is better.
+    The value contains the text of the unit, the key in the result, and whether the
+    result is the time for the task's count, so that a greater rate is better. For all
+    other units, a lower value is better.
     """
 
     PER_SECOND = ("/s", "seconds", True)
@@ -38,26 +38,26 @@ class Database(enum.Enum):
 
     NONE = "nothing"
     EMPTY = "an empty database for each round of each side"
-    FILLED = "one database with ``count`` events, which is only read"
-    VARIED = "the same, with state, relations, redactions and members among them"
+    FILLED = "one database with ``count`` messages, which is only read"
+    VARIED = "one database with ``count`` events of all kinds, which is only read"
 
 
 @attrs.frozen(kw_only=True)
 class Task:
     """A piece of work that both sides do.
 
-    :ivar name: its name, also for ``--only``.
-    :ivar group: the end of the names of the modules that implement it.
-    :ivar measure: the name of the function in them.
+    :ivar name: the name of the task, also for ``--only``.
+    :ivar group: the end of the names of the modules that implement the task.
+    :ivar measure: the name of the function in these modules.
     :ivar count: the amount of work per round.
     :ivar quick_count: the amount of work per round in a quick run.
     :ivar stock_part: the real Synapse does ``1/stock_part`` of the work, if it would
         take long and the cost per item does not depend on the count.
     :ivar count_name: the function's parameter for the count.
-    :ivar units: the units of its results.
+    :ivar units: the units of the results.
     :ivar parameters: the function's other parameters.
-    :ivar database: the database whose ``dsn`` it gets; ``None`` for none.
-    :ivar redis: whether it gets the ``port`` of a Redis server.
+    :ivar database: the database whose ``dsn`` is passed to the function.
+    :ivar redis: whether the ``port`` of a Redis server is passed to the function.
     """
 
     name: str
@@ -118,7 +118,7 @@ def _catch_up(name: str, count: int, database: Database) -> Task:
         measure="catch_up",
         count=count,
         quick_count=count // 20,
-        # The cost of a row does not depend on their number.
+        # The cost of a row does not depend on the number of rows.
         stock_part=10,
         database=database,
     )
@@ -221,7 +221,7 @@ class Result:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return all of it as a JSON value."""
+        """Return the result as a JSON value."""
         return {
             "task": self.name,
             "unit": self.unit.value[0],

@@ -1,10 +1,9 @@
 """The traffic for both sides: lines, and a peer that sends them.
 
 It needs only the standard library, because the real Synapse's side runs in an
-environment without this package. As a program, it is the peer of a
-direct TCP connection (``serve ROWS`` prints its port, takes one client, and sends
-it that many rows of ``events`` as fast as it reads), or of Redis: ``publish`` and
-``count_rows``.
+environment without this package. As a program, it has three commands: ``serve ROWS``
+prints a port, accepts one direct TCP connection, and sends rows of ``events`` at full
+speed; ``publish`` and ``count_rows`` are clients of Redis.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def _publish(channel: bytes, lines: Iterable[bytes]) -> bytes:
 
 
 def _answer(value: object) -> None:
-    print(json.dumps(value), flush=True)  # noqa: T201 -- its answer
+    print(json.dumps(value), flush=True)  # noqa: T201 -- read by Child.answer()
 
 
 def publish(port: int, kind: str, count: int) -> None:
@@ -120,7 +119,7 @@ def publish(port: int, kind: str, count: int) -> None:
         redis.sendall(data)
         reading.join()
         _answer({"started": started, "finished": time.monotonic()})
-        # Until it is killed.
+        # Wait until this process is killed.
         sys.stdin.readline()
 
 
@@ -132,8 +131,8 @@ def _read_replies(redis: socket.socket, count: int) -> None:
 def _received(peer: socket.socket, size: int) -> bytes:
     data = peer.recv(size)
     if not data:
-        # Otherwise the caller would wait for more in a busy loop.
-        raise ConnectionError("the peer closed the connection amid the measure")
+        # Without an error, the caller would wait for more data in a busy loop.
+        raise ConnectionError("the peer closed the connection during the measurement")
     return data
 
 
@@ -164,7 +163,7 @@ def serve(rows: int) -> None:
         for first in range(1, rows + 1, LINES_PER_WRITE)
     ]
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        print(listener.getsockname()[1], flush=True)  # noqa: T201 -- its answer
+        print(listener.getsockname()[1], flush=True)  # noqa: T201 -- the port
         client, _ = listener.accept()
     with client:
         client.sendall(f"SERVER {SERVER_NAME}\nPING 1\n".encode())
@@ -174,7 +173,7 @@ def serve(rows: int) -> None:
         client.sendall(f"POSITION {STREAM} {WRITER} 0 0\n".encode())
         for chunk in chunks:
             client.sendall(chunk)
-        # Until the reader closes the connection.
+        # Wait until the reader closes the connection.
         while client.recv(4096):
             pass
 

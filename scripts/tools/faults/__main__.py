@@ -49,7 +49,7 @@ _OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug")
     "names",
     type=click.Choice(list(SCENARIOS)),
     multiple=True,
-    help="demo: only this one; may be given more than once.",
+    help="demo: run only this scenario; may be repeated.",
 )
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option(
@@ -62,21 +62,21 @@ _OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug")
 @click.option(
     "--recording",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="demo: a recording to use instead of the one that ships with the package.",
+    help="demo: the recording to use; by default the one in the package.",
 )
 @click.option(
     "--deployment",
     "deployments",
     type=click.Choice(list(DEPLOYMENTS)),
     multiple=True,
-    help="synapse: only this one; may be given more than once.",
+    help="synapse: run only this deployment; may be repeated.",
 )
 @click.option(
     "--nemesis",
     "nemeses",
     type=click.Choice(NAMES),
     multiple=True,
-    help="synapse: only this fault; may be given more than once.",
+    help="synapse: cause only this fault; may be repeated.",
 )
 @click.option(
     "--rounds",
@@ -90,7 +90,7 @@ _OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug")
     type=click.FloatRange(min=0),
     default=PATIENCE,
     show_default=True,
-    help="synapse: the most time in s after each fault until no row is missing.",
+    help="synapse: the time in s after each fault within which all rows must arrive.",
 )
 @click.option(
     "--bug",
@@ -125,7 +125,7 @@ def faults(
     processes, some with this package and some stock. Exit status 0 only if no process
     with this package lost or duplicated a row.
     """
-    _refuse_options(ctx, _OF_SYNAPSE if host == "demo" else _OF_DEMO, host)
+    _reject_options(ctx, _OF_SYNAPSE if host == "demo" else _OF_DEMO, host)
     progress = Console(stderr=True)
 
     def say(text: str) -> None:
@@ -148,7 +148,7 @@ def faults(
     schedule = make_schedule(seed, nemeses or FULL_RUN, rounds, MIXABLE)
     found = _run_all(
         deployments
-        or [name for name, one in DEPLOYMENTS.items() if not one.only_on_demand],
+        or [name for name, each in DEPLOYMENTS.items() if not each.only_on_demand],
         lambda name: run_deployment(name, schedule, say, patience=patience, bug=bug),
     )
     if as_json:
@@ -158,11 +158,13 @@ def faults(
     sys.exit(0 if all(result.is_good for result in found) else 1)
 
 
-def _refuse_options(ctx: click.Context, names: Sequence[str], host: str) -> None:
+def _reject_options(ctx: click.Context, names: Sequence[str], host: str) -> None:
     for parameter in ctx.command.params:
         source = ctx.get_parameter_source(parameter.name or "")
         if parameter.name in names and source is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{parameter.opts[0]} is not for --host {host}")
+            raise click.UsageError(
+                f"{parameter.opts[0]} does not apply to --host {host}"
+            )
 
 
 def _run_all(names: Sequence[str], run_one: Callable[[str], T]) -> list[T]:

@@ -23,11 +23,11 @@ __all__ = [
 FAR = 2**62
 
 #: The longest duration of an attack, in s.
-LASTS = 4.0
+DURATION = 4.0
 
 
 def attack_with_relay_storm(deployment: FaultDeployment, chance: random.Random) -> None:
-    """Send a line that servers relay to each writer."""
+    """Send commands that servers relay, to each writer."""
     for port in deployment.tcp_ports.values():
         hostile.relay_storm(port)
 
@@ -38,27 +38,27 @@ def attack_with_long_names(deployment: FaultDeployment, chance: random.Random) -
         port = deployment.redis.port
         for size, most in ((16_000, 1000), (2_000_000, 20)):
             names = hostile.long_names(size)
-            hostile.publish(port, SERVER_NAME, names, LASTS / 2, most)
+            hostile.publish(port, SERVER_NAME, names, DURATION / 2, most)
     for port in deployment.tcp_ports.values():
         names = hostile.long_names(16_000)
-        hostile.send_lines(port, names, LASTS / len(WRITERS), 1000)
+        hostile.send_lines(port, names, DURATION / len(WRITERS), 1000)
 
 
 def attack_with_connections(deployment: FaultDeployment, chance: random.Random) -> None:
     """Open connections, some silent and some with invented names."""
     for port in deployment.tcp_ports.values():
-        hostile.connect_with_names(port, 1000, LASTS / 8)
-        hostile.connect_silently(port, 400, LASTS / 8)
+        hostile.connect_with_names(port, 1000, DURATION / 8)
+        hostile.connect_silently(port, 400, DURATION / 8)
 
 
 def attack_with_bodies(deployment: FaultDeployment, chance: random.Random) -> None:
     """Send forms of 5 MiB to every process, without a secret."""
     for name in deployment.processes:
-        hostile.post_bodies(deployment.socket_of(name), 5 << 20, 4, LASTS)
+        hostile.post_bodies(deployment.socket_of(name), 5 << 20, 4, DURATION)
 
 
 def attack_with_far_tokens(deployment: FaultDeployment, chance: random.Random) -> None:
-    """Announce positions far beyond those of the streams, in their writers' names."""
+    """Announce, in the names of writers, positions far beyond their real ones."""
     lines = []
     for writer in ("event_writer1", "event_writer2"):
         lines += [
@@ -66,14 +66,14 @@ def attack_with_far_tokens(deployment: FaultDeployment, chance: random.Random) -
             f"POSITION events {writer} 0 {FAR}".encode(),
             f"RDATA events {writer} {FAR} ".encode() + b'["ev",["$e","!r:x","t",null]]',
         ]
-    _say(deployment, lines)
+    _publish(deployment, lines)
 
 
 def attack_with_undeclared_writer(
     deployment: FaultDeployment, chance: random.Random
 ) -> None:
     """Announce positions as an instance that is not a writer."""
-    _say(
+    _publish(
         deployment,
         [
             f"POSITION {stream} zz {FAR} {FAR}".encode()
@@ -82,10 +82,10 @@ def attack_with_undeclared_writer(
     )
 
 
-def _say(deployment: FaultDeployment, lines: list[bytes]) -> None:
+def _publish(deployment: FaultDeployment, lines: list[bytes]) -> None:
     if deployment.redis is not None:
         port = deployment.redis.port
-        hostile.publish(port, SERVER_NAME, lines * 20, LASTS)
+        hostile.publish(port, SERVER_NAME, lines * 20, DURATION)
 
 
 def attack_with_http(deployment: FaultDeployment, chance: random.Random) -> None:

@@ -46,8 +46,8 @@ _CATCH_UPS = re.compile(
 class Needs:
     """The requirements of a scenario for its deployment.
 
-    :ivar proxied: the process whose link may be cut, to Redis or, over direct TCP, to
-        the first writer of events; none if empty.
+    :ivar proxied: the process whose link may be cut: its link to Redis or, over direct
+        TCP, to the first writer of events. Empty for none.
     :ivar direct_tcp: whether processes connect to one another instead of to Redis.
     :ivar extension: whether processes use the extension.
     :ivar small_disk: whether PostgreSQL has a small disk of its own.
@@ -100,7 +100,7 @@ class SmallDiskPostgres(PrivatePostgres):
                         pass
 
     def free_disk(self) -> None:
-        """Free the disk again, and restart the server if it stopped."""
+        """Free the disk, and restart the server if it has stopped."""
         self._ballast.unlink()
         if self._process is not None and self._process.poll() is not None:
             self.kill()
@@ -117,7 +117,7 @@ class SmallDiskPostgres(PrivatePostgres):
 class FaultDeployment(Deployment):
     """A deployment under a steady load.
 
-    :param plan: its recording, rate and ``use_redis`` are used.
+    :param plan: the plan, of which the number of rows is ignored.
     :param needs: the requirements of the scenario.
     :param skip: the number of writes of the script to skip.
     """
@@ -128,15 +128,16 @@ class FaultDeployment(Deployment):
         self._skip = skip
         self.proxy: LinkProxy | None = None
         self._catch_ups_of_killed = 0
-        #: The new writers of the tables that each moved writer had at first.
+        #: By original writer: the writers to which its tables were moved.
         self._moved: dict[str, tuple[str, ...]] = {}
-        self._ever: dict[str, set[str]] = {name: {name} for name in WRITERS}
+        #: By original writer: all writers that its tables have had.
+        self._all_writers: dict[str, set[str]] = {name: {name} for name in WRITERS}
         if needs.small_disk:
             self.postgres = SmallDiskPostgres()
 
     @property
     def end_file(self) -> Path:
-        """The file whose existence ends the writers."""
+        """The file that ends the writers when it exists."""
         return self.directory / "end"
 
     def end_writers(self) -> None:
@@ -149,18 +150,20 @@ class FaultDeployment(Deployment):
             self._catch_ups_of_killed += count_catch_ups(self.get_metrics(name))
         self.processes[name].kill()
 
-    def start_again(self, name: str) -> None:
-        """Start a process that was killed, and wait until it is up."""
+    def restart(self, name: str) -> None:
+        """Restart a process that was killed, and wait until it is up."""
         self.processes[name].start()
         wait_until_ready([self.processes[name]])
 
     def move(self, writer: str, *to: str) -> None:
-        """Change the writers of a writer's tables; processes read this at startup.
+        """Change the configured writers of a writer's tables.
+
+        A process must be restarted to use the new configuration.
 
         :param to: the new writers, among which the rows are divided.
         """
         self._moved[writer] = to
-        self._ever[writer].update(to)
+        self._all_writers[writer].update(to)
         for name in (*WRITERS, *READERS):
             own = self.directory / f"{name}.yaml"
             own.write_text(json.dumps(self._own_config(name), indent=2))
@@ -185,7 +188,11 @@ class FaultDeployment(Deployment):
         if stream.in_memory:
             return sorted(stream.writers.values())
         return sorted(
-            {name for writer in stream.writers.values() for name in self._ever[writer]}
+            {
+                name
+                for writer in stream.writers.values()
+                for name in self._all_writers[writer]
+            }
         )
 
     def is_writing(self, name: str) -> bool:

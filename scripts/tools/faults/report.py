@@ -27,7 +27,7 @@ def show_json(results: Sequence[Result], seed: int) -> str:
 
 
 def show_table(console: Console, results: Sequence[Result]) -> None:
-    """Show a line for each scenario, followed by why some were skipped or failed."""
+    """Show a line for each scenario, then the reasons for skipped and failed ones."""
     table = Table(title="Faults under load", title_justify="left")
     table.add_column("scenario", no_wrap=True)
     for heading in (
@@ -35,16 +35,16 @@ def show_table(console: Console, results: Sequence[Result]) -> None:
         "received (2 readers)",
         "refused writes",
         "lost",
-        "doubled",
+        "duplicated",
         "reordered",
         "catch-ups",
-        "level after (s)",
+        "caught up after (s)",
         "all agree",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
-        if result.left_out or (result.error and not result.written):
-            table.add_row(result.scenario, "left out" if result.left_out else "failed")
+        if result.skipped or (result.error and not result.written):
+            table.add_row(result.scenario, "skipped" if result.skipped else "failed")
             continue
         table.add_row(
             result.scenario,
@@ -53,7 +53,7 @@ def show_table(console: Console, results: Sequence[Result]) -> None:
             str(result.refused),
             *(
                 f"[bold red]{number}[/]" if number else "0"
-                for number in (result.lost, result.doubled, result.reordered)
+                for number in (result.lost, result.duplicated, result.reordered)
             ),
             str(result.catch_ups),
             "[bold red]never[/]" if result.seconds is None else f"{result.seconds:.1f}",
@@ -61,7 +61,7 @@ def show_table(console: Console, results: Sequence[Result]) -> None:
         )
     _print_whole(console, table)
     for result in results:
-        for what, text in (("left out", result.left_out), ("failed", result.error)):
+        for what, text in (("skipped", result.skipped), ("failed", result.error)):
             if text:
                 console.print(
                     f"{result.scenario} {what}: {text}", markup=False, highlight=False
@@ -84,10 +84,10 @@ def show_deployments(console: Console, results: Sequence[DeploymentResult]) -> N
         "due",
         "delivered",
         "lost",
-        "doubled",
+        "duplicated",
         "never shown",
         "failed reads",
-        "level after (s)",
+        "caught up after (s)",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
@@ -113,7 +113,7 @@ def _cells(result: StreamResult) -> list[str]:
         *map(str, (tally.committed, tally.due, tally.delivered)),
         *(
             f"[bold red]{number}[/]" if number else "0"
-            for number in (tally.lost, tally.doubled)
+            for number in (tally.lost, tally.duplicated)
         ),
         f"[bold red]{never_shown}[/]" if result.never_shown else never_shown,
         "-" if result.never_shown is None else str(result.failed_reads),

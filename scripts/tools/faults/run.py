@@ -1,4 +1,4 @@
-"""The steps of one scenario: load, fault, agreement under load, end, check."""
+"""The steps of one scenario: load, fault, recovery under load, end, check."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from synapse_replication.demo.run import Tail
 from synapse_replication.demo.script import STREAMS, DemoStream
 from synapse_replication.errors import ReplicationError
 
-__all__ = ["Result", "Settings", "are_level", "make_result", "run_scenario"]
+__all__ = ["Result", "Settings", "have_caught_up", "make_result", "run_scenario"]
 
 #: The interval at which the files are read, in s.
 POLL = 0.1
 
-#: The duration of load before a fault, and the least duration after it, in s.
+#: The duration of load before a fault, and the minimum duration after it, in s.
 LOAD_BEFORE = 2.0
 LOAD_AFTER = 1.0
 
-#: The most time in s until all readers are level again; a dead link is detected within
+#: The time within which all readers must catch up, in s; a dead link is detected within
 #: 60 s.
-LEVEL_TIMEOUT = 75.0
+CATCH_UP_TIMEOUT = 75.0
 
-#: The most writes of the script to skip.
+#: The maximum number of writes of the script to skip.
 MOST_SKIPPED = 500
 
 Positions = dict[tuple[str, str], int]
@@ -59,9 +59,9 @@ class Result:
     :ivar refused: the number of writes that failed while the database was down or full.
     :ivar catch_ups: the number of catch-ups of all readers since the load began.
     :ivar seconds: the time in s from the end of the fault until each reader had all
-        rows that were written before it ended; ``None`` if that took too long.
+        rows written before the fault ended; ``None`` if that took too long.
     :ivar agreed: whether all positions were equal after the writers had ended.
-    :ivar left_out: why the scenario could not run here; empty if it did.
+    :ivar skipped: why the scenario could not run here; empty if it ran.
     :ivar error: other failures; empty if there were none.
     """
 
@@ -70,20 +70,20 @@ class Result:
     received: int = 0
     refused: int = 0
     lost: int = 0
-    doubled: int = 0
+    duplicated: int = 0
     reordered: int = 0
     catch_ups: int = 0
     seconds: float | None = None
     agreed: bool = False
-    left_out: str = ""
+    skipped: str = ""
     error: str = ""
 
     @property
     def is_good(self) -> bool:
         """Whether no row was lost, duplicated or reordered, and all positions agree."""
-        if self.left_out:
+        if self.skipped:
             return True
-        wrong = self.lost + self.doubled + self.reordered
+        wrong = self.lost + self.duplicated + self.reordered
         return (
             bool(
                 self.written and self.agreed and not wrong and self.seconds is not None
@@ -92,7 +92,7 @@ class Result:
         )
 
 
-def are_level(targets: Positions, readers: Iterable[Positions]) -> bool:
+def have_caught_up(targets: Positions, readers: Iterable[Positions]) -> bool:
     """Return whether each reader has reached each writer's last token.
 
     :param targets: the last token of each ``(stream, writer)``.
@@ -127,7 +127,7 @@ def make_result(
     seconds: float | None,
     removed: Collection[tuple[str, str]] = (),
 ) -> Result:
-    """Return the sums of the comparisons.
+    """Return the result of a scenario: the sums of the comparisons.
 
     :param removed: the ``(stream, writer)`` pairs of removed writers, whose positions
         need not agree with the others.
@@ -140,7 +140,7 @@ def make_result(
         written=sum(tally.written for tally in tallies) // len(READERS),
         received=sum(tally.received for tally in tallies),
         lost=sum(tally.missing for tally in tallies),
-        doubled=sum(tally.duplicated for tally in tallies),
+        duplicated=sum(tally.duplicated for tally in tallies),
         reordered=sum(tally.out_of_order for tally in tallies),
         catch_ups=catch_ups,
         seconds=seconds,
@@ -155,8 +155,8 @@ def run_scenario(
 
     :param say: prints a line.
     """
-    if reason := scenario.why_left_out():
-        return Result(scenario.name, left_out=reason)
+    if reason := scenario.why_skipped():
+        return Result(scenario.name, skipped=reason)
     chance = random.Random(f"{settings.seed} {scenario.name}")
     use_redis = not scenario.needs.direct_tcp
     plan = Plan(settings.recording, 0, settings.rate, use_redis=use_redis)
@@ -180,6 +180,8 @@ def _logs(deployment: FaultDeployment) -> str:
 
 
 class _Course:
+    """Performs the steps of a scenario, and follows its writers and readers."""
+
     def __init__(
         self, deployment: FaultDeployment, scenario: Scenario, chance: random.Random
     ) -> None:
@@ -199,21 +201,21 @@ class _Course:
         deployment.let_writers_begin()
         self._wait(LOAD_BEFORE + self._chance.random(), lambda: False)
         self._scenario.cause(deployment, self._chance)
-        lifted = time.monotonic()
-        self._look()
+        fault_ended = time.monotonic()
+        self._update()
         targets = self._written()
         counts = [tail.rows for tail in self._writers]
         for tail in self._writers:
             # A writer that was stopped cleanly has logged "finished".
             tail.finished = False
-        found = self._wait(LEVEL_TIMEOUT, lambda: self._is_past(targets))
-        seconds = time.monotonic() - lifted if found else None
+        found = self._wait(CATCH_UP_TIMEOUT, lambda: self._is_past(targets))
+        seconds = time.monotonic() - fault_ended if found else None
         self._wait(LOAD_AFTER, lambda: False)
-        write_on = self._wait(LEVEL_TIMEOUT, lambda: self._write_on(counts))
+        have_resumed = self._wait(CATCH_UP_TIMEOUT, lambda: self._have_resumed(counts))
 
         deployment.end_writers()
-        self._wait(LEVEL_TIMEOUT, self._have_finished)
-        self._wait(LEVEL_TIMEOUT, self._agree)
+        self._wait(CATCH_UP_TIMEOUT, self._have_finished)
+        self._wait(CATCH_UP_TIMEOUT, self._agree)
         catch_ups = deployment.catch_ups() - before
         refused = deployment.refused_writes()
         statuses = deployment.stop_processes()
@@ -232,27 +234,27 @@ class _Course:
         errors = [
             f"{name} ended with {code}" for name, code in statuses.items() if code
         ]
-        if not write_on:
-            errors.append("not every writer wrote again after the fault")
+        if not have_resumed:
+            errors.append("a writer did not resume writing after the fault")
         return attrs.evolve(result, refused=refused, error="; ".join(errors))
 
     def _wait(self, seconds: float, condition: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + seconds
         while True:
-            self._look()
+            self._update()
             if condition():
                 return True
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL)
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         for process in self._deployment.processes.values():
             process.check()
         for tail in (*self._writers, *self._readers):
             tail.read_new_lines()
 
-    def _write_on(self, counts: list[int]) -> bool:
+    def _have_resumed(self, counts: list[int]) -> bool:
         return all(
             tail.rows > count
             for name, tail, count in zip(WRITERS, self._writers, counts, strict=True)
@@ -274,11 +276,11 @@ class _Course:
         }
 
     def _is_past(self, targets: Positions) -> bool:
-        return are_level(targets, [tail.positions for tail in self._readers])
+        return have_caught_up(targets, [tail.positions for tail in self._readers])
 
     def _agree(self) -> bool:
         readers = [tail.positions for tail in self._readers]
-        return are_level(self._written(), readers) and _all_equal(
+        return have_caught_up(self._written(), readers) and _all_equal(
             readers, self._deployment.writers_of
         )
 

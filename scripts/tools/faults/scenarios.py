@@ -31,13 +31,13 @@ from tests.support.link_proxy import Cut
 
 __all__ = ["SCENARIOS", "Scenario"]
 
-#: The least and greatest downtime of a process or server, in s.
-AWAY = (1.0, 3.0)
+#: The minimum and maximum downtime of a process or server, in s.
+DOWNTIME = (1.0, 3.0)
 #: The duration of a cut link, in s: longer than the heartbeat interval.
 CUT = (6.0, 9.0)
 #: A duration in s after which a silent link is detected: the timeout is 60 s.
 LONG = (62.0, 66.0)
-#: The same for direct TCP, in s: the timeout is 25 s.
+#: The corresponding duration for direct TCP, in s: the timeout is 25 s.
 TCP_LONG = (27.0, 30.0)
 
 WRITER_PROXIED = Needs(proxied="event_writer1")
@@ -49,13 +49,13 @@ TCP_PROXIED = Needs(proxied="reader1", direct_tcp=True)
 
 #: The writer whose tables are moved.
 MOVED_WRITER = "event_writer1"
-#: The new writer, which has no stream in memory whose rows would be lost with it.
+#: The new writer. It writes no stream in memory, whose rows a restart would lose.
 SPARE_WRITER = MAIN_INSTANCE
 
 Fault = Callable[[FaultDeployment, random.Random], None]
 
 
-def _never_left_out() -> str:
+def _never_skipped() -> str:
     return ""
 
 
@@ -63,27 +63,29 @@ def _never_left_out() -> str:
 class Scenario:
     """A fault.
 
-    :ivar name: its name on the command line and in the table.
+    :ivar name: the name on the command line and in the table.
     :ivar cause: causes the fault and ends it.
     :ivar needs: the requirements for the deployment.
-    :ivar why_left_out: returns why it cannot run here; empty if it can.
+    :ivar why_skipped: returns why the scenario cannot run here; empty if it can.
     """
 
     name: str
     cause: Fault
     needs: Needs = attrs.field(factory=Needs)
-    why_left_out: Callable[[], str] = _never_left_out
+    why_skipped: Callable[[], str] = _never_skipped
 
 
-def _stay_away(chance: random.Random, between: tuple[float, float] = AWAY) -> None:
+def _wait_during_fault(
+    chance: random.Random, between: tuple[float, float] = DOWNTIME
+) -> None:
     time.sleep(chance.uniform(*between))
 
 
 def _kill(name: str) -> Fault:
     def cause(deployment: FaultDeployment, chance: random.Random) -> None:
         deployment.kill(name)
-        _stay_away(chance)
-        deployment.start_again(name)
+        _wait_during_fault(chance)
+        deployment.restart(name)
 
     return cause
 
@@ -93,7 +95,7 @@ def _freeze(name: str, between: tuple[float, float] = CUT) -> Fault:
         process = deployment.processes[name]
         process.freeze()
         try:
-            _stay_away(chance, between)
+            _wait_during_fault(chance, between)
         finally:
             process.thaw()
 
@@ -105,23 +107,23 @@ def _move(
 ) -> Fault:
     """Return a fault that moves the tables of ``event_writer1`` to other writers.
 
-    ``reader1`` is down meanwhile; ``reader2`` runs with its old configuration.
+    ``reader1`` is down during the move; ``reader2`` runs with its old configuration.
 
     :param unsent: whether the writer's last commits are never sent.
-    :param back: whether the tables are moved back after a while.
+    :param back: whether the tables are moved back later.
     """
 
     def cause(deployment: FaultDeployment, chance: random.Random) -> None:
         deployment.kill("reader1")
-        _stay_away(chance)
+        _wait_during_fault(chance)
         if unsent:
             assert deployment.proxy is not None
             deployment.proxy.cut(Cut.PUBLISHES)
-            _stay_away(chance)
+            _wait_during_fault(chance)
         _change(deployment, *to, kill=kill)
-        deployment.start_again("reader1")
+        deployment.restart("reader1")
         if back:
-            _stay_away(chance)
+            _wait_during_fault(chance)
             _change(deployment, MOVED_WRITER, kill=kill)
 
     return cause
@@ -146,7 +148,7 @@ def _change(deployment: FaultDeployment, *to: str, kill: bool) -> None:
 def _kill_redis(deployment: FaultDeployment, chance: random.Random) -> None:
     assert deployment.redis is not None
     deployment.redis.kill()
-    _stay_away(chance)
+    _wait_during_fault(chance)
     deployment.redis.start()
 
 
@@ -155,7 +157,7 @@ def _freeze_redis(between: tuple[float, float]) -> Fault:
         assert deployment.redis is not None
         deployment.redis.freeze()
         try:
-            _stay_away(chance, between)
+            _wait_during_fault(chance, between)
         finally:
             deployment.redis.thaw()
 
@@ -164,7 +166,7 @@ def _freeze_redis(between: tuple[float, float]) -> Fault:
 
 def _kill_postgres(deployment: FaultDeployment, chance: random.Random) -> None:
     deployment.postgres.kill()
-    _stay_away(chance)
+    _wait_during_fault(chance)
     deployment.postgres.start()
 
 
@@ -174,7 +176,7 @@ def _cut(what: Cut, between: tuple[float, float]) -> Fault:
         assert proxy is not None
         proxy.cut(what)
         try:
-            _stay_away(chance, between)
+            _wait_during_fault(chance, between)
         finally:
             proxy.heal()
 
@@ -186,7 +188,7 @@ def _fill_disk(deployment: FaultDeployment, chance: random.Random) -> None:
     assert isinstance(postgres, SmallDiskPostgres)
     postgres.fill_disk()
     try:
-        _stay_away(chance, CUT)
+        _wait_during_fault(chance, CUT)
     finally:
         postgres.free_disk()
 

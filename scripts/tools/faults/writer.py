@@ -1,7 +1,7 @@
 """The service inside each writing process: a steady load until a file exists.
 
-It differs from that of the demonstration in that a write which the database rejects is
-skipped, and that a restarted process continues.
+Unlike the service of the demonstration, it skips a write that the database rejects, and
+a restarted process continues to write.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SteadyWriter(ScriptWriter):
         try:
             await super().write(write, log)
         except (psycopg2.Error, ReplicationError) as error:
-            # Its rows may still be in the table, and count then.
+            # The rows may have been committed nevertheless; if so, they are counted.
             _log.info(REFUSED + ": {error}", error=str(error).strip())
             await self._host.clock.sleep(REFUSED_PAUSE)
 
@@ -57,7 +57,7 @@ class SteadyWriter(ScriptWriter):
 def writers_of(
     stream: DemoStream, writer: str, moved: Mapping[str, Sequence[str]]
 ) -> Sequence[str]:
-    """Return the instances that now perform the writes of a writer of the script."""
+    """Return the instances that currently write the rows of a writer of the script."""
     return (writer,) if stream.in_memory else moved.get(writer, (writer,))
 
 
@@ -68,8 +68,8 @@ def own_writes(
 ) -> Iterator[Write]:
     """Return a process's part of a script, which begins with row number 0.
 
-    :param moved: the instances that now write, in turn, the tables of some writers of
-        the script.
+    :param moved: by writer of the script: the instances to which its tables were moved,
+        and which write them in turn.
     """
     moved = moved or {}
     if not any(
@@ -77,7 +77,7 @@ def own_writes(
         for stream in STREAMS.values()
         for writer in stream.writers.values()
     ):
-        # Not reached: the script has no end.
+        # The script has no end: do not search it for writes of this process.
         return
     skipped = None
     for number, write in enumerate(script):
@@ -92,7 +92,7 @@ def own_writes(
 
 
 def make_writer(host: Any, config: Mapping[str, Any]) -> SteadyWriter:
-    """Return the writer that ``modules`` configures.
+    """Return the writer for an entry of ``modules``.
 
     :param config: ``recording``, ``rate``, ``begin_file``, ``end_file``,
         ``log_file``; ``skip``: the number of writes of the script to skip; ``moved``:

@@ -27,7 +27,7 @@ from tests.support.big_database import fill_database
 
 __all__ = ["main"]
 
-#: Spark's settings for the measurement, with the memory of a laptop.
+#: Spark's master for the measurement: two cores, as on a small machine.
 _MASTER = "local[2]"
 
 #: The arguments of the jobs; ``{}`` stands for a folder.
@@ -59,7 +59,7 @@ _GROWTH: dict[str, tuple[str, ...]] = {
     "--rounds", default=2, show_default=True, help="How often to read all rows."
 )
 @click.option(
-    "--dsn", help="A database that is filled already; by default a private one."
+    "--dsn", help="A filled database to use; by default a private one is filled."
 )
 @click.option("--jobs/--no-jobs", default=True, help="Also run the jobs.")
 @click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
@@ -107,8 +107,8 @@ def _measure(dsn: str, rounds: int, report: object, *, jobs: bool) -> dict[str, 
                 seconds, status = _run(arguments, dsn, Path(folder))
                 figures[f"pipeline {job[0]}"] = {"seconds": seconds, "status": status}
                 report(f"pipeline {job[0]}: {seconds:.1f} s, exit status {status}")
-            # Each time includes the start of Spark; the remainder shows the effect of
-            # cores.
+            # An archive of nothing new takes the time that Spark needs to start;
+            # subtract it to compare the times on one core and on two.
             for name, growth in _GROWTH.items():
                 given = [part.replace("{}", folder) for part in growth]
                 seconds, status = _run(given, dsn, Path(folder))

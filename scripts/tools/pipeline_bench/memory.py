@@ -12,17 +12,16 @@ _INTERVAL = 0.1
 
 
 class WorkerMemory:
-    """Records, within the context, the peak memory of each Python worker.
+    """A context that records the peak memory of each Python worker. Linux only.
 
     Workers are the children of ``pyspark.daemon``, and the processes that plan reads.
-    Linux only.
 
     :ivar most: the peak of the resident memory in KiB, by process id.
     """
 
     def __init__(self) -> None:
         self.most: dict[int, int] = {}
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> WorkerMemory:
@@ -30,15 +29,15 @@ class WorkerMemory:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(_INTERVAL):
+        while not self._stopped.wait(_INTERVAL):
             for process in Path("/proc").glob("[0-9]*"):
-                self._look_at(process)
+                self._sample(process)
 
-    def _look_at(self, process: Path) -> None:
+    def _sample(self, process: Path) -> None:
         try:
             if b"pyspark" not in (process / "cmdline").read_bytes():
                 return

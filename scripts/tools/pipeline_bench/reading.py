@@ -1,8 +1,8 @@
-"""Measures reading: with the data source, JDBC, and only COPY or ADBC.
+"""Measures reading with the data source, with JDBC, and without Spark.
 
 The queries of Spark use all columns of all rows, because its readers omit unused
-columns. The lower bounds are the times of the database and the libraries alone: rows as
-JSON by ``COPY`` in one process, and the raw tables by ADBC into one Parquet file in one
+columns. The lower bounds are the times of the database and the libraries without Spark:
+rows as JSON by ``COPY``, and the raw tables by ADBC into Parquet files, each in one
 process.
 """
 
@@ -42,8 +42,8 @@ class Reading:
     """The result of one way of reading.
 
     :ivar seconds: the time of each round, in s.
-    :ivar worker_mib: the peak memory of any Python worker, in MiB; ``None`` without
-        one.
+    :ivar worker_mib: the peak memory of any Python worker, in MiB; ``None`` if none was
+        used.
     """
 
     name: str
@@ -63,7 +63,7 @@ def measure_reading(
     rounds: int,
     report: Callable[[str], object],
 ) -> list[Reading]:
-    """Read all streams in each way, alternately.
+    """Read all streams in each way, in several rounds.
 
     :param report: called with a description of each step.
     """
@@ -76,7 +76,7 @@ def measure_reading(
     ways["data source, typed"] = lambda: _by_source_typed(session, settings)
     if DEBIAN_JAR.is_file():
         ways["Spark's JDBC reader"] = lambda: _by_jdbc(session, settings)
-    ways["COPY of JSON, one process"] = lambda: _copy_alone(settings)
+    ways["COPY of JSON, one process"] = lambda: _copy_json(settings)
     ways["ADBC to Parquet, one process"] = lambda: adbc_to_parquet(settings)
     rows: dict[str, int] = {}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -150,7 +150,7 @@ def _jdbc_options(settings: PipelineSettings) -> dict[str, str]:
 
 
 def adbc_to_parquet(settings: PipelineSettings) -> int:
-    """Write the raw tables to Parquet files, one after the other; count rows."""
+    """Write the raw tables to Parquet files, one after the other, and count rows."""
     from pyarrow import parquet
 
     tables = {
@@ -179,7 +179,7 @@ def adbc_to_parquet(settings: PipelineSettings) -> int:
 
 
 def _use_all(frame: DataFrame) -> int:
-    """Count rows, and read every column of each."""
+    """Read every column of every row, and count the rows."""
     hashed = sf.xxhash64(*frame.columns)
     (row,) = (
         frame.select(hashed.alias("hash"))
@@ -194,25 +194,25 @@ class _Counter(io.RawIOBase):
 
     def __init__(self) -> None:
         self.rows = 0
-        self._kept: list[bytes] = []
+        self._buffer: list[bytes] = []
         self._size = 0
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
-        self._kept.append(data)
+        self._buffer.append(data)
         self._size += len(data)
         if self._size > 2**20:
             self.flush()
         return len(data)
 
     def flush(self) -> None:
-        text = io.StringIO(b"".join(self._kept).decode(), newline="")
-        self._kept, self._size = [], 0
+        text = io.StringIO(b"".join(self._buffer).decode(), newline="")
+        self._buffer, self._size = [], 0
         for record in csv.reader(text):
             self.rows += len(record) > 0
 
 
-def _copy_alone(settings: PipelineSettings) -> int:
-    """Read all streams by COPY, one after the other, and split rows into tuples."""
+def _copy_json(settings: PipelineSettings) -> int:
+    """Read all streams with COPY, one after the other, and split rows into tuples."""
     counter = _Counter()
     for sql, walk_indexes in _json_queries(settings):
         with reading(settings.conninfo, READ_TIMEOUT, walk_indexes=walk_indexes) as txn:
@@ -222,7 +222,10 @@ def _copy_alone(settings: PipelineSettings) -> int:
 
 
 def _json_queries(settings: PipelineSettings) -> Iterator[tuple[str, bool]]:
-    """Return queries for rows as JSON that the server creates."""
+    """Yield queries in which the server encodes rows as JSON.
+
+    With each query, yield whether it walks indexes.
+    """
     for part in _parts(settings):
         sql = range_sql(
             part.stream,

@@ -1,5 +1,5 @@
 """The homeserver's own tests as a black box: on stock replication, then on ours.
 
-They come in its source distribution, which is fetched, unpacked into a private folder
-and run there; nothing of it is part of this package.
+The tests come from the homeserver's source distribution, which is fetched and unpacked
+into a private folder. No part of that distribution is part of this package.
 """

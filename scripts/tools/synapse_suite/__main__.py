@@ -1,4 +1,4 @@
-"""The command line of the homeserver's own tests."""
+"""The command line for running the homeserver's own tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scripts.tools.synapse_suite.source import (
 from synapse_replication.testing.servers import PrivatePostgres
 
 _MEMORY = Path("/dev/shm")
-#: The most memory that the databases of a few modules take, in bytes.
+#: The maximum size of the databases of a few modules, in bytes.
 _MEMORY_NEEDED = 2 << 30
 
 
@@ -57,7 +57,7 @@ _MEMORY_NEEDED = 2 << 30
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Modules that run at the same time.",
+    help="The number of modules that run at the same time.",
 )
 @click.argument("names", nargs=-1, metavar="[MODULE]...")
 def suite(
@@ -89,11 +89,11 @@ def suite(
         results = folder or Path(private) / "results"
         results.mkdir(parents=True, exist_ok=True)
         options = ("--except", excepted) if excepted else ()
-        # Absolute paths, because the tests run in another folder.
         server = _server().start()
-        it = Suite(unpacked, results.resolve(), server.dsn(), options, resume)
+        # Use an absolute path, because the tests run in another folder.
+        tests = Suite(unpacked, results.resolve(), server.dsn(), options, resume)
         comparisons: list[Comparison] = []
-        # One process per module, so that a run can be resumed.
+        # Run one process per module, so that a run can be resumed.
         modules = dict.fromkeys(
             name
             for each in names or (SHORT if short else FULL)
@@ -102,7 +102,7 @@ def suite(
         with contextlib.ExitStack() as stack:
             stack.callback(server.stop)
             pool = stack.enter_context(ThreadPoolExecutor(jobs))
-            for done in pool.map(it.compare, modules):
+            for done in pool.map(tests.compare, modules):
                 comparisons.append(done)
                 console.print(
                     f"{done.name}: stock {len(done.stock.successes)}, "
@@ -113,7 +113,10 @@ def suite(
 
 
 def _server() -> PrivatePostgres:
-    """Return a server, in memory if there is enough: each test creates a database."""
+    """Return a server with its data in memory if there is enough, else on disk.
+
+    Memory is faster, and each test creates a database.
+    """
     parent = None
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_NEEDED:
         parent = _MEMORY

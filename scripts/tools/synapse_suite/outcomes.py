@@ -2,12 +2,12 @@
 
     python -m scripts.tools.synapse_suite.outcomes FILE NAME...
 
-For each test a line of JSON with its id and outcome is written when it ends, so that
-the outcomes are not lost if a module hangs. SIGABRT prints where it hangs.
+When a test ends, a line of JSON with its id and outcome is written, so that the
+outcomes are not lost if a module hangs. SIGABRT makes the process print where it hangs.
 
-It is run with ``python -m`` for stock Synapse, and with ``synapse-replication exec -m``
-for this package, in the folder of the homeserver's tests. It does not import this
-package, which must not be imported before ``exec`` has replaced the host's names.
+The program is run with ``python -m`` for stock Synapse, and with ``synapse-replication
+exec -m`` for this package, in the folder of the homeserver's tests. It does not import
+this package, which must not be imported before ``exec`` has replaced the host's names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OutcomeReporter(TreeReporter):
         super().__init__(*args, **kwargs)
         self._outcomes: dict[str, str] = {}
 
-    def _note(self, test: Any, outcome: str) -> None:
+    def _record(self, test: Any, outcome: str) -> None:
         if self._outcomes.get(test.id(), SUCCESS) == SUCCESS:
             self._outcomes[test.id()] = outcome
 
@@ -65,36 +65,36 @@ class OutcomeReporter(TreeReporter):
     @override
     def addSuccess(self, test: Any) -> None:
         super().addSuccess(test)
-        self._note(test, SUCCESS)
+        self._record(test, SUCCESS)
 
     @override
     def addFailure(self, test: Any, fail: Any) -> None:
         super().addFailure(test, fail)
-        self._note(test, "failure")
+        self._record(test, "failure")
 
     @override
     def addError(self, test: Any, error: Any) -> None:
         super().addError(test, error)
-        self._note(test, "error")
+        self._record(test, "error")
 
     @override
     def addSkip(self, test: Any, reason: Any) -> None:
         super().addSkip(test, reason)
-        self._note(test, "skip")
+        self._record(test, "skip")
 
     @override
     def addExpectedFailure(self, test: Any, failure: Any, todo: Any = None) -> None:
         super().addExpectedFailure(test, failure, todo)
-        self._note(test, "todo")
+        self._record(test, "todo")
 
     @override
     def addUnexpectedSuccess(self, test: Any, todo: Any = None) -> None:
         super().addUnexpectedSuccess(test, todo)
-        self._note(test, "unexpected success")
+        self._record(test, "unexpected success")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the tests; return 0, whatever their outcome."""
+    """Run the tests; return 0, even if tests fail."""
     path, *names = arguments
     faulthandler.enable()
     with open(path, "w", encoding="utf-8") as output:

@@ -11,7 +11,7 @@ from scripts.tools.synapse_suite.run import Comparison
 
 __all__ = ["show"]
 
-#: The most lost tests of a module that are listed.
+#: The maximum number of lost tests of a module that are listed.
 _NAMED = 30
 
 
@@ -23,29 +23,33 @@ def show(console: Console, version: str, comparisons: Sequence[Comparison]) -> N
     table.add_column("module", no_wrap=True)
     for heading in ("tests", "stock", "ours", "lost", "s, stock", "s, ours"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for it in comparisons:
-        _add(table, it.name, [it])
+    for each in comparisons:
+        _add(table, each.name, [each])
     _add(table, "all", comparisons)
-    # Wide enough not to be truncated in a log.
+    # Widen the console if needed: a truncated table is useless in a log.
     Console(width=max(console.width, 120), file=console.file).print(table)
-    for it in comparisons:
-        if not it.stock.successes:
-            console.print(f"{it.name}: no test succeeds on stock; see {it.stock.log}")
-        for test in it.lost[:_NAMED]:
-            became = it.ours.outcomes.get(test, "not finished")
-            console.print(f"lost: {test} ({became}; see {it.ours.log})", soft_wrap=True)
-        if len(it.lost) > _NAMED:
-            console.print(f"{it.name}: {len(it.lost) - _NAMED} more are lost")
+    for each in comparisons:
+        if not each.stock.successes:
+            console.print(
+                f"{each.name}: no test succeeds on stock; see {each.stock.log}"
+            )
+        for test in each.lost[:_NAMED]:
+            outcome = each.ours.outcomes.get(test, "not finished")
+            console.print(
+                f"lost: {test} ({outcome}; see {each.ours.log})", soft_wrap=True
+            )
+        if len(each.lost) > _NAMED:
+            console.print(f"{each.name}: {len(each.lost) - _NAMED} more are lost")
 
 
 def _add(table: Table, name: str, comparisons: Sequence[Comparison]) -> None:
-    lost = sum(len(it.lost) for it in comparisons)
+    lost = sum(len(each.lost) for each in comparisons)
     table.add_row(
         name,
-        str(sum(len(it.stock.outcomes) for it in comparisons)),
-        str(sum(len(it.stock.successes) for it in comparisons)),
-        str(sum(len(it.ours.successes) for it in comparisons)),
+        str(sum(len(each.stock.outcomes) for each in comparisons)),
+        str(sum(len(each.stock.successes) for each in comparisons)),
+        str(sum(len(each.ours.successes) for each in comparisons)),
         f"[bold red]{lost}[/]" if lost else "0",
-        f"{sum(it.stock.seconds for it in comparisons):.0f}",
-        f"{sum(it.ours.seconds for it in comparisons):.0f}",
+        f"{sum(each.stock.seconds for each in comparisons):.0f}",
+        f"{sum(each.ours.seconds for each in comparisons):.0f}",
     )

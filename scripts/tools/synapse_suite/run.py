@@ -22,7 +22,7 @@ __all__ = ["Comparison", "ModuleRun", "Suite"]
 
 #: The timeout of one module, in s. Unfinished tests count as lost.
 TIMEOUT = 1200.0
-#: The most time for printing where a module hangs, in s.
+#: The time that a hanging module has to print where it hangs, in s.
 _ABORT_TIMEOUT = 10.0
 
 _RUNNER = "scripts.tools.synapse_suite.outcomes"
@@ -64,7 +64,7 @@ class Comparison:
 
     @property
     def is_good(self) -> bool:
-        """Whether tests succeed with stock Synapse, and all of those here, too."""
+        """Whether tests succeed on stock Synapse, and none of these fails on ours."""
         return bool(self.stock.successes) and not self.lost
 
 
@@ -77,7 +77,7 @@ class Suite:
     :ivar dsn: the connection string of a PostgreSQL server whose user may create
         databases.
     :ivar options: the options of ``synapse-replication exec``.
-    :ivar resume: whether to reuse results in the folder instead of running the modules.
+    :ivar resume: whether to skip a module that has a result in the folder.
     """
 
     source: Path
@@ -95,7 +95,7 @@ class Suite:
     def _run(self, name: str, side: str, command: Sequence[str]) -> ModuleRun:
         path = self.folder / f"{name}.{side}.jsonl"
         log = self.folder / f"{name}.{side}.log"
-        # Written when the module has ended.
+        # This file is written when the module has ended.
         time_taken = self.folder / f"{name}.{side}.seconds"
         if not (self.resume and time_taken.exists()):
             for old in (path, time_taken):
@@ -132,7 +132,7 @@ class Suite:
                 process.wait()
 
     def _environ(self) -> dict[str, str]:
-        place = psycopg2.extensions.parse_dsn(self.dsn)
+        parameters = psycopg2.extensions.parse_dsn(self.dsn)
         names = {"host": "HOST", "port": "PORT", "user": "USER", "password": "PASSWORD"}
         return {
             **os.environ,
@@ -140,9 +140,9 @@ class Suite:
             "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
             "SYNAPSE_POSTGRES": "1",
             **{
-                f"SYNAPSE_POSTGRES_{name}": str(place[key])
+                f"SYNAPSE_POSTGRES_{name}": str(parameters[key])
                 for key, name in names.items()
-                if key in place
+                if key in parameters
             },
         }
 

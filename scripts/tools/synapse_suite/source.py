@@ -1,7 +1,8 @@
 """Fetches the source distribution of the installed homeserver from the package index.
 
-``pip download`` would build it, which needs a compiler. The file is therefore found on
-the index's simple page, and its hash is verified if the page has one.
+``pip download`` would build the distribution, which requires a compiler. The file is
+therefore looked up on the index's simple page, and its hash is verified if the page has
+one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _JSON = "application/vnd.pypi.simple.v1+json"
 _TIMEOUT = 120.0
 _LINK = re.compile(r'<a\s[^>]*?href="([^"]+)"[^>]*>([^<]+)</a>', re.IGNORECASE)
 #: Folders that are not unpacked, because the installed package is tested.
-_LEFT_OUT = ("synapse/", "rust/")
+_EXCLUDED = ("synapse/", "rust/")
 
 
 class SourceError(Exception):
@@ -51,8 +52,8 @@ class SourceError(Exception):
 class SourceFile:
     """A file of the index.
 
-    :ivar url: its URL.
-    :ivar sha256: its hash, in hexadecimal; ``None`` if the index has none.
+    :ivar url: the URL of the file.
+    :ivar sha256: the hash of the file, in hexadecimal; ``None`` if the index has none.
     """
 
     url: str
@@ -64,8 +65,8 @@ def fetch(version: str, folder: Path) -> Path:
 
     :param folder: an empty folder.
     :return: the folder that contains ``tests``.
-    :raises SourceError: if the index does not have it, cannot be reached, or returns
-        another file.
+    :raises SourceError: if the index cannot be reached, does not have the version, or
+        returns a file with another hash.
     """
     settings = _pip_settings()
     context = ssl.create_default_context(cafile=settings.get("cert"))
@@ -93,7 +94,7 @@ def _pip_settings() -> dict[str, str]:
         text=True,
         check=False,
     ).stdout
-    # Sorted so that the environment, which has precedence, comes last.
+    # Put the environment last, because it has precedence.
     lines = sorted(listed.splitlines(), key=lambda line: line.startswith(":env:"))
     settings = {}
     for line in lines:
@@ -114,8 +115,8 @@ def find_file(page: str, kind: str, text: str, version: str) -> SourceFile:
     """Find the source distribution of a version on a simple page.
 
     :param page: the URL of the page.
-    :param kind: its media type: JSON, or otherwise HTML.
-    :raises SourceError: if the page does not list it.
+    :param kind: the media type of the page; HTML is assumed unless it is JSON.
+    :raises SourceError: if the page does not list the source distribution.
     """
     wanted = {
         f"{name}-{version}.tar.gz"
@@ -144,13 +145,13 @@ def unpack(archive: Path, folder: Path) -> Path:
     """Unpack a source distribution, except for the package itself.
 
     :return: the folder that contains ``tests``.
-    :raises SourceError: if there is no such folder in it.
+    :raises SourceError: if the archive contains no such folder.
     """
     with tarfile.open(archive) as tar:
         members = [
             member
             for member in tar.getmembers()
-            if not f"{member.name}/".partition("/")[2].startswith(_LEFT_OUT)
+            if not f"{member.name}/".partition("/")[2].startswith(_EXCLUDED)
         ]
         if hasattr(tarfile, "data_filter"):
             tar.extractall(folder, members, filter="data")

@@ -47,7 +47,7 @@ class CommandLineTests(SynchronousTestCase):
         """An unknown task is an error that lists the tasks."""
         done = self.run_it("--only", "nothing")
         self.assertEqual(done.exit_code, 2)
-        self.assertIn("there are: parse, ", done.output)
+        self.assertIn("the tasks are: parse, ", done.output)
 
     def test_report(self) -> None:
         """The table and the JSON have a line for each unit of each task."""

@@ -26,7 +26,7 @@ class FaultsTests(SynchronousTestCase):
         self.assertGreater(found["catch_ups"], 0)
         self.assertEqual(found["received"], 2 * found["written"])
         self.assertEqual(
-            (found["lost"], found["doubled"], found["reordered"], found["agreed"]),
+            (found["lost"], found["duplicated"], found["reordered"], found["agreed"]),
             (0, 0, 0, True),
         )
 
@@ -41,8 +41,11 @@ class FaultsTests(SynchronousTestCase):
     def test_options_of_the_other_host(self) -> None:
         """An option of another host is rejected by name."""
         for arguments, option in (
-            (["--nemesis", "pause"], b"--nemesis is not for --host demo"),
-            (["--host", "synapse", "--rate", "5"], b"--rate is not for --host synapse"),
+            (["--nemesis", "pause"], b"--nemesis does not apply to --host demo"),
+            (
+                ["--host", "synapse", "--rate", "5"],
+                b"--rate does not apply to --host synapse",
+            ),
         ):
             done = subprocess.run(
                 [*COMMAND, *arguments], capture_output=True, check=False

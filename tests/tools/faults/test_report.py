@@ -21,7 +21,7 @@ from scripts.tools.faults.synapse.verdict import StreamTally
 RESULTS = [
     Result("redis-killed", 10, 20, catch_ups=4, seconds=1.26, agreed=True),
     Result("main-killed", 10, 18, lost=2),
-    Result("disk-full", left_out="only root may mount"),
+    Result("disk-full", skipped="only root may mount"),
     Result("reader-killed", error="reader1 ended"),
 ]
 
@@ -46,7 +46,7 @@ class ShowTests(SynchronousTestCase):
         self.assertEqual(
             rows[1], ["main-killed", "10", "18", "0", "2", "0", "0", "0", "never", "no"]
         )
-        self.assertIn("disk-full left out: only root may mount", text)
+        self.assertIn("disk-full skipped: only root may mount", text)
         self.assertIn("reader-killed failed: reader1 ended", text)
 
     def test_json(self) -> None:
@@ -60,8 +60,8 @@ class ShowTests(SynchronousTestCase):
         self.assertEqual(value["scenarios"][0]["seconds"], 1.26)
 
 
-OURS = StreamTally("events", True, 9, 27, 27, lost=0, doubled=0)
-STOCK = StreamTally("events", False, 9, 9, 8, lost=1, doubled=0)
+OURS = StreamTally("events", True, 9, 27, 27, lost=0, duplicated=0)
+STOCK = StreamTally("events", False, 9, 9, 8, lost=1, duplicated=0)
 DEPLOYMENTS = [
     DeploymentResult(
         "main-ours",

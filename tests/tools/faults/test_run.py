@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from scripts.tools.faults.run import (
     Result,
     Settings,
-    are_level,
+    have_caught_up,
     make_result,
     run_scenario,
 )
@@ -35,7 +35,7 @@ class MakeResultTests(SynchronousTestCase):
         self.assertTrue(found.is_good)
 
     def test_each_fault_is_reported(self) -> None:
-        """One lost, doubled or reordered row at one reader makes the result bad."""
+        """One lost, duplicated or reordered row at one reader makes the result bad."""
         for other in (
             attrs.evolve(GOOD[1], missing=1),
             attrs.evolve(GOOD[1], duplicated=1),
@@ -43,7 +43,7 @@ class MakeResultTests(SynchronousTestCase):
         ):
             found = result(GOOD[0], other)
             self.assertFalse(found.is_good)
-            self.assertEqual(found.lost + found.doubled + found.reordered, 1)
+            self.assertEqual(found.lost + found.duplicated + found.reordered, 1)
 
     def test_positions_that_differ(self) -> None:
         """Readers at different positions, or too late, make the result bad."""
@@ -57,22 +57,22 @@ class MakeResultTests(SynchronousTestCase):
         self.assertFalse(result(*(attrs.evolve(t, written=0) for t in GOOD)).is_good)
 
 
-class AreLevelTests(SynchronousTestCase):
+class HaveCaughtUpTests(SynchronousTestCase):
     def test_every_reader_and_writer(self) -> None:
         """Each reader must be at or beyond each writer's position."""
         targets = {("s", "a"): 3, ("s", "b"): 5}
         there = {("s", "a"): 4, ("s", "b"): 5}
-        self.assertTrue(are_level(targets, [there, there]))
-        self.assertFalse(are_level(targets, [there, there | {("s", "a"): 2}]))
-        self.assertFalse(are_level(targets, [there, {("s", "a"): 3}]))
+        self.assertTrue(have_caught_up(targets, [there, there]))
+        self.assertFalse(have_caught_up(targets, [there, there | {("s", "a"): 2}]))
+        self.assertFalse(have_caught_up(targets, [there, {("s", "a"): 3}]))
 
 
 class RunScenarioTests(SynchronousTestCase):
-    def test_left_out(self) -> None:
+    def test_skipped(self) -> None:
         """A scenario that is impossible here reports the reason and starts nothing."""
         scenario = attrs.evolve(
-            SCENARIOS["disk-full"], why_left_out=lambda: "only root may"
+            SCENARIOS["disk-full"], why_skipped=lambda: "only root may"
         )
         found = run_scenario(scenario, Settings(Path("none"), 1.0, 1), self.fail)
-        self.assertEqual(found, Result("disk-full", left_out="only root may"))
+        self.assertEqual(found, Result("disk-full", skipped="only root may"))
         self.assertTrue(found.is_good)

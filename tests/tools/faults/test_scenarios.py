@@ -46,10 +46,10 @@ class ScenariosTests(SynchronousTestCase):
         return calls
 
     def test_each_fault_is_lifted(self) -> None:
-        """Each fault is caused where its name says, and lifted."""
+        """Each fault is caused where its name says, and fault_ended."""
         for name, calls in {
-            "main-killed": ["kill master", "start_again master"],
-            "reader-killed": ["kill reader1", "start_again reader1"],
+            "main-killed": ["kill master", "restart master"],
+            "reader-killed": ["kill reader1", "restart reader1"],
             "writer-frozen": ["event_writer1", "freeze", "thaw"],
             "redis-killed": ["kill", "start"],
             "redis-frozen": ["freeze", "thaw"],
@@ -60,7 +60,7 @@ class ScenariosTests(SynchronousTestCase):
             "replies-cut": [f"cut {Cut.REPLIES}", "heal"],
             "subscription-cut": [f"cut {Cut.SUBSCRIPTION}", "heal"],
             "pings-cut-long": [f"cut {Cut.PINGS}", "heal"],
-            "tcp-writer-killed": ["kill event_writer1", "start_again event_writer1"],
+            "tcp-writer-killed": ["kill event_writer1", "restart event_writer1"],
             "tcp-reader-frozen-long": ["reader1", "freeze", "thaw"],
             "tcp-rows-cut": [f"cut {Cut.REPLIES}", "heal"],
             "tcp-pings-cut-long": [f"cut {Cut.PUBLISHES}", "heal"],
@@ -79,4 +79,4 @@ class ScenariosTests(SynchronousTestCase):
         For an ordinary user, the scenario of a full disk is left out with a reason.
         """
         self.patch(os, "geteuid", lambda: 1000)
-        self.assertIn("root", SCENARIOS["disk-full"].why_left_out())
+        self.assertIn("root", SCENARIOS["disk-full"].why_skipped())

@@ -1,4 +1,4 @@
-"""Deliberate bugs that the checker must find; loaded in processes under test."""
+"""Deliberate bugs that the checker must find; processes under test load them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["trust_persisted_upto"]
 def trust_persisted_upto() -> None:
     """Use the host's value for a writer's delivered position.
 
-    A host that does not know a writer's position returns how far all writers
-    together have persisted their rows. Announcements of *other* writers move that
-    past a row that was never delivered.
+    For a writer whose position the host does not know, it returns the position that all
+    writers together have persisted. Announcements of *other* writers advance that
+    position past a row that was never delivered.
     """
 
     def current_token(self: HostStream, instance_name: str) -> int:
@@ -22,5 +22,5 @@ def trust_persisted_upto() -> None:
         return []
 
     HostStream.current_token = current_token  # type: ignore[method-assign]
-    # And fetch no rows before such an announcement is delivered.
+    # Also, do not fetch rows before such an announcement is delivered.
     HostStream.writers_behind = writers_behind  # type: ignore[method-assign]

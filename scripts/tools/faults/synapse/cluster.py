@@ -1,4 +1,4 @@
-"""The five real processes, their servers, and a proxy between each and Redis."""
+"""Five real processes, their servers, and a proxy between each process and Redis."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Cluster:
     """A deployment of five processes.
 
     :param mixture: the processes that run with this package's replication.
-    :param bug: the dotted name of a deliberate bug in those; empty for none.
+    :param bug: the dotted name of a deliberate bug in these processes; empty for none.
     :ivar proxies: the proxies between each process and Redis, by process name.
     :ivar witness_folder: the folder to which each process logs its deliveries.
     :ivar starts_of_writer: the times of restarts of the writer of typing, in s since
@@ -57,7 +57,7 @@ class Cluster:
         self._stack.callback(shutil.rmtree, self.witness_folder, ignore_errors=True)
 
     def start(self) -> None:
-        """Start the servers, then the processes, and wait until all answer."""
+        """Start the servers, then the processes, and wait until all respond."""
         stack = self._stack
         stack.callback(self.postgres.stop)
         self.postgres.start()
@@ -72,7 +72,7 @@ class Cluster:
         self.deployment.start()
 
     def close(self) -> None:
-        """Stop everything and remove its files."""
+        """Stop all processes and servers, and remove their files."""
         self._stack.close()
 
     def is_ours(self, name: str) -> bool:
@@ -97,7 +97,7 @@ class Cluster:
         return data[:end].decode("utf-8", "replace").splitlines()
 
     def start_process(self, name: str) -> None:
-        """Start a process that was killed, and wait until it answers."""
+        """Restart a process that was killed, and wait until it responds."""
         if name == WRITER:
             self.starts_of_writer.append(time.time())
         self.process(name).start()

@@ -38,7 +38,7 @@ POLL = 0.1
 TRAFFIC_BEFORE = 1.5
 TRAFFIC_AFTER = 1.0
 
-#: The default of the most time in s until all processes are level.
+#: The default time within which all processes must catch up, in s.
 PATIENCE = 30.0
 
 Kind = tuple[str, bool]
@@ -49,9 +49,11 @@ class RoundResult:
     """The result of one round.
 
     :ivar seconds: the time in s from the end of the fault until each process had all
-        rows that were written before; ``None`` if that took too long.
-    :ivar missing: the rows that were missing then, as ``process stream token``.
-    :ivar unseen: the changes that users had not seen then, as ``stream key value``.
+        rows that were written before that; ``None`` if that took too long.
+    :ivar missing: the rows that were still missing at the end of the round, as
+        ``process stream token``.
+    :ivar unseen: the changes that users had not seen at the end of the round, as
+        ``stream key value``.
     """
 
     nemesis: str
@@ -64,12 +66,12 @@ class RoundResult:
 class StreamResult:
     """A line of the table.
 
-    :ivar never_shown: the number of accepted changes that users never saw, if the
-        process that they use is of this kind.
-    :ivar failed_reads: the number of further ones whose rows were delivered, but which
-        the homeserver left out of a response because it failed to read them.
-    :ivar seconds: the longest time until level, in s; ``None`` if a round took too
-        long.
+    :ivar never_shown: the number of accepted changes that users never saw; ``None`` if
+        the process that serves them is not of this kind.
+    :ivar failed_reads: the number of further changes whose rows were delivered, but
+        which the homeserver omitted from a response because it failed to read them.
+    :ivar seconds: the longest time until the processes had caught up, in s; ``None`` if
+        a round took too long.
     """
 
     tally: StreamTally
@@ -82,10 +84,10 @@ class StreamResult:
         """Whether this package neither lost, duplicated nor hid a row."""
         if not self.tally.is_ours:
             return True
-        # Rows of some streams may be repeated: late ones are better than none.
+        # The rows of an idempotent stream may be delivered more than once.
         stream = STANDARD_STREAMS[self.tally.stream].description
-        doubled = self.tally.doubled if not stream.idempotent else 0
-        return not (self.tally.lost or doubled or self.never_shown)
+        duplicated = self.tally.duplicated if not stream.idempotent else 0
+        return not (self.tally.lost or duplicated or self.never_shown)
 
 
 @attrs.frozen
@@ -93,7 +95,7 @@ class DeploymentResult:
     """The result of all rounds against one deployment.
 
     :ivar requests: the number of requests of clients in the background.
-    :ivar failures: the number of those that failed, which is expected during faults.
+    :ivar failures: the number of failed requests, which are expected during faults.
     :ivar lost: the lost rows, as ``process stream token``.
     :ivar error: why the run was aborted; empty if it was not.
     """
@@ -124,8 +126,9 @@ def run_deployment(
 
     :param name: a key of :data:`DEPLOYMENTS`.
     :param say: prints a line.
-    :param patience: the most time in s until all processes are level and users see
-        every change. Rows that take longer are checked again at the end of the run.
+    :param patience: the time in s within which all processes must catch up and users
+        must see every change. Rows that take longer are checked again at the end of the
+        run.
     :param bug: the dotted name of a deliberate bug for processes with this package.
     """
     cluster = Cluster(DEPLOYMENTS[name], bug)
@@ -139,6 +142,8 @@ def run_deployment(
 
 
 class _Course:
+    """Performs the rounds of a schedule, and judges the evidence."""
+
     def __init__(
         self,
         name: str,
@@ -160,32 +165,34 @@ class _Course:
         traffic.start()
         try:
             rounds = []
-            for number, one in enumerate(schedule, 1):
-                result = self._run_round(one)
+            for number, planned in enumerate(schedule, 1):
+                result = self._run_round(planned)
                 rounds.append(result)
-                self._say(_line(self._name, number, len(schedule), one, result))
+                self._say(_describe(self._name, number, len(schedule), planned, result))
             # Check again at the end: late rows may have arrived.
             self._wait_until_shown()
         finally:
             traffic.stop()
         return self._judge(tuple(rounds))
 
-    def _run_round(self, one: Round) -> RoundResult:
-        scene = Scene(self._cluster, self._traffic, self._evidence, one.chance)
-        is_quiet = any(NEMESES[fault].is_quiet for fault in one.faults)
+    def _run_round(self, planned: Round) -> RoundResult:
+        scene = Scene(self._cluster, self._traffic, self._evidence, planned.chance)
+        is_quiet = any(NEMESES[fault].is_quiet for fault in planned.faults)
         load = (
-            self._traffic.eager_users() if is_quiet else self._traffic.writing(one.seed)
+            self._traffic.eager_users()
+            if is_quiet
+            else self._traffic.writing(planned.seed)
         )
         with load:
             if not is_quiet:
                 time.sleep(TRAFFIC_BEFORE)
-            cause(one.faults, scene)
-            lifted = time.time()
-            level = self._wait_until_level(lifted)
+            cause(planned.faults, scene)
+            fault_ended = time.time()
+            delays = self._wait_until_caught_up(fault_ended)
             time.sleep(TRAFFIC_AFTER)
         self._wait_until_shown()
-        missing = self._evidence.end_round(lifted)
-        undelivered = {row.stream for life, row in missing if life.process == READER}
+        missing = self._evidence.end_round(fault_ended)
+        undelivered = {row.stream for epoch, row in missing if epoch.process == READER}
         users = users_of_failed_reads(self._cluster.new_log_lines(READER))
         rooms = {
             room.room_id for room in self._traffic.rooms if room.bob.user_id in users
@@ -202,46 +209,49 @@ class _Course:
         unseen = self._traffic.expectations.give_up(has_failed_read)
         for stream in JUDGED:
             for is_ours in (True, False):
-                self._note((stream, is_ours), level.get((stream, is_ours), 0.0))
-        for life, row in missing:
-            self._seconds[row.stream, life.is_ours] = None
+                kind = stream, is_ours
+                self._record_seconds(kind, delays.get(kind, 0.0))
+        for epoch, row in missing:
+            self._seconds[row.stream, epoch.is_ours] = None
         return RoundResult(
-            one.nemesis,
-            None if missing else max(level.values(), default=0.0),
-            tuple(f"{life.process} {row.stream} {row.token}" for life, row in missing),
+            planned.nemesis,
+            None if missing else max(delays.values(), default=0.0),
+            tuple(
+                f"{epoch.process} {row.stream} {row.token}" for epoch, row in missing
+            ),
             tuple(unseen),
         )
 
-    def _note(self, kind: Kind, seconds: float) -> None:
+    def _record_seconds(self, kind: Kind, seconds: float) -> None:
         before = self._seconds.get(kind, 0.0)
         self._seconds[kind] = None if before is None else max(before, seconds)
 
-    def _wait_until_level(self, lifted: float) -> dict[Kind, float]:
+    def _wait_until_caught_up(self, fault_ended: float) -> dict[Kind, float]:
         """Wait until all rows written before the end of a fault are delivered.
 
-        :param lifted: when the fault ended, in s since the Unix epoch.
-        :return: by kind, the time in s from ``lifted`` to the last check at which a row
-            was missing.
+        :param fault_ended: when the fault ended, in s since the Unix epoch.
+        :return: by kind, the time in s from the end of the fault to the last check at
+            which a row was missing.
         """
-        level: dict[Kind, float] = {}
+        delays: dict[Kind, float] = {}
         while True:
             answered = self._evidence.collect()
             now = time.time()
-            missing = self._evidence.new_missing(lifted) if answered else []
-            for life, row in missing:
-                level[row.stream, life.is_ours] = now - lifted
-            if (answered and not missing) or now - lifted > self._patience:
-                return level
+            missing = self._evidence.new_missing(fault_ended) if answered else []
+            for epoch, row in missing:
+                delays[row.stream, epoch.is_ours] = now - fault_ended
+            if (answered and not missing) or now - fault_ended > self._patience:
+                return delays
             time.sleep(POLL)
 
     def _wait_until_shown(self) -> None:
-        """Wait until everything is delivered and shown, or the timeout expires."""
+        """Wait until all rows are delivered and shown, or the timeout expires."""
         deadline = time.time() + self._patience
         while time.time() < deadline:
             answered = self._evidence.collect()
             if (
                 answered
-                and self._traffic.expectations.is_kept()
+                and self._traffic.expectations.is_fulfilled()
                 and not self._evidence.new_missing(time.time())
             ):
                 return
@@ -249,11 +259,11 @@ class _Course:
 
     def _judge(self, rounds: tuple[RoundResult, ...]) -> DeploymentResult:
         evidence, traffic = self._evidence, self._traffic
-        lives, rows = evidence.lives, evidence.rows
+        epochs, rows = evidence.epochs, evidence.rows
         hidden: Counter[str] = traffic.expectations.never_shown()
         failed_reads = traffic.expectations.failed_reads()
         reader_is_ours = self._cluster.is_ours(READER)
-        tallies = compare(rows, lives, evidence.present(JUDGED), JUDGED)
+        tallies = compare(rows, epochs, evidence.present(JUDGED), JUDGED)
         streams = tuple(
             StreamResult(
                 tally,
@@ -271,22 +281,22 @@ class _Course:
             traffic.requests,
             traffic.failures,
             tuple(
-                f"{life.process} {row.stream} {row.token} of {row.writer}"
-                for life, row in lost
+                f"{epoch.process} {row.stream} {row.token} of {row.writer}"
+                for epoch, row in lost
             ),
         )
 
 
-def _line(
-    deployment: str, number: int, count: int, one: Round, result: RoundResult
+def _describe(
+    deployment: str, number: int, count: int, planned: Round, result: RoundResult
 ) -> str:
-    what = one.nemesis
-    if len(one.faults) > 1:
-        what += f" ({', '.join(one.faults)})"
-    level = (
-        f"level after {result.seconds:.1f} s"
+    what = planned.nemesis
+    if len(planned.faults) > 1:
+        what += f" ({', '.join(planned.faults)})"
+    outcome = (
+        f"caught up after {result.seconds:.1f} s"
         if result.seconds is not None
-        else f"not level: {', '.join(result.missing[:5])}"
+        else f"still missing: {', '.join(result.missing[:5])}"
     )
     unseen = "".join(f", not shown: {promise}" for promise in result.unseen[:5])
-    return f"{deployment} {number}/{count} {what}: {level}{unseen}"
+    return f"{deployment} {number}/{count} {what}: {outcome}{unseen}"

@@ -1,4 +1,4 @@
-"""The processes of a deployment, which of them are replaced, and the judged streams."""
+"""The processes of a deployment, the mixtures of implementations, and the streams."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Mixture:
     """A selection of processes that run with this package's replication.
 
     :ivar title: a title for display.
-    :ivar on_ours: the names of the processes.
+    :ivar on_ours: the names of the selected processes.
     :ivar options: the options of ``synapse-replication exec``.
     :ivar only_on_demand: whether it is excluded from a full run.
     """
@@ -61,8 +61,8 @@ DEPLOYMENTS: Mapping[str, Mixture] = {
 
 TYPING = "typing"
 
-#: The tables whose rows are delivered, by stream. Other tables of these streams
-#: take ids without being sent to processes of the deployment.
+#: The tables whose rows are delivered, by stream. Other tables of these streams use
+#: ids, but their rows are not sent to the processes of the deployment.
 TABLES: Mapping[str, tuple[str, ...]] = {
     "events": ("events", "current_state_delta_stream"),
     "receipts": ("receipts_linearized",),
@@ -74,5 +74,5 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "device_lists": ("device_lists_stream", "user_signature_stream"),
 }
 
-#: The judged streams.
+#: The streams whose rows are checked.
 JUDGED = (*TABLES, TYPING)

@@ -23,7 +23,7 @@ from scripts.tools.faults.synapse.deployments import TABLES, TYPING, WRITER
 from scripts.tools.faults.synapse.verdict import (
     Committed,
     Delivery,
-    Life,
+    Epoch,
     missing_rows,
 )
 from synapse_replication.errors import ReplicationError
@@ -34,8 +34,8 @@ from synapse_replication.streams.standard.registry import (
 
 __all__ = ["Evidence", "read_witness"]
 
-#: The number of rows that are read again each time, because transactions may commit
-#: out of order.
+#: The number of recent rows that each query reads again, because transactions may
+#: commit out of order.
 _OVERLAP = 2000
 
 _SCHEMA = """
@@ -85,10 +85,10 @@ class _Log:
     path: Path
     process: str
     pid: int
-    life: Life | None = None
+    epoch: Epoch | None = None
     _offset: int = 0
 
-    def read_on(self, is_ours: bool, starts: Sequence[float]) -> None:
+    def read_new_lines(self, is_ours: bool, starts: Sequence[float]) -> None:
         with self.path.open("rb") as file:
             file.seek(self._offset)
             data = file.read()
@@ -97,10 +97,10 @@ class _Log:
         for line in data[:end].decode().splitlines():
             kind, at, value = read_witness(line, starts)
             if kind == "start":
-                self.life = Life(self.process, is_ours, at, value)
+                self.epoch = Epoch(self.process, is_ours, at, value)
             else:
-                assert self.life is not None
-                self.life.deliveries[value] += 1
+                assert self.epoch is not None
+                self.epoch.deliveries[value] += 1
 
 
 class Evidence:
@@ -116,7 +116,7 @@ class Evidence:
         self._logs: dict[str, _Log] = {}
         #: The newest row of each room in the writer's last response.
         self._typing: set[Delivery] = set()
-        self._given_up: set[tuple[Life, Delivery]] = set()
+        self._given_up: set[tuple[Epoch, Delivery]] = set()
         cluster.query(_SCHEMA + "".join(_triggers()))
 
     @property
@@ -125,9 +125,9 @@ class Evidence:
         return list(self._rows.values())
 
     @property
-    def lives(self) -> Sequence[Life]:
+    def epochs(self) -> Sequence[Epoch]:
         """All epochs of all processes."""
-        return [log.life for log in self._logs.values() if log.life is not None]
+        return [log.epoch for log in self._logs.values() if log.epoch is not None]
 
     def collect(self) -> bool:
         """Read new evidence.
@@ -137,7 +137,7 @@ class Evidence:
         self._read_logs()
         return self._read_typing() and self._read_rows()
 
-    def missing(self, until: float) -> list[tuple[Life, Committed]]:
+    def missing(self, until: float) -> list[tuple[Epoch, Committed]]:
         """Return rows that were written before ``until`` and are not delivered.
 
         :param until: a time in s since the Unix epoch.
@@ -145,14 +145,14 @@ class Evidence:
         """
         rows = [row for row in self._rows.values() if row.at <= until]
         typing = {TYPING: self._typing}
-        missing = missing_rows(rows, self.lives, typing)
+        missing = missing_rows(rows, self.epochs, typing)
         if missing:
             streams = {row.stream for _, row in missing} - {TYPING}
             rows = list({row.delivery: row for _, row in missing}.values())
-            missing = missing_rows(rows, self.lives, self.present(streams) | typing)
+            missing = missing_rows(rows, self.epochs, self.present(streams) | typing)
         return missing
 
-    def new_missing(self, until: float) -> list[tuple[Life, Committed]]:
+    def new_missing(self, until: float) -> list[tuple[Epoch, Committed]]:
         """Return missing rows, without those that :meth:`end_round` returned.
 
         While the database is down, return none.
@@ -164,23 +164,24 @@ class Evidence:
         except psycopg2.Error:
             return []
         return [
-            (life, row)
-            for life, row in missing
-            if life.is_running and (life, row.delivery) not in self._given_up
+            (epoch, row)
+            for epoch, row in missing
+            if epoch.is_running and (epoch, row.delivery) not in self._given_up
         ]
 
-    def end_round(self, lifted: float) -> list[tuple[Life, Committed]]:
+    def end_round(self, fault_ended: float) -> list[tuple[Epoch, Committed]]:
         """Stop waiting for the rows that are missing now; they are judged at the end.
 
-        :param lifted: when the fault ended, in s since the Unix epoch: rows written
-            before are due to each process that is running now, even if it ends later.
+        :param fault_ended: when the fault ended, in s since the Unix epoch. Rows
+            written before that are due to each process that is running now, even if it
+            ends later.
         :return: the missing rows.
         """
-        for life in self.lives:
-            if life.is_running:
-                life.judged_until = lifted
+        for epoch in self.epochs:
+            if epoch.is_running:
+                epoch.judged_until = fault_ended
         missing = self.new_missing(time.time())
-        self._given_up.update((life, row.delivery) for life, row in missing)
+        self._given_up.update((epoch, row.delivery) for epoch, row in missing)
         return missing
 
     def present(self, streams: Iterable[str]) -> dict[str, Collection[Delivery]]:
@@ -209,10 +210,10 @@ class Evidence:
                 process, pid, _ = path.name.rsplit(".", 2)
                 self._logs[path.name] = _Log(path, process, int(pid))
         for log in self._logs.values():
-            log.read_on(cluster.is_ours(log.process), cluster.starts_of_writer)
-            if log.life is not None:
+            log.read_new_lines(cluster.is_ours(log.process), cluster.starts_of_writer)
+            if log.epoch is not None:
                 running = cluster.process(log.process)
-                log.life.is_running = running.is_running and running.pid == log.pid
+                log.epoch.is_running = running.is_running and running.pid == log.pid
 
     def _read_rows(self) -> bool:
         try:

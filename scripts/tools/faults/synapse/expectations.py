@@ -1,4 +1,4 @@
-"""Compares accepted changes with what users saw: pure logic, for use in any thread."""
+"""Compares accepted changes with those that users saw: pure logic, thread-safe."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class _Promise:
 class Expectations:
     """The changes that the homeserver accepted, and those that ``/sync`` has shown.
 
-    A promise is about a key. A later promise about the same key replaces it, as a
-    second read receipt replaces the first.
+    A *promise* states that ``/sync`` will show a value for a key. A later promise for
+    the same key replaces it, as a second read receipt replaces the first.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Expectations:
     def promise(self, stream: str, key: Hashable, value: Hashable = True) -> None:
         """Record that a request was accepted.
 
-        :param stream: the stream whose rows cause it to be shown.
+        :param stream: the stream whose row causes ``/sync`` to show the value.
         """
         promise = _Promise(stream, key, value)
         with self._lock:
@@ -46,7 +46,7 @@ class Expectations:
                 self._open[stream, key] = promise
 
     def withdraw(self, stream: str, key: Hashable) -> None:
-        """Remove the promise about a key, unless it was shown already."""
+        """Remove the promise for a key, unless it was already shown."""
         with self._lock:
             self._open.pop((stream, key), None)
 
@@ -66,7 +66,7 @@ class Expectations:
                 if promise in given_up:
                     given_up.remove(promise)
 
-    def is_kept(self) -> bool:
+    def is_fulfilled(self) -> bool:
         """Return whether all promises were shown, except for those given up."""
         with self._lock:
             return not self._open
@@ -74,31 +74,33 @@ class Expectations:
     def give_up(
         self, has_failed_read: Callable[[str, Hashable], bool] | None = None
     ) -> list[str]:
-        """Stop waiting for the promises that were not shown; they may still be.
+        """Stop waiting for the promises that were not shown yet.
 
         :param has_failed_read: returns whether the homeserver failed to read the rows
             of a stream for the response that should have shown a key.
-        :return: those promises, as ``stream key value``.
+        :return: these promises, as ``stream key value``.
         """
         with self._lock:
             overdue = list(self._open.values())
-            for it in overdue:
-                failed = has_failed_read and has_failed_read(it.stream, it.key)
-                (self._failed_reads if failed else self._overdue).append(it)
+            for promise in overdue:
+                failed = has_failed_read and has_failed_read(
+                    promise.stream, promise.key
+                )
+                (self._failed_reads if failed else self._overdue).append(promise)
             self._open.clear()
-        return sorted(f"{it.stream} {it.key} {it.value}" for it in overdue)
+        return sorted(f"{each.stream} {each.key} {each.value}" for each in overdue)
 
     def never_shown(self) -> Counter[str]:
         """Return the number of promises that were never shown, by stream.
 
-        Those of failed reads are not among them.
+        Promises that were not shown because of a failed read are not counted.
         """
         with self._lock:
             promises = [*self._overdue, *self._open.values()]
         return Counter(promise.stream for promise in promises)
 
     def failed_reads(self) -> Counter[str]:
-        """Return the number of promises never shown after a failed read, by stream."""
+        """Return the number of promises that failed reads left unshown, by stream."""
         with self._lock:
             return Counter(promise.stream for promise in self._failed_reads)
 

@@ -1,11 +1,12 @@
 """Finds users whose ``/sync`` response lacks receipts that could not be read.
 
 Theory of operation: the homeserver reads the receipts of a response in one transaction.
-If that fails, for instance because PostgreSQL was restarted and the connection is an
-old one, the client is not told: the response is 200, without the receipts and with a
-token past them. So the user is never shown them, although replication delivered the
-row. Stock processes do the same. The process's log has both the failed transaction and
-the response, with the id of the request.
+If the transaction fails, for instance because PostgreSQL was restarted and the
+connection is an old one, the client is not informed: the status of the response is 200,
+the receipts are missing, and its token is beyond them. The receipts are therefore never
+shown to the user, although replication delivered their rows. Stock processes behave
+likewise. The process's log contains the failed transaction and the response, both with
+the id of the request.
 
 The functions have no side effects.
 """

@@ -11,7 +11,7 @@ from functools import partial
 
 import attrs
 
-from scripts.tools.faults.scenarios import AWAY, CUT
+from scripts.tools.faults.scenarios import CUT, DOWNTIME
 from scripts.tools.faults.synapse.cluster import Cluster
 from scripts.tools.faults.synapse.deployments import PROCESSES, READER, WRITER
 from scripts.tools.faults.synapse.evidence import Evidence
@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 #: The downtime of Redis for *redis-away*, in s.
-LONG_AWAY = (8.0, 8.0)
+LONG_DOWNTIME = (8.0, 8.0)
 #: The duration of a fault that ends as soon as it is caused.
-AT_ONCE = (0.0, 0.0)
-#: The most time in s for rows to arrive everywhere before one is missed deliberately,
-#: and to arrive at the other processes afterwards.
+INSTANT = (0.0, 0.0)
+#: The time in s within which rows must arrive at all processes before a row is withheld
+#: from the reader, and within which that row must arrive at the other processes.
 SETTLE = 15.0
-#: The streams of which a fault makes the reader miss exactly one row.
+#: The streams with a fault that makes the reader miss exactly one row.
 MISSED = ("events", "receipts", "to_device", "caches", "typing")
 
 
@@ -63,14 +63,14 @@ class Nemesis:
     """A fault.
 
     :ivar fault: returns a context that causes the fault and ends it.
-    :ivar hold: its least and greatest duration, in s.
-    :ivar is_quiet: whether there are no background writes meanwhile.
-    :ivar ends_last: whether it ends after overlapping faults, because its end needs the
-        servers.
+    :ivar hold: the minimum and maximum duration of the fault, in s.
+    :ivar is_quiet: whether there are no background writes during the fault.
+    :ivar ends_last: whether the fault ends after overlapping faults, because its end
+        needs the servers.
     """
 
     fault: Fault
-    hold: tuple[float, float] = AWAY
+    hold: tuple[float, float] = DOWNTIME
     is_quiet: bool = False
     ends_last: bool = False
 
@@ -82,7 +82,7 @@ def _pause(scene: Scene) -> Iterator[None]:
     try:
         yield
     finally:
-        # Another fault may have killed it.
+        # Another fault may have killed the process.
         if process.is_running:
             process.thaw()
 
@@ -136,7 +136,7 @@ def _postgres_restart(scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _client_kill(scene: Scene) -> Iterator[None]:
-    # Randomly all subscriptions or all other connections, except for this one.
+    # Kill all subscriptions, or all other connections except for that of this command.
     kind = scene.chance.choice(("pubsub", "normal"))
     scene.cluster.redis.command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
     yield
@@ -149,7 +149,7 @@ def _miss_one(stream: str, scene: Scene) -> Iterator[None]:
     The reader is frozen and its subscription cut; one row is written; when the other
     processes have it, the subscription is closed and the reader continues.
     """
-    room = _room_of_chance(stream, scene)
+    room = _random_room(stream, scene)
     room.prepare(stream)
     _settle(scene, PROCESSES)
     reader = scene.cluster.process(READER)
@@ -172,16 +172,16 @@ def _failed_read(scene: Scene) -> Iterator[None]:
     The first transaction of each old connection fails, and the one that reads the
     receipt for a waiting user may be such a transaction.
     """
-    room = _room_of_chance("receipts", scene)
-    _insist(lambda: room.prepare("receipts"))
+    room = _random_room("receipts", scene)
+    _retry(lambda: room.prepare("receipts"))
     _settle(scene, PROCESSES)
     scene.cluster.postgres.restart()
-    _insist(lambda: room.write("receipts"))
+    _retry(lambda: room.write("receipts"))
     yield
 
 
-def _insist(request: Callable[[], None]) -> None:
-    """Repeat a request that fails, as it does until a process has new connections."""
+def _retry(request: Callable[[], None]) -> None:
+    """Repeat a request until it succeeds: first, a process needs new connections."""
     deadline = time.monotonic() + SETTLE
     while time.monotonic() < deadline:
         with contextlib.suppress(ApiError, OSError):
@@ -190,7 +190,7 @@ def _insist(request: Callable[[], None]) -> None:
         time.sleep(0.1)
 
 
-def _room_of_chance(stream: str, scene: Scene) -> Room:
+def _random_room(stream: str, scene: Scene) -> Room:
     # Choose a persister first: one may have many more rooms than the other.
     rooms = scene.traffic.rooms
     persister = scene.chance.choice(sorted({room.persister for room in rooms}))
@@ -203,7 +203,7 @@ def _settle(scene: Scene, names: list[str] | tuple[str, ...]) -> None:
     until = time.time()
     while time.monotonic() < deadline:
         answered = scene.evidence.collect()
-        behind = {life.process for life, _ in scene.evidence.new_missing(until)}
+        behind = {epoch.process for epoch, _ in scene.evidence.new_missing(until)}
         if answered and not behind & set(names):
             return
         time.sleep(0.1)
@@ -213,28 +213,28 @@ NEMESES: Mapping[str, Nemesis] = {
     "pause": Nemesis(_pause, (2.0, 5.0)),
     "cut-subscription": Nemesis(partial(_cut, Cut.SUBSCRIPTION), CUT),
     "cut-publishing": Nemesis(partial(_cut, Cut.PUBLISHES), CUT),
-    "redis-restart": Nemesis(_redis_restart, AT_ONCE),
-    "redis-kill": Nemesis(_redis_kill, AT_ONCE),
-    "redis-away": Nemesis(_redis_away, LONG_AWAY),
-    "postgres-restart": Nemesis(_postgres_restart, AT_ONCE),
-    "client-kill": Nemesis(_client_kill, AT_ONCE),
+    "redis-restart": Nemesis(_redis_restart, INSTANT),
+    "redis-kill": Nemesis(_redis_kill, INSTANT),
+    "redis-away": Nemesis(_redis_away, LONG_DOWNTIME),
+    "postgres-restart": Nemesis(_postgres_restart, INSTANT),
+    "client-kill": Nemesis(_client_kill, INSTANT),
     **{
         f"kill-{name}": Nemesis(partial(_kill, name), ends_last=True)
         for name in (MAIN, "persister1", "persister2", WRITER)
     },
     **{
         f"miss-one-{stream}": Nemesis(
-            partial(_miss_one, stream), AT_ONCE, is_quiet=True
+            partial(_miss_one, stream), INSTANT, is_quiet=True
         )
         for stream in MISSED
     },
-    "failed-read": Nemesis(_failed_read, AT_ONCE, is_quiet=True),
+    "failed-read": Nemesis(_failed_read, INSTANT, is_quiet=True),
 }
 
 #: The faults that may overlap others.
 MIXABLE = tuple(name for name, nemesis in NEMESES.items() if not nemesis.is_quiet)
 
-#: The faults that show what the homeserver itself does; not in a full run.
+#: The faults that show the homeserver's own behaviour; they are not in a full run.
 ON_DEMAND = ("failed-read",)
 
 #: All names that can be selected, and those of a full run.
@@ -245,7 +245,7 @@ FULL_RUN = tuple(name for name in NAMES if name not in ON_DEMAND)
 def cause(names: tuple[str, ...], scene: Scene) -> None:
     """Cause faults that overlap, hold them, and end them."""
     nemeses = sorted(
-        (NEMESES[name] for name in names), key=lambda one: not one.ends_last
+        (NEMESES[name] for name in names), key=lambda nemesis: not nemesis.ends_last
     )
     hold = max(scene.chance.uniform(*nemesis.hold) for nemesis in nemeses)
     with contextlib.ExitStack() as stack:

@@ -9,7 +9,7 @@ import attrs
 
 __all__ = ["MIXED", "Round", "make_schedule"]
 
-#: The fault that consists of several at once.
+#: The name of a round of several concurrent faults.
 MIXED = "mixed"
 
 
@@ -45,8 +45,8 @@ def make_schedule(
     chance = random.Random(seed)
     schedule = []
     for _ in range(rounds):
-        # Each of them once, then each again: an aborted run has caused each about
-        # equally often.
+        # Cause each fault once before repeating any, so that even an aborted run has
+        # caused all about equally often.
         for nemesis in chance.sample(nemeses, len(nemeses)):
             faults: tuple[str, ...] = (nemesis,)
             if nemesis == MIXED:

@@ -19,13 +19,14 @@ from tests.support.synapse_process import MAIN
 
 __all__ = ["WEIGHTS", "Listeners", "Room", "Traffic"]
 
-#: The least and greatest number of rooms: their persister depends on a random id.
+#: The minimum and maximum number of rooms. The random id of a room determines its
+#: persister.
 LEAST_ROOMS, MOST_ROOMS = 4, 20
 
-#: The timeout in s of a ``/sync`` request, normally and while users are eager: then
-#: some request is in progress at every moment, including the end of a fault.
+#: The timeout in s of a ``/sync`` request, normally and for eager users. With the
+#: shorter timeout, a request begins every 20 ms, even while a fault ends.
 LONG_POLL, EAGER_POLL = 2.0, 0.02
-#: The least and greatest time in s between two requests of a writing user.
+#: The minimum and maximum time between two requests of a writing user, in s.
 PAUSE = (0.2, 0.5)
 #: The delay in s after a failed request.
 PAUSE_AFTER_FAILURE = 0.3
@@ -76,7 +77,7 @@ class Room:
         getattr(self, f"_write_{stream}")(f"{self.number}-{next(self._numbers)}")
 
     def _write_events(self, text: str) -> None:
-        # Not retried: a second request would send another message.
+        # Do not retry: a second request would send another message.
         self._last_event = self.alice.send_message(self.room_id, text)
         self.expectations.promise("events", text)
 
@@ -94,14 +95,14 @@ class Room:
 
     def _write_typing(self, text: str) -> None:
         shown = (self.alice.user_id,)
-        # The same state may have been shown earlier, too.
+        # The same value may already have been shown earlier.
         self.expectations.forget("typing", self.room_id, shown)
         with self._replacing("typing", self.room_id):
             self._set_typing(True)
         self.expectations.promise("typing", self.room_id, shown)
 
     def _write_fleeting(self, text: str) -> None:
-        # Typing times out by itself, perhaps unseen: nothing is expected.
+        # Typing times out by itself, perhaps unseen: promise nothing.
         self._set_typing(not self._is_typing)
 
     def _set_typing(self, is_typing: bool) -> None:
@@ -133,9 +134,10 @@ class Room:
 
     @contextlib.contextmanager
     def _replacing(self, stream: str, key: Hashable) -> Iterator[None]:
-        """Make a request whose row replaces the last one about a key.
+        """Make a request whose row replaces the last row for a key.
 
-        If it fails, its row may still have been written: neither row is expected then.
+        If the request fails, its row may still have been written: neither of the two
+        rows is then expected.
         """
         try:
             yield
@@ -167,7 +169,7 @@ class Traffic:
 
     :param cluster: a running cluster.
     :ivar requests: the number of requests in the background.
-    :ivar failures: the number of those that failed, which is expected during faults.
+    :ivar failures: the number of failed requests, which are expected during faults.
     """
 
     def __init__(self, cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import attrs
 
-__all__ = ["Committed", "Delivery", "Life", "StreamTally", "compare", "missing_rows"]
+__all__ = ["Committed", "Delivery", "Epoch", "StreamTally", "compare", "missing_rows"]
 
 
 @attrs.frozen
@@ -35,8 +35,9 @@ class Delivery:
 class Committed:
     """A row in the database, or in the memory of its writer.
 
-    :ivar writer: the instance name of its writer.
-    :ivar at: when it was written, in s since the Unix epoch; no later than its commit.
+    :ivar writer: the instance name of the writer.
+    :ivar at: when the row was written, in s since the Unix epoch; no later than its
+        commit.
     :ivar era: as for :class:`Delivery`.
     """
 
@@ -48,21 +49,21 @@ class Committed:
 
     @property
     def delivery(self) -> Delivery:
-        """The delivery that this row needs."""
+        """The delivery of this row to a process."""
         return Delivery(self.stream, self.token, self.era)
 
 
 @attrs.define(eq=False)
-class Life:
+class Epoch:
     """One epoch of a process.
 
-    :ivar process: its instance name.
-    :ivar is_ours: whether it runs with this package's replication.
+    :ivar process: the instance name of the process.
+    :ivar is_ours: whether the process runs with this package's replication.
     :ivar started: when it had read its positions, in s since the Unix epoch.
-    :ivar positions: its initial positions, by stream and writer.
-    :ivar is_running: whether it is still running.
-    :ivar judged_until: if it has ended: the time in s since the Unix epoch after which
-        written rows are not due to it.
+    :ivar positions: the initial positions, by stream and writer.
+    :ivar is_running: whether the process is still running.
+    :ivar judged_until: for a process that has ended: rows written after this time, in s
+        since the Unix epoch, are not due to it.
     :ivar deliveries: the number of deliveries of each token.
     """
 
@@ -74,7 +75,7 @@ class Life:
     judged_until: float = 0.0
     deliveries: Counter[Delivery] = attrs.Factory(Counter)
 
-    def has_to_get(self, row: Committed) -> bool:
+    def must_receive(self, row: Committed) -> bool:
         """Return whether a row is due to this process."""
         if row.writer == self.process:
             return False
@@ -91,9 +92,9 @@ class StreamTally:
     :ivar is_ours: whether the processes run with this package, or are stock ones.
     :ivar committed: the number of written tokens.
     :ivar due: the number of deliveries that were due, over all processes.
-    :ivar delivered: the number of those that were made.
-    :ivar lost: the number of those that were not made although the row exists.
-    :ivar doubled: the number of repeated deliveries of a token to a process.
+    :ivar delivered: the number of due deliveries that were made.
+    :ivar lost: the number of due deliveries that were not made although the row exists.
+    :ivar duplicated: the number of repeated deliveries of a token to a process.
     """
 
     stream: str
@@ -102,67 +103,73 @@ class StreamTally:
     due: int
     delivered: int
     lost: int
-    doubled: int
+    duplicated: int
 
 
 def missing_rows(
     rows: Iterable[Committed],
-    lives: Iterable[Life],
+    epochs: Iterable[Epoch],
     present: Mapping[str, Collection[Delivery]],
-) -> list[tuple[Life, Committed]]:
+) -> list[tuple[Epoch, Committed]]:
     """Return each row that was due, still exists, and was not delivered.
 
-    :param present: the rows that each stream has now, as deliveries; of a stream
-        that is not named, every row counts as present.
+    :param present: the current rows of each stream, as deliveries; for a stream that is
+        not listed, every row counts as present.
     """
-    there = [
+    existing = [
         row
         for row in rows
         if row.stream not in present or row.delivery in present[row.stream]
     ]
     return [
-        (life, row)
-        for life in lives
-        for row in there
-        if row.delivery not in life.deliveries and life.has_to_get(row)
+        (epoch, row)
+        for epoch in epochs
+        for row in existing
+        if row.delivery not in epoch.deliveries and epoch.must_receive(row)
     ]
 
 
 def compare(
     rows: Sequence[Committed],
-    lives: Sequence[Life],
+    epochs: Sequence[Epoch],
     present: Mapping[str, Collection[Delivery]],
     streams: Iterable[str],
 ) -> list[StreamTally]:
     """Compare rows with deliveries, for each stream and each kind of process.
 
-    :param rows: without repetitions.
-    :param lives: every start of every process.
+    :param rows: the committed rows, each once.
+    :param epochs: all epochs of all processes.
     :param present: as for :func:`missing_rows`.
     """
     tallies = []
     for is_ours in (True, False):
-        of_kind = [life for life in lives if life.is_ours is is_ours]
+        of_kind = [epoch for epoch in epochs if epoch.is_ours is is_ours]
         if not of_kind:
             continue
         for stream in streams:
             of_stream = [row for row in rows if row.stream == stream]
             due = [
-                row.delivery in life.deliveries
-                for life in of_kind
+                row.delivery in epoch.deliveries
+                for epoch in of_kind
                 for row in of_stream
-                if life.has_to_get(row)
+                if epoch.must_receive(row)
             ]
-            doubled = sum(
+            duplicated = sum(
                 times - 1
-                for life in of_kind
-                for delivery, times in life.deliveries.items()
+                for epoch in of_kind
+                for delivery, times in epoch.deliveries.items()
                 if delivery.stream == stream
             )
             lost = len(missing_rows(of_stream, of_kind, present))
             tallies.append(
                 StreamTally(
-                    stream, is_ours, len(of_stream), len(due), sum(due), lost, doubled
+                    stream,
+                    is_ours,
+                    len(of_stream),
+                    len(due),
+                    sum(due),
+                    lost,
+                    duplicated,
                 )
             )
     return tallies

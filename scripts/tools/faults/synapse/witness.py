@@ -5,11 +5,11 @@ only the standard library. Each epoch of a process has a file of its own. Each l
 JSON array:
 
 ``["start", time, {stream: {writer: token}}]``
-    When the process started, and the positions that it had read from the database
-    by then: rows at or below them were committed before and need no delivery.
+    The process has started, and has read these positions from the database: rows at or
+    below them were committed before and need no delivery.
 ``["rows", time, stream, writer, token, keys]``
-    The rows of one token were delivered to the host. For ``typing``, ``keys`` holds the
-    room and the users of each row; for other streams it is empty.
+    The rows of one token were delivered to the host. For ``typing``, ``keys`` contains
+    the room and the users of each row; for other streams it is empty.
 
 Times are in s since the Unix epoch.
 """
@@ -36,9 +36,9 @@ class Witness:
     """Logs the rows that are delivered to one process.
 
     :param config: ``folder`` of the logs; ``writers``, the names of all processes;
-        ``streams``, the names of the streams to read the positions of; optionally
-        ``bug``, the dotted name of a function that introduces a deliberate bug, called
-        in processes that run with this package.
+        ``streams``, the names of the streams whose positions are logged; optionally
+        ``bug``, the dotted name of a function that introduces a deliberate bug and is
+        called in processes with this package.
     :param api: Synapse's interface for modules.
     """
 

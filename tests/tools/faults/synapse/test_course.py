@@ -8,7 +8,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from scripts.tools.faults.synapse.course import DeploymentResult, StreamResult
 from scripts.tools.faults.synapse.verdict import StreamTally
 
-GOOD = StreamTally("events", True, committed=9, due=36, delivered=36, lost=0, doubled=0)
+GOOD = StreamTally(
+    "events", True, committed=9, due=36, delivered=36, lost=0, duplicated=0
+)
 
 
 def is_good(tally: StreamTally, never_shown: int | None = 0) -> bool:
@@ -18,10 +20,10 @@ def is_good(tally: StreamTally, never_shown: int | None = 0) -> bool:
 
 class IsGoodTests(SynchronousTestCase):
     def test_each_fault_of_ours(self) -> None:
-        """One row that ours lost, doubled or never showed to a user is too many."""
+        """One row that ours lost, duplicated or never showed to a user is too many."""
         self.assertTrue(is_good(GOOD))
         self.assertFalse(is_good(attrs.evolve(GOOD, lost=1)))
-        self.assertFalse(is_good(attrs.evolve(GOOD, doubled=1)))
+        self.assertFalse(is_good(attrs.evolve(GOOD, duplicated=1)))
         self.assertFalse(is_good(GOOD, never_shown=1))
 
     def test_a_failed_read_of_the_homeserver(self) -> None:
@@ -37,11 +39,11 @@ class IsGoodTests(SynchronousTestCase):
 
     def test_stock(self) -> None:
         """Rows that stock processes lose are shown, but do not make the result bad."""
-        stock = attrs.evolve(GOOD, is_ours=False, lost=3, doubled=2)
+        stock = attrs.evolve(GOOD, is_ours=False, lost=3, duplicated=2)
         self.assertTrue(is_good(stock, never_shown=1))
 
     def test_rows_that_may_be_repeated(self) -> None:
         """A cache invalidation may be repeated but not lost."""
-        caches = attrs.evolve(GOOD, stream="caches", doubled=2)
+        caches = attrs.evolve(GOOD, stream="caches", duplicated=2)
         self.assertTrue(is_good(caches))
         self.assertFalse(is_good(attrs.evolve(caches, lost=1)))

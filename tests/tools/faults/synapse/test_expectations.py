@@ -14,31 +14,31 @@ class ExpectationsTests(SynchronousTestCase):
     def test_kept(self) -> None:
         """A promise is kept once its value was shown."""
         self.expectations.promise("events", "hello")
-        self.assertFalse(self.expectations.is_kept())
+        self.assertFalse(self.expectations.is_fulfilled())
         self.expectations.see("events", "good day")
         self.assertEqual(self.expectations.never_shown(), {"events": 1})
         self.expectations.see("events", "hello")
-        self.assertTrue(self.expectations.is_kept())
+        self.assertTrue(self.expectations.is_fulfilled())
         self.assertEqual(self.expectations.never_shown(), {})
 
     def test_shown_before_the_answer(self) -> None:
         """A value may be shown before its request is answered."""
         self.expectations.see("events", "hello")
         self.expectations.promise("events", "hello")
-        self.assertTrue(self.expectations.is_kept())
+        self.assertTrue(self.expectations.is_fulfilled())
 
     def test_replaced(self) -> None:
         """A later promise about the same key replaces the earlier one."""
         self.expectations.promise("receipts", "room", "$1")
         self.expectations.promise("receipts", "room", "$2")
         self.expectations.see("receipts", "room", "$2")
-        self.assertTrue(self.expectations.is_kept())
+        self.assertTrue(self.expectations.is_fulfilled())
 
     def test_withdrawn(self) -> None:
         """A value that may have been replaced need not be shown."""
         self.expectations.promise("receipts", "room", "$1")
         self.expectations.withdraw("receipts", "room")
-        self.assertTrue(self.expectations.is_kept())
+        self.assertTrue(self.expectations.is_fulfilled())
         self.assertEqual(self.expectations.never_shown(), {})
 
     def test_given_up(self) -> None:
@@ -48,7 +48,7 @@ class ExpectationsTests(SynchronousTestCase):
         """
         self.expectations.promise("receipts", "room", "$1")
         self.assertEqual(self.expectations.give_up(), ["receipts room $1"])
-        self.assertTrue(self.expectations.is_kept())
+        self.assertTrue(self.expectations.is_fulfilled())
         self.expectations.promise("receipts", "room", "$2")
         self.expectations.see("receipts", "room", "$2")
         self.assertEqual(self.expectations.never_shown(), {"receipts": 1})
@@ -60,7 +60,7 @@ class ExpectationsTests(SynchronousTestCase):
         self.expectations.see("typing", "room", ("@a",))
         self.expectations.forget("typing", "room", ("@a",))
         self.expectations.promise("typing", "room", ("@a",))
-        self.assertFalse(self.expectations.is_kept())
+        self.assertFalse(self.expectations.is_fulfilled())
 
     def test_failed_reads(self) -> None:
         """A promise whose read failed is counted separately until it is shown."""

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from scripts.tools.faults.synapse.verdict import (
     Committed,
     Delivery,
-    Life,
+    Epoch,
     StreamTally,
     compare,
     missing_rows,
@@ -24,11 +24,11 @@ ROWS = [
 BOTH = {"events": {row.delivery for row in ROWS}}
 
 
-def life(
+def epoch(
     process: str, *tokens: int, started: float = 10.0, is_ours: bool = True
-) -> Life:
+) -> Epoch:
     """Return a process that had read up to 6 and then received the tokens."""
-    return Life(
+    return Epoch(
         process,
         is_ours,
         started,
@@ -38,23 +38,25 @@ def life(
 
 
 def lost(
-    *lives: Life, present: dict[str, set[Delivery]] = BOTH
+    *epochs: Epoch, present: dict[str, set[Delivery]] = BOTH
 ) -> list[tuple[str, int]]:
-    return [(one.process, row.token) for one, row in missing_rows(ROWS, lives, present)]
+    return [
+        (one.process, row.token) for one, row in missing_rows(ROWS, epochs, present)
+    ]
 
 
 class MissingRowsTests(SynchronousTestCase):
     def test_each_reader_needs_each_row(self) -> None:
         """A row that was not delivered to one of two readers is missing there."""
-        self.assertEqual(lost(life("sync1", 7, 8), life("sync2", 7)), [("sync2", 8)])
+        self.assertEqual(lost(epoch("sync1", 7, 8), epoch("sync2", 7)), [("sync2", 8)])
 
     def test_own_rows(self) -> None:
         """A process does not need its own rows."""
-        self.assertEqual(lost(life("persister1", 8)), [])
+        self.assertEqual(lost(epoch("persister1", 8)), [])
 
     def test_read_at_the_start(self) -> None:
         """Rows that a process had read from the database at its start are not due."""
-        late = life("sync1", started=30.0)
+        late = epoch("sync1", started=30.0)
         late.positions = {"events": {"persister1": 7, "persister2": 8}}
         self.assertEqual(lost(late), [])
 
@@ -63,7 +65,7 @@ class MissingRowsTests(SynchronousTestCase):
         A process cannot have read rows at its start that were written later: a position
         that is too far hides nothing.
         """
-        early = life("sync1", 7)
+        early = epoch("sync1", 7)
         early.positions = {"events": {"persister1": 9, "persister2": 9}}
         self.assertEqual(lost(early), [("sync1", 8)])
 
@@ -71,7 +73,7 @@ class MissingRowsTests(SynchronousTestCase):
         """
         Rows written before the start, but beyond the positions read then, are due.
         """
-        late = life("sync1", 7, started=30.0)
+        late = epoch("sync1", 7, started=30.0)
         self.assertEqual(lost(late), [("sync1", 8)])
 
     def test_replaced_rows(self) -> None:
@@ -79,11 +81,11 @@ class MissingRowsTests(SynchronousTestCase):
         A row that is no longer in the table cannot be fetched, and is not missing.
         """
         present = {"events": {ROWS[0].delivery}}
-        self.assertEqual(lost(life("sync1"), present=present), [("sync1", 7)])
+        self.assertEqual(lost(epoch("sync1"), present=present), [("sync1", 7)])
 
     def test_ended_processes(self) -> None:
         """A killed process needs the rows written while it was judged."""
-        killed = life("sync1")
+        killed = epoch("sync1")
         killed.is_running = False
         self.assertEqual(lost(killed), [])
         killed.judged_until = 20.5
@@ -92,7 +94,7 @@ class MissingRowsTests(SynchronousTestCase):
     def test_eras(self) -> None:
         """A token from before the writer's restart is a different row."""
         row = Committed("typing", 3, "writer1", at=20.0, era=1)
-        reader = life("sync1")
+        reader = epoch("sync1")
         reader.deliveries[Delivery("typing", 3, 0)] += 1
         self.assertEqual(missing_rows([row], [reader], {}), [(reader, row)])
         reader.deliveries[Delivery("typing", 3, 1)] += 1
@@ -105,9 +107,9 @@ class CompareTests(SynchronousTestCase):
         found = compare(
             ROWS,
             [
-                life("sync1", 7, 8),
-                life("sync2", 7, 7, 8),
-                life("stock1", 7, is_ours=False),
+                epoch("sync1", 7, 8),
+                epoch("sync2", 7, 7, 8),
+                epoch("stock1", 7, is_ours=False),
             ],
             BOTH,
             ["events", "caches"],
@@ -115,26 +117,26 @@ class CompareTests(SynchronousTestCase):
         self.assertEqual(
             found,
             [
-                StreamTally("events", True, 2, 4, 4, lost=0, doubled=1),
-                StreamTally("caches", True, 0, 0, 0, lost=0, doubled=0),
-                StreamTally("events", False, 2, 2, 1, lost=1, doubled=0),
-                StreamTally("caches", False, 0, 0, 0, lost=0, doubled=0),
+                StreamTally("events", True, 2, 4, 4, lost=0, duplicated=1),
+                StreamTally("caches", True, 0, 0, 0, lost=0, duplicated=0),
+                StreamTally("events", False, 2, 2, 1, lost=1, duplicated=0),
+                StreamTally("caches", False, 0, 0, 0, lost=0, duplicated=0),
             ],
         )
 
     def test_replaced_rows_are_not_lost(self) -> None:
         """Replaced rows were due and not delivered, but are not lost."""
-        (found,) = compare(ROWS, [life("sync1", 7)], {"events": set()}, ["events"])
+        (found,) = compare(ROWS, [epoch("sync1", 7)], {"events": set()}, ["events"])
         self.assertEqual((found.due, found.delivered, found.lost), (2, 1, 0))
 
     def test_starts_of_one_process(self) -> None:
         """A restarted process may be delivered the same rows again."""
-        first = life("sync1", 7)
+        first = epoch("sync1", 7)
         first.is_running = False
-        (found,) = compare(ROWS, [first, life("sync1", 7, 8)], BOTH, ["events"])
-        self.assertEqual((found.due, found.lost, found.doubled), (2, 0, 0))
+        (found,) = compare(ROWS, [first, epoch("sync1", 7, 8)], BOTH, ["events"])
+        self.assertEqual((found.due, found.lost, found.duplicated), (2, 0, 0))
         # Doubled rows count even if the process is killed later.
         first.deliveries[ROWS[0].delivery] += 1
-        (found,) = compare(ROWS, [first, life("sync1", 7, 8)], BOTH, ["events"])
-        self.assertEqual(attrs.evolve(found, doubled=0).lost, 0)
-        self.assertEqual(found.doubled, 1)
+        (found,) = compare(ROWS, [first, epoch("sync1", 7, 8)], BOTH, ["events"])
+        self.assertEqual(attrs.evolve(found, duplicated=0).lost, 0)
+        self.assertEqual(found.duplicated, 1)
