@@ -22,7 +22,9 @@ class BackoffTests(SynchronousTestCase):
         self.assertEqual([backoff.delay(n) for n in (1, 2, 3, 4)], [0.5, 1.5, 4.5, 5])
 
     def test_jitter(self) -> None:
-        """With jitter, the delay is between half of it and all of it."""
+        """
+        With jitter, the delay is between half of the full delay and the full delay.
+        """
         self.assertEqual(Backoff(1.0, 5.0, jitter=lambda: 1.0).delay(3), 2)
         self.assertEqual(Backoff(1.0, 5.0, jitter=lambda: 0.5).delay(3), 3)
         delays = {Backoff(1.0, 5.0).delay(3) for _ in range(100)}

@@ -42,7 +42,7 @@ def drawn_tree() -> dict[str, str]:
 class TreeTests(SynchronousTestCase):
     """Tests for the inheritance of the errors."""
 
-    def test_picture(self) -> None:
+    def test_tree(self) -> None:
         """The tree drawn in the docstring matches the classes."""
         classes = {
             name: value
@@ -100,7 +100,7 @@ class MessageTests(SynchronousTestCase):
         self.assertEqual(str(TokenError("m1~", "why")), "m1~ is not a token: why")
 
     def test_config(self) -> None:
-        """All mistakes of a configuration are reported at once."""
+        """All problems of a configuration are reported together."""
         problems = [
             ConfigProblem("a.yaml", "redis.port", "it is no number", "write 6379"),
             ConfigProblem("b.yaml", "server_name", "it is missing", "add it"),

@@ -140,7 +140,7 @@ class MonitoringTests(SynchronousTestCase):
 
     def test_promtool(self) -> None:
         """
-        According to promtool, alerts fire when they should, and not for a short blip.
+        According to promtool, alerts fire when they should, and not for a short stall.
         """
         run_promtool("check", "rules", "alerts.yaml")
         run_promtool("test", "rules", "alerts_test.yaml")

@@ -61,9 +61,9 @@ class WheelTests(SynchronousTestCase):
                 for name in names
                 if name.endswith("/METADATA")
             )
-        tops = {name.split("/")[0] for name in names}
+        top_levels = {name.split("/")[0] for name in names}
         self.assertEqual(
-            {top for top in tops if not top.endswith(".dist-info")},
+            {top for top in top_levels if not top.endswith(".dist-info")},
             {"synapse_replication"},
         )
         packaged = {
@@ -72,9 +72,9 @@ class WheelTests(SynchronousTestCase):
             if path.is_file() and "__pycache__" not in path.parts
         }
         self.assertEqual(packaged - names, set())
-        for word in ("bench", "flood", "faults/", "tests/", "support/", "fuzz"):
-            found = [name for name in names if word in name]
-            self.assertEqual(found, [], word)
+        for text in ("bench", "flood", "faults/", "tests/", "support/", "fuzz"):
+            found = [name for name in names if text in name]
+            self.assertEqual(found, [], text)
         for key in ("Author", "Keywords", "Project-URL"):
             self.assertTrue(metadata[key], key)
 

@@ -53,7 +53,7 @@ class UnitFilesTests(SynchronousTestCase):
             paths.append(str(path))
         return paths
 
-    def run_it(self, *arguments: str) -> str:
+    def run_systemd_analyze(self, *arguments: str) -> str:
         done = subprocess.run(
             [systemd_analyze(), *arguments], capture_output=True, text=True
         )
@@ -65,12 +65,14 @@ class UnitFilesTests(SynchronousTestCase):
         """``systemd-analyze verify`` reports nothing."""
         paths = self.installed()
         self.assertEqual(len(paths), 2)
-        self.assertEqual(self.run_it("verify", "--man=no", *paths).strip(), "")
+        self.assertEqual(
+            self.run_systemd_analyze("verify", "--man=no", *paths).strip(), ""
+        )
 
     def test_hardened(self) -> None:
         """The units have few permissions beyond those they need."""
         for path in self.installed():
-            self.run_it(
+            self.run_systemd_analyze(
                 "security", "--offline=yes", f"--threshold={MAX_EXPOSURE}", path
             )
 
@@ -92,7 +94,7 @@ class UnitFilesTests(SynchronousTestCase):
             self.assertEqual(result.exit_code, 0, result.output)
 
     def test_exit_status(self) -> None:
-        """A mistake in the configuration does not lead to a restart loop."""
+        """An error in the configuration does not lead to a restart loop."""
         for parser in self.settings():
             self.assertEqual(
                 int(parser["Service"]["RestartPreventExitStatus"]), EXIT_USAGE

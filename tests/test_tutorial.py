@@ -31,7 +31,7 @@ from synapse_replication.testing.servers import (
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "tutorial-orders.rst"
 
-#: Timeout in s for things that take a moment; never reached if they happen.
+#: Timeout in s for events that normally happen within a moment.
 PATIENCE = 60.0
 
 #: The entry point of an installation, for the package of this checkout. As in an
@@ -56,7 +56,7 @@ class Block:
     """A block of the page.
 
     :ivar caption: the name of the file, if it is one.
-    :ivar part: the class of a block of commands; empty if they just run.
+    :ivar part: the class of a block of commands; empty for commands that are only run.
     :ivar body: its text.
     """
 

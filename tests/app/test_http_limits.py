@@ -21,10 +21,10 @@ ADDRESS = IPv4Address("TCP", "127.0.0.1", 9093)
 
 
 class _Transport(StringTransport):
-    is_cut = False
+    is_aborted = False
 
     def abortConnection(self) -> None:
-        self.is_cut = True
+        self.is_aborted = True
 
 
 class _Slow(Resource):
@@ -74,8 +74,8 @@ class SiteTestCase(SynchronousTestCase):
 class BodyTests(SiteTestCase):
     """Tests for requests with a body."""
 
-    def test_refused_before_it_is_read(self) -> None:
-        """A request that announces a body is refused at once, on every path."""
+    def test_refused_before_reading(self) -> None:
+        """A request that announces a body is refused immediately, on every path."""
         for path in ("/status", "/health", "/rows/a", "/nothing", "/"):
             for announced in (
                 "Content-Length: 1",
@@ -101,11 +101,11 @@ class BodyTests(SiteTestCase):
         for _ in range(100):
             channel.dataReceived(b"x" * 65536)
         self.assertEqual(transport.value().count(b"HTTP/1.1"), 1)
-        self.assertFalse(transport.is_cut)
+        self.assertFalse(transport.is_aborted)
         self.clock.advance(1.5)
-        self.assertTrue(transport.is_cut)
+        self.assertTrue(transport.is_aborted)
 
-    def test_a_request_without_one(self) -> None:
+    def test_request_without_body(self) -> None:
         """A Content-Length of 0 is not a body."""
         status, _ = self.ask("GET /status HTTP/1.1\nHost: localhost\nContent-Length: 0")
         self.assertEqual(status, 200)
@@ -141,7 +141,7 @@ class HostTests(SiteTestCase):
             self.assertEqual(self.status("/rows/", host), 404, host)
         self.assertEqual(self.refused, [421] * 4)
 
-    def test_does_not_matter(self) -> None:
+    def test_not_checked(self) -> None:
         """
         The header is not checked for health, guarded paths, Unix sockets and HTTP/1.0.
         """
@@ -155,7 +155,7 @@ class HostTests(SiteTestCase):
 class ConnectionTests(SiteTestCase):
     """Tests for the maximum number of connections."""
 
-    def test_the_idle_one_makes_room(self) -> None:
+    def test_longest_idle_is_aborted(self) -> None:
         """At the limit, the connection that was idle longest is aborted."""
         used, used_transport = self.connect()
         _, idle = self.connect()
@@ -163,12 +163,12 @@ class ConnectionTests(SiteTestCase):
         half.dataReceived(b"GET /status HTTP/1.1\r\n")
         used.dataReceived(b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
         self.connect()
-        self.assertTrue(idle.is_cut)
+        self.assertTrue(idle.is_aborted)
         self.connect()
-        self.assertTrue(half_transport.is_cut)
-        self.assertFalse(used_transport.is_cut)
+        self.assertTrue(half_transport.is_aborted)
+        self.assertFalse(used_transport.is_aborted)
 
-    def test_busy_ones_do_not(self) -> None:
+    def test_all_busy(self) -> None:
         """If all connections are answering requests, a new one is refused with 503."""
         for _ in range(3):
             channel, _ = self.connect()

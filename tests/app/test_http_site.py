@@ -32,7 +32,7 @@ class MakeSiteTests(SynchronousTestCase):
         self.assertEqual(self.get("/health", "health"), (200, "OK"))
 
     def test_ready(self) -> None:
-        """An instance that reads from no writer is ready at once."""
+        """An instance that reads from no writer is ready immediately."""
         self.assertEqual(self.get("/ready", "health"), (200, "ready"))
 
     def test_status(self) -> None:

@@ -87,9 +87,9 @@ class JournalTests(SynchronousTestCase):
         self.assertEqual(again.saved_positions(), {("typing", "w"): 9})
         # This also holds if the position was not set back before.
         again.on_epoch("typing", "w", "b")
-        for kept in (again, self.open()):
-            self.assertEqual(kept.saved_epochs(), {("typing", "w"): "b"})
-            self.assertEqual(kept.saved_positions(), {("typing", "w"): 0})
+        for opened in (again, self.open()):
+            self.assertEqual(opened.saved_epochs(), {("typing", "w"): "b"})
+            self.assertEqual(opened.saved_positions(), {("typing", "w"): 0})
         line = {"stream": "typing", "writer": "w", "token": 0, "rows": []}
         self.assertEqual(self.entries()[1], {**line, "epoch": "a"})
 

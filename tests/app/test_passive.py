@@ -98,7 +98,7 @@ class PassiveRedisLinkTests(TestCase):
                 self.up.callback(None)
 
         observer = Subscribed()
-        onlooker = PassiveRedisLink(
+        link = PassiveRedisLink(
             reactor,
             RedisOptions(redis.host, redis.port),
             "follow.test",
@@ -106,14 +106,14 @@ class PassiveRedisLinkTests(TestCase):
             observer,
         )
         redis.command("CONFIG", "RESETSTAT")
-        onlooker.start()
+        link.start()
         await observer.up
         redis.command("PUBLISH", "follow.test", "POSITION events w 1 2 ")
         redis.command("PUBLISH", "follow.test/USER_IP", "not even a command")
         redis.command("PUBLISH", "other.test", "PING 1")
         redis.command("PUBLISH", "follow.test", "REPLICATE ")
         await all_seen
-        await onlooker.stop()
+        await link.stop()
         self.assertEqual(
             seen,
             [

@@ -57,8 +57,8 @@ class ReaderIdsTests(SynchronousTestCase):
 
     def test_writer(self) -> None:
         """
-        The generator gives the position of this instance; others have the delivered
-        one.
+        The position of this instance is the generator's; that of another instance is
+        its delivered one.
         """
         generator = Generator()
         ids = self.make(generator)

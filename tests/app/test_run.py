@@ -91,7 +91,7 @@ class RunServiceTests(SynchronousTestCase):
         self.service = FakeService()
         self.stderr = io.StringIO()
 
-    def run_it(self) -> int:
+    def run_service_under_test(self) -> int:
         return run_service(self.reactor, lambda: self.service, self.stderr)
 
     def signal_after_start(self, number: signal.Signals) -> None:
@@ -109,7 +109,7 @@ class RunServiceTests(SynchronousTestCase):
         """
         self.service.started.callback(None)
         self.signal_after_start(signal.SIGTERM)
-        self.assertEqual(self.run_it(), 0)
+        self.assertEqual(self.run_service_under_test(), 0)
         self.assertEqual(self.service.calls, ["start", "stop"])
         for number in _SIGNALS:
             self.assertEqual(signal.getsignal(number), signal.SIG_DFL)
@@ -134,7 +134,7 @@ class RunServiceTests(SynchronousTestCase):
     def test_does_not_start(self) -> None:
         """If a service cannot start, the error is printed, and the exit status is 1."""
         self.service.started.errback(StorageError("no such thing"))
-        self.assertEqual(self.run_it(), 1)
+        self.assertEqual(self.run_service_under_test(), 1)
         self.assertEqual(self.stderr.getvalue(), "synapse-replication: no such thing\n")
         self.assertEqual(self.service.calls, ["start", "stop"])
 
@@ -152,7 +152,7 @@ class RunServiceTests(SynchronousTestCase):
     def test_unexpected_failure(self) -> None:
         """An unexpected exception at the start is logged with its traceback."""
         self.service.started.errback(RuntimeError("oops"))
-        self.assertEqual(self.run_it(), 1)
+        self.assertEqual(self.run_service_under_test(), 1)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_stopped_before_it_was_up(self) -> None:
@@ -164,14 +164,14 @@ class RunServiceTests(SynchronousTestCase):
             return succeed(None)
 
         self.service.stopService = stop  # type: ignore[method-assign]
-        self.assertEqual(self.run_it(), 0)
+        self.assertEqual(self.run_service_under_test(), 0)
 
     def test_does_not_stop(self) -> None:
         """If a service fails to stop, the exit status is 1."""
         self.service.started.errback(StorageError("no such thing"))
         self.service.stopped = Deferred()
         self.service.stopped.errback(RuntimeError("stuck"))
-        self.assertEqual(self.run_it(), 1)
+        self.assertEqual(self.run_service_under_test(), 1)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_reload(self) -> None:
@@ -179,14 +179,14 @@ class RunServiceTests(SynchronousTestCase):
         self.service = ReloadingService()
         self.service.started.callback(None)
         self.signal_after_start(signal.SIGHUP)
-        self.assertEqual(self.run_it(), 0)
+        self.assertEqual(self.run_service_under_test(), 0)
         self.assertEqual(self.service.calls, ["start", "reload"])
 
     def test_cannot_reload(self) -> None:
         """If a service is not reloadable, the handler of SIGHUP is left unchanged."""
         before = signal.getsignal(signal.SIGHUP)
         self.service.started.callback(None)
-        self.assertEqual(self.run_it(), 0)
+        self.assertEqual(self.run_service_under_test(), 0)
         self.assertIs(signal.getsignal(signal.SIGHUP), before)
 
 

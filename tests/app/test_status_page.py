@@ -109,8 +109,8 @@ class StatusPageTests(PageMixin):
         self.assertEqual(nonces, set(re.findall(r"'nonce-([^']+)'", policy)))
         self.assertEqual(len(nonces), 1)
 
-    def test_body_alone(self) -> None:
-        """The script gets the body alone."""
+    def test_body_only(self) -> None:
+        """The script requests only the body of the page."""
         self.all_live()
         text = self.page("?part=body")
         self.assertNotIn("<html", text)
@@ -141,7 +141,7 @@ class StatusPageTests(PageMixin):
         self.assertIn("<strong>Do:</strong> Check that Redis", text)
         self.assertIn("<code>no_link</code>", text)
 
-    def test_the_worst_first(self) -> None:
+    def test_worst_first(self) -> None:
         """Writers with problems precede healthy ones in the table."""
         self.go_live(("events", "w1"), ("events", "w2"))
         self.observer.catch_up(CatchUpEvent("events", "w2", 1234, 2234))
@@ -165,7 +165,7 @@ class StatusPageTests(PageMixin):
         self.assertIn("receipts/w1 waiting for POSITION; and 9 more</p>", text)
 
     def test_time(self) -> None:
-        """The page shows the time at which it was made."""
+        """The page shows the time at which it was rendered."""
         resource = StatusPageResource(self.observer.snapshot, self.clock.seconds)
         self.assertIn("as of 00:00:00 UTC", self.get(resource)[1])
         self.clock.advance(61)
@@ -189,7 +189,7 @@ class StatusPageTests(PageMixin):
         self.assertIn("Two processes have one name", text)
         self.assertIn("host:1 and host:2", text)
 
-    def test_alone(self) -> None:
+    def test_single_instance(self) -> None:
         """An instance that reads from no writer and has no links has a page, too."""
         self.observer = StatusObserver("x.test", "me", monotonic=self.clock.seconds)
         self.assertIn("follows no other", self.page())
@@ -231,10 +231,8 @@ class AssessmentTests(PageMixin):
         self.assertEqual([v.tone for v in verdicts], ["busy", "good", "bad", "bad"])
         self.assertEqual(verdicts[2].text, "1 of 3 streams stalled")
 
-    def test_a_blip(self) -> None:
-        """
-        A lost link is named as the reason while writers wait for it, and only then.
-        """
+    def test_short_loss_of_the_link(self) -> None:
+        """A lost link is named as the reason only while writers wait for it."""
         self.all_live()
         self.observer.connection_made("old")
         self.observer.connection_lost("old", CloseReason.CLEAN, "gone")

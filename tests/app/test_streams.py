@@ -189,7 +189,7 @@ class StreamSetupTests(TestCase):
         )
         self.assertEqual(sink.received, [])
 
-    async def test_saved_position_that_cannot_be(self) -> None:
+    async def test_implausible_saved_position(self) -> None:
         """A saved position far beyond the sequence is set back to the sequence."""
         self.store(a=7, b=9)
         self.execute("SELECT setval('notes_seq', 9)")
@@ -233,18 +233,18 @@ class StreamSetupTests(TestCase):
 
     async def test_rows_from_writers_of_custom_stream(self) -> None:
         """
-        Plugged-in code gets a function that fetches rows of a custom stream from its
-        writers.
+        Plugged-in code receives a function that fetches rows of a custom stream from
+        its writers.
         """
         self.store()
         host = await self.set_up(PositionsOnlySink())
-        asked = Deferred.fromCoroutine(
+        request = Deferred.fromCoroutine(
             _wait(host.fetch_from_writer("cursors")("nowhere", 0, 1, 10))
         )
         # The request is retried a few times.
         self.clock.pump([10.0] * 5)
         with self.assertRaisesRegex(CatchUpError, "nowhere"):
-            await asked
+            await request
 
     async def test_no_rows(self) -> None:
         """A stream without rows starts before its first id."""
@@ -269,7 +269,7 @@ class StreamSetupTests(TestCase):
     async def test_past_the_log_of_a_writer(self) -> None:
         """
         For presence_federation the newest row of each key is retained beyond the bound
-        of the log, so that a late reader misses none.
+        of the log, so that a late reader receives a row for every key.
         """
         self.store(a=7, b=9)
         self.execute("SELECT setval('notes_seq', 9)")
@@ -306,15 +306,15 @@ class StreamSetupTests(TestCase):
 
     async def test_takes_over(self) -> None:
         """
-        A new writer knows the range in which it has no rows; other instances report
-        none.
+        A new writer reports the range in which it has no rows; other instances report
+        no range.
         """
         self.store(a=7)
         self.execute("SELECT setval('notes_seq', 7)")
         self.execute("INSERT INTO notes VALUES (7, 'a', 'x')")
         await self.set_up(SavingSink({}), "b")
         self.assertEqual(self.empty_ranges, {"notes": (0, 7)})
-        # Its position is stored now, so that it may have rows from here on.
+        # The writer's position is stored now, so that it may have rows above it.
         for name in ("b", "a", "reader"):
             await self.set_up(SavingSink({}), name)
             self.assertEqual(self.empty_ranges, {}, name)
@@ -352,7 +352,8 @@ class StreamSetupTests(TestCase):
 
     async def test_removed_writer_without_rows(self) -> None:
         """
-        If no row of a removed writer is missing, the sink gets the end as its position.
+        If no row of a removed writer is missing, the sink receives the greatest
+        committed id as its position.
         """
         self.store(a=7, b=9)
         self.write_as_removed("gone", 3, 5)
@@ -364,7 +365,7 @@ class StreamSetupTests(TestCase):
         self.assertEqual(self.observer.removed_found, [])
 
     async def test_removed_writer_and_a_new_sink(self) -> None:
-        """A new sink gets no earlier rows of a removed writer."""
+        """A new sink receives no earlier rows of a removed writer."""
         self.store(a=2)
         self.write_as_removed("gone", 3, 5)
         self.write_as_removed("b", 4)
@@ -375,7 +376,7 @@ class StreamSetupTests(TestCase):
         notes: Any = host.streams.get_streams()["notes"]
         self.assertEqual(await notes.find_removed_writers(), {})
 
-    async def test_removed_writers_cannot_be_looked_for(self) -> None:
+    async def test_search_for_removed_writers_fails(self) -> None:
         """
         If the search for removed writers fails, the start continues, and the failure is
         reported.

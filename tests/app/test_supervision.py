@@ -114,7 +114,7 @@ class SupervisedProcessTests(FilesMixin):
     def read_config(self) -> ProcessConfig:
         return load_config([self.write("h.yaml", json.dumps(self.settings))])
 
-    def run_it(self) -> None:
+    def run_until_empty(self) -> None:
         self.supervised.startService()
         self.process.started.callback(None)
         self.notify.sent.clear()
@@ -145,7 +145,7 @@ class SupervisedProcessTests(FilesMixin):
 
     def test_does_not_start(self) -> None:
         """
-        If the process cannot start, READY is not sent, and the failure is passed on.
+        If the process cannot start, READY is not sent, and the failure is propagated.
         """
         self.supervised.startService()
         self.process.started.errback(OSError("no"))
@@ -153,8 +153,8 @@ class SupervisedProcessTests(FilesMixin):
         self.assertFalse(any("READY=1" in sent for sent in self.notify.sent))
 
     def test_applies(self) -> None:
-        """The log level and the backlog sizes change at once."""
-        self.run_it()
+        """The log level and the backlog sizes change immediately."""
+        self.run_until_empty()
         self.own(log_level="debug", extension={"backlog_rows": 5, "backlog_bytes": 6})
         ((level, text),) = self.reload()
         self.assertEqual(level, "info")
@@ -167,7 +167,7 @@ class SupervisedProcessTests(FilesMixin):
 
     def test_invalid_configuration(self) -> None:
         """An invalid configuration changes nothing, and all its problems are logged."""
-        self.run_it()
+        self.run_until_empty()
         self.own(log_level="loud", extension={"backlog_rows": -5})
         ((level, text),) = self.reload()
         self.assertEqual(level, "error")
@@ -183,7 +183,7 @@ class SupervisedProcessTests(FilesMixin):
 
     def test_no_file(self) -> None:
         """If the file is missing, nothing changes, and an error is logged."""
-        self.run_it()
+        self.run_until_empty()
 
         def read() -> ProcessConfig:
             raise FileNotFoundError(2, "No such file", "h.yaml")
@@ -195,7 +195,7 @@ class SupervisedProcessTests(FilesMixin):
 
     def test_problems_fixed(self) -> None:
         """After the problems are fixed, the status no longer mentions them."""
-        self.run_it()
+        self.run_until_empty()
         self.own(log_level="loud")
         self.reload()
         self.own(log_level="warn")
@@ -209,7 +209,7 @@ class SupervisedProcessTests(FilesMixin):
         """
         A change that needs a restart is logged at each reload until it is reverted.
         """
-        self.run_it()
+        self.run_until_empty()
         self.settings["redis"]["host"] = "elsewhere.test"
         self.own(extension={"enabled": False}, log_level="warn")
         for _ in range(2):

@@ -58,7 +58,7 @@ class NotifySocketTests(SynchronousTestCase):
         self.assertEqual(listener.recv(1000), b"READY=1")
 
     def test_no_listener(self) -> None:
-        """If nobody listens, one error is logged, and no exception is raised."""
+        """If no process listens, one error is logged, and no exception is raised."""
         notify = self.open(self.path())
         with capturedLogs() as logs:
             self.assertFalse(notify.send("READY=1"))
@@ -129,7 +129,7 @@ class SystemdNotifierTests(SynchronousTestCase):
             self.sent.append(assignments)
         return self.arrives
 
-    def news(self, seconds: int = 1) -> list[str]:
+    def assignments_sent(self, seconds: int = 1) -> list[str]:
         """
         Return the assignments sent in some seconds, except watchdog and extensions.
         """
@@ -164,18 +164,21 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.assertIn("STATUS=waiting for events/persister1", self.sent[-1])
         self.catch_up()
         self.assertEqual(
-            self.news(), ["STATUS=catching up events/persister1 12,034 of 98,211"]
+            self.assignments_sent(),
+            ["STATUS=catching up events/persister1 12,034 of 98,211"],
         )
         self.be_live()
-        self.assertEqual(self.news(), ["STATUS=live: 1 stream of 1 writer", "READY=1"])
-        self.assertEqual(self.news(20), [])
+        self.assertEqual(
+            self.assignments_sent(), ["STATUS=live: 1 stream of 1 writer", "READY=1"]
+        )
+        self.assertEqual(self.assignments_sent(20), [])
 
     def test_not_up(self) -> None:
         """READY is not sent before the process has started."""
         self.catch_up()
         self.be_live()
         self.notifier.start()
-        self.assertEqual(self.news(5), [])
+        self.assertEqual(self.assignments_sent(5), [])
         self.notifier.up()
         self.assertIn("READY=1", self.sent[-1])
 
@@ -186,9 +189,9 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.notifier.start()
         self.notifier.up()
         self.observer.connection_lost("redis", CloseReason.TIMED_OUT, "it was cut")
-        news = self.news(15)
+        assignments_sent = self.assignments_sent(15)
         self.assertEqual(
-            news,
+            assignments_sent,
             [
                 "STATUS=waiting for events/persister1",
                 "STATUS=stalled: events/persister1: redis: it was cut",
@@ -204,7 +207,7 @@ class SystemdNotifierTests(SynchronousTestCase):
 
     def test_more_time(self) -> None:
         """
-        Until READY, more start-up time is requested periodically; after it no more.
+        More start-up time is requested periodically until READY, but not afterwards.
         """
 
         def extensions() -> int:
@@ -212,11 +215,11 @@ class SystemdNotifierTests(SynchronousTestCase):
 
         self.notifier.start()
         self.notifier.up()
-        self.news(int(4 * EXTEND_EVERY))
+        self.assignments_sent(int(4 * EXTEND_EVERY))
         self.assertEqual(extensions(), 5)
         self.catch_up()
         self.be_live()
-        self.news(int(4 * EXTEND_EVERY))
+        self.assignments_sent(int(4 * EXTEND_EVERY))
         self.assertEqual(extensions(), 5)
 
     def test_failed_message_is_retried(self) -> None:
@@ -227,7 +230,9 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.be_live()
         self.notifier.up()
         self.arrives = True
-        self.assertEqual(self.news(), ["STATUS=live: 1 stream of 1 writer", "READY=1"])
+        self.assertEqual(
+            self.assignments_sent(), ["STATUS=live: 1 stream of 1 writer", "READY=1"]
+        )
 
     def test_reload(self) -> None:
         """A reload starts with RELOADING and its time, and ends with READY."""
@@ -247,7 +252,7 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.assertEqual(
             self.sent[-1], ("STATUS=live: 1 stream of 1 writer", "READY=1")
         )
-        self.assertEqual(self.news(5), [])
+        self.assertEqual(self.assignments_sent(5), [])
 
     def test_reload_before_ready(self) -> None:
         """A reload before READY sends neither RELOADING nor READY."""
@@ -255,7 +260,7 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.notifier.up()
         self.notifier.reloading()
         self.notifier.reloaded()
-        self.news(5)
+        self.assignments_sent(5)
         words = {word for message in self.sent for word in message}
         self.assertFalse(words & {"RELOADING=1", "READY=1"})
 

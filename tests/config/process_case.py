@@ -92,7 +92,7 @@ class LoadConfigTestCase(FilesMixin):
         paths = [self.write(f"{i}.yaml", text) for i, text in enumerate(texts)]
         return load_config(paths, purpose)
 
-    def mistakes(self, *texts: str, purpose: Purpose | None = None) -> list[str]:
+    def problems_of(self, *texts: str, purpose: Purpose | None = None) -> list[str]:
         """
         Load an invalid configuration; return its problems without the folder's name.
         """

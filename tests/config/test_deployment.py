@@ -34,7 +34,9 @@ class LoadDeploymentTests(FilesMixin):
     def test_streams_written_with_events(self) -> None:
         """Streams that are written together with events have the writers of events."""
         writers = load_deployment([self.write("a.yaml", SHARED)]).writers
-        with_events = {name for name, who in writers.items() if who == ("w1",)}
+        with_events = {
+            name for name, instances in writers.items() if instances == ("w1",)
+        }
         self.assertEqual(
             with_events, {"events", "backfill", "profile_updates", "sticky_events"}
         )

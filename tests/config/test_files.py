@@ -76,7 +76,7 @@ class ReadFilesTests(FilesMixin):
         self.assertEqual((problem.file, problem.line), (f"{one}, {two}", None))
 
     def test_folder(self) -> None:
-        """A folder means its YAML files, in the order of their names."""
+        """A folder stands for its YAML files, in the order of their names."""
         two = self.write("2.yaml", "a: 2\n")
         one = self.write("1.yaml", "a: 1\nb: 1\n")
         self.write("3.yaml~", "a: 3\n")
@@ -167,6 +167,6 @@ class TextTests(SynchronousTestCase):
         )
 
     def test_did_you_mean(self) -> None:
-        """A similar word is suggested; if there is none, nothing is."""
+        """A similar word is suggested; if there is none, nothing is suggested."""
         self.assertEqual(did_you_mean("row_snik", ["row_sink", "modules"]), "row_sink")
         self.assertIsNone(did_you_mean("zzz", ["row_sink", "modules"]))

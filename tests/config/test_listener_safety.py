@@ -17,7 +17,7 @@ _OWN = "synapse_replication: {streams: [typing], "
 class UnprotectedListenersTests(FilesMixin):
     """Tests that an unprotected listener must be local, unless explicitly allowed."""
 
-    def mistakes(self, text: str) -> list[str]:
+    def problems_of(self, text: str) -> list[str]:
         path = self.write("h.yaml", _BASE + text)
         try:
             load_config([path])
@@ -40,16 +40,16 @@ class UnprotectedListenersTests(FilesMixin):
             "port: 1, bind_addresses: ['127.0.0.1', '::']",
             "port: 1, bind_address: db.test",
         ):
-            (invalid,) = self.mistakes(streams + self.http(more))
+            (invalid,) = self.problems_of(streams + self.http(more))
             self.assertIn(problem, invalid)
             secret = "worker_replication_secret: hush\n"
-            self.assertEqual(self.mistakes(streams + secret + self.http(more)), [])
+            self.assertEqual(self.problems_of(streams + secret + self.http(more)), [])
         for more in (
             "port: 1, bind_addresses: ['127.0.0.1', '::1', localhost]",
             "path: /run/x.sock",
         ):
-            self.assertEqual(self.mistakes(streams + self.http(more)), [])
-        self.assertEqual(self.mistakes(streams + self.http("port: 1", "health")), [])
+            self.assertEqual(self.problems_of(streams + self.http(more)), [])
+        self.assertEqual(self.problems_of(streams + self.http("port: 1", "health")), [])
 
     def test_direct_tcp(self) -> None:
         """Direct TCP has no secret, so it is refused even if one is configured."""
@@ -58,7 +58,7 @@ class UnprotectedListenersTests(FilesMixin):
             "listeners: [{type: replication, port: 1}]\n"
             f"{_OWN}direct_tcp: {{listen: ['tcp:2', 'unix:/x']}}}}\n"
         )
-        first, second = self.mistakes(text)
+        first, second = self.problems_of(text)
         self.assertIn("listeners[0].bind_addresses: direct TCP on 0.0.0.0", first)
         self.assertIn("direct_tcp.listen[0]: tcp:2 sends every row", second)
 
@@ -77,7 +77,7 @@ class UnprotectedListenersTests(FilesMixin):
         for asked, count in (({}, 2), ({"client_ca_file": authority.certificate}, 0)):
             section = json.dumps(tls | {key: str(file) for key, file in asked.items()})
             text = f"{listeners}{_OWN}tls: {section}}}\n"
-            self.assertEqual(len(self.mistakes(text)), count, text)
+            self.assertEqual(len(self.problems_of(text)), count, text)
 
     def test_allowed_explicitly(self) -> None:
         """The operator may allow unprotected listeners explicitly."""
@@ -86,7 +86,7 @@ class UnprotectedListenersTests(FilesMixin):
             + f"{_OWN}allow_unprotected_listeners: true, "
             + "direct_tcp: {listen: ['tcp:2']}}\n"
         )
-        self.assertEqual(self.mistakes(text), [])
+        self.assertEqual(self.problems_of(text), [])
 
     def test_addresses(self) -> None:
         """Loopback addresses and localhost are local; other names are not resolved."""

@@ -104,7 +104,7 @@ class LoadConfigTests(LoadConfigTestCase):
             HOMESERVER, own % "max_pending_commands: 500, max_pending_bytes: 1000000"
         )
         self.assertEqual(config.tcp_limit, PendingLimit(500, 1_000_000))
-        (invalid,) = self.mistakes(HOMESERVER, own % "max_pending_bytes: 10")
+        (invalid,) = self.problems_of(HOMESERVER, own % "max_pending_bytes: 10")
         self.assertIn("direct_tcp.max_pending_bytes", invalid)
 
     def test_receiving(self) -> None:
@@ -119,9 +119,9 @@ class LoadConfigTests(LoadConfigTestCase):
         )
         self.assertEqual(config.receiving, ReceivingConfig(5000, 2_000_000, 200))
         for key in ("plausible_distance", "max_queue_bytes", "max_batch_rows"):
-            (invalid,) = self.mistakes(HOMESERVER, own % f"{key}: 10")
+            (invalid,) = self.problems_of(HOMESERVER, own % f"{key}: 10")
             self.assertIn(f"receiving.{key}", invalid)
-        (invalid,) = self.mistakes(HOMESERVER, own % "plausible_distanse: 5000")
+        (invalid,) = self.problems_of(HOMESERVER, own % "plausible_distanse: 5000")
         self.assertIn("did you mean 'plausible_distance'?", invalid)
 
     def test_extension(self) -> None:
@@ -133,7 +133,7 @@ class LoadConfigTests(LoadConfigTestCase):
         config = self.load(HOMESERVER, own % "{backlog_rows: 5, backlog_bytes: 0}")
         self.assertEqual(config.extension, ExtensionConfig(5, 0))
         self.assertIsNone(self.load(HOMESERVER, own % "{enabled: false}").extension)
-        (invalid,) = self.mistakes(HOMESERVER, own % "{backlog_rows: -1}")
+        (invalid,) = self.problems_of(HOMESERVER, own % "{backlog_rows: -1}")
         self.assertIn("extension.backlog_rows", invalid)
 
     def test_secrets_do_not_show(self) -> None:
@@ -204,7 +204,7 @@ class LoadConfigTests(LoadConfigTestCase):
         )
 
     def test_follow_needs_no_database(self) -> None:
-        """To follow, a link suffices; the database may be SQLite."""
+        """For ``follow``, a link suffices; the database may be SQLite."""
         config = self.load(
             HOMESERVER, "database: {name: sqlite3}\n", purpose=Purpose.FOLLOW
         )

@@ -28,7 +28,7 @@ class RedisTests(FilesMixin):
         assert config.redis is not None
         return config.redis
 
-    def mistakes(self, text: str) -> list[str]:
+    def problems_of(self, text: str) -> list[str]:
         with self.assertRaises(ConfigError) as caught:
             self.load(text)
         return [str(problem) for problem in caught.exception.problems]
@@ -37,9 +37,9 @@ class RedisTests(FilesMixin):
         """Sentinels may omit the port; their password may come from a file."""
         secret = self.write("secret", " knock\n")
         redis = self.load(SENTINEL.replace("PATH", secret))
-        places = (("s1", 7000), ("s2", 26379), ("::1", 7001), ("::1", 26379))
+        sentinels = (("s1", 7000), ("s2", 26379), ("::1", 7001), ("::1", 26379))
         self.assertEqual(
-            redis.sentinel, SentinelConfig("mymaster", places, "bob", "knock")
+            redis.sentinel, SentinelConfig("mymaster", sentinels, "bob", "knock")
         )
         self.assertNotIn("knock", repr(redis))
         self.assertEqual(
@@ -88,7 +88,7 @@ class RedisTests(FilesMixin):
             ),
             ("{master: m, sentinels: s}, path: /s", "redis.sentinel: redis.path is"),
         ):
-            (invalid,) = self.mistakes(
+            (invalid,) = self.problems_of(
                 f"server_name: x\nredis: {{enabled: true, sentinel: {section}}}\n"
             )
             for text in expected:

@@ -20,7 +20,7 @@ synapse_replication: {{streams: [typing]{own}}}
 
 
 class SanityTests(FilesMixin):
-    def mistakes(
+    def problems_of(
         self,
         *,
         secret: str = "long-enough",
@@ -43,7 +43,7 @@ class SanityTests(FilesMixin):
     def test_good(self) -> None:
         """A sane configuration has no problems and no warnings."""
         more = "instance_map: {main: {host: a, port: 1, tags: [x]}}"
-        self.assertEqual(self.mistakes(more=more, redis=", whatever: 1"), [])
+        self.assertEqual(self.problems_of(more=more, redis=", whatever: 1"), [])
         self.assertEqual(self.warnings, ())
 
     def test_mistyped_keys(self) -> None:
@@ -51,11 +51,11 @@ class SanityTests(FilesMixin):
         An unknown key that resembles a known one is a problem; other keys are not.
         """
         self.assertEqual(
-            self.mistakes(redis=", pasword: x"),
+            self.problems_of(redis=", pasword: x"),
             ["redis.pasword: there is no such key; did you mean 'password'?"],
         )
         self.assertEqual(
-            self.mistakes(
+            self.problems_of(
                 more="instance_map: {main: {host: a, port: 1, tlss: true}}",
                 listeners="[{type: http, port: 1, bind_adresses: [a], mode: 5}]",
             ),
@@ -75,20 +75,20 @@ class SanityTests(FilesMixin):
             "{type: metrics, port: 9000}",
             "{type: metrics, port: 9000, bind_addresses: ['127.0.0.1']}",
         ):
-            (invalid,) = self.mistakes(listeners=f"[{{{one}}}, {other}]")
+            (invalid,) = self.problems_of(listeners=f"[{{{one}}}, {other}]")
             self.assertIn("listeners[1].port: another listener has 9000", invalid)
-        (invalid,) = self.mistakes(
+        (invalid,) = self.problems_of(
             listeners=f"[{{{one}}}]",
             own=", direct_tcp: {listen: 'tcp:9000:interface=127.0.0.1'}",
         )
         self.assertIn("direct_tcp.listen[0]: another listener has 9000", invalid)
-        (invalid,) = self.mistakes(
+        (invalid,) = self.problems_of(
             listeners="[{type: metrics, path: /a}, {type: metrics, path: /a}]"
         )
         self.assertIn("listeners[1].path", invalid)
-        apart = "bind_addresses: ['127.0.0.1']}, {type: metrics, port: 9000, "
-        apart += "bind_addresses: ['127.0.0.2', '::1']}"
-        self.assertEqual(self.mistakes(listeners=f"[{{{one}, {apart}]"), [])
+        addresses = "bind_addresses: ['127.0.0.1']}, {type: metrics, port: 9000, "
+        addresses += "bind_addresses: ['127.0.0.2', '::1']}"
+        self.assertEqual(self.problems_of(listeners=f"[{{{one}, {addresses}]"), [])
 
     def test_secrets(self) -> None:
         """A secret that is too short or contains a line break is refused."""
@@ -98,7 +98,7 @@ class SanityTests(FilesMixin):
             (r'"long\r\nenough"', "a line break"),
             ('"      "', "fewer than 4"),
         ):
-            (invalid,) = self.mistakes(secret=secret)
+            (invalid,) = self.problems_of(secret=secret)
             self.assertIn("worker_replication_secret: it ", invalid)
             self.assertIn(why, invalid)
 
@@ -107,10 +107,10 @@ class SanityTests(FilesMixin):
         secret = Path(self.write("secret", "hush-hush"))
         for mode, count in ((0o644, 1), (0o640, 0)):
             secret.chmod(mode)
-            self.assertEqual(self.mistakes(redis=f", password_path: {secret}"), [])
+            self.assertEqual(self.problems_of(redis=f", password_path: {secret}"), [])
             self.assertEqual(len(self.warnings), count)
         secret.chmod(0o644)
-        self.mistakes(redis=f", password_path: {secret}")
+        self.problems_of(redis=f", password_path: {secret}")
         self.assertIn("redis.password_path: every user of this", str(self.warnings[0]))
         self.assertNotIn("hush", str(self.warnings[0]))
 

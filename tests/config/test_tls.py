@@ -32,7 +32,7 @@ class TlsTests(FilesMixin):
         }
         return load_config([self.write("h.yaml", json.dumps(config | more))])
 
-    def mistakes(self, tls: object = None, **more: Any) -> list[str]:
+    def problems_of(self, tls: object = None, **more: Any) -> list[str]:
         with self.assertRaises(ConfigError) as caught:
             self.load(tls, **more)
         return [str(problem) for problem in caught.exception.problems]
@@ -71,7 +71,7 @@ class TlsTests(FilesMixin):
 
     def test_none(self) -> None:
         """A TLS listener requires a certificate; other listeners do not."""
-        (invalid,) = self.mistakes()
+        (invalid,) = self.problems_of()
         self.assertIn("listeners[0].tls: this listener cannot use TLS", invalid)
         self.assertIn("tls_certificate_path", invalid)
         plain = {"type": "metrics", "port": 1}
@@ -79,18 +79,18 @@ class TlsTests(FilesMixin):
         config = self.load(tls_certificate_path="/x", listeners=[plain, client])
         self.assertFalse(config.listeners[0].tls)
 
-    def test_files_that_will_not_do(self) -> None:
+    def test_unusable_files(self) -> None:
         """
         A TLS file that is missing, empty or does not match is reported with its key.
         """
         empty = self.write("empty.pem", "")
-        stranger = PrivateAuthority(self.folder, "other").issue("stranger")
+        other_pair = PrivateAuthority(self.folder, "other").issue("stranger")
         own = {"certificate_file": self.certificate, "private_key_file": self.key}
         for tls, key, named in (
             ({"ca_file": "/nowhere"}, "synapse_replication.tls", "/nowhere"),
             ({"ca_file": empty}, "synapse_replication.tls", "no PEM certificate"),
             (
-                own | {"private_key_file": str(stranger.private_key)},
+                own | {"private_key_file": str(other_pair.private_key)},
                 "synapse_replication.tls",
                 "stranger.key does not contain the private key",
             ),
@@ -102,6 +102,6 @@ class TlsTests(FilesMixin):
             ({"certificate_file": self.certificate}, "synapse_replication.tls", "both"),
             ({"cafile": "x"}, "synapse_replication.tls.cafile", ""),
         ):
-            (invalid, *_) = self.mistakes(tls)
+            (invalid, *_) = self.problems_of(tls)
             self.assertIn(f"{key}: ", invalid)
             self.assertIn(named, invalid)

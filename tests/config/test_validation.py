@@ -13,7 +13,7 @@ from synapse_replication.config.validation import problems_of
 
 
 class HintsTests(SynchronousTestCase):
-    def mistakes(self, section: type[BaseModel], value: Any) -> list[str]:
+    def problems_of(self, section: type[BaseModel], value: Any) -> list[str]:
         with self.assertRaises(ValidationError) as caught:
             section.model_validate(value)
         problems = problems_of(caught.exception, MergedFiles(["f.yaml"], {}, {}))
@@ -22,7 +22,7 @@ class HintsTests(SynchronousTestCase):
     def test_every_problem_has_a_hint(self) -> None:
         """Each kind of problem has a hint."""
         self.assertEqual(
-            self.mistakes(
+            self.problems_of(
                 SharedFile,
                 {
                     "server_name": "a b",
@@ -52,7 +52,7 @@ class HintsTests(SynchronousTestCase):
         known keys.
         """
         self.assertEqual(
-            self.mistakes(
+            self.problems_of(
                 SharedFile,
                 {
                     "server_name": "x",

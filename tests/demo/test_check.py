@@ -74,7 +74,7 @@ class CompareTests(SynchronousTestCase):
         self.assertEqual(counts(found), (4, 4, 0, 0, 1))
         self.assertFalse(found.is_good)
 
-    def test_not_level(self) -> None:
+    def test_not_caught_up(self) -> None:
         """A reader without a position, or behind the writer, is not good."""
         found = compare("events", "w1", "r1", [], [])
         self.assertIsNone(found.final_position)

@@ -60,7 +60,7 @@ class DeploymentTests(SynchronousTestCase):
         configs = self.configs(deployment)
         ports = {name: configs[name].tcp_listen[0].split(":")[1] for name in WRITERS}
         for name, config in configs.items():
-            connected = {place.split(":")[2] for place in config.tcp_connect}
+            connected = {endpoint.split(":")[2] for endpoint in config.tcp_connect}
             others = {port for writer, port in ports.items() if writer != name}
             self.assertEqual(connected, others)
 

@@ -31,7 +31,7 @@ class ReplicationProcessTests(SynchronousTestCase):
         self.assertIn("reader9 ended with status 2", str(caught.exception))
         self.assertIn("/nowhere/homeserver.yaml", str(caught.exception))
 
-    def test_one_that_was_not_started(self) -> None:
+    def test_process_not_started(self) -> None:
         """A process that was not started is not ready and need not be stopped."""
         self.process.check()
         self.process.ask_to_stop()

@@ -33,7 +33,7 @@ class ListScreen:
 
 
 class FileDeployment:
-    """A deployment whose processes finish their work at once."""
+    """A deployment whose processes finish their work immediately."""
 
     redis = None
     finishes = True
@@ -59,10 +59,10 @@ class FileDeployment:
 
     def let_writers_begin(self) -> None:
         for writer in WRITERS:
-            mine = [FINISHED]
+            own = [FINISHED]
             if writer == "typing_writer":
-                mine = [*self._written, *mine[: self.finishes]]
-            self._put(self.log_of(writer), mine)
+                own = [*self._written, *own[: self.finishes]]
+            self._put(self.log_of(writer), own)
 
     def log_of(self, writer: str) -> Path:
         return self._directory / f"{writer}.written"
@@ -91,7 +91,7 @@ class RunDemoTests(SynchronousTestCase):
         deployment.finishes = self.finishes
         return run_demo(cast(Deployment, deployment), self.screen, 1, with_faults=False)
 
-    def test_it_ends_when_the_readers_are_level(self) -> None:
+    def test_ends_when_readers_have_caught_up(self) -> None:
         """Once each reader has every written row, all rows are compared."""
         tallies = self.run_with([TYPING], [TYPING])
         self.assertEqual(self.screen.counts, {"written": 1, "reader1": 1, "reader2": 1})
@@ -109,13 +109,13 @@ class RunDemoTests(SynchronousTestCase):
         self.run_with([TYPING], [TYPING])
         self.assertIn("reader1 ended with status -9", self.screen.lines)
 
-    def test_a_writer_that_failed_ends_it(self) -> None:
+    def test_failed_writer_ends_the_demo(self) -> None:
         """If a writer fails, the demo ends with its error."""
         with self.assertRaises(DemoError) as caught:
             self.run_with([{"failed": "the disk is full"}], [])
         self.assertIn("the disk is full", str(caught.exception))
 
-    def test_a_writer_that_hangs_ends_it(self) -> None:
+    def test_hanging_writer_ends_the_demo(self) -> None:
         """If a writer stops writing before it has finished, the demo ends."""
         self.patch(run, "WRITE_TIMEOUT", 0.0)
         self.patch(run, "POLL", 0.0)

@@ -119,7 +119,7 @@ class ScriptWriterTests(SynchronousTestCase):
         self.assertEqual(self.log(), [{"failed": "no"}])
         self.assertEqual(host.failures, ["no"])
 
-    def test_it_stops_before_a_write_that_is_due_later(self) -> None:
+    def test_stops_before_a_later_write(self) -> None:
         """A stop ends soon, however late the next write is due."""
         self.begin_file.touch()
         host = self.start(self.write, rate=0.01)
@@ -129,7 +129,7 @@ class ScriptWriterTests(SynchronousTestCase):
         self.successResultOf(ended)
         self.assertEqual(self.log()[-1], {"finished": False})
 
-    def test_it_stops_between_two_writes(self) -> None:
+    def test_stops_between_writes(self) -> None:
         """A stop waits for the current write, and no further one is made."""
         under_way: Deferred[int] = Deferred()
         self.begin_file.touch()

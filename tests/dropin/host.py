@@ -83,7 +83,7 @@ class FakeStream:
 
 
 class FakeMonitoring:
-    """Stands for the monitoring of a homeserver.
+    """A double of the monitoring of a homeserver.
 
     :ivar calls: the names of the called methods.
     """
@@ -201,7 +201,7 @@ class FakeHomeserver:
 
 
 class _Abstract:
-    """Stands for an abstract class that other classes are registered with."""
+    """A double of an abstract class with which other classes are registered."""
 
     @staticmethod
     def register(subclass: type) -> None: ...

@@ -113,7 +113,7 @@ class HostCommandsTests(SynchronousTestCase):
         ):
             self.assertEqual(self._call(hs, "on_federation_ack", "sender", 5), calls)
 
-    def test_the_rest(self) -> None:
+    def test_other_commands(self) -> None:
         """Other commands reach the corresponding part of the host."""
         for name, args, call in (
             ("on_remote_server_up", ("a",), ("notify_remote_server_up", "a")),
@@ -317,7 +317,7 @@ class SynapseHostTests(SynchronousTestCase):
             ("on_rdata", "events", "w", 9, ["D"]),
         ]
         self.assertEqual(hs.calls, expected)
-        # The rows of all writers are known up to there: nothing is revealed.
+        # The rows of all writers are known up to this position: nothing is revealed.
         letters.shared_token = 12
         self.successResultOf(_deferred(host.rows.on_position("events", "v", 12)))
         self.assertEqual(hs.calls, [*expected, ("on_position", "events", "v", 12)])
@@ -360,21 +360,21 @@ class SynapseHostTests(SynchronousTestCase):
 
     def test_reset_of_a_writer(self) -> None:
         """If a stream was reset, its source is queried even for an empty range."""
-        asked: list[tuple[str, int, int]] = []
+        queries: list[tuple[str, int, int]] = []
 
-        class _Asked(FakeStream):
+        class _QueriedStream(FakeStream):
             async def get_updates_since(self, *args: Any) -> Any:
-                asked.append(args)
+                queries.append(args)
                 return await super().get_updates_since(*args)
 
-        typing = _Asked("typing")
+        typing = _QueriedStream("typing")
         typing.tokens["w"] = 649
         fake_modules(self, {"typing": lambda hs: typing})
         host = make_host(FakeHomeserver())
         self.successResultOf(_deferred(host.rows.on_position("typing", "w", 650)))
-        self.assertEqual(asked, [])
+        self.assertEqual(queries, [])
         self.successResultOf(_deferred(host.rows.on_position("typing", "w", 0)))
-        self.assertEqual(asked, [("w", 649, 0)])
+        self.assertEqual(queries, [("w", 649, 0)])
 
     def test_background_processes(self) -> None:
         """A background process is run by the host."""

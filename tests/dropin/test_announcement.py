@@ -16,7 +16,7 @@ class AnnouncementTests(SynchronousTestCase):
             announcement.write()
         return [(record.levelname, record.getMessage()) for record in logs.records]
 
-    def test_tried_version(self) -> None:
+    def test_tested_version(self) -> None:
         """One line names the drop-in's version, the host's version and the parts."""
         announcement.prepare(["handler", "ids"], "1.2.3", None)
         ((level, text),) = self._lines()
@@ -24,8 +24,8 @@ class AnnouncementTests(SynchronousTestCase):
         for word in (__version__, "handler, ids", "Synapse 1.2.3"):
             self.assertIn(word, text)
 
-    def test_untried_version(self) -> None:
-        """For an unproven version, a warning is logged."""
+    def test_untested_version(self) -> None:
+        """For an untested version, a warning is logged."""
         announcement.prepare(["ids"], "9.9", "matrix-synapse 9.9 was not tried")
         (_, (level, text)) = self._lines()
         self.assertEqual(level, "WARNING")

@@ -45,10 +45,8 @@ class BackgroundProcessPoolTests(SynchronousTestCase):
         waiting = self.processes.start(description, work)
         return ensureDeferred(wait())
 
-    def test_used_again(self) -> None:
-        """
-        A process that has finished is used for more work of the same kind.
-        """
+    def test_reused(self) -> None:
+        """A process that has finished its work is reused for work of the same kind."""
         for _ in range(3):
             self.successResultOf(self.start("a"))
         self.successResultOf(self.start("b"))
@@ -56,9 +54,7 @@ class BackgroundProcessPoolTests(SynchronousTestCase):
         self.assertEqual(self.ended, [])
 
     def test_at_the_same_time(self) -> None:
-        """
-        Work is not delayed by unfinished work; processes beyond the limit end.
-        """
+        """Work does not wait for other work; idle processes beyond the limit end."""
         steps: list[Deferred[None]] = [Deferred() for _ in range(MAX_IDLE + 1)]
         ends = [self.start("a", step) for step in steps]
         self.assertEqual(len(self.started), MAX_IDLE + 1)
@@ -70,7 +66,8 @@ class BackgroundProcessPoolTests(SynchronousTestCase):
 
     def test_failure(self) -> None:
         """
-        A failure is the host's, and ends the process; the next work has another one.
+        A failure is reported to the host and ends the process; the next work starts a
+        new process.
         """
         self.successResultOf(self.start("a", fail(ValueError("broken"))))
         self.assertEqual((self.failed, self.ended), (["a"], ["a"]))
@@ -78,9 +75,7 @@ class BackgroundProcessPoolTests(SynchronousTestCase):
         self.assertEqual(self.started, ["a", "a"])
 
     def test_stop(self) -> None:
-        """
-        Processes that wait end, and those that work end afterwards.
-        """
+        """Idle processes end immediately, and busy ones after their work."""
         step: Deferred[None] = Deferred()
         self.start("a")
         self.start("b", step)

@@ -169,7 +169,7 @@ class ServingTests(HostTestCase):
         content = self.successResultOf(treq.content(response))
         self.assertEqual(content, b'"the host"')
 
-    def test_without_one(self) -> None:
+    def test_without_a_backlog(self) -> None:
         """
         Without a backlog, or with the host's own handler, all requests are passed to
         the host.
@@ -195,7 +195,7 @@ class ServingTests(HostTestCase):
         self.assertIsNone(make_backlog(self.hs))
 
     def test_hello_announces_backlog(self) -> None:
-        """HELLO says whether this instance has a backlog."""
+        """HELLO states whether this instance has a backlog."""
         for listeners in ([listener("replication")], [listener("client")]):
             self.hs.config.worker.worker_listeners = listeners
             self.hs._handler = None
@@ -286,18 +286,18 @@ class RequestTests(HostTestCase):
 
     def test_port(self) -> None:
         """The main process is queried at its port, with secret and epoch."""
-        asking = self.ask("master")
+        response = self.ask("master")
         host, port, factory, *_ = self.reactor.tcpClients[0]
         self.assertEqual((host, port), ("127.0.0.1", 8001))
-        said = self.connect(factory).value().decode()
+        request = self.connect(factory).value().decode()
         self.assertRegex(
-            said, r"^GET /_synapse/replication/get_repl_stream_updates/events/\S+\?"
+            request, r"^GET /_synapse/replication/get_repl_stream_updates/events/\S+\?"
         )
         for part in ("epoch=epoch%20of%20master", "backlog=1", "from_token=5"):
-            self.assertIn(part, said)
-        self.assertIn("Authorization: Bearer hush\r\n", said)
+            self.assertIn(part, request)
+        self.assertIn("Authorization: Bearer hush\r\n", request)
         self.answer("200 OK", '{"updates":[[7,["a"]]],"upto_token":9,"limited":false}')
-        result = self.successResultOf(asking)
+        result = self.successResultOf(response)
         self.assertEqual(result.updates, [(7, ["a"])])
         # The connection is kept open until the host shuts down.
         (at_end,) = self.hs.at_shutdown
@@ -306,12 +306,12 @@ class RequestTests(HostTestCase):
 
     def test_socket(self) -> None:
         """An instance that listens on a Unix socket is queried there."""
-        asking = self.ask("v")
+        response = self.ask("v")
         path, factory, *_ = self.reactor.unixClients[0]
         self.assertEqual(path, "/run/v.sock")
         self.connect(factory)
         self.answer("410 Gone", "{}")
-        self.assertIsNone(self.successResultOf(asking))
+        self.assertIsNone(self.successResultOf(response))
 
     def test_tls(self) -> None:
         """With TLS, the host's own context factory verifies the server."""
@@ -363,7 +363,8 @@ class RequestTests(HostTestCase):
 
     def test_not_in_use(self) -> None:
         """
-        If the part is left out or the extension is disabled, no partial resync is made.
+        If the part is not replaced or the extension is disabled, no partial resync is
+        created.
         """
         os.environ[ENVIRONMENT] = "false"
         self.assertIsNone(make_partial_resync(self.hs, self.clock, self.epochs))

@@ -101,7 +101,9 @@ class ForeignHandlerTests(SynchronousTestCase):
         self.connection = MemoryConnection()
 
     def test_connection(self) -> None:
-        """A new connection sends REPLICATE and the own positions."""
+        """
+        On a new connection, REPLICATE and the positions of this instance are sent.
+        """
         self.handler.new_connection(self.connection)
         self.handler.lost_connection(self.connection)
         self.assertEqual(self.original.calls, [("new",), ("positions",), ("lost",)])
@@ -123,8 +125,8 @@ class ForeignHandlerTests(SynchronousTestCase):
 
     def test_failures_and_waiting(self) -> None:
         """
-        A failing command is reported; a waiting one becomes a background process of the
-        host.
+        A failing command is reported; a command that waits runs in a background process
+        of the host.
         """
         self.handler.received(
             self.connection, [PositionCommand("s", "w", 1, 1), PingCommand("1")]

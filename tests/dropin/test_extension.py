@@ -118,7 +118,7 @@ class ExtensionTests(SynchronousTestCase):
         # Nothing is sent either when the outbound connection is re-established.
         lazyConnection(self.hs)._factory.sender._on_connected()
 
-    def test_life(self) -> None:
+    def test_lifecycle(self) -> None:
         """
         Heartbeats are sent while replication runs, HELLO on each reconnect, GOODBYE at
         the end.

@@ -168,7 +168,7 @@ class StartAndStopTests(SynchronousTestCase):
         hs.get_replication_command_handler().start_replication(hs)
         return hs
 
-    def test_the_reactor_ends(self) -> None:
+    def test_reactor_shuts_down(self) -> None:
         """
         The host's reactor connects the subscription; at its shutdown both
         connections are closed one turn later, so that others can still send.
@@ -188,7 +188,7 @@ class StartAndStopTests(SynchronousTestCase):
         stop["shutdown_func"]()
         self.assertEqual(self.ended, ["no more", "closed"] * 2)
 
-    def test_the_host_ends(self) -> None:
+    def test_host_shuts_down(self) -> None:
         """
         If the host shuts down but its reactor continues, connections and triggers are
         removed.

@@ -28,7 +28,7 @@ class _Connection:
 
 
 class _Pool:
-    """The host's pool, which runs every transaction at once."""
+    """The host's pool, which runs every transaction immediately."""
 
     engine = "sqlite"
 
@@ -74,7 +74,7 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
             positive=positive,
         )
 
-    def _take(self, ids: MultiWriterIdGenerator) -> int:
+    def _allocate(self, ids: MultiWriterIdGenerator) -> int:
         async def take() -> int:
             async with ids.get_next() as id_:
                 return id_
@@ -88,7 +88,7 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
         """
         ids = self._make()
         self.assertEqual(ids.get_current_token(), 1)
-        self.assertEqual(self._take(ids), 2)
+        self.assertEqual(self._allocate(ids), 2)
         self.assertEqual(ids.get_current_token(), 2)
         self.assertEqual(ids.get_positions(), {"master": 2})
         self.assertEqual(self.pokes, 1)
@@ -102,7 +102,7 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
         for sign in (1, -1):
             self.connection.execute("INSERT INTO foo VALUES (?, 'master')", (7 * sign,))
             ids = self._make(positive=sign > 0)
-            self.assertEqual(self._take(ids), 8 * sign)
+            self.assertEqual(self._allocate(ids), 8 * sign)
 
     def test_metric(self) -> None:
         """
@@ -111,7 +111,7 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
         """
         labels = {"stream_name": "foo", "server_name": "test"}
         for sign in (1, -1):
-            self._take(self._make(positive=sign > 0))
+            self._allocate(self._make(positive=sign > 0))
             value = self.registry.get_sample_value(
                 "synapse_storage_stream_current_position", labels
             )
@@ -120,6 +120,6 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
     def test_greatest_issued(self) -> None:
         """Without a sequence, the last known id counts as the greatest issued one."""
         ids = self._make()
-        self._take(ids)
+        self._allocate(ids)
         greatest = Deferred.fromCoroutine(ids.get_max_allocated_token())
         self.assertEqual(self.successResultOf(greatest), 2)

@@ -16,15 +16,15 @@ class ChooseTests(SynchronousTestCase):
     """Tests for choose."""
 
     def test_all(self) -> None:
-        """By default everything is replaced."""
+        """By default, all parts are replaced."""
         self.assertEqual(choose((), ()), SUBSTITUTIONS)
 
     def test_only_and_except(self) -> None:
         """Parts can be selected or left out."""
         only = {known.part for known in choose(("redis", "ids"), ())}
         self.assertEqual(only, {"redis", "ids"})
-        rest = {known.part for known in choose((), ("ids",))}
-        self.assertEqual(rest, set(PARTS) - {"ids"})
+        others = {known.part for known in choose((), ("ids",))}
+        self.assertEqual(others, set(PARTS) - {"ids"})
 
     def test_unknown_or_no_part(self) -> None:
         """
@@ -40,12 +40,12 @@ class ChooseTests(SynchronousTestCase):
 class VersionProblemTests(SynchronousTestCase):
     """Tests for version_problem."""
 
-    def test_proven(self) -> None:
-        """A proven version has no problem."""
+    def test_tested(self) -> None:
+        """A tested version has no problem."""
         self.assertIs(version_problem(PROVEN_VERSIONS[0]), None)
 
     def test_other(self) -> None:
-        """The problem of another version names it and the proven versions."""
+        """The problem of another version names this version and the tested ones."""
         problem = version_problem("0.1") or ""
         self.assertIn("0.1", problem)
         self.assertIn(PROVEN_VERSIONS[-1], problem)

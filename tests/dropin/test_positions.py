@@ -7,7 +7,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.dropin.positions import HostPositions
 
 
-def _take(positions: HostPositions, *ids: int) -> None:
+def _allocate(positions: HostPositions, *ids: int) -> None:
     positions.end_fetch(positions.begin_fetch(), ids)
 
 
@@ -17,27 +17,27 @@ class HostPositionsTests(SynchronousTestCase):
     def test_first_id(self) -> None:
         """The first id of a new sequence can be used exactly once."""
         positions = HostPositions("w", ["w"])
-        _take(positions, 1)
+        _allocate(positions, 1)
         self.assertEqual((positions.announced, positions.persisted_upto), (1, 1))
-        self.assertRaises(ValueError, _take, positions, 1)
+        self.assertRaises(ValueError, _allocate, positions, 1)
         positions.finish([1])
         self.assertEqual((positions.announced, positions.local), (1, 1))
-        self.assertRaises(ValueError, _take, positions, 1)
-        _take(positions, 2)
+        self.assertRaises(ValueError, _allocate, positions, 1)
+        _allocate(positions, 2)
         positions.finish([2])
         self.assertEqual(positions.all_positions(), {"w": 2})
 
     def test_first_id_of_a_stream_that_was_written(self) -> None:
         """A sequence that restarts at 1 is detected."""
         positions = HostPositions("w", ["w"], {"w": 7})
-        self.assertRaises(ValueError, _take, positions, 1)
+        self.assertRaises(ValueError, _allocate, positions, 1)
 
     def test_peer_ids_finish_while_own_in_flight(self) -> None:
         """Ids of other writers are announced once no own id is in flight."""
         positions = HostPositions("second", ["first", "second"], {"first": 3}, [7], 3)
         positions.advance("first", 9)
         self.assertEqual(positions.announced, 9)
-        _take(positions, 12)
+        _allocate(positions, 12)
         positions.advance("first", 11)
         self.assertEqual(positions.announced, 9)
         positions.finish([12])
@@ -46,7 +46,7 @@ class HostPositionsTests(SynchronousTestCase):
     def test_own_ids_finish_out_of_order(self) -> None:
         """Own ids are announced only below the smallest own id in flight."""
         positions = HostPositions("w", ["w", "v"], {"w": 7, "v": 7})
-        _take(positions, 8, 9, 12)
+        _allocate(positions, 8, 9, 12)
         positions.finish([9])
         self.assertEqual(positions.announced, 7)
         positions.finish([8])

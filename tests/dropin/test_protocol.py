@@ -45,7 +45,7 @@ class ProtocolTests(SynchronousTestCase):
         server.dataReceived(b"NAME a\nREMOTE_SERVER_UP b\n")
         self.assertEqual((server.name, self.handler.calls), ("a", [("new",)]))
 
-    def test_made_early(self) -> None:
+    def test_created_early(self) -> None:
         """
         The timeout of a client starts with its connection, not with its creation.
         """
@@ -56,7 +56,7 @@ class ProtocolTests(SynchronousTestCase):
         self.assertIn(b"NAME client\n", transport.value())
         self.assertNotIn(b"ERROR", transport.value())
 
-    def test_used_again(self) -> None:
+    def test_reconnected(self) -> None:
         """
         A client protocol can be connected again, even if the loss of its first
         connection was not reported.

@@ -44,7 +44,8 @@ class RedisTests(SynchronousTestCase):
 
     def test_tcp(self) -> None:
         """
-        A TCP connection is made by the host's reactor; its handler is returned at once.
+        A TCP connection is made by the host's reactor; its handler is returned
+        immediately.
         """
         connection = lazyConnection(self.hs, host="r", port=7, password="secret")
         self.assertIsInstance(connection, txredisapi.ConnectionHandler)
@@ -67,7 +68,7 @@ class RedisTests(SynchronousTestCase):
         self.assertEqual(path, "/r.sock")
         self.assertFalse(factory.continueTrying)
 
-    def test_the_host_ends(self) -> None:
+    def test_host_shuts_down(self) -> None:
         """
         A connection is closed when the host shuts down, even if replication was not
         started.
@@ -94,7 +95,7 @@ class RedisTests(SynchronousTestCase):
         self.assertEqual(factory.password, "secret")
         self.assertIs(factory.sender, outbound._factory.sender)
 
-    def test_sender_of_others(self) -> None:
+    def test_foreign_sender(self) -> None:
         """On a foreign outbound connection, lines are published one at a time."""
         published: list[tuple[str, str]] = []
         outbound = SimpleNamespace(publish=lambda *args: published.append(args))

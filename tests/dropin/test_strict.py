@@ -82,8 +82,8 @@ class StrictHostTests(SynchronousTestCase):
 
     def test_connections_end(self) -> None:
         """
-        If all connections are lost with a row in flight, they are made again, and the
-        row is fetched.
+        If all connections are lost with a row in flight, they are re-established, and
+        the row is fetched.
         """
         self.write(1)
         self.cluster.run(1)

@@ -18,7 +18,7 @@ from synapse_replication.dropin.substitution import (
 
 
 class Ours:
-    """Stands for a replacement."""
+    """A double of a replacement."""
 
 
 def extend(original: type) -> type:
@@ -27,7 +27,7 @@ def extend(original: type) -> type:
 
 
 class Theirs:
-    """Stands for a class of the host."""
+    """A double of a class of the host."""
 
     def __init__(self, hs: Any, *names: str, port: int = 0) -> None: ...
 
@@ -108,7 +108,7 @@ class SubstituteTests(SynchronousTestCase):
 
     def test_differences_are_named(self) -> None:
         """Anything that is missing or has another signature is named."""
-        for changes, said in (
+        for changes, expected in (
             ({"module": "fakehost.gone"}, "fakehost.gone.Theirs cannot be replaced"),
             ({"name": "Gone"}, "fakehost.defining.Gone is missing"),
             ({"shapes": ("()",)}, "has the signature (hs, *names, port=), not ()"),
@@ -120,7 +120,7 @@ class SubstituteTests(SynchronousTestCase):
             ({"methods": {"not_a_method": "()"}}, "not_a_method is not a method"),
         ):
             (problem,) = check([self._known(**changes)])
-            self.assertIn(said, problem)
+            self.assertIn(expected, problem)
 
     def test_all_or_nothing(self) -> None:
         """If one difference is found, nothing is replaced."""
@@ -131,7 +131,7 @@ class SubstituteTests(SynchronousTestCase):
         self.assertIs(self.defining.Theirs, Theirs)
         self.assertIs(self.importing.Theirs, Theirs)
 
-    def test_a_replacement_that_cannot_be_had(self) -> None:
+    def test_replacement_cannot_be_imported(self) -> None:
         """If one replacement cannot be imported, nothing is replaced."""
         broken = self._known(replacement="synapse_replication:gone")
         self.assertRaises(AttributeError, substitute, [self._known(), broken])

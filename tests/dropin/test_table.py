@@ -12,7 +12,7 @@ from synapse_replication.dropin.table import PARTS, SUBSTITUTIONS
 
 
 class Extended(Resource):
-    """Stands for a class of the host that a replacement extends."""
+    """A double of a class of the host that a replacement extends."""
 
     def __init__(self, hs: object) -> None: ...
 

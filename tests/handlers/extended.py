@@ -115,8 +115,8 @@ class ExtensionProcess:
 
     :param writes: the streams that it writes.
     :param speaks: ``False`` for a stock peer.
-    :param saved: what its earlier epoch saved of ``typing``, by writer: the writer's
-        epoch (``None`` if it was not saved) and the token.
+    :param saved: the state of ``typing`` that its earlier epoch saved, by writer: the
+        writer's epoch (``None`` if it was not saved) and the token.
     :ivar refusal: the HTTP status of its answers to backlog requests; 0 for no answer.
     :ivar asked: the backlog requests that it received.
     """

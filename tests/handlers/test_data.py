@@ -84,7 +84,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
     def note(self, _: None, woken: list[int], number: int) -> None:
         woken.append(number)
 
-    def run_it(self, waiting: Awaitable[None] | None) -> Deferred[None]:
+    def await_in_process(self, waiting: Awaitable[None] | None) -> Deferred[None]:
         async def run() -> None:
             assert waiting is not None
             await waiting
@@ -108,13 +108,15 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         """The position advances only when the sink's awaitable has fired."""
         held: Deferred[None] = Deferred()
         self.sink.answer = held
-        finished = self.run_it(self.data.on_rdata("events", "w", 3, []))
+        finished = self.await_in_process(self.data.on_rdata("events", "w", 3, []))
         self.assertEqual(self.stream.current_token("w"), 0)
         held.callback(None)
         self.successResultOf(finished)
         self.assertEqual(self.stream.current_token("w"), 3)
         self.sink.answer = succeed(None)
-        self.successResultOf(self.run_it(self.data.on_position("events", "w", 5)))
+        self.successResultOf(
+            self.await_in_process(self.data.on_position("events", "w", 5))
+        )
         self.assertEqual(self.stream.current_token("w"), 5)
 
     def test_late_rows_do_not_rewind(self) -> None:
@@ -126,7 +128,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.assertEqual(self.stream.current_token("w"), 1)
 
     def test_already_reached(self) -> None:
-        """Waiting for a position that was reached returns at once."""
+        """Waiting for a position that was reached returns immediately."""
         self.rows(5)
         self.successResultOf(self.wait(5))
         self.assertNothingLeft()
@@ -172,7 +174,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.assertNothingLeft()
 
     def test_a_waiter_that_waits_again(self) -> None:
-        """A waiter that starts another wait when it wakes wakes again later."""
+        """If a waiter starts another wait when it wakes, it wakes a second time."""
         again: list[Deferred[None]] = []
         self.wait(5).addCallback(lambda _: again.append(self.wait(6)))
         self.rows(5)

@@ -74,7 +74,7 @@ class PeerEpochsTests(SynchronousTestCase):
             self.epochs.observe("w", "y", 1 + CHANGE_EVERY), EpochStatus.DUPLICATE
         )
 
-    def test_the_real_one_returns(self) -> None:
+    def test_real_epoch_returns(self) -> None:
         """The real epoch becomes current again a few seconds after forged ones."""
         self.epochs.observe("w", "real", 0)
         for number in range(300):

@@ -31,7 +31,9 @@ class ConnectionTests(SynchronousTestCase):
         self.handler = ReplicationCommandHandler(self.host, self.host.observer)
 
     def test_a_new_connection(self) -> None:
-        """A new link gets REPLICATE, then the positions, then the syncing users."""
+        """
+        On a new link, REPLICATE is sent, then the positions, then the syncing users.
+        """
         self.host.commands.syncing = [SyncingUser("@a:b", None, 5)]
         connection = MemoryConnection()
         self.handler.new_connection(connection)
@@ -45,7 +47,7 @@ class ConnectionTests(SynchronousTestCase):
         )
 
     def test_inbound_peer(self) -> None:
-        """A peer that connected gets the positions when it sends REPLICATE."""
+        """A peer that connected receives the positions when it sends REPLICATE."""
         connection = MemoryConnection(relays=True)
         self.handler.new_connection(connection)
         self.assertEqual(connection.take(), [])
@@ -162,7 +164,7 @@ class ReceivedTests(SynchronousTestCase):
         self.assertEqual(fixture.host.observer.processes, [])
 
     def test_user_ip_needs_storing_host(self) -> None:
-        """A host that stores no IPs is not given any."""
+        """A host that stores no IPs receives none."""
         fixture = receiving()
         fixture.receive('USER_IP @a:b ["secret","1.2.3.4","agent",null,6]')
         self.assertEqual(fixture.host.commands.calls, [])
@@ -255,7 +257,7 @@ class ReceivedTests(SynchronousTestCase):
         self.assertEqual(len(fixture.connection.closed_with), 1)
         self.assertEqual(len(fixture.host.commands.calls), 1)
 
-    def test_a_host_that_waits(self) -> None:
+    def test_asynchronous_host(self) -> None:
         """A background process starts only if the host returns an awaitable."""
         fixture = receiving()
         waiting: Deferred[None] = Deferred()
@@ -268,7 +270,7 @@ class ReceivedTests(SynchronousTestCase):
         waiting.callback(None)
         self.assertEqual(fixture.host.observer.open_processes, 0)
 
-    def test_a_host_that_fails(self) -> None:
+    def test_failing_host(self) -> None:
         """A failure of the host is reported, and the next command is handled."""
         fixture = receiving()
         fixture.host.commands.error = ValueError("at once")
@@ -357,7 +359,7 @@ class ConnectionEndTests(SynchronousTestCase):
     """Connections that are lost during a broadcast."""
 
     def test_connection_lost_during_broadcast(self) -> None:
-        """A connection lost while it is sent to does not affect the others."""
+        """If a connection is lost during a send on it, the others are not affected."""
         fixture = receiving()
         handler = fixture.handler
 

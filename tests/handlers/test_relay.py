@@ -39,12 +39,12 @@ class CopyFilterTests(SynchronousTestCase):
         other = RemoteServerUpCommand("b.example")
         self.assertFalse(self.filter.is_copy(other, self.two, 0))
 
-    def test_it_expires(self) -> None:
+    def test_copy_expires(self) -> None:
         """After the window, the same command is a new event on any link."""
         self.filter.is_copy(COMMAND, self.one, 0)
         self.assertFalse(self.filter.is_copy(COMMAND, self.two, WINDOW))
 
-    def test_a_lost_link_is_forgotten(self) -> None:
+    def test_first_link_is_lost(self) -> None:
         """
         After the first link was lost, the same command on another link is a new event.
         """
@@ -52,7 +52,7 @@ class CopyFilterTests(SynchronousTestCase):
         self.filter.forget(self.one)
         self.assertFalse(self.filter.is_copy(COMMAND, self.two, 0.1))
 
-    def test_it_is_bounded(self) -> None:
+    def test_bounded(self) -> None:
         """Beyond the limit, the oldest command is forgotten."""
         self.filter.is_copy(COMMAND, self.one, 0)
         for number in range(MAX_REMEMBERED):
@@ -77,7 +77,7 @@ class _Wire(MemoryConnection):
 
 
 class Mesh:
-    """Instances of which each connects to every other."""
+    """Instances that each connect to every other one."""
 
     def __init__(self, size: int) -> None:
         self.under_way: deque[tuple[_Wire, bytes]] = deque()
@@ -116,7 +116,7 @@ class Mesh:
 
 
 class MeshTests(SynchronousTestCase):
-    """Four instances of which each connects to every other."""
+    """Tests with four instances that each connect to every other one."""
 
     def setUp(self) -> None:
         self.mesh = Mesh(4)
@@ -124,11 +124,11 @@ class MeshTests(SynchronousTestCase):
     def test_external_command_reaches_each_once(self) -> None:
         """A command from outside reaches each instance once."""
         mesh = self.mesh
-        stranger = MemoryConnection("stranger", relays=True)
-        mesh.handlers[0].new_connection(stranger)
+        outsider = MemoryConnection("stranger", relays=True)
+        mesh.handlers[0].new_connection(outsider)
         mesh.run()
         line = b"REMOTE_SERVER_UP a.example"
-        mesh.handlers[0].received(stranger, read_lines([line]))
+        mesh.handlers[0].received(outsider, read_lines([line]))
         self.assertEqual(mesh.run(), 3)
         for calls in mesh.delivered():
             self.assertEqual(calls, [("on_remote_server_up", "a.example")])

@@ -75,7 +75,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.successResultOf(waiting[1])
 
     def test_already_reached(self) -> None:
-        """A wait for a token that was reached returns at once."""
+        """A wait for a token that was reached returns immediately."""
         self.reach("a", 3)
         self.reach("b", 4)
         self.successResultOf(self.wait(3, b=4))

@@ -50,8 +50,8 @@ class UserSyncDeduplicatorTests(SynchronousTestCase):
         """
         A repeated state is passed on every 10 s, so that the user does not expire.
         """
-        passed_on = [now for now in range(60) if not self.syncs.is_repeat(START, now)]
-        self.assertEqual(passed_on, [0, 10, 20, 30, 40, 50])
+        forwarded = [now for now in range(60) if not self.syncs.is_repeat(START, now)]
+        self.assertEqual(forwarded, [0, 10, 20, 30, 40, 50])
         self.assertFalse(self.syncs.is_repeat(START, 59 + REFRESH_AFTER))
 
     def test_forgotten(self) -> None:

@@ -86,7 +86,7 @@ class FailureObserver(ReplicationObserver):
 
 
 @attrs.frozen
-class Place:
+class InstanceLocation:
     """The address of a process."""
 
     host: str | None = "writer.example"

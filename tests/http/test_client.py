@@ -26,7 +26,12 @@ from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.certificates import PrivateAuthority, PrivatePair
 from synapse_replication.transport.tls import client_context, server_context
-from tests.http.doubles import Directory, FailureObserver, ListStream, Place
+from tests.http.doubles import (
+    Directory,
+    FailureObserver,
+    InstanceLocation,
+    ListStream,
+)
 
 _ROWS = [(2, ["a"]), (3, ["b"]), (5, ["c"])]
 
@@ -62,14 +67,14 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self,
         resource: Resource | None = None,
         secret: str | None = "hush",
-        place: Location | None = None,
+        location: Location | None = None,
         epoch: str | None = None,
     ) -> HttpCatchUpClient:
         """Return a client connected to a resource."""
         self.agent = RequestTraversalAgent(resource or self.resource)
         return HttpCatchUpClient(
             self.agent,
-            {"writer1": place or Place()},
+            {"writer1": location or InstanceLocation()},
             secret,
             self.clock,
             epoch_of=lambda instance_name: epoch,
@@ -77,17 +82,17 @@ class HttpCatchUpClientTests(SynchronousTestCase):
 
     def fetch(self, client: HttpCatchUpClient) -> StreamUpdateResult:
         """Fetch all rows."""
-        asking = Deferred.fromCoroutine(
+        response = Deferred.fromCoroutine(
             client.get_updates_since("events", "writer1", 1, 9)
         )
-        return self.successResultOf(asking)
+        return self.successResultOf(response)
 
     def fail_to_fetch(self, client: HttpCatchUpClient) -> HttpCatchUpError:
         """Fetch all rows, and return the error."""
-        asking = Deferred.fromCoroutine(
+        response = Deferred.fromCoroutine(
             client.get_updates_since("events", "writer1", 1, 9)
         )
-        error = self.failureResultOf(asking, HttpCatchUpError).value
+        error = self.failureResultOf(response, HttpCatchUpError).value
         assert isinstance(error, HttpCatchUpError)
         return error
 
@@ -110,8 +115,8 @@ class HttpCatchUpClientTests(SynchronousTestCase):
 
     def test_epoch(self) -> None:
         """
-        A request with the writer's current epoch is answered; one with another gets
-        409.
+        A request with the writer's current epoch is answered; one with another epoch is
+        rejected with 409.
         """
         client = self.make_client(self.make_extended(), epoch="abc")
         self.assertEqual(self.fetch(client).upto_token, 3)
@@ -144,13 +149,13 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         """
         self.events.stuck = Deferred()
         client = self.make_client()
-        asking = Deferred.fromCoroutine(
+        response = Deferred.fromCoroutine(
             client.get_backlog("events", "writer1", "abc", 1, 9)
         )
         self.clock.advance(BACKLOG_TIMEOUT - 1)
-        self.assertNoResult(asking)
+        self.assertNoResult(response)
         self.clock.advance(1)
-        self.failureResultOf(asking, HttpCatchUpError)
+        self.failureResultOf(response, HttpCatchUpError)
 
     def make_extended(self, backlog: Backlog | None = None) -> Resource:
         """Return the resource of a process that supports the extension."""
@@ -231,53 +236,59 @@ class HttpCatchUpClientTests(SynchronousTestCase):
             FailureObserver(),
             status=lambda: b"fine",
         ).under_root()
-        asking = Deferred.fromCoroutine(self.make_client().get_status("writer1"))
-        self.assertEqual(self.successResultOf(asking), b"fine")
+        response = Deferred.fromCoroutine(self.make_client().get_status("writer1"))
+        self.assertEqual(self.successResultOf(response), b"fine")
 
     def test_no_status(self) -> None:
         """The status of a process that does not support it is an error."""
-        asking = Deferred.fromCoroutine(self.make_client().get_status("writer1"))
-        error = self.failureResultOf(asking, HttpCatchUpError).value
+        response = Deferred.fromCoroutine(self.make_client().get_status("writer1"))
+        error = self.failureResultOf(response, HttpCatchUpError).value
         self.assertEqual(error.status, 404)
 
     def test_unknown_instance(self) -> None:
         """For a writer that is not in instance_map, the hint is to add it."""
-        asking = Deferred.fromCoroutine(
+        response = Deferred.fromCoroutine(
             self.make_client().get_updates_since("events", "writer2", 1, 9)
         )
-        error = self.failureResultOf(asking, HttpCatchUpError).value
+        error = self.failureResultOf(response, HttpCatchUpError).value
         self.assertIn("add writer2 to instance_map", str(error))
 
     def test_silence(self) -> None:
         """A request without a response in time fails."""
         self.events.stuck = Deferred()
-        asking = Deferred.fromCoroutine(
+        response = Deferred.fromCoroutine(
             self.make_client().get_updates_since("events", "writer1", 1, 9)
         )
         self.agent.flush()
         self.clock.advance(29)
-        self.assertNoResult(asking)
+        self.assertNoResult(response)
         self.clock.advance(2)
-        error = self.failureResultOf(asking, HttpCatchUpError).value
+        error = self.failureResultOf(response, HttpCatchUpError).value
         self.assertIn("did not answer: no response within 30 s", str(error))
 
     def test_too_long(self) -> None:
         """A response that is too long fails."""
         agent = RequestTraversalAgent(Canned(200, b"[" * 200))
         client = HttpCatchUpClient(
-            agent, {"writer1": Place()}, None, self.clock, max_answer_length=100
+            agent,
+            {"writer1": InstanceLocation()},
+            None,
+            self.clock,
+            max_answer_length=100,
         )
         error = self.fail_to_fetch(client)
         self.assertIn("longer than 100 bytes", str(error))
 
     def test_url(self) -> None:
         """Errors show the URL, with TLS or of a Unix socket."""
-        for place, shown in (
-            (Place(tls=True), "https://writer.example:9093/_synapse/"),
-            (Place(host="::1", port=80), "http://[::1]/_synapse/"),
-            (Place(path="/run/w.sock"), "unix:/run/w.sock:/_synapse/"),
+        for location, shown in (
+            (InstanceLocation(tls=True), "https://writer.example:9093/_synapse/"),
+            (InstanceLocation(host="::1", port=80), "http://[::1]/_synapse/"),
+            (InstanceLocation(path="/run/w.sock"), "unix:/run/w.sock:/_synapse/"),
         ):
-            error = self.fail_to_fetch(self.make_client(Canned(404, b""), place=place))
+            error = self.fail_to_fetch(
+                self.make_client(Canned(404, b""), location=location)
+            )
             self.assertIn(shown, error.url)
 
 
@@ -310,14 +321,14 @@ class RealSocketTests(TestCase):
         self.addCleanup(port.stopListening)
         unix = reactor.listenUNIX(str(folder / "w.sock"), site)
         self.addCleanup(unix.stopListening)
-        places = {
-            "by_port": Place("127.0.0.1", port.getHost().port),
-            "by_socket": Place(None, None, False, str(folder / "w.sock")),
-            "gone": Place(None, None, False, str(folder / "gone.sock")),
+        locations = {
+            "by_port": InstanceLocation("127.0.0.1", port.getHost().port),
+            "by_socket": InstanceLocation(None, None, False, str(folder / "w.sock")),
+            "gone": InstanceLocation(None, None, False, str(folder / "gone.sock")),
         }
-        agent, pool = make_agent(reactor, places)
+        agent, pool = make_agent(reactor, locations)
         self.addCleanup(pool.closeCachedConnections)
-        client = HttpCatchUpClient(agent, places, "hush", reactor)
+        client = HttpCatchUpClient(agent, locations, "hush", reactor)
         for instance_name in ("by_port", "by_socket"):
             for from_token, expected in ((0, 2), (3, 1)):
                 page = await client.get_updates_since(
@@ -342,7 +353,7 @@ class RealSocketTests(TestCase):
         authority = PrivateAuthority(folder)
         other = PrivateAuthority(folder, "other")
         server, client = authority.issue("server"), authority.issue("client")
-        stranger = other.issue("stranger")
+        other_pair = other.issue("stranger")
         resource = ReplicationResource(
             Directory(ListStream("events", _ROWS)), "w", "hush", FailureObserver()
         )
@@ -358,10 +369,10 @@ class RealSocketTests(TestCase):
         )
         self.addCleanup(port.stopListening)
         number = port.getHost().port
-        places = {
-            "w": Place("127.0.0.1", number, True),
-            "by_name": Place("localhost", number, True),
-            "plain": Place("127.0.0.1", number),
+        locations = {
+            "w": InstanceLocation("127.0.0.1", number, True),
+            "by_name": InstanceLocation("localhost", number, True),
+            "plain": InstanceLocation("127.0.0.1", number),
         }
 
         async def ask(
@@ -377,10 +388,10 @@ class RealSocketTests(TestCase):
                     private_key_file=own.private_key if own else None,
                 )
 
-            agent, pool = make_agent(reactor, places, tls_for)
+            agent, pool = make_agent(reactor, locations, tls_for)
             try:
-                asking = HttpCatchUpClient(agent, places, "hush", reactor)
-                page = await asking.get_updates_since("events", name, 0, 9)
+                client = HttpCatchUpClient(agent, locations, "hush", reactor)
+                page = await client.get_updates_since("events", name, 0, 9)
                 return len(page.updates)
             finally:
                 await pool.closeCachedConnections()
@@ -390,7 +401,7 @@ class RealSocketTests(TestCase):
             ({"trusted": other}, "not issued by an authority that is trusted here"),
             ({"name": "by_name"}, "is not for localhost"),
             ({"own": None}, "asks for a certificate"),
-            ({"own": stranger}, "does not trust the authority"),
+            ({"own": other_pair}, "does not trust the authority"),
             ({"name": "plain"}, ""),
         ]
         for arguments, words in refusals:

@@ -144,8 +144,8 @@ class ReplicationResourceTests(SynchronousTestCase):
         self, path: list[bytes], params: dict[str, str], secret: str
     ) -> None:
         """
-        Any request gets rows or one clear error, never a failure of ours, and rows only
-        with the secret.
+        Any request gets rows or one clear error, never an internal failure, and rows
+        only with the secret.
         """
         treq: Any = StubTreq(
             ReplicationResource(
@@ -235,10 +235,10 @@ class ReplicationResourceTests(SynchronousTestCase):
         """
         stuck: Deferred[StreamUpdateResult] = Deferred()
         self.events.stuck = stuck
-        asking = self.treq.request("GET", _EVENTS, params=_RANGE, headers=_SECRET)
+        response = self.treq.request("GET", _EVENTS, params=_RANGE, headers=_SECRET)
         self.treq.flush()
-        asking.cancel()
-        self.failureResultOf(asking)
+        response.cancel()
+        self.failureResultOf(response)
         self.treq.flush()
         self.events.stuck = None
         stuck.errback(CatchUpError("too late"))

@@ -68,27 +68,27 @@ class WithRetriesTests(SynchronousTestCase):
         return Deferred.fromCoroutine(ask())
 
     def test_answer(self) -> None:
-        """A response is returned at once."""
+        """A response is returned immediately."""
         self.assertEqual(self.successResultOf(self.start()), _PAGE)
 
     def test_lost_answer(self) -> None:
         """A request without a response, or with a 503, is retried after a delay."""
         self.statuses = [None, 503]
-        asking = self.start()
+        response = self.start()
         self.assertEqual(self.asked, 1)
         self.clock.reactor.advance(0.25)
         self.assertEqual(self.asked, 2)
         self.clock.reactor.advance(0.25)
-        self.assertNoResult(asking)
+        self.assertNoResult(response)
         self.clock.reactor.advance(0.25)
-        self.assertEqual(self.successResultOf(asking), _PAGE)
+        self.assertEqual(self.successResultOf(response), _PAGE)
 
     def test_bounded(self) -> None:
         """After the last attempt, its error is raised."""
         self.statuses = [None, None, 500, None]
-        asking = self.start()
+        response = self.start()
         self.clock.reactor.pump([1.0] * 10)
-        error = self.failureResultOf(asking, HttpCatchUpError).value
+        error = self.failureResultOf(response, HttpCatchUpError).value
         self.assertEqual((self.asked, error.status), (3, 500))
 
     def test_refusal(self) -> None:

@@ -17,7 +17,7 @@ from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.instrumentation.tracing import TracingObserver
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stream import StreamUpdateResult
-from tests.http.doubles import Directory, ListStream, Place
+from tests.http.doubles import Directory, InstanceLocation, ListStream
 
 
 class TracesTests(SynchronousTestCase):
@@ -38,7 +38,7 @@ class TracesTests(SynchronousTestCase):
         )
         self.client = HttpCatchUpClient(
             RequestTraversalAgent(resource.under_root()),
-            {"writer1": Place()},
+            {"writer1": InstanceLocation()},
             "hush",
             Clock(),
             observer=observer,
@@ -55,18 +55,18 @@ class TracesTests(SynchronousTestCase):
 
     def test_from_the_source(self) -> None:
         """The writer's span is a child of the reader's span of the request."""
-        asking = Deferred.fromCoroutine(
+        response = Deferred.fromCoroutine(
             self.client.get_updates_since("events", "writer1", 1, 9)
         )
-        self.assertIsInstance(self.successResultOf(asking), StreamUpdateResult)
+        self.assertIsInstance(self.successResultOf(response), StreamUpdateResult)
         self.check_spans()
 
     def test_from_the_backlog(self) -> None:
         """The same holds for a response from the backlog."""
-        asking = Deferred.fromCoroutine(
+        response = Deferred.fromCoroutine(
             self.client.get_backlog("events", "writer1", "e1", 1, 2)
         )
-        self.assertIsInstance(self.successResultOf(asking), StreamUpdateResult)
+        self.assertIsInstance(self.successResultOf(response), StreamUpdateResult)
         self.check_spans()
 
     def test_refused(self) -> None:
@@ -74,9 +74,9 @@ class TracesTests(SynchronousTestCase):
         A rejected request has a span with an error at the reader, and none at the
         writer.
         """
-        asking = Deferred.fromCoroutine(
+        response = Deferred.fromCoroutine(
             self.client.get_updates_since("nothing", "writer1", 1, 9)
         )
-        self.failureResultOf(asking, HttpCatchUpError)
+        self.failureResultOf(response, HttpCatchUpError)
         (client,) = self.exporter.get_finished_spans()
         self.assertFalse(client.status.is_ok)

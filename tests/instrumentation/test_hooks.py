@@ -61,7 +61,7 @@ KINDS: tuple[type[HookEvent], ...] = (
 )
 
 
-def news(name: str, *streams: str, is_leaving: bool = False) -> PeerHeartbeat:
+def heartbeat_of(name: str, *streams: str, is_leaving: bool = False) -> PeerHeartbeat:
     positions = dict.fromkeys(streams, (1, 0.0))
     return PeerHeartbeat(name, "e", "", "host:1", is_leaving, positions)
 
@@ -165,19 +165,19 @@ class ReplicationHooksTests(SynchronousTestCase):
         expected = CatchUpProgress("events", "w1", 100, 120, 150)
         self.assertEqual(self.take(), [expected])
 
-    def test_members(self) -> None:
+    def test_peers(self) -> None:
         """
         An instance is online from its first heartbeat until its goodbye or silence.
         """
         self.subscribe_all()
         self.hooks.start()
-        self.observer.peer_heard(news("w1"))
-        self.observer.peer_heard(news("w2"))
+        self.observer.peer_heard(heartbeat_of("w1"))
+        self.observer.peer_heard(heartbeat_of("w2"))
         self.assertEqual(
             [e for e in self.take(1) if isinstance(e, PeerOnline)],
             [PeerOnline("w1", "host:1"), PeerOnline("w2", "host:1")],
         )
-        self.observer.peer_heard(news("w2", is_leaving=True))
+        self.observer.peer_heard(heartbeat_of("w2", is_leaving=True))
         self.assertIn(PeerOffline("w2"), self.take(1))
         self.assertIn(PeerOffline("w1"), self.take(20))
 
@@ -186,15 +186,15 @@ class ReplicationHooksTests(SynchronousTestCase):
         Without a subscription no status snapshot is taken; a later subscriber is only
         notified of later changes.
         """
-        looks = Mock(side_effect=self.status.snapshot)
-        self.patch(self.hooks, "_snapshot", looks)
+        snapshot = Mock(side_effect=self.status.snapshot)
+        self.patch(self.hooks, "_snapshot", snapshot)
         self.hooks.start()
-        self.observer.peer_heard(news("w1"))
+        self.observer.peer_heard(heartbeat_of("w1"))
         self.reactor.pump([1] * 5)
-        looks.assert_not_called()
+        snapshot.assert_not_called()
         self.subscribe_all()
         self.assertEqual(self.take(1), [])
-        self.observer.peer_heard(news("w2"))
+        self.observer.peer_heard(heartbeat_of("w2"))
         self.assertEqual(self.take(1), [PeerOnline("w2", "host:1")])
 
     def test_stalled_and_caught_up(self) -> None:
@@ -217,12 +217,12 @@ class ReplicationHooksTests(SynchronousTestCase):
     def test_roles(self) -> None:
         """A stream that moves between instances is reported for both."""
         self.subscribe_all()
-        self.observer.peer_heard(news("w1", "events", "typing"))
-        self.observer.peer_heard(news("w2", "receipts"))
+        self.observer.peer_heard(heartbeat_of("w1", "events", "typing"))
+        self.observer.peer_heard(heartbeat_of("w2", "receipts"))
         self.assertEqual(self.take(), [])
-        self.observer.peer_heard(news("w1", "events"))
-        self.observer.peer_heard(news("w2", "receipts", "typing"))
-        self.observer.peer_heard(news("w2", is_leaving=True))
+        self.observer.peer_heard(heartbeat_of("w1", "events"))
+        self.observer.peer_heard(heartbeat_of("w2", "receipts", "typing"))
+        self.observer.peer_heard(heartbeat_of("w2", is_leaving=True))
         self.assertEqual(
             self.take(),
             [
@@ -294,7 +294,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertIsInstance(error, HooksOverflowError)
         self.assertIn("7 events", str(error))
         for number in range(MAX_MEMBERS + 7):
-            self.observer.peer_heard(news(f"w{number}"))
+            self.observer.peer_heard(heartbeat_of(f"w{number}"))
         self.assertEqual(len(self.hooks._roles), MAX_MEMBERS)
 
     def test_stop(self) -> None:

@@ -63,7 +63,8 @@ class JsonLogObserverTests(SynchronousTestCase):
 
     def test_other_values(self) -> None:
         """
-        A value of another type is only in the message, and no field overrides ours.
+        A value of another type is only in the message, and no field overrides a
+        standard one.
         """
         self.logger.info("{thing} {message}", thing=[1], message="mine", error="x")
         (line,) = self.lines()

@@ -213,7 +213,7 @@ class LoggingObserverTests(SynchronousTestCase):
             self.observer.connection_made(name)
         self.assertEqual(len(self.lines()) - first, 1000)
 
-    def test_done_without(self) -> None:
+    def test_rejected_feature(self) -> None:
         """A feature that the server rejects is a warning with a hint."""
         self.observer.feature_unavailable("the extension", "NOPERM; allow it")
         self.assertEqual(

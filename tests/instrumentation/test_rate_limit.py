@@ -15,7 +15,8 @@ from synapse_replication.instrumentation.rate_limit import (
 class RateLimitTests(SynchronousTestCase):
     def test_repetitions_are_counted(self) -> None:
         """
-        The first of a kind is admitted, then one a minute with the number suppressed.
+        The first line of a kind is admitted, then one per minute, with the number of
+        suppressed lines.
         """
         clock = Clock()
         limit = RateLimit(60.0, clock.seconds)

@@ -16,7 +16,8 @@ from synapse_replication.app.journal import JournalSink
 def make_blocker(host: Any, config: Mapping[str, Any]) -> TimerService:
     """Return a service that blocks the reactor while a file exists.
 
-    :param config: ``file``: blocks while it exists; ``.held`` next to it is created.
+    :param config: ``file``: the reactor is blocked while it exists; a file ``.held`` is
+        created next to it.
     """
     file = Path(config["file"])
 

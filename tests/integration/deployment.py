@@ -24,7 +24,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.servers import shared_postgres, shared_redis
 
-#: Timeout in s for things that take a moment; never reached if they happen.
+#: Timeout in s for events that normally happen within a moment.
 PATIENCE = 60.0
 
 _ROOT = Path(__file__).parent.parent.parent

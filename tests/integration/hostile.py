@@ -21,7 +21,7 @@ from synapse_replication.recordings.reader import shipped_recording
 
 __all__ = ["PATIENCE", "HostileTestCase", "UnixHTTPConnection", "post"]
 
-#: Timeout in s for things that take a moment; never reached if they happen.
+#: Timeout in s for events that normally happen within a moment.
 PATIENCE = 60.0
 
 #: The running deployments by ``use_redis``.

@@ -112,9 +112,9 @@ class CongestionTests(TestCase):
         )
         client.connect(TCP4ClientEndpoint(reactor, "127.0.0.1", self._port_number()))
         self.addCleanup(client.stop)
-        turning = LoopingCall(self._count_turn)
-        turning.start(0)
-        self.addCleanup(turning.stop)
+        turns = LoopingCall(self._count_turn)
+        turns.start(0)
+        self.addCleanup(turns.stop)
         await self.until(lambda: len(self.server.connections) == 1)
 
     def _port_number(self) -> int:
@@ -142,7 +142,7 @@ class CongestionTests(TestCase):
         return peer
 
     @staticmethod
-    def rest_of(peer: socket.socket) -> bytes:
+    def unread_end(peer: socket.socket) -> bytes:
         """Return the end of the data that a peer left unread."""
         peer.setblocking(True)
         peer.settimeout(10)
@@ -151,8 +151,8 @@ class CongestionTests(TestCase):
             data = (data + chunk)[-1000:]
         return data
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        while not is_so():
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             await deferLater(reactor, 0)
 
     async def send(self) -> None:
@@ -204,21 +204,21 @@ class CongestionTests(TestCase):
         """
         limit = PendingLimit(bytes=4 * 1024 * 1024)
         await self.start(limit)
-        alone = await self.measure(50)
+        alone_latency = await self.measure(50)
         peers = [await self.bad_peer() for _ in range(2)]
-        beside = await self.measure(20)
-        self.assertLessEqual(beside, alone + 1)
+        congested_latency = await self.measure(20)
+        self.assertLessEqual(congested_latency, alone_latency + 1)
         most = await self.flood(2)
         self.assertGreater(most, limit.bytes / 2)
-        # The transport may hold more than the bound: what was written at once.
+        # The buffers may exceed the bound by the chunk that was being written.
         self.assertLess(most, limit.bytes + 2 * CHUNK * (len(TEXT) + 30) + 65536)
         self.assertEqual(self.closed(), [CONGESTED] * 2)
         self.assertLess(self.most_buffered(), 2 * CHUNK * (len(TEXT) + 30) + 65536)
-        self.assertLessEqual(await self.measure(20), alone + 1)
+        self.assertLessEqual(await self.measure(20), alone_latency + 1)
         self.assertEqual(self.reader.tokens, list(range(self.sent)))
         # Data in the kernel and the transport can still be read, up to the ERROR.
         for peer in peers:
-            data = await deferToThread(self.rest_of, peer)
+            data = await deferToThread(self.unread_end, peer)
             self.assertTrue(data.endswith(b"\nERROR Failed to keep up\n"), data[-100:])
 
     async def test_peer_that_reads_one_byte_a_second(self) -> None:
@@ -228,7 +228,7 @@ class CongestionTests(TestCase):
         """
         limit = PendingLimit(lines=2_000)
         await self.start(limit)
-        alone = await self.measure(50)
+        alone_latency = await self.measure(50)
         peer = await self.bad_peer()
         read: list[bytes] = []
 
@@ -254,6 +254,6 @@ class CongestionTests(TestCase):
         self.assertGreaterEqual(len(read), 2)
         self.assertGreater(most_lines, limit.lines / 2)
         self.assertLessEqual(most_lines, limit.lines)
-        await deferToThread(self.rest_of, peer)
-        self.assertLessEqual(await self.measure(20), alone + 1)
+        await deferToThread(self.unread_end, peer)
+        self.assertLessEqual(await self.measure(20), alone_latency + 1)
         self.assertEqual(self.reader.tokens, list(range(self.sent)))

@@ -78,14 +78,14 @@ class DirectTcpResyncTests(DeploymentTestCase):
         """Return the metrics of the reader behind the proxy."""
         return get_over_socket(self.metrics, "/metrics")
 
-    def cut_off(self) -> None:
+    def refuse_connections(self) -> None:
         """Close the link, and refuse new connections."""
         self.proxy.close()
         self.wait_until(
             "the link is down", lambda: "Disconnected: reader1" in self.log_of("worker")
         )
 
-    def come_back(self) -> None:
+    def accept_connections(self) -> None:
         """Accept connections again."""
         self.proxy = LinkProxy(("127.0.0.1", self.tcp_port), self.proxy.port)
 
@@ -98,12 +98,12 @@ class DirectTcpResyncTests(DeploymentTestCase):
     def test_partial_resync(self) -> None:
         """The missed rows come from the writer's backlog, even if the table is gone."""
         before = read_resyncs(self.reader_metrics())
-        self.cut_off()
+        self.refuse_connections()
         self.write_upto(20)
         self.wait_until("20 tokens at reader2", lambda: self.other_has(20))
         self.assertEqual(len(self.journal("notes")), 10)
         self.hide_table()
-        self.come_back()
+        self.accept_connections()
         self.wait_for_rows(20)
         more = Counter({("notes", "partial"): 1, ("typing", "partial"): 1})
         self.assertEqual(read_resyncs(self.reader_metrics()), before + more)

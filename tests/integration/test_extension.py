@@ -30,14 +30,14 @@ from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.testing.doubles import MemoryHost, SourceStream
 from synapse_replication.testing.servers import PrivateRedis, shared_redis
 from tests.handlers.fixtures import Row
-from tests.http.doubles import Place
+from tests.http.doubles import InstanceLocation
 
 
 class Process:
     """A process wired as in ``app/service.py``, with doubles of a host.
 
-    :param places: where the other processes serve HTTP, by name; a writer adds
-        itself.
+    :param locations: the addresses of the processes that serve HTTP, by name; a writer
+        adds its own.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Process:
         options: RedisOptions,
         server_name: str,
         name: str,
-        places: dict[str, Place],
+        locations: dict[str, InstanceLocation],
         *,
         epoch: str = "",
         writes: bool = False,
@@ -59,9 +59,9 @@ class Process:
         host.clock = ReactorClock(reactor)
         self.observer = host.observer
         epochs, backlog = PeerEpochs(), Backlog(BacklogOptions())
-        agent, self._pool = make_agent(reactor, places)
+        agent, self._pool = make_agent(reactor, locations)
         client = HttpCatchUpClient(
-            agent, places, "hush", reactor, epoch_of=epochs.epoch_of
+            agent, locations, "hush", reactor, epoch_of=epochs.epoch_of
         )
         partial = PartialResync(epochs, client.get_backlog, host.clock, host.observer)
         self.handler = ReplicationCommandHandler(
@@ -84,7 +84,7 @@ class Process:
             self._port = reactor.listenTCP(
                 0, Site(resource.under_root()), interface="127.0.0.1"
             )
-            places[name] = Place("127.0.0.1", self._port.getHost().port)
+            locations[name] = InstanceLocation("127.0.0.1", self._port.getHost().port)
         self.link = RedisReplicationLink(
             reactor,
             options,
@@ -130,7 +130,7 @@ class ExtensionTests(TestCase):
         from twisted.internet import reactor  # noqa: TID251
 
         self.reactor: Any = reactor
-        self.places: dict[str, Place] = {}
+        self.locations: dict[str, InstanceLocation] = {}
 
     def start(
         self,
@@ -146,7 +146,9 @@ class ExtensionTests(TestCase):
             username=username,
             password="secret" if username else None,
         )
-        process = Process(self.reactor, options, self.id(), name, self.places, **more)
+        process = Process(
+            self.reactor, options, self.id(), name, self.locations, **more
+        )
         self.addCleanup(lambda: Deferred.fromCoroutine(process.stop()))
         return process
 

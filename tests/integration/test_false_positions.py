@@ -176,7 +176,7 @@ class FalsePositionTests(DeploymentTestCase):
         )
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 
-    def lie(self) -> None:
+    def announce_far_positions(self) -> None:
         """
         Announce far positions in every form, some of them in the names of writers.
         """
@@ -230,7 +230,7 @@ class FalsePositionTests(DeploymentTestCase):
             "every writer is live", lambda: self.conditions("reader") == {"live"}
         )
 
-        self.lie()
+        self.announce_far_positions()
         self.wait_until(
             "the reader refutes them",
             lambda: (
@@ -239,7 +239,7 @@ class FalsePositionTests(DeploymentTestCase):
         )
         self.assertIn("an instance of another deployment", self.log_of("reader"))
         self.write_and_check(9)
-        self.lie()
+        self.announce_far_positions()
         self.write_and_check(12)
         self.assert_nothing_is_far()
         for process in self.running:
@@ -261,8 +261,8 @@ class FalsePositionTests(DeploymentTestCase):
         self.start_all(1)
         self.write_and_check(3)
         ((last,),) = self.execute("SELECT last_value FROM notes_seq")
-        # A writer announces its position to each process that connects; its next
-        # heartbeat may come only after 5 s.
+        # A writer announces its position to each process that connects, whereas its
+        # next heartbeat may be sent only 5 s later.
         forged = f"RDATA notes master {last + 30} {json.dumps(FORGED)}"
         self.publish(forged, "REPLICATE")
         self.wait_until(

@@ -1,4 +1,4 @@
-"""Tests for what hostile peers and browsers can do to real processes."""
+"""Tests for the effects of hostile peers and browsers on real processes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class WebPageTests(HostileTestCase):
 
 
 class HttpTests(HostileTestCase):
-    """Tests for requests of a stranger without the secret."""
+    """Tests for requests of a client without the secret."""
 
     def setUp(self) -> None:
         self.deployment = self.deploy(use_redis=True)
@@ -103,7 +103,7 @@ class MadeUpNamesTests(HostileTestCase):
 
     def test_long_names(self) -> None:
         """
-        Long names over TCP and Redis leave no trace in metrics and no long log line.
+        Long names over TCP and Redis appear in no metric and cause no long log line.
         """
         for use_redis in (False, True):
             deployment = self.deploy(use_redis=use_redis)

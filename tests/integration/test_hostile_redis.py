@@ -48,7 +48,7 @@ class HostileRedisTests(DeploymentTestCase):
         self.assertNotIn("Traceback", self.log_of("main"))
 
     def test_an_array_without_end(self) -> None:
-        """An array of two billion items is rejected at once."""
+        """An array of two billion items is rejected immediately."""
         self.listen(b"*2147483647\r\n:1\r\n")
         self.check("an array has more than 999 items")
 

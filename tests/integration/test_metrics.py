@@ -22,17 +22,17 @@ _MOST_VALUES = 25
 class ExportsTests(DeploymentTestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.places = {name: self.folder / f"{name}.m" for name in ("main", "worker")}
+        self.sockets = {name: self.folder / f"{name}.m" for name in ("main", "worker")}
         self.main["listeners"].append(
-            {"type": "metrics", "path": str(self.places["main"])}
+            {"type": "metrics", "path": str(self.sockets["main"])}
         )
         self.worker["worker_listeners"] = [
-            {"type": "metrics", "path": str(self.places["worker"])}
+            {"type": "metrics", "path": str(self.sockets["worker"])}
         ]
 
     def families(self, name: str) -> dict[str, Any]:
         """Scrape a process; return its metric families by name."""
-        text = get_over_socket(self.places[name], "/metrics")
+        text = get_over_socket(self.sockets[name], "/metrics")
         return {family.name: family for family in text_string_to_metric_families(text)}
 
     def value(self, process: str, metric: str, /, **labels: str) -> float:
@@ -56,13 +56,13 @@ class ExportsTests(DeploymentTestCase):
         self.wait_for_rows(10)
         worker.kill()
         worker.wait()
-        self.places["worker"].unlink()
+        self.sockets["worker"].unlink()
         self.write_upto(30)
         self.wait_until_main_wrote(30)
         self.start("worker", self.worker)
         self.wait_for_rows(30)
         reference = {metric.name: metric for metric in METRICS}
-        for process in self.places:
+        for process in self.sockets:
             families = self.families(process)
             # Counters and histograms also export the time of their creation.
             created = {name for name in families if name.endswith("_created")}
@@ -144,7 +144,7 @@ class ExportsTests(DeploymentTestCase):
         self.wait_for_rows(3)
         worker.kill()
         worker.wait()
-        self.places["worker"].unlink()
+        self.sockets["worker"].unlink()
         self.write_upto(6)
         self.wait_until_main_wrote(6)
         written = time.monotonic()
@@ -162,7 +162,7 @@ class ExportsTests(DeploymentTestCase):
         self.wait_until(
             "lag of more than is known from here",
             lambda: (
-                self.places["worker"].exists()
+                self.sockets["worker"].exists()
                 and lag() > time.monotonic() - started + 3
             ),
         )

@@ -181,9 +181,9 @@ class Watch:
         seen += [span.to_json() for span in self.spans.get_finished_spans()]
         return "\n".join(seen)
 
-    def check(self, test: SynchronousTestCase, said: str = "") -> None:
+    def check(self, test: SynchronousTestCase, sent: str = "") -> None:
         """Check that no secret was written or sent to a peer."""
-        text = self.everything() + said
+        text = self.everything() + sent
         for secret in ALL:
             at = text.find(secret)
             test.assertEqual(at, -1, text[max(0, at - 300) : at + 100])
@@ -229,7 +229,7 @@ class DirectTcpTests(SynchronousTestCase):
         """
         for line in LINES:
             watch = Watch(self)
-            said = b""
+            sent = b""
             for data in (line + b"\n", b"PING 1\n" + line + b"\nREPLICATE\n"):
                 for kind in (
                     ServerReplicationStreamProtocol,
@@ -242,8 +242,8 @@ class DirectTcpTests(SynchronousTestCase):
                         end.dataReceived(greeting + data[:30])
                         end.dataReceived(data[30:])
                         end.connectionLost()
-                        said += transport.buffer
-            watch.check(self, said.decode("utf-8", "replace"))
+                        sent += transport.buffer
+            watch.check(self, sent.decode("utf-8", "replace"))
             self.flushLoggedErrors()
 
     def test_error_of_a_peer(self) -> None:
@@ -301,8 +301,8 @@ class RedisTests(TestCase):
         self.addCleanup(link.stop)
         return link
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        while not is_so():
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             await deferLater(reactor, 0.01)
 
     async def test_lines(self) -> None:
@@ -414,7 +414,7 @@ def _argument(parameter: inspect.Parameter, error: BaseException) -> Any:
 
 
 class ConfigTests(SynchronousTestCase):
-    """Tests for errors of a configuration with mistakes."""
+    """Tests for the errors about an invalid configuration."""
 
     def test_errors_hide_secrets(self) -> None:
         """An invalid value in or next to a secret is reported without the secret."""

@@ -32,7 +32,7 @@ class TlsTests(DeploymentTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.authority = PrivateAuthority(self.folder)
-        self.stranger = PrivateAuthority(self.folder, "other").issue("stranger")
+        self.other_pair = PrivateAuthority(self.folder, "other").issue("stranger")
         self.server = self.authority.issue("server")
         self.client = self.authority.issue("client")
         self.worker["worker_listeners"] = [
@@ -50,13 +50,15 @@ class TlsTests(DeploymentTestCase):
     def check_buffers(self, *connections: str) -> None:
         """Check that the worker exports the buffers of links over TLS."""
         metrics = get_over_socket(self.folder / "metrics.sock", "/metrics")
-        told = [
+        exported = [
             line.partition(" ")[0]
             for line in metrics.splitlines()
             if line.startswith("synapse_replication_tcp_protocol_transport_kernel_send")
         ]
         for name in connections:
-            self.assertTrue(any(f'name="{name}"' in each for each in told), told)
+            self.assertTrue(
+                any(f'name="{name}"' in each for each in exported), exported
+            )
 
     def use_tls(self) -> None:
         """Let main listen over TLS only, and ask clients for certificates."""
@@ -157,13 +159,13 @@ class TlsTests(DeploymentTestCase):
         self.use_tls()
         self.start("main", self.main)
         self.wait_until_up("main")
-        # The certificate is for 127.0.0.1 alone.
+        # The certificate is for 127.0.0.1 only.
         cases = (
             ("bare", "127.0.0.1", self.tls(None), "asks for a certificate"),
             (
                 "stranger",
                 "127.0.0.1",
-                self.tls(self.stranger),
+                self.tls(self.other_pair),
                 "does not trust the authority",
             ),
             (
@@ -185,7 +187,7 @@ class TlsTests(DeploymentTestCase):
             self.other_process(name, "follow", config)
             self.other_process(f"{name}-http", "status", config, "--json")
             if name == "bare":
-                # Only for the first: such lines are logged once a minute.
+                # Only the first client is logged: such lines are logged once a minute.
                 self.wait_until(
                     "the rejected client in the log of main",
                     lambda: (

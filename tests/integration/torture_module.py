@@ -78,7 +78,7 @@ class CheckingSink(JournalSink):
 
     @property
     def persisted_upto(self) -> int:
-        """The position up to which all ids are said to be complete."""
+        """The position up to which all ids count as complete."""
         return self._known.persisted_upto
 
     def count_rows(self) -> None:

@@ -15,7 +15,7 @@ def make_writer(host: Any, config: Mapping[str, Any]) -> TimerService:
 
     Token ``n`` has ``n % 3 + 1`` rows.
 
-    :param config: ``file``: it holds a number; ``after``: the number written before;
+    :param config: ``file``: contains the number; ``after``: the number written before;
         ``streams``: their names, ``notes`` and ``typing`` by default.
     """
     file = Path(config["file"])

@@ -268,12 +268,12 @@ class MemoryLink:
     def greet(self) -> None:
         """Answer PING, after CLIENT KILL if it was sent."""
         killed = b"" if len(self.protocols[0]._awaited) < 2 else b":1\r\n"
-        self.say(0, killed + b"+PONG\r\n")
+        self.deliver_data(0, killed + b"+PONG\r\n")
 
     def acknowledge(self) -> None:
         """Answer everything that the sending connection awaits."""
         awaited = list(self.protocols[0]._awaited)
-        self.say(
+        self.deliver_data(
             0,
             b"".join(b":1\r\n" * count if count else CLIENT_INFO for count in awaited),
         )
@@ -281,12 +281,12 @@ class MemoryLink:
     def establish(self) -> None:
         """Answer the handshakes of both connections."""
         self.greet()
-        self.say(1, b"*3\r\n$9\r\nsubscribe\r\n$2\r\nhs\r\n:1\r\n")
+        self.deliver_data(1, b"*3\r\n$9\r\nsubscribe\r\n$2\r\nhs\r\n:1\r\n")
         self.reactor.advance(0)
         self.acknowledge()
         for transport in self.transports:
             transport.take()
 
-    def say(self, index: int, data: bytes) -> None:
+    def deliver_data(self, index: int, data: bytes) -> None:
         """Deliver data from Redis."""
         self.protocols[index].dataReceived(data)

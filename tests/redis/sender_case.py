@@ -65,7 +65,7 @@ class RedisSenderTestCase(SynchronousTestCase):
         self.publish_rows(1)
         self.turn()
         self.assertIn(_INFO, self.written)
-        self.memory.say(0, b":1\r\n" + answer)
+        self.memory.deliver_data(0, b":1\r\n" + answer)
 
     def publish_again(self) -> list[bytes]:
         """Reconnect, publish a row, and return all writes except publishes."""

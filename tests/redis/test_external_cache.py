@@ -64,15 +64,15 @@ class WithoutRedisTests(SynchronousTestCase):
         self.assertFalse(cache.is_enabled())
         setting = Deferred.fromCoroutine(cache.set("c", "k", 1, 1000))
         self.assertIsNone(self.successResultOf(setting))
-        getting = Deferred.fromCoroutine(cache.get("c", "k"))
-        self.assertIsNone(self.successResultOf(getting))
+        value = Deferred.fromCoroutine(cache.get("c", "k"))
+        self.assertIsNone(self.successResultOf(value))
 
     def test_not_connected(self) -> None:
-        """Without a connection, calls fail at once."""
+        """Without a connection, calls fail immediately."""
         memory = MemoryLink()
         memory.lose(0)
-        getting = Deferred.fromCoroutine(memory.link.cache.get("c", "k"))
-        self.failureResultOf(getting, txredisapi.ConnectionError)
+        value = Deferred.fromCoroutine(memory.link.cache.get("c", "k"))
+        self.failureResultOf(value, txredisapi.ConnectionError)
 
     def test_wrong_values(self) -> None:
         """A value that is not JSON, and an expiry of 0, are refused."""

@@ -60,7 +60,7 @@ class KeepAliveTests(SynchronousTestCase):
             ):
                 self.assertEqual(memory.transports[index].take(), [_PING])
                 self.assertFalse(memory.transports[index].aborted)
-                memory.say(index, pong)
+                memory.deliver_data(index, pong)
 
     def test_clock_steps_in_the_handshake(self) -> None:
         """A clock step does not abort a handshake."""
@@ -74,8 +74,8 @@ class KeepAliveTests(SynchronousTestCase):
         memory.establish()
         for _ in range(10):
             memory.reactor.advance(30)
-            memory.say(0, b"+PONG\r\n")
-            memory.say(1, b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
+            memory.deliver_data(0, b"+PONG\r\n")
+            memory.deliver_data(1, b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
             self.assertEqual([t.take() for t in memory.transports], [[_PING]] * 2)
         self.assertFalse(any(t.aborted for t in memory.transports))
 
@@ -87,7 +87,7 @@ class KeepAliveTests(SynchronousTestCase):
         memory.establish()
         for _ in range(59):
             memory.reactor.advance(1)
-            memory.say(1, encode(b"message", b"hs", b"PING 1"))
+            memory.deliver_data(1, encode(b"message", b"hs", b"PING 1"))
         self.assertFalse(memory.transports[1].aborted)
         memory.reactor.advance(1)
         self.assertTrue(memory.transports[1].aborted)
@@ -108,7 +108,7 @@ class HandshakeTests(SynchronousTestCase):
             ((why, _),) = retries(memory, name)
             self.assertIn("no answer within 10 s", why)
             memory.connect(index)
-            memory.say(index, b"+OK\r\n")
+            memory.deliver_data(index, b"+OK\r\n")
         memory.establish()
         self.assertIn("new_connection", memory.events.all)
 
@@ -116,7 +116,7 @@ class HandshakeTests(SynchronousTestCase):
         """A refused password is reported without its value, and retried forever."""
         memory = MemoryLink(RedisOptions(password="hush"))
         for attempt in range(1, 6):
-            memory.say(1, b"-WRONGPASS invalid username-password pair\r\n")
+            memory.deliver_data(1, b"-WRONGPASS invalid username-password pair\r\n")
             self.assertTrue(memory.transports[1].disconnecting)
             memory.lose(1)
             self.assertEqual(len(retries(memory, "redis")), attempt)
@@ -124,7 +124,7 @@ class HandshakeTests(SynchronousTestCase):
             memory.connect(1)
         self.assertIn("WRONGPASS", retries(memory, "redis")[0][0])
         self.assertNotIn("hush", str(memory.events.all))
-        memory.say(1, b"+OK\r\n")
+        memory.deliver_data(1, b"+OK\r\n")
         memory.establish()
         self.assertIn("new_connection", memory.events.all)
 
@@ -141,7 +141,9 @@ class HandshakeTests(SynchronousTestCase):
         memory = MemoryLink()
         for index in (0, 1):
             # To CLIENT INFO and PING, or to SUBSCRIBE.
-            memory.say(index, b"-NOAUTH Authentication required.\r\n" * (2 - index))
+            memory.deliver_data(
+                index, b"-NOAUTH Authentication required.\r\n" * (2 - index)
+            )
             self.assertTrue(memory.transports[index].aborted)
             memory.lose(index)
         self.assertNotIn("failure", [event[0] for event in memory.events.all])
@@ -151,14 +153,14 @@ class HandshakeTests(SynchronousTestCase):
     def test_not_redis(self) -> None:
         """Another kind of server is recognised by its first answer."""
         memory = MemoryLink()
-        memory.say(1, b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        memory.deliver_data(1, b"HTTP/1.1 400 Bad Request\r\n\r\n")
         self.assertTrue(memory.transports[1].aborted)
         memory.lose(1)
         self.assertIn(
             "does not speak the Redis protocol", retries(memory, "redis")[0][0]
         )
 
-    def test_closed_at_once(self) -> None:
+    def test_closed_immediately(self) -> None:
         """If the port closes without an answer, the report mentions TLS."""
         memory = MemoryLink()
         memory.lose(1)
@@ -178,9 +180,9 @@ class HandshakeTests(SynchronousTestCase):
         """A reply that is too long aborts the connection."""
         memory = MemoryLink()
         memory.establish()
-        memory.say(1, b"$%d\r\n" % (2 * MAX_REPLY_LENGTH))
+        memory.deliver_data(1, b"$%d\r\n" % (2 * MAX_REPLY_LENGTH))
         for _ in range(MAX_REPLY_LENGTH // 2**20 + 1):
-            memory.say(1, b"x" * 2**20)
+            memory.deliver_data(1, b"x" * 2**20)
         self.assertTrue(memory.transports[1].aborted)
 
 
@@ -220,7 +222,7 @@ class BackOffTests(SynchronousTestCase):
         self.assertGreater(retries(memory, "redis_out")[-1][1], 2)
         memory.link.sender.publish("REPLICATE", "hs", [b"REPLICATE "])
         memory.reactor.advance(0)
-        memory.say(0, b":1\r\n")
+        memory.deliver_data(0, b":1\r\n")
         memory.lose(0)
         self.assertLess(retries(memory, "redis_out")[-1][1], 1)
 

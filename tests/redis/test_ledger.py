@@ -17,21 +17,23 @@ def others(*lines: bytes) -> Publish:
     return Publish("USER_SYNC", b"hs", lines)
 
 
-def write(accounts: PublishLedger, unacknowledged: int, *publishes: Publish) -> None:
+def write(
+    sender_ledger: PublishLedger, unacknowledged: int, *publishes: Publish
+) -> None:
     """Record publishes as written, as the sender does."""
     count = 0
     for publish in publishes:
         count += len(publish.lines)
         if publish.command_name not in ledger.NOT_RETAINED:
-            accounts.retain_until_acknowledged(publish, count)
-    accounts.record_write(count, unacknowledged)
+            sender_ledger.retain_until_acknowledged(publish, count)
+    sender_ledger.record_write(count, unacknowledged)
 
 
 class RetainTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.ledger = PublishLedger()
 
-    def test_what_is_retained(self) -> None:
+    def test_retained(self) -> None:
         """
         Rows and positions count as lost; other commands are retained, except extension
         messages.
@@ -116,12 +118,12 @@ class ConnectionTests(SynchronousTestCase):
         self.assertEqual(self.end(3, *written), ([b"b", b"c"], True, 3))
         self.assertEqual(self.end(2, *written), ([b"b", b"c"], False, 2))
 
-    def test_answered_ones_make_room(self) -> None:
+    def test_answered_commands_make_room(self) -> None:
         """Answered commands make room for later ones."""
         self.patch(ledger, "MAX_RETAINED", 2)
-        accounts = PublishLedger()
-        write(accounts, 0, others(b"a"), others(b"b"))
-        write(accounts, 1, others(b"c"))
-        again, has_evicted = accounts.end_connection(3)
+        sender_ledger = PublishLedger()
+        write(sender_ledger, 0, others(b"a"), others(b"b"))
+        write(sender_ledger, 1, others(b"c"))
+        again, has_evicted = sender_ledger.end_connection(3)
         self.assertEqual([publish.lines for publish in again], [(b"b",), (b"c",)])
         self.assertFalse(has_evicted)

@@ -18,7 +18,7 @@ from tests.redis.real_redis import (
 
 
 class RoundTripTests(RealRedisTestCase):
-    """Each instance receives what one sends, itself included."""
+    """Each instance, including the sender, receives the sent rows."""
 
     async def exchange(self, *peers: Peer) -> None:
         """Send rows from the first peer and receive them on all."""
@@ -39,7 +39,7 @@ class RoundTripTests(RealRedisTestCase):
         options = RedisOptions(path=str(shared_redis().socket_path))
         await self.exchange(self.start_peer(options))
 
-    async def test_the_connection_before_is_ended(self) -> None:
+    async def test_earlier_connection_is_closed(self) -> None:
         """A new sending connection makes Redis close the earlier one first."""
         redis = shared_redis()
         peer = self.start_peer(by_port(redis))
@@ -74,7 +74,7 @@ class RoundTripTests(RealRedisTestCase):
         # No command was refused by the ACL.
         self.assertEqual(redis.command("ACL", "LOG"), [])
 
-    async def test_password_alone(self) -> None:
+    async def test_password_only(self) -> None:
         """A password for the default user applies to both connections."""
         redis = self.start_redis(password="hush")
         await self.exchange(self.start_peer(by_port(redis, password="hush")))

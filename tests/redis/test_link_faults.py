@@ -175,14 +175,14 @@ class FaultTests(RealRedisTestCase):
         """A connection refused because of ``maxclients`` is established later."""
         redis = self.start_redis(password="hush")
         redis.command("CONFIG", "SET", "maxclients", "1")
-        crowd = self.reactor.connectTCP(
+        other_client = self.reactor.connectTCP(
             redis.host, redis.port, ClientFactory.forProtocol(Protocol)
         )
-        await self.until(lambda: crowd.state == "connected")
+        await self.until(lambda: other_client.state == "connected")
         peer = self.start_peer(by_port(redis, password="hush"))
         await peer.happened("again", "'redis'", "max number of clients")
         await peer.happened("again", "'redis_out'")
-        crowd.disconnect()
+        other_client.disconnect()
         await self.until(lambda: self.raise_limit(redis))
         await peer.up()
 

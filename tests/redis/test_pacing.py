@@ -18,9 +18,10 @@ class PacingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.pacing = Pacing()
 
-    def test_alone(self) -> None:
+    def test_no_other_traffic(self) -> None:
         """
-        It is behind from the high watermark on, and becomes ready once, at the low one.
+        A link is behind from the high watermark on, and becomes ready once, at the low
+        one.
         """
         self.assertFalse(self.pacing.is_behind(HIGH_WATERMARK - 1, 0.0))
         self.assertTrue(self.pacing.is_behind(HIGH_WATERMARK, 0.0))
@@ -47,7 +48,7 @@ class PacingTests(SynchronousTestCase):
         self.assertTrue(self.pacing.becomes_ready(LOW_WATERMARK, after))
 
     def test_a_full_transport(self) -> None:
-        """It is behind while the transport is full, whatever was answered."""
+        """A link is behind while the transport is full, whatever was acknowledged."""
         self.pacing.pause()
         self.assertTrue(self.pacing.is_behind(0, 0.0))
         self.assertFalse(self.pacing.becomes_ready(0, 0.0))

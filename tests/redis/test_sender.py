@@ -1,4 +1,4 @@
-"""Tests of publishing: what is written when, and what is known to be lost."""
+"""Tests of publishing: the times of writes, and the detection of lost publishes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RedisSenderTests(RedisSenderTestCase):
     """Tests for :class:`RedisSender` and its protocol."""
 
     def test_after_silence(self) -> None:
-        """The first publish after a pause is written at once."""
+        """The first publish after a pause is written immediately."""
         self.memory.establish()
         self.memory.reactor.advance(2 * COALESCE_WINDOW)
         self.publish_rows(1)
@@ -85,7 +85,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertEqual(self.written, [])
 
     def test_without_a_socket(self) -> None:
-        """Without a socket, each publish is written at once."""
+        """Without a socket, each publish is written immediately."""
         self.memory.lose(0)
         transport = RecordingTransport()
         noLongerProvides(transport, ISystemHandle)
@@ -104,15 +104,16 @@ class RedisSenderTests(RedisSenderTestCase):
 
     def test_acknowledgements(self) -> None:
         """
-        Answers are counted however they are split; the newest counts the receivers.
+        Answers are counted however they are split; the newest one has the number of
+        receivers.
         """
         self.memory.establish()
         self.publish_rows(1, 2, 3)
         self.turn()
         self.assertEqual(self.sender.unacknowledged, 3)
-        self.memory.say(0, b":2\r\n:")
+        self.memory.deliver_data(0, b":2\r\n:")
         self.assertEqual(self.sender.unacknowledged, 2)
-        self.memory.say(0, b"4\r\n:5\r\n")
+        self.memory.deliver_data(0, b"4\r\n:5\r\n")
         self.assertEqual(self.sender.unacknowledged, 0)
         self.assertEqual(self.sender.receivers, 5)
 
@@ -123,7 +124,7 @@ class RedisSenderTests(RedisSenderTestCase):
         for token in range(1, 101):
             self.publish_rows(token)
             self.turn()
-            self.memory.say(0, b":1\r\n")
+            self.memory.deliver_data(0, b":1\r\n")
         self.assertFalse(self.memory.transports[0].aborted)
 
     def test_drained(self) -> None:
@@ -132,7 +133,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.publish_rows(1)
         drained = self.sender.drained()
         self.assertNoResult(drained)
-        self.memory.say(0, b":1\r\n")
+        self.memory.deliver_data(0, b":1\r\n")
         self.successResultOf(drained)
         self.successResultOf(self.sender.drained())
 
@@ -146,13 +147,13 @@ class RedisSenderTests(RedisSenderTestCase):
         self.publish_rows(2, 3)
         self.turn()
         second = protocol.get("b")
-        self.memory.say(0, b":1\r\n$2\r\n12\r\n:1\r\n:1\r\n$-1\r\n")
+        self.memory.deliver_data(0, b":1\r\n$2\r\n12\r\n:1\r\n:1\r\n$-1\r\n")
         self.assertEqual(self.successResultOf(first), b"12")
         self.assertIsNone(self.successResultOf(second))
         self.assertEqual(self.sender.unacknowledged, 0)
 
-    def test_written_without_another_round(self) -> None:
-        """Data is passed to the kernel at once, unless the transport is closing."""
+    def test_written_immediately(self) -> None:
+        """Data is passed to the kernel immediately, unless the transport is closing."""
         self.memory.lose(0)
         transport = SocketTransport()
         directlyProvides(transport, IWriteDescriptor, ISystemHandle)
@@ -171,7 +172,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.memory.establish()
         self.publish_rows(1, 2, 3)
         self.turn()
-        self.memory.say(0, b":1\r\n")
+        self.memory.deliver_data(0, b":1\r\n")
         self.publish_rows(4)
         self.sender.publish("REMOTE_SERVER_UP", "hs", [b"REMOTE_SERVER_UP x"])
         self.memory.lose(0)
@@ -200,7 +201,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.memory.establish()
         self.publish_rows(1)
         self.turn()
-        self.memory.say(0, b":1\r\n")
+        self.memory.deliver_data(0, b":1\r\n")
         self.memory.lose(0)
         self.memory.connect(0)
         self.memory.greet()
@@ -235,7 +236,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.memory.establish()
         self.publish_rows(1, 2, 3)
         self.turn()
-        self.memory.say(0, b":1\r\n-NOPERM no channel\r\n:1\r\n")
+        self.memory.deliver_data(0, b":1\r\n-NOPERM no channel\r\n:1\r\n")
         self.assertTrue(self.memory.transports[0].aborted)
         self.memory.lose(0)
         self.assertEqual(self.sender.lost, 2)
@@ -250,7 +251,7 @@ class RedisSenderTests(RedisSenderTestCase):
             protocol.get("ä")
         self.publish_rows(1)
         self.turn()
-        self.memory.say(0, b":1\r\n")
+        self.memory.deliver_data(0, b":1\r\n")
         self.assertEqual(self.sender.unacknowledged, 0)
 
     def test_buffers(self) -> None:

@@ -94,7 +94,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.publish_rows(1)
         self.turn()
         for _ in range(MAX_HANG_UPS - 1):
-            self.memory.say(0, b":1\r\n")
+            self.memory.deliver_data(0, b":1\r\n")
             self.assertEqual(self.publish_again(), [_PING, _INFO])
             self.assertEqual(self.unavailable, [])
         self.assertEqual(self.publish_again(), [_PING])
@@ -147,7 +147,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.sender.publish("USER_IP", "hs/USER_IP", [b"USER_IP x"])
         self.turn()
         # REPLICATE, the row and the first of the users.
-        self.memory.say(0, b":2\r\n" * 3)
+        self.memory.deliver_data(0, b":2\r\n" * 3)
         again = encode_publishes(b"hs", [_POSITION, b"USER_SYNC 2"])
         again += encode_publishes(b"hs/USER_IP", [b"USER_IP x"])
         self.assertEqual(self.lose_and_connect(), b"".join(again))
@@ -162,7 +162,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.sender.publish("REPLICATE", "hs", [b"REPLICATE"])
         self.publish_rows(1)
         self.turn()
-        self.memory.say(0, b":2\r\n")
+        self.memory.deliver_data(0, b":2\r\n")
         self.assertEqual(
             self.lose_and_connect(), b"".join(encode_publishes(b"hs", [_POSITION]))
         )
@@ -187,7 +187,7 @@ class ReconnectTests(RedisSenderTestCase):
         for number in range(6):
             self.sender.publish("PING", "hs", [b"PING %d" % number])
             self.turn()
-        self.memory.say(0, b":1\r\n" * 3)
+        self.memory.deliver_data(0, b":1\r\n" * 3)
         again = [_POSITION, b"PING 3", b"PING 4", b"PING 5"]
         self.assertEqual(
             self.lose_and_connect(), b"".join(encode_publishes(b"hs", again))
@@ -200,7 +200,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.sender.publish("USER_IP", "hs/USER_IP", [b"USER_IP x"])
         self.sender.publish("USER_SYNC", "hs", [b"USER_SYNC 1"])
         self.turn()
-        self.memory.say(0, b"-NOPERM no channel\r\n")
+        self.memory.deliver_data(0, b"-NOPERM no channel\r\n")
         self.assertEqual(
             self.lose_and_connect(),
             b"".join(encode_publishes(b"hs", [_POSITION, b"USER_SYNC 1"])),
@@ -244,9 +244,9 @@ class ReconnectTests(RedisSenderTestCase):
         self.turn()
         self.assertTrue(self.sender.is_behind)
         few = SHARED_LOW_WATERMARK
-        self.memory.say(0, b":1\r\n" * (len(page) + 2 - few - 1))
+        self.memory.deliver_data(0, b":1\r\n" * (len(page) + 2 - few - 1))
         self.assertEqual(events, [])
-        self.memory.say(0, b":1\r\n")
+        self.memory.deliver_data(0, b":1\r\n")
         self.assertEqual(events, ["ready_again"])
         reactor.advance(SHARED_WINDOW)
         self.publish_rows(*page)
@@ -256,7 +256,7 @@ class ReconnectTests(RedisSenderTestCase):
         del events[:]
         self.publish_rows(7)
         self.assertTrue(self.sender.is_behind)
-        self.memory.say(0, b":1\r\n" * self.sender.unacknowledged)
+        self.memory.deliver_data(0, b":1\r\n" * self.sender.unacknowledged)
         self.assertEqual(events, ["ready_again"])
 
     def test_given_up_while_behind(self) -> None:

@@ -65,7 +65,7 @@ class SentinelTests(SynchronousTestCase):
         self.link.start()
 
     @property
-    def places(self) -> list[tuple[str, int]]:
+    def host_ports(self) -> list[tuple[str, int]]:
         """The addresses that were connected to, in order."""
         return [(client[0], client[1]) for client in self.reactor.tcpClients]
 
@@ -95,7 +95,7 @@ class SentinelTests(SynchronousTestCase):
     def find(self, host: bytes = b"r1") -> list[Any]:
         """Answer as the first Sentinel, and establish both connections."""
         self.answer(0, at(host))
-        self.assertEqual(self.places[1:], [(host.decode(), 6379)] * 2)
+        self.assertEqual(self.host_ports[1:], [(host.decode(), 6379)] * 2)
         return [self.accept(1), self.accept(2)]
 
     def lose(self, index: int, protocol: Any) -> None:
@@ -107,10 +107,10 @@ class SentinelTests(SynchronousTestCase):
 
     def test_found(self) -> None:
         """One query resolves the address for both connections."""
-        self.assertEqual(self.places, [S1])
+        self.assertEqual(self.host_ports, [S1])
         transport = self.answer(0, at(b"r1", b"7000"))
         self.assertEqual(transport.writes, [ASK])
-        self.assertEqual(self.places, [S1, ("r1", 7000), ("r1", 7000)])
+        self.assertEqual(self.host_ports, [S1, ("r1", 7000), ("r1", 7000)])
         for index in (1, 2):
             _, transport = self.accept(index)
             self.assertIn(b"hush", transport.writes[0])
@@ -120,7 +120,7 @@ class SentinelTests(SynchronousTestCase):
         protocol, _ = self.accept(0)
         for byte in at(b"r1"):
             protocol.dataReceived(bytes([byte]))
-        self.assertEqual(self.places[1:], [("r1", 6379)] * 2)
+        self.assertEqual(self.host_ports[1:], [("r1", 6379)] * 2)
 
     def test_password_of_its_own(self) -> None:
         """A Sentinel gets its own user and password, never those of Redis."""
@@ -128,34 +128,34 @@ class SentinelTests(SynchronousTestCase):
         protocol, transport = self.accept(0)
         self.assertEqual(transport.writes, [encode(b"AUTH", b"bob", b"knock") + ASK])
         protocol.dataReceived(b"+OK\r\n" + at(b"r1"))
-        self.assertEqual(self.places[1:], [("r1", 6379)] * 2)
+        self.assertEqual(self.host_ports[1:], [("r1", 6379)] * 2)
 
-    def test_next_one(self) -> None:
+    def test_next_sentinel(self) -> None:
         """
-        A Sentinel that is down, silent or does not know the master is skipped; the last
-        that answered is asked first.
+        A Sentinel that is down, silent or does not know the master is skipped; the one
+        that answered last is queried first.
         """
         self.refuse(0)
-        self.assertEqual(self.places, [S1, S2])
+        self.assertEqual(self.host_ports, [S1, S2])
         self.accept(1)
         self.reactor.advance(3)
         # Both were asked: the factories retry.
-        whys = [e[2] for e in self.events.all if e[0] == "again"]
-        self.assertEqual(len(whys), 2)
+        reasons = [e[2] for e in self.events.all if e[0] == "again"]
+        self.assertEqual(len(reasons), 2)
         self.assertIn(
-            "no Sentinel returned the address of the master 'mymaster'", whys[0]
+            "no Sentinel returned the address of the master 'mymaster'", reasons[0]
         )
-        self.assertIn("s1:26379: ", whys[0])
-        self.assertIn("s2:26379: no answer within 3 s", whys[0])
+        self.assertIn("s1:26379: ", reasons[0])
+        self.assertIn("s2:26379: no answer within 3 s", reasons[0])
         self.reactor.advance(1)
-        self.assertEqual(self.places[2:], [S1])
+        self.assertEqual(self.host_ports[2:], [S1])
         self.answer(2, b"*-1\r\n")
-        self.assertEqual(self.places[3:], [S2])
+        self.assertEqual(self.host_ports[3:], [S2])
         self.answer(3, at(b"r1"))
-        self.assertEqual(self.places[4:], [("r1", 6379)] * 2)
+        self.assertEqual(self.host_ports[4:], [("r1", 6379)] * 2)
         # S2 answered, so it is asked first.
         self.reactor.advance(CHECK_INTERVAL)
-        self.assertEqual(self.places[6], S2)
+        self.assertEqual(self.host_ports[6], S2)
 
     def test_useless_answers(self) -> None:
         """An invalid answer is reported with its reason, without the password."""
@@ -174,28 +174,28 @@ class SentinelTests(SynchronousTestCase):
             protocol.dataReceived(b"+OK\r\n" + reply)
             self.assertIn(why, str(self.events.all))
             self.assertNotIn("knock", str(self.events.all))
-            self.assertEqual(self.places, [S1])
+            self.assertEqual(self.host_ports, [S1])
 
     def test_queried_again_after_loss(self) -> None:
         """
-        After a loss, the Sentinel is asked again, and the new master connected to.
+        After a loss, the Sentinel is queried again, and the new master is connected to.
         """
         (protocol, _), _ = self.find()
         self.lose(1, protocol)
         self.reactor.advance(1)
-        self.assertEqual(self.places[3:], [S1])
+        self.assertEqual(self.host_ports[3:], [S1])
         self.answer(3, at(b"r2"))
-        self.assertEqual(self.places[4:], [("r2", 6379)])
+        self.assertEqual(self.host_ports[4:], [("r2", 6379)])
 
     def test_back_off(self) -> None:
         """While no Sentinel answers, they are retried with back-off, forever."""
         for _ in range(600):
             self.reactor.advance(0.1)
-            for index in range(len(self.places)):
+            for index in range(len(self.host_ports)):
                 if not self.reactor.connectors[index].stoppedConnecting:
                     self.reactor.connectors[index].stoppedConnecting = True
                     self.refuse(index)
-        asked = len(self.places)
+        asked = len(self.host_ports)
         # In 60 s: three queries of two Sentinels, every 5 s or so.
         self.assertGreater(asked, 24)
         self.assertLess(asked, 150)
@@ -216,7 +216,7 @@ class SentinelTests(SynchronousTestCase):
         self.assertIn("a new master, r2:6379", str(self.events.all))
         self.reactor.advance(1)
         self.answer(5, at(b"r2"))
-        self.assertEqual(self.places[6:], [("r2", 6379)] * 2)
+        self.assertEqual(self.host_ports[6:], [("r2", 6379)] * 2)
 
     def test_check_fails(self) -> None:
         """If no Sentinel answers, that is reported, and connections stay open."""
@@ -235,7 +235,7 @@ class SentinelTests(SynchronousTestCase):
         self.accept(0)
         self.successResultOf(Deferred.fromCoroutine(self.link.stop()))
         self.assertEqual(self.reactor.getDelayedCalls(), [])
-        self.assertEqual(self.places, [S1])
+        self.assertEqual(self.host_ports, [S1])
 
 
 class FailoverTests(RealRedisTestCase):
@@ -248,7 +248,7 @@ class FailoverTests(RealRedisTestCase):
         await self.fail_over()
 
     async def test_failover_over_tls(self) -> None:
-        """The same with TLS, client certificates and passwords everywhere."""
+        """The same holds with TLS, client certificates and passwords everywhere."""
         folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, folder)
         authority = PrivateAuthority(folder)

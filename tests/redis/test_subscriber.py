@@ -52,20 +52,20 @@ class RedisSubscriberTests(SynchronousTestCase):
         )
         transport = memory.transports[1]
         self.assertEqual(transport.take(), [encode(b"AUTH", b"bob", b"hush")])
-        memory.say(1, _OK)
+        memory.deliver_data(1, _OK)
         self.assertEqual(transport.take(), [encode(b"SELECT", b"3")])
-        memory.say(1, _OK)
+        memory.deliver_data(1, _OK)
         self.assertEqual(transport.take(), [encode(b"SUBSCRIBE", b"hs", b"hs/USER_IP")])
-        memory.say(1, confirmation(b"hs"))
-        memory.say(1, message(rdata(1)))
+        memory.deliver_data(1, confirmation(b"hs"))
+        memory.deliver_data(1, message(rdata(1)))
         self.assertEqual(memory.events.all, [])
-        memory.say(1, confirmation(b"hs/USER_IP") + message(rdata(2)))
+        memory.deliver_data(1, confirmation(b"hs/USER_IP") + message(rdata(2)))
         self.assertEqual(
             memory.events.all, [("made", "redis"), "new_connection", "received"]
         )
         self.assertEqual(len(memory.handler.items), 1)
         for _ in range(2):
-            memory.say(0, _OK)
+            memory.deliver_data(0, _OK)
         memory.transports[0].take()
         memory.greet()
         memory.reactor.advance(0)
@@ -78,7 +78,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         memory = MemoryLink()
         memory.establish()
         message = encode(b"message", b"hs", b"REMOTE_SERVER_UP a")
-        memory.say(1, message * 2000)
+        memory.deliver_data(1, message * 2000)
         self.assertEqual(vars(memory.transports[1])["bufferSize"], 2 * USUAL_READ)
 
     def test_messages_that_are_no_strings(self) -> None:
@@ -87,7 +87,7 @@ class RedisSubscriberTests(SynchronousTestCase):
             for message in (b":5\r\n", b"*0\r\n", b"$-1\r\n"):
                 memory = MemoryLink()
                 memory.establish()
-                memory.say(
+                memory.deliver_data(
                     1,
                     b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n" % (len(channel), channel)
                     + message,
@@ -110,12 +110,12 @@ class RedisSubscriberTests(SynchronousTestCase):
         memory.reactor.advance(0)
         self.assertTrue(subscriber.is_behind)
         many = HIGH_WATERMARK - LOW_WATERMARK - 1
-        memory.say(0, b":1\r\n" * many)
+        memory.deliver_data(0, b":1\r\n" * many)
         self.assertEqual(events, [])
-        memory.say(0, b":1\r\n")
+        memory.deliver_data(0, b":1\r\n")
         self.assertFalse(subscriber.is_behind)
         self.assertEqual(events, ["ready_again"])
-        memory.say(0, b":1\r\n" * LOW_WATERMARK)
+        memory.deliver_data(0, b":1\r\n" * LOW_WATERMARK)
         memory.link.sender.pause()
         self.assertTrue(subscriber.is_behind)
         memory.link.sender.resume()
@@ -127,8 +127,8 @@ class RedisSubscriberTests(SynchronousTestCase):
         memory = MemoryLink()
         memory.establish()
         data = message(rdata(1), rdata(2), b"POSITION events writer 2 2", rdata(3))
-        memory.say(1, data[:-9])
-        memory.say(1, data[-9:])
+        memory.deliver_data(1, data[:-9])
+        memory.deliver_data(1, data[-9:])
         first, second = memory.handler.chunks
         self.assertEqual(
             first,
@@ -144,7 +144,9 @@ class RedisSubscriberTests(SynchronousTestCase):
         """A malformed line is reported, others are delivered, and the link stays up."""
         memory = MemoryLink()
         memory.establish()
-        memory.say(1, message(rdata(1), b"\xff\xfe", b"NEW_FANGLED 1", rdata(2)))
+        memory.deliver_data(
+            1, message(rdata(1), b"\xff\xfe", b"NEW_FANGLED 1", rdata(2))
+        )
         self.assertEqual(memory.handler.seen, 2)
         self.assertEqual(
             [e[0] for e in memory.events.all if isinstance(e, tuple)][-2:],
@@ -169,7 +171,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         memory.protocols[1].send_command(RemoteServerUpCommand("x.example"))
         memory.reactor.advance(0)
         self.assertEqual(len(memory.transports[0].take()), 1)
-        memory.say(1, message(b"REMOTE_SERVER_UP x.example"))
+        memory.deliver_data(1, message(b"REMOTE_SERVER_UP x.example"))
         memory.reactor.advance(0)
         self.assertEqual(memory.handler.items, [RemoteServerUpCommand("x.example")])
         self.assertEqual(memory.transports[0].take(), [])
@@ -207,7 +209,7 @@ class RedisSubscriberTests(SynchronousTestCase):
     def test_subscribe_refused(self) -> None:
         """If an ACL forbids the channel, the report names SUBSCRIBE."""
         memory = MemoryLink()
-        memory.say(1, b"-NOPERM this user has no permissions\r\n")
+        memory.deliver_data(1, b"-NOPERM this user has no permissions\r\n")
         self.assertTrue(memory.transports[1].aborted)
         memory.lose(1)
         self.assertIn("SUBSCRIBE: NOPERM", str(memory.events.all))
@@ -258,7 +260,7 @@ class ExtensionChannelTests(SynchronousTestCase):
             [encode(b"SUBSCRIBE", _EXTENSION), encode(b"SUBSCRIBE", b"hs")],
         )
         memory.greet()
-        memory.say(1, confirmation(_EXTENSION) + confirmation(b"hs"))
+        memory.deliver_data(1, confirmation(_EXTENSION) + confirmation(b"hs"))
         self.assertEqual(
             memory.events.all,
             [
@@ -283,9 +285,9 @@ class ExtensionChannelTests(SynchronousTestCase):
         """Messages of the extension keep their order among rows and commands."""
         extension = RecordingExtension()
         memory = MemoryLink(extension=extension)
-        memory.say(1, confirmation(_EXTENSION) + confirmation(b"hs"))
+        memory.deliver_data(1, confirmation(_EXTENSION) + confirmation(b"hs"))
         extension.memory = memory
-        memory.say(
+        memory.deliver_data(
             1,
             message(rdata(1), rdata(2))
             + encode(b"message", _EXTENSION, b"{}")
@@ -300,15 +302,21 @@ class ExtensionChannelTests(SynchronousTestCase):
     def test_message_before_the_link_is_established(self) -> None:
         """A message of the extension before the link is established is discarded."""
         memory = self.memory
-        memory.say(1, confirmation(_EXTENSION) + encode(b"message", _EXTENSION, b"{}"))
+        memory.deliver_data(
+            1, confirmation(_EXTENSION) + encode(b"message", _EXTENSION, b"{}")
+        )
         self.assertNotIn(("extension", b"{}"), memory.events.all)
-        memory.say(1, confirmation(b"hs") + encode(b"message", _EXTENSION, b"[]"))
+        memory.deliver_data(
+            1, confirmation(b"hs") + encode(b"message", _EXTENSION, b"[]")
+        )
         self.assertEqual(memory.events.all[-1], ("extension", b"[]"))
 
     def test_forbidden_by_an_acl(self) -> None:
         """If an ACL forbids the channel, the link works without the extension."""
         memory = self.memory
-        memory.say(1, b"-NOPERM this user has no permissions\r\n" + confirmation(b"hs"))
+        memory.deliver_data(
+            1, b"-NOPERM this user has no permissions\r\n" + confirmation(b"hs")
+        )
         self.assertIn("new_connection", memory.events.all)
         self.assertNotIn(("extension_up",), memory.events.all)
         self.assertIn("hs/replication_ext", str(memory.events.all[0]))
@@ -318,10 +326,10 @@ class ExtensionChannelTests(SynchronousTestCase):
 
     def test_unsendable_message_is_discarded(self) -> None:
         """
-        A message that cannot be sent at once is discarded and not counted as lost.
+        A message that cannot be sent immediately is discarded and not counted as lost.
         """
         memory = self.memory
-        memory.say(1, confirmation(_EXTENSION) + confirmation(b"hs"))
+        memory.deliver_data(1, confirmation(_EXTENSION) + confirmation(b"hs"))
         self.assertEqual(memory.link.sender.lost, 0)
         memory.transports[0].take()
         memory.greet()

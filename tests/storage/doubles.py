@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class FakeReactor(Clock):
-    """A clock whose calls from threads wait for :meth:`come_back`."""
+    """A clock whose calls from threads wait for :meth:`run_thread_calls`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class FakeReactor(Clock):
     def callFromThread(self, func: Callable[..., object], *args: object) -> None:
         self.from_threads.append(lambda: func(*args))
 
-    def come_back(self) -> None:
+    def run_thread_calls(self) -> None:
         """Run the calls that other threads requested."""
         calls, self.from_threads = self.from_threads, []
         for call in calls:

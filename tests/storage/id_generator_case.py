@@ -83,7 +83,7 @@ class SteppedTestCase(SynchronousTestCase):
         """
         done, _ = self.start()
         self.database.settle()
-        self.reactor.come_back()
+        self.reactor.run_thread_calls()
         self.database.settle()
         id_ = self.successResultOf(done)
         self.assertEqual(self.ids.get_current_token(), id_)

@@ -202,8 +202,8 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
 
     def test_without_declared_writers(self) -> None:
         """A stream without declared writers has its positions ignored."""
-        anybody = attrs.evolve(FOOBAR, writers=[])
-        self.assertEqual(self.examine(anybody).streams[0].writers, [])
+        undeclared = attrs.evolve(FOOBAR, writers=[])
+        self.assertEqual(self.examine(undeclared).streams[0].writers, [])
 
     def test_no_rows(self) -> None:
         """A stream without rows may be stored at 1, ahead of an unused sequence."""

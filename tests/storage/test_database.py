@@ -223,11 +223,11 @@ class DatabaseTests(PostgresMixin, TestCase):
         A cancelled call fails only when its transaction has ended: no position may be
         announced before a commit that is still to come.
         """
-        begun, go_on = threading.Event(), threading.Event()
+        begun, resume = threading.Event(), threading.Event()
 
         def insert(txn: Transaction) -> None:
             begun.set()
-            go_on.wait(10)
+            resume.wait(10)
             txn.execute("INSERT INTO foobar VALUES (3, 'a')")
             txn.call_after(self.calls.append, "after")
 
@@ -243,22 +243,23 @@ class DatabaseTests(PostgresMixin, TestCase):
         begun.wait(10)
         waiting.cancel()
         self.assertEqual(self.calls, [])
-        go_on.set()
+        resume.set()
         with self.assertRaises(CancelledError):
             await waiting
         self.assertEqual((self.count(), self.calls), (3, ["after", "cancelled"]))
 
     async def test_cancelled_before_it_began(self) -> None:
         """A transaction cancelled while it waits for a thread never begins."""
-        go_on = threading.Event()
+        resume = threading.Event()
         others = [
-            self.database.transact("wait", lambda txn: go_on.wait(10)) for _ in range(3)
+            self.database.transact("wait", lambda txn: resume.wait(10))
+            for _ in range(3)
         ]
         result = self.database.transact(
             "insert", lambda txn: txn.execute("INSERT INTO foobar VALUES (3, 'a')")
         )
         result.cancel()
-        go_on.set()
+        resume.set()
         with self.assertRaises(CancelledError):
             await result
         await defer.gatherResults(others)

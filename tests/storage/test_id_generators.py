@@ -17,7 +17,7 @@ from tests.storage.id_generator_case import SteppedTestCase
 
 
 class SteppedTests(SteppedTestCase):
-    """Tests for one process on a database that advances only when told to."""
+    """Tests for one process on a database that advances only when the test says so."""
 
     def test_one_block(self) -> None:
         """
@@ -36,7 +36,9 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual(self.database.persisted, [8])
 
     def test_round_trips_are_shared(self) -> None:
-        """Fifty callers at once need two fetches and two upserts instead of fifty."""
+        """
+        Fifty simultaneous callers need two fetches and two upserts instead of fifty.
+        """
         results = [self.start()[0] for _ in range(50)]
         self.database.settle()
         ids = [self.successResultOf(done) for done in results]
@@ -81,7 +83,7 @@ class SteppedTests(SteppedTestCase):
         self.assert_position_advances()
 
     def test_cancelled_at_every_await(self) -> None:
-        """Cancelled at any await, a block does not hold up the position."""
+        """A block that is cancelled at any await does not block the position."""
         database = self.database
         for steps in range(7):
             gate: Deferred[None] = Deferred()
@@ -101,7 +103,8 @@ class SteppedTests(SteppedTestCase):
 
     def test_closed_at_every_await(self) -> None:
         """
-        Closed at any await (GeneratorExit), a coroutine does not hold up the position.
+        A coroutine that is closed at any await (GeneratorExit) does not block the
+        position.
         """
         database = self.database
         for steps in range(5):
@@ -133,7 +136,7 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual(self.ids.get_current_token(), 7)
         del done
         gc.collect()
-        self.reactor.come_back()
+        self.reactor.run_thread_calls()
         self.assertEqual(self.ids.get_current_token(), 8)
         self.assert_position_advances()
 
@@ -148,7 +151,7 @@ class SteppedTests(SteppedTestCase):
             self.assertEqual(positions.announced, 7)
         self.assertEqual(self.ids.get_current_token(), 8)
 
-    def test_cancelled_by_another_of_the_same_fetch(self) -> None:
+    def test_cancelled_by_caller_of_the_same_fetch(self) -> None:
         """
         A caller may cancel another one of the same fetch, whose id is then released.
         """
@@ -169,7 +172,7 @@ class SteppedTests(SteppedTestCase):
         for pending in (first, second):
             pending.addErrback(lambda failure: failure.trap(CancelledError))
             pending.cancel()
-        self.reactor.come_back()
+        self.reactor.run_thread_calls()
         self.assertEqual(self.ids.get_current_token(), 10)
 
     def test_abandoned_after_its_ids_were_fetched(self) -> None:
@@ -180,12 +183,14 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual(self.ids.get_current_token(), 8)
         # The request may have been abandoned in any thread.
         self.assertEqual((self.database.asked, self.poked), ([], 0))
-        self.reactor.come_back()
+        self.reactor.run_thread_calls()
         self.database.settle()
         self.assertEqual((self.database.persisted, self.poked), ([8], 1))
 
     def test_failed_fetch(self) -> None:
-        """A fetch that fails is its callers' failure, and holds up no later write."""
+        """
+        If a fetch fails, its callers get the failure, and no later write is blocked.
+        """
         self.database.failing = True
         results = [self.start()[0] for _ in range(3)]
         self.database.settle()
@@ -251,12 +256,12 @@ class SteppedTests(SteppedTestCase):
     def test_remote_advance_during_the_fetch_in_a_transaction(self) -> None:
         """The same holds when another thread fetches, in its transaction."""
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
-        fetched, heard = threading.Event(), threading.Event()
+        fetched, advanced = threading.Event(), threading.Event()
 
         class SlowCursor(FakeCursor):
             def fetchall(self) -> list[tuple[Any, ...]]:
                 fetched.set()
-                heard.wait(10)
+                advanced.wait(10)
                 return super().fetchall()
 
         cursor = SlowCursor(self.database)
@@ -268,7 +273,7 @@ class SteppedTests(SteppedTestCase):
         fetched.wait(10)
         self.ids.advance("other", 9)
         seen = self.ids.get_current_token(), self.ids.get_positions()["master"]
-        heard.set()
+        advanced.set()
         thread.join(10)
         self.assertEqual(seen, (7, 7))
         self.assertEqual(ids, [8])

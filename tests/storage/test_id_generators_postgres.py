@@ -76,13 +76,13 @@ class PostgresTests(PostgresMixin, TestCase):
         the row before the commit, even with no other id in flight.
         """
         ids = await self.load("master", "master")
-        begun, go_on = threading.Event(), threading.Event()
-        self.addCleanup(go_on.set)
+        begun, resume = threading.Event(), threading.Event()
+        self.addCleanup(resume.set)
 
         def insert(txn: Transaction, id_: int) -> None:
             txn.execute("INSERT INTO foobar VALUES (%s, %s)", (id_, "master"))
             begun.set()
-            go_on.wait(30)
+            resume.wait(30)
 
         async def write() -> None:
             async with ids.get_next() as id_:
@@ -98,7 +98,7 @@ class PostgresTests(PostgresMixin, TestCase):
         await self.turns()
         self.assertEqual(ids.get_current_token(), 1)
         self.assertEqual(ids.get_minimal_local_current_token(), 1)
-        go_on.set()
+        resume.set()
         # The row's transaction has ended, and that of the position has begun.
         await self.database.settled()
         self.assertEqual(ids.get_current_token(), 2)

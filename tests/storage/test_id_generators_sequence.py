@@ -43,7 +43,7 @@ class SequenceTests(SteppedTestCase):
         self.assertIn("positions check", line)
 
     def test_sequence_far_behind_memory(self) -> None:
-        """The error names the source of the number, and does not use up the ids."""
+        """The error names the source of the number, and no ids are used up."""
         self.ids.advance("master", 2**62)
         with self.assertRaises(SequenceBehindError) as caught:
             self.ids.get_next_txn(FakeCursor(self.database))
@@ -63,7 +63,7 @@ class SequenceTests(SteppedTestCase):
         """A position far beyond the sequence is ignored and reported."""
         self.with_sequence()
         self.ids.advance("other", 2**62)
-        self.reactor.come_back()
+        self.reactor.run_thread_calls()
         self.database.settle()
         self.assertEqual(self.ids.get_positions(), {"master": 7, "other": 7})
         self.assertEqual(self.ids.get_announceable_token(), 7)
@@ -77,7 +77,7 @@ class SequenceTests(SteppedTestCase):
         self.database.sequence = 500_000
         self.ids.advance("other", 500_000)
         self.assertEqual(self.ids.get_positions()["other"], 7)
-        self.reactor.come_back()
+        self.reactor.run_thread_calls()
         self.database.settle()
         self.assertEqual(self.ids.get_positions()["other"], 500_000)
         self.assertEqual(self.ids.get_announceable_token(), 500_000)
@@ -99,8 +99,8 @@ class SequenceTests(SteppedTestCase):
 
     def test_near_position_that_is_made_up(self) -> None:
         """
-        If a near position is beyond the sequence, ids up to it are skipped, and it
-        counts.
+        If a near position is beyond the sequence, ids up to it are skipped, and the
+        position is believed.
         """
         self.with_sequence()
         self.ids.advance("other", 50)
@@ -116,7 +116,7 @@ class SequenceTests(SteppedTestCase):
         self.with_sequence()
         self.database.sequence = 500_000
         self.ids.advance("other", 500_000)
-        self.reactor.come_back()
+        self.reactor.run_thread_calls()
         self.database.failing = True
         self.database.settle()
         self.assertEqual(len(self.observer.failures), 1)
@@ -130,7 +130,7 @@ class SequenceTests(SteppedTestCase):
         self.with_sequence()
         for token in (9, 2**62):
             self.ids.advance("zz", token)
-        self.reactor.come_back()
+        self.reactor.run_thread_calls()
         self.assertEqual(self.ids.get_positions(), {"master": 7, "other": 7})
         self.assertEqual(self.database.descriptions, [])
         self.assert_position_advances()
@@ -163,7 +163,7 @@ class SequenceTests(SteppedTestCase):
                     generator.advance("other", id_)
 
         cursor = SlowCursor(self.database)
-        # 9 is skipped at once, 8 only after it was fetched.
+        # 9 is skipped immediately, 8 only after it was fetched.
         self.assertEqual(self.ids.get_next_mult_txn(cursor, 2), [11, 12])
         for callback in cursor.after:
             callback()

@@ -25,7 +25,7 @@ class LockedPositionsTests(SynchronousTestCase):
             return positions.announceable
 
     def test_finish(self) -> None:
-        """If no thread holds the lock, ids are finished at once."""
+        """If no thread holds the lock, ids are finished immediately."""
         self.open_ids(8, 9)
         self.shared.finish([8])
         self.assertEqual(self.announceable(), 8)

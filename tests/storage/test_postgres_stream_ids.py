@@ -105,8 +105,8 @@ class RealIdsTests(TestCase):
 
     def test_two_writers_at_once(self) -> Deferred[None]:
         """
-        When two processes write at once, each announcement covers its writer's rows,
-        and each process fetches all rows of the other.
+        When two processes write simultaneously, each announcement covers its writer's
+        rows, and each process fetches all rows of the other.
         """
         dsn = shared_postgres().new_database()
         connection = psycopg2.connect(dsn)

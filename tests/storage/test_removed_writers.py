@@ -63,11 +63,11 @@ class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
         handled: Mapping[str, int],
         unknown: int = 1,
         stream: IdStream = MOVED,
-        walk_at_most: int | None = None,
+        max_ids: int | None = None,
     ) -> WriterSurvey:
         with self.connection.cursor() as cursor:
             return survey_writers(
-                cursor, stream, "reader", handled, unknown, unknown, walk_at_most
+                cursor, stream, "reader", handled, unknown, unknown, max_ids
             )
 
 
@@ -148,11 +148,9 @@ class SurveyWritersTests(RemovedWritersTestCase):
         self.write_rows("older", 3)
         self.write_rows("old", 8)
         self.set_sequence(9)
-        self.assertEqual(self.survey({}, walk_at_most=4).greatest, {"old": 8})
+        self.assertEqual(self.survey({}, max_ids=4).greatest, {"old": 8})
         self.index_by_writer()
-        self.assertEqual(
-            self.survey({}, walk_at_most=4).greatest, {"old": 8, "older": 3}
-        )
+        self.assertEqual(self.survey({}, max_ids=4).greatest, {"old": 8, "older": 3})
 
     def test_big_table(self) -> None:
         """A big table is only read through an index."""
@@ -279,15 +277,15 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         """find() waits for a commit that was under way when its writer was killed."""
         self.write_rows("old", 6)
         self.set_sequence(7)
-        dying = connect(self.dsn)
-        self.addCleanup(dying.close)
-        with dying.cursor() as cursor:
+        connection = connect(self.dsn)
+        self.addCleanup(connection.close)
+        with connection.cursor() as cursor:
             cursor.execute("INSERT INTO foobar VALUES (7, 'old', '')")
         finding = self.begin()
         for _ in range(3):
             self.clock.advance(POLL_SECONDS)
         self.assertNoResult(finding)
-        dying.commit()
+        connection.commit()
         self.clock.advance(POLL_SECONDS)
         self.assertEqual(
             self.successResultOf(finding), {"old": RemovedWriter(7, is_deleted=True)}

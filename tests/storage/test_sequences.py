@@ -243,10 +243,10 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         )
         self.assertNotIn("setval", text)
         self.assertEqual(caught.exception.hint, "")
-        # A reader assumes that the writer is where the sequence is.
+        # A reader assumes that the writer's position is the sequence's value.
         self.assertEqual(self.load().all_positions(), {"first": 5, "second": 4})
 
-    def test_the_most_that_is_plausible(self) -> None:
+    def test_plausible_distance(self) -> None:
         """A position is believed up to the plausible distance and not beyond it."""
         most = 2 * MAX_SKIPPED_IDS
         stream = attrs.evolve(FOOBAR, plausible_distance=most)
@@ -302,8 +302,8 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.store(first=2)
         self.write_rows("first", 3)
         self.set_sequence(6)
-        anybody = attrs.evolve(FOOBAR, writers=[])
-        self.assertEqual(self.load("first", anybody).all_positions(), {"first": 6})
+        undeclared = attrs.evolve(FOOBAR, writers=[])
+        self.assertEqual(self.load("first", undeclared).all_positions(), {"first": 6})
         self.assertEqual(self.stored(), {"first": 2})
 
     def test_lookup(self) -> None:

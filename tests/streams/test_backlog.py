@@ -39,18 +39,20 @@ class StreamBacklogTests(SynchronousTestCase):
         )
         self.assertEqual(backlog.read(4, 6), StreamUpdateResult([], 6, False))
 
-    def test_not_all_is_here(self) -> None:
+    def test_range_outside_the_backlog(self) -> None:
         """A range that begins outside the backlog is not answered."""
         backlog = self.make()
         self.assertIsNone(backlog.read(0, 9))
         backlog.add(5, [batch(6)])
         self.assertIsNone(backlog.read(4, 6))
         self.assertIsNone(backlog.read(6, 9))
-        # The writer has sent no more yet.
+        # The writer has not sent more rows yet.
         self.assertEqual(backlog.read(5, 9), StreamUpdateResult([(6, [6, 0])], 6, True))
 
-    def test_less_room(self) -> None:
-        """A lower limit evicts the oldest rows at once, and applies to later rows."""
+    def test_lower_limit(self) -> None:
+        """
+        A lower limit evicts the oldest rows immediately, and applies to later rows.
+        """
         backlog = self.make()
         backlog.add(1, [batch(2), batch(3), batch(4)])
         backlog.resize(BacklogOptions(2, 100_000))
@@ -60,7 +62,7 @@ class StreamBacklogTests(SynchronousTestCase):
         backlog.resize(BacklogOptions(2, 10))
         self.assertEqual((backlog.start, backlog.rows, backlog.size), (5, 0, 0))
 
-    def test_more_room(self) -> None:
+    def test_higher_limit(self) -> None:
         """A higher limit applies to later rows."""
         backlog = self.make(max_rows=1)
         backlog.add(1, [batch(2), batch(3)])

@@ -43,7 +43,7 @@ class PlanCatchUpTests(SynchronousTestCase):
         self.assertEqual(plan_catch_up(9, 10, 12), Gap(9, 12))
 
     def test_first_announcement(self) -> None:
-        """Two equal tokens say nothing about what lies below."""
+        """Two equal tokens state nothing about lower tokens."""
         self.assertEqual(plan_catch_up(9, 12, 12), Gap(9, 12))
 
     def test_ahead(self) -> None:
@@ -124,7 +124,7 @@ class PlanPositionTests(SynchronousTestCase):
             (_AT_A_ROW, 10, 10, Check(10)),
         )
 
-    def test_an_unbelievable_range(self) -> None:
+    def test_implausible_range(self) -> None:
         """If the range is implausible, it is fetched, unless its end is not new."""
         self.check(
             (_AT_A_ROW, 10, 12, Gap(10, 12)),
@@ -173,7 +173,7 @@ class PlanReportedPositionTests(SynchronousTestCase):
                 (reader, token),
             )
 
-    def test_not_all_came(self) -> None:
+    def test_missing_rows(self) -> None:
         """A gap begins at the last row delivered."""
         self.check(
             (_AT_A_ROW, 11, Gap(10, 11)),
@@ -187,7 +187,10 @@ class PlanReportedPositionTests(SynchronousTestCase):
         self.check(*((_CATCHING_UP, token, Extend(token)) for token in (5, 20, 30)))
 
     def test_ahead_of_the_writer(self) -> None:
-        """A reader ahead of its writer rewinds to its last row, or reports that."""
+        """
+        A reader ahead of its writer rewinds to its last row, or reports that it is
+        ahead.
+        """
         self.check(
             (_AT_A_ROW, 9, AheadOfWriter()),
             (_MOVED, 9, Reset(7, 9)),
@@ -205,7 +208,7 @@ class PlanReportedPositionTests(SynchronousTestCase):
             held_in_memory=True,
         )
 
-    def test_no_contradiction(self) -> None:
+    def test_redundant(self) -> None:
         """A lower token is redundant if the reader advanced since it arrived, or if the
         stream is idempotent.
         """

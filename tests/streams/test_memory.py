@@ -65,12 +65,12 @@ class MemoryStreamTests(SynchronousTestCase):
         """
         ``get_rows_between`` returns each writer's rows between two tokens, in pages.
         """
-        asked: list[tuple[str, int, int]] = []
+        fetches: list[tuple[str, int, int]] = []
 
         async def fetch(
             writer: str, after: int, upto: int, limit: int
         ) -> StreamUpdateResult:
-            asked.append((writer, after, upto))
+            fetches.append((writer, after, upto))
             rows = [(token, [f"!{writer}{token}", []]) for token in (after + 1, upto)]
             return StreamUpdateResult(rows, upto, False)
 
@@ -95,7 +95,7 @@ class MemoryStreamTests(SynchronousTestCase):
             found, [(7, "!v7"), (9, "!v9"), (3, "!c"), (4, "!d"), (5, "!e")]
         )
         self.assertEqual(pages, 3)
-        self.assertEqual(asked, [("v", 6, 9)])
+        self.assertEqual(fetches, [("v", 6, 9)])
         self.assertEqual(upto, stream.current_stream_token())
 
     def test_rows_between_without_progress(self) -> None:

@@ -19,7 +19,7 @@ class FinishedIdsTests(SynchronousTestCase):
     def test_agrees_with_a_set(
         self, ids: list[int], start: int, limit: int, data: st.DataObject
     ) -> None:
-        """It behaves like a plain set of integers."""
+        """``FinishedIds`` behaves like a plain set of integers."""
         finished = FinishedIds()
         for id_ in ids:
             finished.add(id_)

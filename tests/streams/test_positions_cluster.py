@@ -197,7 +197,7 @@ class ClusterMachine(RuleBasedStateMachine):
             self.broadcast(name, self.processes[name].positions.announced)
 
     @rule(data=st.data())
-    def hear(self, data: st.DataObject) -> None:
+    def receive(self, data: st.DataObject) -> None:
         if name := self.pick(data, _has_inbox):
             self.deliver(name)
 
@@ -258,13 +258,13 @@ class ClusterMachine(RuleBasedStateMachine):
     # -- what always holds
 
     @invariant()
-    def nothing_open_is_called_complete(self) -> None:
+    def no_open_id_is_complete(self) -> None:
         first_open = min(self.open, default=self.sequence + 1)
         for process in self.processes.values():
             assert process.positions.persisted_upto < first_open
 
     @invariant()
-    def nothing_open_of_ours_is_announced(self) -> None:
+    def no_open_own_id_is_announced(self) -> None:
         for name in self.writers:
             ours = [i for i, writer in self.open.items() if writer == name]
             if process := self.processes.get(name):
@@ -273,7 +273,7 @@ class ClusterMachine(RuleBasedStateMachine):
                 assert announced not in self.open
 
     @invariant()
-    def nothing_finished_hides_below_the_announced_position(self) -> None:
+    def finished_ids_below_the_announced_position(self) -> None:
         for process in self.processes.values():
             positions = process.positions
             covered = {i for i in process.finished_here if i <= positions.announced}

@@ -147,7 +147,7 @@ class RowCodecTests(SynchronousTestCase):
         )
         self.assertEqual([CODEC.from_json(CODEC.to_json(row)) for row in rows], rows)
 
-    def test_places(self) -> None:
+    def test_order_of_fields(self) -> None:
         """The fields of a row are the elements of an array, in order."""
         row = Row("a", 1, ["k"], {"x": 2})
         self.assertEqual(CODEC.encode(row), b'["a",1,["k"],{"x":2}]')

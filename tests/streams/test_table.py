@@ -28,7 +28,7 @@ def declare(**changes: Any) -> TableStream:
 class TableStreamTests(SynchronousTestCase):
     """Tests for declaring a stream by its table."""
 
-    def test_five_lines_make_a_stream(self) -> None:
+    def test_minimal_declaration(self) -> None:
         """Name, table, columns, sequence and writers suffice for typed rows."""
         stream = declare()
 
@@ -68,7 +68,7 @@ class TableStreamTests(SynchronousTestCase):
 
         self.assertEqual(stream.columns, (("order_id", str), ("amount", int | None)))
 
-    def test_a_row_type_of_ones_own(self) -> None:
+    def test_own_row_type(self) -> None:
         """A class with a field for each column replaces the generated one."""
 
         @attrs.frozen

@@ -29,7 +29,7 @@ tokens = st.builds(
     st.integers(0, 12),
     st.dictionaries(st.sampled_from("abc"), st.integers(0, 15)),
 )
-lawful = settings(derandomize=True, deadline=None)
+deterministic = settings(derandomize=True, deadline=None)
 
 
 def rows_of(token: Token) -> set[tuple[str, int]]:
@@ -47,7 +47,7 @@ def rows_of(token: Token) -> set[tuple[str, int]]:
 class LawTests(SynchronousTestCase):
     """A token is equivalent to the set of rows that it covers."""
 
-    @lawful
+    @deterministic
     @given(tokens)
     def test_round_trip(self, token: Token) -> None:
         """A token survives its text form and pickling."""
@@ -56,14 +56,14 @@ class LawTests(SynchronousTestCase):
         self.assertEqual(pickle.loads(pickle.dumps(token)), token)
         self.assertEqual(hash(pickle.loads(pickle.dumps(token))), hash(token))
 
-    @lawful
+    @deterministic
     @given(tokens, tokens)
     def test_order(self, one: Token, other: Token) -> None:
         """``is_before_or_eq`` is the subset relation of the covered rows."""
         self.assertEqual(one.is_before_or_eq(other), rows_of(one) <= rows_of(other))
         self.assertEqual(one == other, rows_of(one) == rows_of(other))
 
-    @lawful
+    @deterministic
     @given(tokens, tokens)
     def test_maximum_and_minimum(self, one: Token, other: Token) -> None:
         """The maximum covers the union of the rows, the minimum the intersection."""
@@ -74,7 +74,7 @@ class LawTests(SynchronousTestCase):
         self.assertEqual(other.copy_and_advance(one), maximum)
         self.assertEqual(other.copy_and_retreat(one), minimum)
 
-    @lawful
+    @deterministic
     @given(tokens, tokens, tokens)
     def test_associative(self, one: Token, two: Token, three: Token) -> None:
         """The maximum is associative."""
@@ -83,7 +83,7 @@ class LawTests(SynchronousTestCase):
             one.copy_and_advance(two.copy_and_advance(three)),
         )
 
-    @lawful
+    @deterministic
     @given(tokens, tokens)
     def test_range(self, low: Token, high: Token) -> None:
         """
@@ -99,7 +99,7 @@ class LawTests(SynchronousTestCase):
             self.assertTrue(PersistedPosition(writer, id_).persisted_after(low))
             self.assertFalse(PersistedPosition(writer, id_).persisted_after(high))
 
-    @lawful
+    @deterministic
     @given(tokens, tokens, st.integers(0, 16))
     def test_partial_read(self, low: Token, other: Token, upto: int) -> None:
         """After a partial read, the token covers exactly the rows that were read."""
@@ -110,7 +110,7 @@ class LawTests(SynchronousTestCase):
         self.assertTrue(low.is_before_or_eq(middle))
         self.assertTrue(middle.is_before_or_eq(high))
 
-    @lawful
+    @deterministic
     @given(tokens, st.integers(0, 16))
     def test_bound(self, token: Token, most: int) -> None:
         """A bounded token covers the same rows up to the bound."""
@@ -137,7 +137,7 @@ class TextTests(SynchronousTestCase):
         self.assertEqual(token.instance_map, {"c": 6})
 
     def test_trailing_separator(self) -> None:
-        """A trailing separator and a minimum alone are accepted."""
+        """A trailing separator, and text with only a minimum, are accepted."""
         self.assertEqual(Token.parse("m5~", NAMES.__getitem__), Token(5))
         self.assertEqual(Token.parse("m5", NAMES.__getitem__), Token(5))
 

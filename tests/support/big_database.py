@@ -187,7 +187,7 @@ CREATE UNIQUE INDEX stream_positions_idx
 """
 
 #: Sequence, name in ``stream_positions``, table and id column of each stream.
-_PLACES: Mapping[str, tuple[str, str | None, str, str]] = MappingProxyType(
+_SEQUENCES: Mapping[str, tuple[str, str | None, str, str]] = MappingProxyType(
     {
         "events": ("events_stream_seq", "events", "events", "stream_ordering"),
         "receipts": (
@@ -239,7 +239,7 @@ def fill_database(dsn: str, rows: int = 5_000_000) -> dict[str, int]:
                     txn.execute(statement, values)
             txn.execute(_INDEXES)
             for stream, last in last_ids.items():
-                sequence, name, table, id_column = _PLACES[stream]
+                sequence, name, table, id_column = _SEQUENCES[stream]
                 txn.execute("SELECT setval(%s, %s)", (sequence, last))
                 if table:
                     txn.execute(

@@ -1,10 +1,10 @@
 """A proxy for Redis or a listener that cuts a link in one direction.
 
 Theory of operation: a process publishes on one connection and subscribes on another.
-The proxy tells them apart by ``SUBSCRIBE``; a connection over direct TCP counts as one
-that publishes. While a direction is cut its bytes are dropped, and the connection stays
-open, so that neither end notices. When it is healed, each connection that lost bytes is
-closed, as TCP does not lose bytes in the middle of a stream.
+The proxy distinguishes them by ``SUBSCRIBE``; a connection over direct TCP counts as
+one that publishes. While a direction is cut, its bytes are dropped, and the connection
+stays open, so that neither end notices. When the direction is restored, each connection
+that lost bytes is closed, because TCP does not lose bytes in the middle of a stream.
 
 Uses blocking sockets in its own threads; its methods may be called in any thread.
 """
@@ -31,9 +31,9 @@ class Cut(enum.Enum):
     """Which bytes are dropped."""
 
     PUBLISHES = "publishes"  #: sent by a process on a publishing connection
-    REPLIES = "replies"  #: received by it there
+    REPLIES = "replies"  #: received by a process on a publishing connection
     SUBSCRIPTION = "subscription"  #: received by a process on its subscription
-    PINGS = "pings"  #: sent by it there
+    PINGS = "pings"  #: sent by a process on its subscription
 
     @property
     def to_target(self) -> bool:
@@ -118,8 +118,7 @@ class LinkProxy:
             try:
                 target = socket.create_connection(self._target, CONNECT_TIMEOUT)
             except OSError:
-                # The process sees what it would see without the proxy: a closed
-                # connection.
+                # Close the process's connection, as would happen without the proxy.
                 return
             target.settimeout(None)
             with target:

@@ -150,7 +150,7 @@ class SynapseDeployment:
         )
 
     def _shared_config(self, main_port: int) -> dict[str, Any]:
-        plenty = {"per_second": 100_000, "burst_count": 100_000}
+        unlimited = {"per_second": 100_000, "burst_count": 100_000}
         instance_map = {
             "main" if name == MAIN else name: {"host": "127.0.0.1", "port": port}
             for name, port in self.replication_ports.items()
@@ -181,14 +181,14 @@ class SynapseDeployment:
             "suppress_key_server_warning": True,
             "federation_domain_whitelist": [],
             "presence": {"enabled": True},
-            # The most events of a room that /sync may return at once.
+            # The most events of a room that one response of /sync may contain.
             "filter_timeline_limit": 100_000,
-            "rc_message": plenty,
-            "rc_registration": plenty,
-            "rc_login": {"address": plenty, "account": plenty},
-            "rc_joins": {"local": plenty, "remote": plenty},
-            "rc_invites": {"per_room": plenty, "per_user": plenty},
-            "rc_presence": {"per_user": plenty},
+            "rc_message": unlimited,
+            "rc_registration": unlimited,
+            "rc_login": {"address": unlimited, "account": unlimited},
+            "rc_joins": {"local": unlimited, "remote": unlimited},
+            "rc_invites": {"per_room": unlimited, "per_user": unlimited},
+            "rc_presence": {"per_user": unlimited},
             **self._settings,
         }
 

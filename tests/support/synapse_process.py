@@ -131,7 +131,7 @@ class SynapseProcess:
         return self._process is not None and self._process.poll() is None
 
     def launch(self) -> None:
-        """Start it without waiting for it."""
+        """Start the process without waiting until it responds."""
         if self._process is not None:
             return
         with self.log.open("ab") as output:

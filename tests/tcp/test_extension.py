@@ -289,7 +289,7 @@ class ProcessTests(SynchronousTestCase):
         self.writer.host.notifier.notify()
         self.pump()
 
-    def test_nothing_is_lost_nothing_is_fetched(self) -> None:
+    def test_no_loss_no_fetch(self) -> None:
         """Without losses, all rows are delivered and no gap is found."""
         self.start()
         for token in range(1, 20):
@@ -360,7 +360,7 @@ class ProcessTests(SynchronousTestCase):
         self.advance(1.25)
         self.assertEqual(self.reader.texts(), ["one", "two"])
 
-    def test_a_stock_reader_does_not_see_it(self) -> None:
+    def test_stock_reader_misses_a_loss(self) -> None:
         """A reader without the extension does not notice the same loss."""
         self.start(reader_speaks=False)
         self.write(1, "one")
@@ -370,7 +370,7 @@ class ProcessTests(SynchronousTestCase):
         self.advance(10)
         self.assertEqual(self.reader.texts(), ["one", "three"])
 
-    def test_either_may_be_stock(self) -> None:
+    def test_one_end_is_stock(self) -> None:
         """
         If only one end has the extension, rows are delivered and no line is refused.
         """

@@ -82,7 +82,7 @@ class ServerFactoryTests(SynchronousTestCase):
         protocol.dataReceived(greeting)
         return protocol, transport
 
-    def test_too_many_silent_ones(self) -> None:
+    def test_too_many_silent_clients(self) -> None:
         """At the limit, a new connection replaces the oldest one that sent no NAME."""
         _, peer = self.connect()
         _, first_silent = self.connect(b"")
@@ -127,7 +127,7 @@ class ServerFactoryTests(SynchronousTestCase):
         self.assertEqual(self.handler.calls, ["new", "new", "lost", "lost"])
 
     def test_close_without_connections(self) -> None:
-        """``close_connections`` fires at once without connections."""
+        """``close_connections`` fires immediately if there are no connections."""
         self.successResultOf(self.factory.close_connections())
 
 

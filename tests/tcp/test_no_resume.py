@@ -57,7 +57,7 @@ class NoResumeTests(SynchronousTestCase):
         sent = bytes(self.transport.buffer)
         for line in (b"NAME reader\n", b"REPLICATE"):
             self.assertIn(line, sent)
-        # The end of the batch alone is not delivered.
+        # The end of the batch is not delivered without its beginning.
         second.dataReceived(b'RDATA events w 2 ["c"]\n')
         self.assertEqual(self.texts(), ["a"])
         discarded = self.host.observer.discards

@@ -77,10 +77,10 @@ class MemoryConnectionTests(SynchronousTestCase):
     def test_records_lines(self) -> None:
         """Commands and lines are recorded in order, as text."""
         connection = MemoryConnection()
-        seam: ReplicationConnection = connection
-        seam.send_command(ReplicateCommand())
-        seam.send_command(PingCommand("1"))
-        seam.send_lines("RDATA", [b"RDATA a", b"RDATA b"])
+        typed: ReplicationConnection = connection
+        typed.send_command(ReplicateCommand())
+        typed.send_command(PingCommand("1"))
+        typed.send_lines("RDATA", [b"RDATA a", b"RDATA b"])
         self.assertEqual(
             connection.take(), ["REPLICATE", "PING 1", "RDATA a", "RDATA b"]
         )

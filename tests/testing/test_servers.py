@@ -66,20 +66,20 @@ class PrivatePostgresTests(SynchronousTestCase):
         self.addCleanup(server.stop)
         return server.start()
 
-    def test_survives(self) -> None:
+    def test_rows_survive_kill(self) -> None:
         """Committed rows survive kill -9 and a restart."""
         server = self.start()
         dsn = server.new_database()
         query(dsn, "CREATE TABLE notes (id int)")
-        for kept in (1, 2):
+        for count in (1, 2):
             query(dsn, "INSERT INTO notes VALUES (1)")
-            if kept == 1:
+            if count == 1:
                 server.kill()
                 self.assertFalse(server.running)
                 server.start()
             else:
                 server.restart()
-            self.assertEqual(query(dsn, "SELECT count(*) FROM notes"), [(kept,)])
+            self.assertEqual(query(dsn, "SELECT count(*) FROM notes"), [(count,)])
 
     def test_restart_in_use(self) -> None:
         """After kill -9 it starts again even if its child processes are still busy."""

@@ -25,7 +25,7 @@ from synapse_replication.transport.tls import server_context
 
 
 class SocketTransport:
-    """The attributes of Twisted's TCP transport that are read."""
+    """A double with the attributes of Twisted's TCP transport that are read."""
 
     def __init__(self, end: socket.socket) -> None:
         self.dataBuffer = b"12345"

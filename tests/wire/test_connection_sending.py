@@ -216,7 +216,8 @@ class TimeTests(SynchronousTestCase):
 
     def test_ticks_are_in_time(self) -> None:
         """
-        With ticks at the times asked for, timeouts are noticed at once with few ticks.
+        With ticks at the requested times, timeouts are noticed immediately with few
+        ticks.
         """
         connection = server()
         connection.receive_data(b"PING 1\n", 1.3)

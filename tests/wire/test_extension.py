@@ -25,18 +25,18 @@ from synapse_replication.wire.extension import (
 )
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
-_WORD = st.text(min_size=1, max_size=255).filter(
+_TOKEN = st.text(min_size=1, max_size=255).filter(
     lambda text: text.isprintable() and " " not in text
 )
 _MESSAGES = st.builds(
     ExtensionMessage,
     st.sampled_from(MessageType),
-    _WORD,
-    _WORD,
+    _TOKEN,
+    _TOKEN,
     _INT64,
-    st.dictionaries(_WORD, st.builds(StreamPosition, _INT64, _INT64), max_size=5),
-    st.just("") | _WORD,
-    st.just("") | _WORD,
+    st.dictionaries(_TOKEN, st.builds(StreamPosition, _INT64, _INT64), max_size=5),
+    st.just("") | _TOKEN,
+    st.just("") | _TOKEN,
     st.booleans(),
 )
 _JSON = st.recursive(
@@ -100,8 +100,8 @@ class ExtensionMessageTests(SynchronousTestCase):
         )
         self.assertIsNone(parse_message(with_()).follows)
         self.assertEqual(parse_message(with_(streams=[])).follows, frozenset())
-        wrongs: list[Any] = [None, "typing", {}, [7], ["two words"], ["x"] * 501]
-        for wrong in wrongs:
+        invalid: list[Any] = [None, "typing", {}, [7], ["two words"], ["x"] * 501]
+        for wrong in invalid:
             with self.assertRaises(ExtensionMessageError):
                 parse_message(with_(streams=wrong))
 
@@ -119,7 +119,7 @@ class ExtensionMessageTests(SynchronousTestCase):
         self.assertEqual(message.unknown_fields, 2)
         self.assertEqual(message.positions, {"events": StreamPosition(5, 6)})
 
-    def test_optional_place(self) -> None:
+    def test_optional_location(self) -> None:
         """The field ``where`` is optional."""
         self.assertEqual(parse_message(with_(where=...)).where, "")
 

@@ -190,7 +190,7 @@ class ReadLinesTests(SynchronousTestCase):
             before, *refused, after = read_lines([good, line, line, good])
             self.assertEqual([before, after], [run, run])
             self.assertEqual([type(item) for item in refused], [RefusedLine] * 2)
-            # The same among rows of several writers.
+            # The same holds among rows of several writers.
             other = rdata("events", "w2", 2, b"[1]")
             both, refusal = read_lines([good, other, line])
             self.assertIsInstance(both, InterleavedRun)

@@ -36,7 +36,7 @@ return [...document.querySelectorAll('svg.plot')]
 });
 """
 
-#: Texts whose contrast with their background is less than 4.5, what WCAG asks for.
+#: Texts whose contrast with their background is less than 4.5, which WCAG requires.
 _FAINT = """
 const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
 const luminance = ([r, g, b]) => {

@@ -83,13 +83,13 @@ class StatusPageTests(TestCase):
         """Call a function in the reactor's thread from the browser's thread."""
         blockingCallFromThread(reactor, func)
 
-    def see(self, browser: Any, text: str) -> None:
+    def wait_for_text(self, browser: Any, text: str) -> None:
         """Wait until the page shows a text without being reloaded."""
         wait_until(
             browser, lambda seen: text in seen.find_element("tag name", "body").text
         )
 
-    def see_title(self, browser: Any, text: str) -> None:
+    def wait_for_title(self, browser: Any, text: str) -> None:
         """Wait until the title of the tab is ``text``."""
         wait_until(browser, lambda seen: seen.title == text)
 
@@ -125,24 +125,24 @@ class StatusPageTests(TestCase):
 
     def stop_writer(self) -> None:
         self.observer.position_changed("events", "event_persister1", 128_211)
-        news = PeerHeartbeat(
+        message = PeerHeartbeat(
             "stream_writer1", "Vn3xk2", "0.1.0", "host7:4711", True, {}
         )
-        self.observer.peer_heard(news)
+        self.observer.peer_heard(message)
         self.clock.advance(12)
 
     def watch(self, name: str) -> Callable[[Any], None]:
         def steps(browser: Any) -> None:
             browser.execute_script("window.notLoadedAgain = true")
-            self.see(browser, "All rows arrive")
-            self.see(browser, "1,000")
+            self.wait_for_text(browser, "All rows arrive")
+            self.wait_for_text(browser, "1,000")
             self.call_in_reactor(self.flow)
-            self.see(browser, "42,034")
-            self.see(browser, "12,034 of 98,211")
+            self.wait_for_text(browser, "42,034")
+            self.wait_for_text(browser, "12,034 of 98,211")
             self.save_screenshot(browser, f"{name}-catching-up")
             self.call_in_reactor(self.stop_writer)
-            self.see(browser, "1 of 2 streams stalled")
-            self.see(browser, "stream_writer1 announced its exit")
+            self.wait_for_text(browser, "1 of 2 streams stalled")
+            self.wait_for_text(browser, "stream_writer1 announced its exit")
             self.save_screenshot(browser, f"{name}-stalled")
             self.assertTrue(browser.execute_script("return window.notLoadedAgain"))
             self.check_width(browser)
@@ -178,7 +178,7 @@ class StatusPageTests(TestCase):
 
         def steps(browser: Any) -> None:
             self.call_in_reactor(many)
-            self.see(browser, "Waiting for 300 of 302 streams")
+            self.wait_for_text(browser, "Waiting for 300 of 302 streams")
             self.save_screenshot(browser, "many-streams")
             self.check_width(browser)
             place = "document.querySelector('tbody tr').getBoundingClientRect()"
@@ -191,7 +191,7 @@ class StatusPageTests(TestCase):
         """If its process is gone, the page says that the status is out of date."""
 
         def steps(browser: Any) -> None:
-            self.see(browser, "All rows arrive")
+            self.wait_for_text(browser, "All rows arrive")
             self.call_in_reactor(self.port.stopListening)
             # Open connections would still be served.
             browser.execute_cdp_cmd("Network.enable", {})
@@ -204,8 +204,8 @@ class StatusPageTests(TestCase):
                     "uploadThroughput": -1,
                 },
             )
-            self.see(browser, "the status below is out of date")
-            self.see_title(browser, "\u2716 No answer: generic_worker1")
+            self.wait_for_text(browser, "the status below is out of date")
+            self.wait_for_title(browser, "\u2716 No answer: generic_worker1")
             browser.get_log("browser")
 
         return self.in_browser("light", 1200, steps)
@@ -217,15 +217,15 @@ class StatusPageTests(TestCase):
         """
 
         def steps(browser: Any) -> None:
-            self.see(browser, "All rows arrive")
+            self.wait_for_text(browser, "All rows arrive")
             is_enough = Event()
             reactor.callFromThread(is_enough.wait, 2 * PATIENCE)
             try:
-                self.see(browser, "the status below is out of date")
+                self.wait_for_text(browser, "the status below is out of date")
                 self.assertFalse(is_enough.is_set())
             finally:
                 is_enough.set()
-            self.see_title(browser, "\u2714 All rows arrive: generic_worker1")
+            self.wait_for_title(browser, "\u2714 All rows arrive: generic_worker1")
 
         return self.in_browser("light", 1200, steps)
 
@@ -233,11 +233,13 @@ class StatusPageTests(TestCase):
         """The title of a tab in the background is updated."""
 
         def steps(browser: Any) -> None:
-            self.see_title(browser, "\u2714 All rows arrive: generic_worker1")
+            self.wait_for_title(browser, "\u2714 All rows arrive: generic_worker1")
             hide = "Object.defineProperty(document, 'hidden', {get: () => true})"
             browser.execute_script(hide)
             self.call_in_reactor(self.stop_writer)
-            self.see_title(browser, "\u2716 1 of 2 streams stalled: generic_worker1")
+            self.wait_for_title(
+                browser, "\u2716 1 of 2 streams stalled: generic_worker1"
+            )
 
         return self.in_browser("light", 1200, steps)
 
@@ -245,14 +247,16 @@ class StatusPageTests(TestCase):
         """While text is selected the page is not updated, but its title is."""
 
         def steps(browser: Any) -> None:
-            self.see(browser, "All rows arrive")
+            self.wait_for_text(browser, "All rows arrive")
             select = "getSelection().selectAllChildren(document.querySelector('h1'))"
             browser.execute_script(select)
             self.call_in_reactor(self.stop_writer)
-            self.see_title(browser, "\u2716 1 of 2 streams stalled: generic_worker1")
+            self.wait_for_title(
+                browser, "\u2716 1 of 2 streams stalled: generic_worker1"
+            )
             chosen = browser.execute_script("return getSelection().toString()")
             self.assertEqual(chosen, "generic_worker1 of example.com")
             browser.execute_script("getSelection().removeAllRanges()")
-            self.see(browser, "1 of 2 streams stalled")
+            self.wait_for_text(browser, "1 of 2 streams stalled")
 
         return self.in_browser("light", 1200, steps)

@@ -53,7 +53,7 @@ class HomeserverTestCase(TestCase):
 
     timeout = 60
 
-    def other_place(self) -> dict[str, Any]:
+    def other_address(self) -> dict[str, Any]:
         """Return the address of the other declared instance."""
         return {"host": "127.0.0.1", "port": 1}
 
@@ -81,7 +81,7 @@ class HomeserverTestCase(TestCase):
                 # Another persister is declared but does not run.
                 "instance_map": {
                     "main": {"host": "127.0.0.1", "port": 1},
-                    "other": self.other_place(),
+                    "other": self.other_address(),
                 },
                 "stream_writers": {"events": ["master", "other"]},
                 "worker_replication_secret": "hush",
@@ -97,7 +97,8 @@ class HomeserverTestCase(TestCase):
 
     async def _shut_down(self) -> None:
         await self.hs.shutdown()
-        # Stock handlers that fail to start after the shutdown; ours log no errors.
+        # Stock handlers log that they cannot start after the shutdown; ours log no
+        # errors.
         for failure in self.flushLoggedErrors(Exception):
             if "HomeServer has been shutdown" not in str(failure.value):
                 failure.raiseException()

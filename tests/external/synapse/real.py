@@ -30,8 +30,8 @@ from tests.support.synapse_process import Launcher, WorkerSpec, ours
 
 __all__ = [
     "Chat",
+    "MessageSender",
     "OurProcess",
-    "Talker",
     "eventually",
     "json_lines",
     "new_deployment",
@@ -152,7 +152,7 @@ def json_lines(path: Path) -> Iterator[Any]:
 
 @attrs.define
 class Chat:
-    """Two users in a room who use every feature a little.
+    """Two users in a room who use every feature.
 
     :ivar alice: talks to the main process.
     :ivar bob: talks to the main process.
@@ -165,7 +165,7 @@ class Chat:
     room_id: str
     sent: list[str] = attrs.Factory(list)
     _rounds: int = 0
-    _asked: int = 0
+    _counter: int = 0
 
     @classmethod
     def begin(cls, deployment: SynapseDeployment, number: int = 1) -> Chat:
@@ -221,12 +221,12 @@ class Chat:
         """Return the texts that ``/sync`` on a worker shows to a new client."""
         user = self.bob.at(self.deployment.processes[worker].api)
         # Identical requests are answered from a cache for two minutes.
-        self._asked += 1
-        return timeline_messages(user.sync(limit=10_000 + self._asked), self.room_id)
+        self._counter += 1
+        return timeline_messages(user.sync(limit=10_000 + self._counter), self.room_id)
 
 
-class Talker:
-    """Keeps sending messages to a chat in a thread, whatever is restarted.
+class MessageSender:
+    """Sends messages to a chat continuously in a thread, whatever is restarted.
 
     A message that was not accepted is sent again as the same request.
     """
@@ -236,7 +236,7 @@ class Talker:
         self._enough = threading.Event()
         self._thread = threading.Thread(target=self._talk)
 
-    def __enter__(self) -> Talker:
+    def __enter__(self) -> MessageSender:
         self._thread.start()
         return self
 
@@ -253,11 +253,11 @@ class Talker:
         chat = self._chat
         while not self._enough.wait(0.02):
             text = f"message {len(chat.sent)}"
-            while not self._is_said(text):
+            while not self._is_accepted(text):
                 self._enough.wait(0.1)
             chat.sent.append(text)
 
-    def _is_said(self, text: str) -> bool:
+    def _is_accepted(self, text: str) -> bool:
         chat = self._chat
         try:
             chat.alice.send_message(chat.room_id, text, text.replace(" ", "."))

@@ -57,7 +57,8 @@ class AttachTests(SynchronousTestCase):
         config = folder / "reader.yaml"
         config.write_text(yaml.safe_dump(_reader_config(self.journal)))
         shared = ("-c", str(self.deployment.config_file))
-        # It sends no REPLICATE: it must listen before the reader asks for positions.
+        # ``follow`` sends no REPLICATE, so it must be subscribed before the reader
+        # sends one.
         subscribers = self._count_subscribers()
         self.follower = OurProcess(folder / "follow.jsonl", "follow", *shared, "--json")
         self.addCleanup(self.follower.stop)
@@ -136,8 +137,8 @@ class AttachTests(SynchronousTestCase):
         # A position may be stored shortly after its row.
         eventually("every event arrived", self._difference_of_events)
         self.assertEqual(WRITTEN - self._streams_with_rows(), set())
-        # They do not end beyond what was written, either. The host may still be writing
-        # consequences of the last request.
+        # Both readers end exactly at the positions in the table. The host may still be
+        # writing consequences of the last request.
         eventually("the positions of the table", self._differences)
         # Stock processes are not checked: they log errors while Redis restarts.
         for process in (self.reader, self.follower):

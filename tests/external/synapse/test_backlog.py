@@ -234,8 +234,8 @@ class BacklogTests(SynchronousTestCase):
 
     def test_stock_writers(self) -> None:
         """
-        Stock writers, and those without the backlog, are not asked, and an empty
-        backlog has no rows: the missed rows come from the database.
+        No backlog is requested from stock writers and from those without one, and an
+        empty backlog has no rows: the missed rows come from the database.
         """
         self.start(
             {
@@ -263,7 +263,7 @@ class BacklogTests(SynchronousTestCase):
 class FromOursTests(HomeserverTestCase):
     """Tests for a Synapse process that missed rows of one of our processes."""
 
-    def other_place(self) -> dict[str, Any]:
+    def other_address(self) -> dict[str, Any]:
         """Serve our process on a Unix socket and return its address."""
         path = f"/tmp/replication-{free_port()}.sock"
         host = MemoryHost(SourceStream("events", AnyRow), written=["events"])

@@ -1,4 +1,4 @@
-"""Tests for what the homeserver's own tests use, by its names, inside a real one."""
+"""Tests, inside a real homeserver, for the names that its own tests use."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CommandsTests(SynchronousTestCase):
         """
         commands = host_module("replication.tcp.commands")
         for line in LINES:
-            name, _, rest = line.partition(" ")
+            name, _, arguments = line.partition(" ")
             command = commands.parse_command_from_line(line)
             self.assertIsInstance(command, commands.Command)
             self.assertEqual(command.NAME, name)
@@ -57,7 +57,7 @@ class CommandsTests(SynchronousTestCase):
             self.assertEqual(again.to_line(), command.to_line(), line)
             if name != "USER_SYNC":
                 # Older lines lack the device.
-                self.assertEqual(command.to_line(), rest)
+                self.assertEqual(command.to_line(), arguments)
 
     def test_made_by_the_host(self) -> None:
         """Commands that the host creates have the line that they are parsed from."""
@@ -242,7 +242,7 @@ class IdTests(HomeserverTestCase):
         self.assertEqual(ids.get_persisted_upto_position(), 10)
 
     async def test_failures(self) -> None:
-        """An id of a block or transaction that failed does not hold up the position."""
+        """An id of a block or transaction that failed does not block the position."""
         await self._make_table()
         await self._write(7)
         ids = await self._make(writers=["first"])
@@ -270,7 +270,7 @@ class IdTests(HomeserverTestCase):
     async def test_two_writers(self) -> None:
         """
         Each writer knows the other's announced position; the persisted position is the
-        smallest, or what follows it without a gap.
+        smallest one, or the last id that follows it without a gap.
         """
         await self._make_table()
         await self._write(3, "first")

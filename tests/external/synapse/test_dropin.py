@@ -1,4 +1,4 @@
-"""Tests for a real deployment on our replication: all processes, some, and swapped.
+"""Tests for a real deployment with all, some or swapped processes on ours.
 
 Five processes: main, two event persisters, a writer of typing, receipts and to-device
 messages, and a worker that serves ``/sync``.
@@ -16,7 +16,7 @@ from synapse_replication.testing.servers import PrivateRedis
 from tests.external import skip_reason
 from tests.external.synapse.real import (
     Chat,
-    Talker,
+    MessageSender,
     eventually,
     new_deployment,
     ours,
@@ -117,7 +117,7 @@ class DropInTests(_DeploymentOfFive):
                 chat.do_everything()
         for chat in chats:
             self.check_messages(chat)
-            self._check_the_rest(chat)
+            self._check_other_streams(chat)
         self.check_positions()
         writers = {writer for stream, writer in stored_positions(self.deployment)}
         self.assertLess(
@@ -132,8 +132,11 @@ class DropInTests(_DeploymentOfFive):
         stored = stored_positions(self.deployment)
         return {("events", "persister1"), ("events", "persister2")} <= set(stored)
 
-    def _check_the_rest(self, chat: Chat) -> None:
-        """Check everything that is not a message: each kind comes by another stream."""
+    def _check_other_streams(self, chat: Chat) -> None:
+        """
+        Check everything that is not a message: each kind is replicated by another
+        stream.
+        """
         api = self.deployment.processes["sync1"].api
         alice, bob = chat.alice.at(api), chat.bob.at(api)
 
@@ -208,11 +211,11 @@ class SwapTests(_DeploymentOfFive):
         """
         self.start({})
         chat = Chat.begin(self.deployment)
-        with Talker(chat) as talker:
+        with MessageSender(chat) as sender:
             for launcher in (ours(), stock):
                 for name in PROCESSES:
                     self.deployment.processes[name].restart(launcher)
-                    talker.wait_for(5)
+                    sender.wait_for(5)
         self.check_messages(chat)
         self.check_positions()
 
@@ -220,16 +223,16 @@ class SwapTests(_DeploymentOfFive):
         """If Redis is restarted and persisters are killed, no message is missing."""
         self.start({name: ours() for name in PROCESSES})
         chat = Chat.begin(self.deployment)
-        with Talker(chat) as talker:
-            talker.wait_for(10)
+        with MessageSender(chat) as sender:
+            sender.wait_for(10)
             self.redis.restart()
-            talker.wait_for(10)
+            sender.wait_for(10)
             for name in ("persister1", "persister2"):
                 self.deployment.processes[name].kill()
                 self.deployment.processes[name].start()
-                talker.wait_for(10)
+                sender.wait_for(10)
             self.redis.kill()
             self.redis.start()
-            talker.wait_for(10)
+            sender.wait_for(10)
         self.check_messages(chat)
         self.check_positions()

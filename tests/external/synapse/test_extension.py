@@ -189,7 +189,7 @@ class ExtensionTests(SynchronousTestCase):
         since = bob.sync(limit=1)["next_batch"]
         alice.type_in(chat.room_id)
 
-        def nobody_types() -> bool:
+        def has_no_typists() -> bool:
             nonlocal since
             answer = bob.sync(since, timeout_ms=1000)
             since = answer["next_batch"]
@@ -200,7 +200,7 @@ class ExtensionTests(SynchronousTestCase):
                 if event["type"] == "m.typing"
             )
 
-        eventually("typing", nobody_types)
+        eventually("typing", has_no_typists)
         self.assertEqual(self.gaps(), [])
 
     def test_with_stock_processes(self) -> None:

@@ -20,7 +20,7 @@ COMMAND = [
 
 
 class CheckerTests(SynchronousTestCase):
-    """Five processes on ours, of which the reader misses one event per round."""
+    """Tests with five processes on ours, whose reader misses one event per round."""
 
     def check(self, *arguments: str) -> tuple[int, int, Any]:
         """Return the exit status, the number of lost rows, and the tally of events."""

@@ -72,7 +72,7 @@ class MissedRowTests(SynchronousTestCase):
 
     def _is_shown_after_miss(self, chat: Chat) -> bool:
         bob = chat.bob.at(self.deployment.processes["sync1"].api)
-        since = self._level(chat)
+        since = self._wait_until_caught_up(chat)
         self.proxy.cut(Cut.SUBSCRIPTION)
         pid = self.deployment.processes["sync1"].pid
         os.kill(pid, signal.SIGSTOP)
@@ -90,7 +90,7 @@ class MissedRowTests(SynchronousTestCase):
                 return True
         return False
 
-    def _level(self, chat: Chat) -> str:
+    def _wait_until_caught_up(self, chat: Chat) -> str:
         """
         Wait until new events are shown again; return the token of the next ``/sync``.
         """

@@ -1,7 +1,4 @@
-"""Tests for what operators see of a real Synapse on ours.
-
-That is the status, systemd, logs, hooks and spans.
-"""
+"""Tests for status, systemd, logs, hooks and spans of a real Synapse on ours."""
 
 from __future__ import annotations
 
@@ -28,7 +25,9 @@ EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
 
 class Systemd:
-    """Reads what processes send to systemd, in a thread: Synapse needs a reader.
+    """Reads, in a thread, the messages that processes send to systemd.
+
+    Synapse requires that the socket is read.
 
     :ivar lines: received from all processes, in order.
     """

@@ -39,13 +39,13 @@ class HeartbeatTests(ExtensionTests):
         self.inject()
         self.inject(type="rows", epoch="another", positions={"events": [7, 0]})
         self.assertEqual(
-            [news.epoch for news in self.reader.observer.heartbeats[count:]],
+            [heartbeat.epoch for heartbeat in self.reader.observer.heartbeats[count:]],
             ["another"],
         )
 
 
 class GapTests(ExtensionTests):
-    def test_nothing_is_lost_nothing_is_fetched(self) -> None:
+    def test_no_loss_no_fetch(self) -> None:
         """If no row is lost, heartbeats and announced row ranges cause no catch-up."""
         for token in range(1, 20):
             self.write(token)
@@ -68,7 +68,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.writer.asked, [("events", 1, 2)])
         self.assertEqual(self.reader.events.requests, [])
 
-    def test_stock_reader_does_not_see_it(self) -> None:
+    def test_stock_reader_misses_a_loss(self) -> None:
         """A reader without the extension does not notice the same loss."""
         stock = ExtensionProcess(self.bus, "s", speaks=False)
         self.bus.deliver()
@@ -141,9 +141,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.events.requests, [])
 
     def test_skipped_ids_cause_no_catch_up(self) -> None:
-        """
-        A writer that only skipped other writers' ids causes no catch-up at readers.
-        """
+        """If a writer only skips other writers' ids, readers need no catch-up."""
         self.write(1)
         self.writer.handler.skip_range("events", 1, 50)
         # The position is announced to a peer on direct TCP, but not to those on the
@@ -152,12 +150,12 @@ class GapTests(ExtensionTests):
         self.bus.advance(6)
         self.assertEqual(self.reader.observer.gaps, [])
         self.assertEqual(self.reader.events.current_token("w"), 1)
-        # The backlog knows that nothing was written in between.
+        # The backlog states that no row was written in between.
         self.writer.write(51, "row 51")
         backlog = self.writer.backlog.of("events")
         self.assertEqual((backlog.start, backlog.end), (0, 51))
 
-    def test_stock_peers_see_the_classic_wire_alone(self) -> None:
+    def test_stock_peers_see_only_the_classic_wire(self) -> None:
         """The lines on the main channel are the same with and without the extension."""
         classic = []
         for speaks in (False, True):
@@ -184,14 +182,14 @@ class GapTests(ExtensionTests):
         self.assertEqual(len(self.messages("heartbeat")) - before, 2 * 4)
 
     def test_answers_are_bounded(self) -> None:
-        """Repeated hellos of the same peer are not each answered."""
+        """Not every repeated hello of a peer is answered."""
         self.bus.advance(10)
         before = len(self.messages("heartbeat"))
         for _ in range(5):
             self.inject(type="hello", instance="r", epoch="r-epoch")
         self.assertLessEqual(len(self.messages("heartbeat")) - before, 2)
 
-    def test_an_answer_at_once_replaces_a_late_one(self) -> None:
+    def test_immediate_answer_replaces_a_late_one(self) -> None:
         """
         An immediate answer to a new peer replaces the delayed one that was scheduled.
         """
@@ -263,7 +261,7 @@ class EpochTests(ExtensionTests):
         self.assertEqual(self.reader.texts("typing"), [("w", 2, ["old"]), *new])
         self.assertEqual(self.reader.observer.resyncs["typing", "w", Resync.FULL], 1)
         self.assertEqual(self.reader.observer.restarted, ["w"])
-        # They came from the stream's memory, not from the writer's backlog.
+        # The rows came from the stream's memory, not from the writer's backlog.
         self.assertEqual(self.writer.asked, [])
 
     def test_late_message(self) -> None:

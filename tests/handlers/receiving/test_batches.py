@@ -179,7 +179,7 @@ class BatchSorterTests(SynchronousTestCase):
         self.assertFalse(batches.has_lost_rows)
         self.assertEqual(batches.fetch_from, 10)
 
-    def test_late_ones_that_must_be_fetched(self) -> None:
+    def test_late_rows_to_be_fetched(self) -> None:
         """
         Late rows of an idempotent stream are fetched from just below the lowest one.
         """

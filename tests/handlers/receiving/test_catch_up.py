@@ -46,8 +46,8 @@ class PageTests(SynchronousTestCase):
 
     def test_sink_accepts_position_slowly(self) -> None:
         """
-        Rows wait, and the writer is not connected, until the sink accepted the
-        position.
+        Until the sink has accepted the position, rows wait, and the writer is not
+        connected.
         """
         fixture = receiving()
         fixture.host.rows.is_held = True
@@ -59,7 +59,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(fixture.texts(), [("w", 6, ["a"])])
         self.assertEqual(fixture.stream.current_token("w"), 6)
 
-    def test_the_host_is_ahead_of_the_target(self) -> None:
+    def test_host_is_ahead_of_the_target(self) -> None:
         """A catch-up does not move back a position that the host advanced meanwhile."""
         fixture = receiving()
         fixture.stream.is_held = True
@@ -249,7 +249,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(fixture.texts(), [("w", 4, ["a"]), ("w", 6, ["b"])])
         self.assertEqual(fixture.stream.requests[-1], ("w", 0, 6))
 
-    def test_other_writers_do_not_wait_for_it(self) -> None:
+    def test_other_writers_do_not_wait(self) -> None:
         """While one writer's catch-up fails, rows of other writers are delivered."""
         fixture = receiving()
         fixture.receive("POSITION events b 0 0")
@@ -259,8 +259,8 @@ class FailureTests(SynchronousTestCase):
         fixture.receive('RDATA events b 1 ["b"]')
         self.assertEqual(fixture.texts(), [("b", 1, ["b"])])
 
-    def test_a_newer_position_is_a_new_attempt(self) -> None:
-        """A newer POSITION of the writer triggers the retry at once."""
+    def test_newer_position_triggers_retry(self) -> None:
+        """A newer POSITION of the writer triggers the retry immediately."""
         fixture = receiving()
         fixture.stream.is_held = True
         fixture.receive("POSITION events w 5 5")
@@ -329,8 +329,8 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.requests, [("w", 1, 3)])
         self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
 
-    def test_a_host_that_fails_in_a_catch_up(self) -> None:
-        """A catch-up that the sink failed resumes after the last row delivered."""
+    def test_sink_fails_during_catch_up(self) -> None:
+        """A catch-up in which the sink failed resumes after the last row delivered."""
         fixture = receiving()
         for n in (1, 2, 3):
             fixture.stream.persist("w", n, [str(n)])
@@ -350,7 +350,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(fixture.host.rows.positions, [("events", "w", 3)])
         self.assertEqual(fixture.stream.requests, [])
 
-    def test_a_host_that_fails_with_late_rows(self) -> None:
+    def test_sink_fails_with_late_row(self) -> None:
         """A late row that the sink rejected during a catch-up is fetched."""
         fixture = receiving(idempotent=True)
         fixture.receive("POSITION events w 0 9")

@@ -14,7 +14,7 @@ from synapse_replication.handlers.receiving.claim_rate import (
 class ClaimRateTests(SynchronousTestCase):
     """Tests for :class:`ClaimRate`."""
 
-    def test_a_few_at_once(self) -> None:
+    def test_burst(self) -> None:
         """
         Beyond the burst, each catch-up of a writer waits longer; other writers do not.
         """

@@ -34,7 +34,7 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(self.fixture.stream.requests, [("w", from_token, upto_token)])
         self.assertEqual(self.fixture.host.rows.tokens("w"), [1, 2, 3, 4])
 
-    def test_a_host_that_fails_at_once(self) -> None:
+    def test_sink_fails_synchronously(self) -> None:
         """
         If the sink fails synchronously, all rows from the failed one on are fetched.
         """
@@ -42,8 +42,8 @@ class DeliveryTests(SynchronousTestCase):
         self._receive(1, 2, 3, 4)
         self._assert_fetched(1, 4, lost=3)
 
-    def test_a_host_that_fails_at_once_after_it_was_waited_for(self) -> None:
-        """The same if the sink handled the rows before it asynchronously."""
+    def test_sink_fails_after_asynchronous_rows(self) -> None:
+        """The same holds if the sink handled the previous rows asynchronously."""
         self.fixture.host.rows.is_held = True
         self.fixture.host.rows.failures = [None, None, RuntimeError("disk full")]
         self._receive(1, 2, 3, 4)
@@ -51,8 +51,8 @@ class DeliveryTests(SynchronousTestCase):
         self.fixture.host.rows.release()
         self._assert_fetched(2, 4, lost=2)
 
-    def test_a_host_that_fails_while_it_is_waited_for(self) -> None:
-        """The same if the sink fails asynchronously."""
+    def test_sink_fails_asynchronously(self) -> None:
+        """The same holds if the sink fails asynchronously."""
         self.fixture.host.rows.is_held = True
         self._receive(1, 2, 3, 4)
         self.fixture.host.rows.release()

@@ -66,7 +66,7 @@ class FarTests(SynchronousTestCase):
         process.handler.writer_reported(process.connection, "w", {"events": FAR})
         self.assert_contained(process)
 
-    def test_true_ones_remain(self) -> None:
+    def test_true_positions_remain(self) -> None:
         """True positions announced while the source is queried are still reached."""
         process = live()
         process.stream.is_held = True
@@ -108,7 +108,7 @@ class FarTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [1, 2, 3, 4])
         self.assertEqual(process.stream.current_token("w"), 4)
 
-    def test_a_far_position_that_is_true(self) -> None:
+    def test_true_far_position(self) -> None:
         """A long jump that is true costs one query."""
         process = live(500_000)
         process.receive("POSITION events w 5 500000")
@@ -120,7 +120,9 @@ class FloodTests(SynchronousTestCase):
     """Many positions that each require a query."""
 
     def test_gaps(self) -> None:
-        """A few positions are queried at once, the others together a moment later."""
+        """
+        A few positions are queried immediately, the others together a moment later.
+        """
         process = live(10_000)
         process.stream.persist("w", 700, ["a row among them"])
         process.receive(*(f"POSITION events w {n} {n}" for n in range(6, 1000)))
@@ -198,7 +200,9 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(process.stream.current_token("w"), 9)
 
     def test_in_memory(self) -> None:
-        """A stream held in memory rewinds, too, if its writer reports less."""
+        """
+        A stream held in memory rewinds, too, if its writer reports a lower position.
+        """
         process = live(resettable=True, held_in_memory=True)
         process.receive("POSITION events w 5 9")
         process.handler.writer_reported(process.connection, "w", {"events": 5})
@@ -206,7 +210,7 @@ class NearTests(SynchronousTestCase):
         process.receive('RDATA events w 6 ["six"]')
         self.assertEqual(process.stream.current_token("w"), 6)
 
-    def test_later_rows_wait_for_the_missed_ones(self) -> None:
+    def test_later_rows_wait_for_missed_rows(self) -> None:
         """A row after a missed one is delivered after it, and once."""
         process = live(20)
         process.receive("POSITION events w 5 7")
@@ -215,8 +219,8 @@ class NearTests(SynchronousTestCase):
         process.receive('RDATA events w 6 ["row 6"]', 'RDATA events w 8 ["row 8"]')
         self.assertEqual(tokens(process), [5, 6, 8])
 
-    def test_the_writer_confirms_a_false_position(self) -> None:
-        """A position that its writer confirms has the rows below it fetched."""
+    def test_writer_confirms_a_false_position(self) -> None:
+        """If the writer confirms a position, the rows below it are fetched."""
         process = live(20)
         process.receive("POSITION events w 5 9")
         process.stream.persist("w", 7, ["seven"])
@@ -259,7 +263,7 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(rows.positions[before:], [])
 
     def test_prefetched_before_commit(self) -> None:
-        """A page prefetched before one of its rows was committed is read again."""
+        """A page prefetched before one of its rows was committed is fetched again."""
         process = live(20)
         process.stream.page_rows = 1
         for token in (6, 7):

@@ -70,7 +70,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(fixture.host.rows.tokens("w5"), [5, 15])
         self.assertEqual(fixture.host.rows.tokens("w6"), [6])
 
-    def test_the_host_fails(self) -> None:
+    def test_sink_fails(self) -> None:
         """Rows of one writer that the sink rejects do not delay other writers."""
         fixture = connected()
         fixture.stream.persist("w2", 2, ["2"])
@@ -95,8 +95,8 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(fixture.host.rows.tokens("w2"), [2, 12, 22])
         self.assertEqual(fixture.stream.requests, [("w2", 2, 22)])
 
-    def test_the_host_fails_with_a_late_row(self) -> None:
-        """The same after a late row of an idempotent stream fails."""
+    def test_sink_fails_with_late_row(self) -> None:
+        """The same holds if a late row of an idempotent stream fails."""
         fixture = connected(idempotent=True)
         for token in (2, 22):
             fixture.stream.persist("w2", token, [str(token)])
@@ -115,7 +115,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(discards["events", "w2", DiscardReason.OLD_TOKEN], 2)
 
     def test_old_tokens_after_slow_path(self) -> None:
-        """The same if rows in between took the slow path."""
+        """The same holds if rows in between took the slow path."""
         fixture = connected()
 
         def others(first: int, last: int) -> list[str]:
@@ -156,7 +156,7 @@ class InterleavedTests(SynchronousTestCase):
         fixture.receive(line(5), line(6))
         self.assertEqual([token for _, token, _ in fixture.texts()], [1, 3, 4, 5, 6])
 
-    def test_own_rows_among_them(self) -> None:
+    def test_own_rows_among_others(self) -> None:
         """Rows that this instance wrote itself are discarded as its own echo."""
         fixture = connected()
         fixture.receive(line(1), 'RDATA events reader 2 ["own"]', line(3))
@@ -182,9 +182,9 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(len(fixture.texts()), 3)
         self.assertEqual(fixture.host.observer.extra["events"], 3)
 
-    def test_waits_for_the_host(self) -> None:
+    def test_waits_for_the_sink(self) -> None:
         """
-        A row is delivered once the sink has handled the one before, of any writer.
+        A row is delivered once the sink has handled the previous row, of any writer.
         """
         fixture = connected()
         fixture.host.rows.is_held = True

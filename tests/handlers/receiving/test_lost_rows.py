@@ -61,7 +61,7 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [1, 2, 3, 4, 5])
 
     def test_far_positions_in_a_full_queue(self) -> None:
-        """Rows dropped along with refuted positions are fetched all the same."""
+        """Rows dropped along with refuted positions are fetched nevertheless."""
         process = self.overflowing()
         process.stream.last_token = 3
         process.receive(*[f"POSITION events w {FAR} {FAR}"] * 10)
@@ -69,7 +69,7 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [1, 2, 3])
 
     def test_full_queue_during_a_catch_up(self) -> None:
-        """The same during a catch-up with the writer."""
+        """The same holds during a catch-up with the writer."""
         process = receiving(receiver=ReceiverOptions(max_queue_size=400), page_rows=1)
         process.stream.is_held = True
         for token in (1, 2):

@@ -59,7 +59,7 @@ class PartialResyncTests(SynchronousTestCase):
         self.assertEqual(self.fetch(), _PAGE)
 
     def test_rows(self) -> None:
-        """A writer is asked with its epoch, and its rows are used."""
+        """A request to a writer contains its epoch, and the returned rows are used."""
         self.epochs.observe("w", "abc", 0)
         self.assertEqual(self.fetch(), _PAGE)
         self.assertEqual(self.asked, [("s", "w", "abc", 1, 2)])

@@ -43,7 +43,7 @@ class DrainedQueueTests(SynchronousTestCase):
     def coalesce(self, waiting: Iterable[Queued[str]]) -> list[Queued[str]]:
         return [Queued("+".join(queued.item for queued in waiting), 1, 1)]
 
-    def test_drains_at_once(self) -> None:
+    def test_drains_immediately(self) -> None:
         """An idle queue handles an item within the call of ``put``."""
         self.queue.put("a", 1, 10)
         self.assertEqual(self.consumed, ["a"])
@@ -64,7 +64,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.queue.put("d", 1, 10)
         self.assertEqual(self.observer.queue_lengths["events"], [1, 2, 0])
 
-    def test_items_that_are_handled_at_once(self) -> None:
+    def test_synchronous_consumer(self) -> None:
         """A synchronous consumer works, too."""
         queue: DrainedQueue[str] = DrainedQueue(
             "events",

@@ -30,7 +30,8 @@ class LiveRowTests(SynchronousTestCase):
 
     def test_announcements_are_reported(self) -> None:
         """
-        An announced position is reported at once; that of a batch, when it is complete.
+        An announced position is reported immediately; that of a batch, when it is
+        complete.
         """
         fixture = receiving()
         fixture.receive("POSITION events w 0 7")
@@ -69,7 +70,7 @@ class LiveRowTests(SynchronousTestCase):
             fixture.host.observer.discards["events", "w", DiscardReason.OLD_TOKEN], 2
         )
 
-    def test_a_row_that_is_repeated_at_once(self) -> None:
+    def test_row_repeated_in_one_chunk(self) -> None:
         """A row that arrives twice in one chunk is delivered once, and not fetched."""
         fixture = receiving()
         fixture.receive("POSITION events w 0 0")
@@ -95,8 +96,8 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(fixture.texts(), [("w", 1, ["a"])])
         self.assertEqual(fixture.host.observer.extra["events"], 1)
 
-    def test_waits_for_the_host(self) -> None:
-        """The next token is delivered once the sink has handled the one before."""
+    def test_waits_for_the_sink(self) -> None:
+        """The next token is delivered once the sink has handled the previous one."""
         fixture = receiving()
         fixture.receive("POSITION events w 0 0")
         fixture.host.rows.is_held = True
@@ -109,7 +110,7 @@ class LiveRowTests(SynchronousTestCase):
         fixture.host.rows.release()
         self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
 
-    def test_waits_for_the_host_in_a_long_run(self) -> None:
+    def test_waits_for_the_sink_in_a_long_run(self) -> None:
         """Rows of a long run are delivered one after another, too."""
         fixture = receiving()
         fixture.receive("POSITION events w 0 0")
@@ -154,11 +155,11 @@ class LiveRowTests(SynchronousTestCase):
         fixture.receive("POSITION events w 0 0", "POSITION receipts w 0 0")
         take = fixture.host.rows.on_rdata
 
-        def take_long(*args: Any) -> Any:
+        def fire_later(*args: Any) -> Any:
             fixture.host.reactor.rightNow += 0.0002
             return take(*args)
 
-        self.patch(fixture.host.rows, "on_rdata", take_long)
+        self.patch(fixture.host.rows, "on_rdata", fire_later)
         lines = [
             f'RDATA {name} w {10 * part + n} ["a"]'
             for part in range(1, 101)
@@ -199,7 +200,7 @@ class BatchTests(SynchronousTestCase):
             fixture.texts(), [("b", 5, ["b1", "b2"]), ("a", 6, ["a1", "a2"])]
         )
 
-    def test_the_position_of_another_writer_leaves_a_batch(self) -> None:
+    def test_position_of_another_writer_does_not_end_batch(self) -> None:
         """A POSITION of one writer does not end the unfinished batch of another."""
         fixture = receiving()
         fixture.receive("POSITION events a 0 0", 'RDATA events a batch ["a1"]')
@@ -218,7 +219,7 @@ class BatchTests(SynchronousTestCase):
         fixture.receive('RDATA events w 6 ["b"]', connection=other)
         self.assertEqual(fixture.texts(), [("w", 6, ["a", "b"])])
 
-    def test_an_unreadable_row_makes_the_range_be_fetched(self) -> None:
+    def test_range_of_unreadable_row_is_fetched(self) -> None:
         """A batch with an undecodable row is fetched, and no row is lost."""
         fixture = receiving()
         fixture.stream.persist("w", 6, ["a"], ["b"])
@@ -254,7 +255,7 @@ class BatchTests(SynchronousTestCase):
             1,
         )
 
-    def test_a_refused_line_makes_the_range_be_fetched(self) -> None:
+    def test_range_of_refused_line_is_fetched(self) -> None:
         """A malformed RDATA line causes the next token's range to be fetched."""
         fixture = receiving()
         fixture.stream.persist("w", 1, ["a"])
@@ -266,7 +267,7 @@ class BatchTests(SynchronousTestCase):
         )
         self.assertEqual(fixture.texts(), [("w", 1, ["a"]), ("w", 2, ["b"])])
 
-    def test_a_batch_has_a_greatest_size(self) -> None:
+    def test_batch_with_too_many_rows(self) -> None:
         """A batch with too many rows is fetched when its end arrives."""
         fixture = receiving(receiver=ReceiverOptions(max_batch_rows=2))
         fixture.stream.persist("w", 9, *([str(n)] for n in range(5)))
@@ -277,8 +278,8 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(fixture.texts(), [("w", 9, ["0", "1", "2", "3", "4"])])
         self.assertEqual(fixture.stream.requests, [("w", 0, 9)])
 
-    def test_a_batch_has_a_greatest_size_in_bytes(self) -> None:
-        """The same for a batch with too many bytes."""
+    def test_batch_with_too_many_bytes(self) -> None:
+        """The same holds for a batch with too many bytes."""
         fixture = receiving(receiver=ReceiverOptions(max_queue_size=1000))
         texts = [str(n) * 400 for n in range(4)]
         fixture.stream.persist("w", 9, *([text] for text in texts))

@@ -43,7 +43,7 @@ class OverflowTests(SynchronousTestCase):
         fixture.receive('RDATA events w 3 ["a"]', 'RDATA events w 4 ["b"]')
         self.assertEqual(fixture.host.observer.queue_lengths["events"][-2:], [1, 3])
 
-    def test_each_writer_is_caught_up_with(self) -> None:
+    def test_each_writer_catches_up(self) -> None:
         """The dropped rows of each writer are fetched up to its own highest token."""
         fixture = receiving(receiver=ReceiverOptions(max_queue_size=1000))
         fixture.receive("POSITION events a 0 0", "POSITION events b 0 0")
@@ -57,7 +57,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(fixture.host.rows.tokens("a"), list(range(2, 101, 2)))
         self.assertEqual(fixture.host.rows.tokens("b"), list(range(1, 101, 2)))
 
-    def test_a_batch_that_is_cut_by_it_is_fetched(self) -> None:
+    def test_batch_without_its_beginning_is_fetched(self) -> None:
         """If the beginning of a batch was dropped, the whole batch is fetched."""
         fixture = receiving(receiver=ReceiverOptions(max_queue_size=1000))
         fixture.receive("POSITION events w 0 0")
@@ -133,7 +133,7 @@ class OverflowTests(SynchronousTestCase):
         fixture.stream.answer()
         self.assertEqual(fixture.texts(), [("w", 3, ["a"])])
 
-    def test_announcements_connect_also_when_dropped(self) -> None:
+    def test_dropped_first_position_connects_its_writer(self) -> None:
         """A first POSITION that was dropped connects its writer later."""
         fixture = receiving(receiver=ReceiverOptions(max_queue_size=300))
         fixture.receive("POSITION events a 0 0")

@@ -41,7 +41,7 @@ class PositionTests(SynchronousTestCase):
         self.assertEqual(fixture.host.rows.positions, [("events", "w", 7)])
 
     def test_redundant_positions_are_dropped(self) -> None:
-        """A POSITION without news is discarded and counted."""
+        """A POSITION that changes nothing is discarded and counted."""
         fixture = receiving()
         fixture.receive("POSITION events w 0 5", "POSITION events w 0 5")
         self.assertEqual(fixture.host.rows.positions, [("events", "w", 5)])
@@ -66,7 +66,7 @@ class PositionTests(SynchronousTestCase):
         fixture.receive("POSITION events a 0 0", "POSITION events b 0 0")
         fixture.reconnect()
         fixture.stream.persist("b", 3, ["b3"])
-        # A is live at once, so only B's own state can reveal the gap.
+        # A is live immediately, so that only B's own state can reveal the gap.
         fixture.receive("POSITION events a 0 0", 'RDATA events b 5 ["b5"]')
         fixture.stream.persist("b", 5, ["b5"])
         fixture.receive("POSITION events b 5 5")
@@ -191,7 +191,7 @@ class ReportedPositionTests(SynchronousTestCase):
         self.assertEqual(process.host.rows.tokens("v"), [1])
         self.assertEqual(process.host.rows.tokens("w"), [2, 3, 4, 5])
 
-    def test_new_epoch_outlives_the_rows_before_it(self) -> None:
+    def test_new_epoch_survives_dropped_rows(self) -> None:
         """Dropped rows of a stale epoch are not requested from the new epoch."""
         process = receiving(
             receiver=ReceiverOptions(max_queue_size=1000),

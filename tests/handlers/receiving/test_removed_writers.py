@@ -84,7 +84,7 @@ class DrainTests(SynchronousTestCase):
         self.assertEqual(self.observer.removed_found, [("events", "old", 2, 5)])
         self.assertEqual(self.observer.removed_drained, [("events", "old", 5)])
         self.assertEqual(self.observer.connected, [])
-        # RDATA of it are discarded until it sends a POSITION.
+        # Its RDATA are discarded until it sends a POSITION.
         fixture.receive('RDATA events old 7 ["7"]')
         self.assertEqual(fixture.host.rows.tokens("old"), [3, 4, 5])
 
@@ -146,7 +146,7 @@ class DrainTests(SynchronousTestCase):
         self.assertEqual(self.observer.removed_found, [])
         self.assertEqual(self.observer.removed_drained, [("events", "old", 2)])
 
-    def test_one_that_may_write(self) -> None:
+    def test_connected_writer(self) -> None:
         """
         A connected writer that is merely missing from the configuration is not drained.
         """

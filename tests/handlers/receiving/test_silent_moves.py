@@ -13,7 +13,7 @@ from synapse_replication.handlers.receiving.silent_moves import (
 
 class SilentMovesTests(SynchronousTestCase):
     def test_no_recorded_range(self) -> None:
-        """A position without a recorded range is its own start."""
+        """If no range to a position is recorded, its start is the position itself."""
         self.assertEqual(SilentMoves().start_of("w", 5), 5)
 
     def test_adjacent_ranges_join(self) -> None:
@@ -22,7 +22,7 @@ class SilentMovesTests(SynchronousTestCase):
         moves.moved("w", 5, 7, 0.0)
         moves.moved("w", 7, 9, 1.0)
         self.assertEqual(moves.start_of("w", 9), 5)
-        # A row was delivered since.
+        # A row was delivered between 9 and 12.
         self.assertEqual(moves.start_of("w", 12), 12)
         moves.moved("w", 12, 15, 2.0)
         self.assertEqual(moves.start_of("w", 15), 12)

@@ -24,7 +24,7 @@ def writer(name: str = "w", catch_up: CatchUpState | None = None) -> LinkedWrite
 class LinkTests(SynchronousTestCase):
     """The lifetime of a link."""
 
-    def test_losing_it_ends_catch_ups(self) -> None:
+    def test_lost_link_ends_catch_ups(self) -> None:
         """
         A lost link forgets writers that are catching up, and cancels their retries.
         """
@@ -39,7 +39,7 @@ class LinkTests(SynchronousTestCase):
         self.assertEqual(list(link.writers), [("events", "a")])
         self.assertEqual(clock.getDelayedCalls(), [])
 
-    def test_a_retry_that_was_made_is_not_cancelled(self) -> None:
+    def test_cancelling_a_retry_that_ran(self) -> None:
         """Cancelling a retry that already ran is harmless."""
         clock = Clock()
         catch_up = CatchUpState(0, 1, retry=clock.callLater(0, lambda: None))
@@ -49,7 +49,7 @@ class LinkTests(SynchronousTestCase):
 
 
 class LinkedWriterTests(SynchronousTestCase):
-    """Whether rows are delivered as they arrive."""
+    """Tests for whether rows are delivered as they arrive."""
 
     def test_is_live(self) -> None:
         """A writer is live unless it is catching up or within a batch."""
@@ -88,7 +88,7 @@ class LinkedWriterTests(SynchronousTestCase):
             dropped.lose_rows(ends_in_batch)
             self.assertTrue(dropped.has_lost_rows, case)
 
-    def test_one_of_each_name(self) -> None:
+    def test_one_writer_per_name(self) -> None:
         """A link has one writer for each stream and name, until it is forgotten."""
         link = Link(MemoryConnection())
         first = link.writer("events", "w")

@@ -94,7 +94,10 @@ class StreamerTestCase(SynchronousTestCase):
         self.host.notifier.notify()
 
     def block_link(self) -> list[str]:
-        """Let the link fall behind amid many rows; return the lines not yet sent."""
+        """
+        Let the link fall behind while many rows are sent; return the lines not yet
+        sent.
+        """
         self.build(StreamerOptions(max_rows=2))
         self.events.page_rows = 3
         for token in range(1, 8):
@@ -106,7 +109,7 @@ class StreamerTestCase(SynchronousTestCase):
         self.assertEqual(self.connection.take(), [])
         return [f'RDATA events w {n} ["{n}"]' for n in range(3, 8)]
 
-    def get_ready(self) -> None:
+    def make_link_writable(self) -> None:
         """Let the link become writable again, and report that."""
         self.connection.is_behind = False
         self.handler.ready_again(self.connection)

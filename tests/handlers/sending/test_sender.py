@@ -55,7 +55,7 @@ class CommandSenderTests(SynchronousTestCase):
             )
 
     def test_announcements_are_reported_to_the_listener(self) -> None:
-        """An announcement to one TCP peer alone is not reported to the listener."""
+        """An announcement to only one TCP peer is not reported to the listener."""
         sent: list[tuple[str, int, int]] = []
         listener = SimpleNamespace(position_sent=lambda *args: sent.append(args))
         self.sender.listen_to_sending(cast(Any, listener))
@@ -66,7 +66,7 @@ class CommandSenderTests(SynchronousTestCase):
         self.assertEqual(sent, [("events", 7, 7)])
 
     def test_a_broken_connection(self) -> None:
-        """A connection that fails is reported; the others get the command."""
+        """A connection that fails is reported; the command is sent on the others."""
         self.connections[0].broken = RuntimeError("gone")
         self.sender.send_remote_server_up("a.example")
         self.assertEqual(self.connections[1].take(), ["REMOTE_SERVER_UP a.example"])

@@ -163,21 +163,22 @@ class ReplicationStreamerTests(StreamerTestCase):
         """
         Without a connection, rows still go to the backlog of streams that retain one.
         """
-        kept = RecordingBacklog()
-        self.handler.listen_to_sending(kept)
+        backlog = RecordingBacklog()
+        self.handler.listen_to_sending(backlog)
         self.handler.lost_connection(self.connection)
         self.write(5, "a")
         self.caches.persist("w", 6, ["c"])
         self.write(7, "b", "c")
-        self.assertEqual(kept.rows, [("events", 0, [5]), ("events", 5, [7])])
+        self.assertEqual(backlog.rows, [("events", 0, [5]), ("events", 5, [7])])
         self.assertEqual(self.caches.requests, [], "caches has no backlog")
-        self.assertEqual(kept.moves[-1], ("caches", 6))
+        self.assertEqual(backlog.moves[-1], ("caches", 6))
         self.handler.new_connection(self.connection)
         self.assertIn("POSITION events w 7 7", self.connection.take())
 
     def test_last_link_lost_amid_many_rows(self) -> None:
         """
-        When the last link is lost amid many rows, the rest is skipped, not fetched.
+        If the last link is lost while many rows are sent, the remaining ones are
+        skipped, not fetched.
         """
         self.build(StreamerOptions(max_rows=2))
         self.handler.listen_to_sending(RecordingBacklog())
@@ -241,7 +242,10 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(self.events.requests, [("w", 0, 4), ("w", 2, 4)])
 
     def test_advanced_past_the_page(self) -> None:
-        """If the stream advanced meanwhile, the page's rows up to there are skipped."""
+        """
+        If the stream advances before a page is sent, rows up to its new position are
+        skipped.
+        """
         self.build(StreamerOptions(max_rows=2))
         for token in range(1, 6):
             self.events.persist("w", token, [str(token)])
@@ -256,14 +260,14 @@ class ReplicationStreamerTests(StreamerTestCase):
     def test_a_link_that_is_behind(self) -> None:
         """
         While a link is behind, a stream with many rows waits and other streams do not;
-        once the link is writable, the rest is sent.
+        once the link is writable, the remaining rows are sent.
         """
         waiting = self.block_link()
         self.caches.persist("w", 1, ["c"])
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), ['RDATA caches w 1 ["c"]'])
-        self.get_ready()
-        # At once; then one slice in each reactor turn.
+        self.make_link_writable()
+        # The first slice is sent immediately, then one in each reactor turn.
         self.assertEqual(self.connection.take(), waiting[:1])
         self.host.reactor.pump([0] * 2)
         self.assertEqual(self.connection.take(), waiting[1:])
@@ -283,7 +287,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.caches.is_held = True
         self.caches.persist("w", 1, ["c"])
         self.host.notifier.notify()
-        self.get_ready()
+        self.make_link_writable()
         self.assertEqual(self.connection.take(), [])
         self.caches.answer()
         self.host.reactor.pump([0] * 4)
@@ -299,8 +303,8 @@ class ReplicationStreamerTests(StreamerTestCase):
 
     def test_a_link_that_is_lost_while_behind(self) -> None:
         """
-        When the link that is behind is lost, the rest is sent to the other links;
-        without any, it is skipped.
+        When the link that is behind is lost, the remaining rows are sent on the other
+        links, or skipped if there is none.
         """
         waiting = self.block_link()
         other = MemoryConnection()

@@ -27,13 +27,11 @@ class StopTests(StreamerTestCase):
         self.successResultOf(Deferred.fromCoroutine(self.streamer.stop()))
 
     def test_stop_after_waiting_rows_were_sent(self) -> None:
-        """
-        Rows that waited and were then sent without the streamer do not block ``stop``.
-        """
+        """Waiting rows that are sent without the streamer do not block ``stop``."""
         self.block_link()
         self.handler.stream_update("events", 7, ["7"])
         stopped = Deferred.fromCoroutine(self.streamer.stop())
-        self.get_ready()
+        self.make_link_writable()
         self.host.reactor.advance(0)
         self.successResultOf(stopped)
 
@@ -64,17 +62,19 @@ class StopTests(StreamerTestCase):
         self.successResultOf(stopped)
 
     def test_ready_during_send(self) -> None:
-        """A link may become writable again within the send that this caused."""
+        """
+        A link may report that it is writable during the send that such a report caused.
+        """
         self.block_link()
         stopped = Deferred.fromCoroutine(self.streamer.stop())
         send_lines = self.connection.send_lines
 
-        def send_lines_and_get_ready(name: str, lines: Sequence[bytes]) -> None:
+        def send_and_resume(name: str, lines: Sequence[bytes]) -> None:
             send_lines(name, lines)
             self.handler.ready_again(self.connection)
 
-        self.patch(self.connection, "send_lines", send_lines_and_get_ready)
-        self.get_ready()
+        self.patch(self.connection, "send_lines", send_and_resume)
+        self.make_link_writable()
         self.assertNoResult(stopped)
         self.host.reactor.pump([0] * 4)
         self.successResultOf(stopped)
@@ -102,15 +102,18 @@ class StopTests(StreamerTestCase):
         during = stopped.addCallback(lambda _: list(running))
         self.assertEqual(len(running), 1)
         self.caches.answer()
-        self.get_ready()
+        self.make_link_writable()
         self.host.reactor.pump([0] * 4)
         self.assertEqual(self.successResultOf(during), [])
 
     def test_stop_while_a_link_is_behind(self) -> None:
-        """``stop`` waits until the link that is behind got its rows, or is lost."""
+        """
+        ``stop`` waits until the rows for the link that is behind are sent, or the link
+        is lost.
+        """
         waiting = self.block_link()
         stopped = [Deferred.fromCoroutine(self.streamer.stop()) for _ in range(2)]
-        self.get_ready()
+        self.make_link_writable()
         self.assertNoResult(stopped[0])
         self.host.reactor.pump([0] * 2)
         self.assertEqual(self.connection.take(), waiting)

@@ -19,7 +19,7 @@ from synapse_replication.instrumentation.status.observer import StatusObserver
 EVENT = CatchUpEvent("events", "w1", 100, 150)
 
 
-def news(
+def heartbeat_of(
     name: str = "w1", *, is_leaving: bool = False, **positions: tuple[int, float]
 ) -> PeerHeartbeat:
     return PeerHeartbeat(name, "abc", "0.1.0", "host:1", is_leaving, positions)

@@ -108,7 +108,7 @@ class DescribeProcessTests(SynchronousTestCase):
         status = ProcessStatus("x.test", "w9", "1", 1.0, (), writers, (), (), ())
         return describe_process(attrs.evolve(status, **more))
 
-    def test_the_worst_first(self) -> None:
+    def test_worst_first(self) -> None:
         """
         Problems are described before work in progress, and that before normal
         operation.
@@ -119,7 +119,7 @@ class DescribeProcessTests(SynchronousTestCase):
         waiting = WriterStatus("caches", "w1", Condition.WAITING, 1, 1)
         twice = (DuplicateStatus("w3", "", 1.0),)
         down = (LinkStatus("redis", 0, 11.0, "refused"),)
-        for expected, told in (
+        for expected, described in (
             (
                 "two processes are called w3",
                 self.describe(STALLED, duplicates=twice, links=down),
@@ -149,7 +149,7 @@ class DescribeProcessTests(SynchronousTestCase):
                 self.describe(attrs.evolve(LIVE, condition=Condition.WRITTEN_HERE)),
             ),
         ):
-            self.assertEqual(told, expected)
+            self.assertEqual(described, expected)
 
 
 class AssessTests(SynchronousTestCase):

@@ -21,18 +21,18 @@ from synapse_replication.instrumentation.status.records import (
 from tests.instrumentation.status.observer_case import (
     EVENT,
     StatusObserverTestCase,
-    news,
+    heartbeat_of,
 )
 
 
 class StatusObserverTests(StatusObserverTestCase):
     def test_undeclared_names_expire(self) -> None:
-        """Names outside the configuration are forgotten after a while without news."""
+        """Names outside the configuration are forgotten after a time without events."""
         self.go_live()
         self.observer.position_changed("caches", "ghost", 5)
         self.observer.connection_made("ghost")
         self.observer.connection_lost("ghost", CloseReason.CLEAN, "")
-        self.observer.peer_heard(news("ghost"))
+        self.observer.peer_heard(heartbeat_of("ghost"))
         for _ in range(200):
             self.clock.advance(5)
             self.observer.sample()
@@ -43,17 +43,17 @@ class StatusObserverTests(StatusObserverTestCase):
         self.observer.position_changed("caches", "ghost", 6)
         self.assertEqual(self.snapshot().writers[0].condition, Condition.LIVE)
 
-    def test_made_up_names_hide_no_link(self) -> None:
+    def test_invented_names_hide_no_link(self) -> None:
         """However many names were seen, the current links and instances are shown."""
         for number in range(MAX_NAMES + 10):
             self.observer.connection_made(f"ghost{number}")
             self.observer.connection_lost(f"ghost{number}", CloseReason.CLEAN, "")
-            self.observer.peer_heard(news(f"ghost{number}"))
+            self.observer.peer_heard(heartbeat_of(f"ghost{number}"))
         self.observer.connection_made("w1")
-        self.observer.peer_heard(news("w1"))
+        self.observer.peer_heard(heartbeat_of("w1"))
         status = self.snapshot()
         self.assertIn("w1", [link.name for link in status.links if link.up])
-        self.assertIn("w1", [member.instance_name for member in status.members])
+        self.assertIn("w1", [instance.instance_name for instance in status.members])
         self.assertEqual(len(status.links), MAX_NAMES)
         self.assertEqual(len(status.members), MAX_NAMES)
 
@@ -87,7 +87,8 @@ class StatusObserverTests(StatusObserverTestCase):
 
     def test_draining(self) -> None:
         """
-        A removed writer is draining while rows of it are missing; then it is forgotten.
+        A removed writer is draining while some of its rows are missing; then it is
+        forgotten.
         """
         self.go_live()
         self.observer.removed_writer_found("events", "gone", 5, 9)
@@ -167,7 +168,7 @@ class StatusObserverTests(StatusObserverTestCase):
     def test_lag_in_seconds_by_heartbeat(self) -> None:
         """The age of a write is taken from the writer's heartbeat."""
         self.go_live()
-        self.observer.peer_heard(news(events=(150, 42.0)))
+        self.observer.peer_heard(heartbeat_of(events=(150, 42.0)))
         self.clock.advance(3)
         writer = self.writer()
         self.assertEqual((writer.lag, writer.lag_seconds), (50, 45.0))
@@ -176,7 +177,7 @@ class StatusObserverTests(StatusObserverTestCase):
         """If a POSITION announced a write late, the heartbeat's age of it wins."""
         self.go_live()
         self.observer.position_announced("events", "w1", 150)
-        self.observer.peer_heard(news(events=(150, 600.0)))
+        self.observer.peer_heard(heartbeat_of(events=(150, 600.0)))
         self.assertEqual(self.writer().lag_seconds, 600.0)
 
     def test_lag_in_seconds_without_heartbeats(self) -> None:
@@ -238,30 +239,30 @@ class StatusObserverTests(StatusObserverTestCase):
         )
         self.assertEqual((down.up, down.since, down.detail), (0, 3, "refused"))
 
-    def test_members(self) -> None:
+    def test_instances(self) -> None:
         """
-        An instance is listed after a heartbeat, with version, epoch and time since the
-        last.
+        An instance is listed after a heartbeat, with its version, its epoch and the
+        time since its last heartbeat.
         """
-        self.observer.peer_heard(news("w2"))
+        self.observer.peer_heard(heartbeat_of("w2"))
         self.clock.advance(4)
-        (member,) = self.snapshot().members
+        (instance,) = self.snapshot().members
         self.assertEqual(
-            (member.instance_name, member.epoch, member.version, member.where),
+            (instance.instance_name, instance.epoch, instance.version, instance.where),
             ("w2", "abc", "0.1.0", "host:1"),
         )
-        self.assertEqual((member.last_heard, member.is_gone), (4, False))
+        self.assertEqual((instance.last_heard, instance.is_gone), (4, False))
         self.clock.advance(12)
         self.assertTrue(self.snapshot().members[0].is_gone)
 
-    def test_members_that_leave(self) -> None:
+    def test_instances_that_leave(self) -> None:
         """
         An instance that leaves is forgotten with its streams, unless it is configured.
         """
         self.observer.position_changed("receipts", "w2", 5)
-        self.observer.peer_heard(news("w2"))
-        self.observer.peer_heard(news("w2", is_leaving=True))
-        self.observer.peer_heard(news("w1", is_leaving=True))
+        self.observer.peer_heard(heartbeat_of("w2"))
+        self.observer.peer_heard(heartbeat_of("w2", is_leaving=True))
+        self.observer.peer_heard(heartbeat_of("w1", is_leaving=True))
         status = self.snapshot()
         self.assertEqual([m.instance_name for m in status.members], ["w1"])
         self.assertEqual([w.instance_name for w in status.writers], ["w1"])
@@ -282,14 +283,14 @@ class StatusObserverTests(StatusObserverTestCase):
             name = f"w{number}"
             self.observer.position_changed("events", name, 1)
             self.observer.connection_made(name)
-            self.observer.peer_heard(news(name))
+            self.observer.peer_heard(heartbeat_of(name))
             self.observer.duplicate_instance(name, "here")
         status = self.snapshot()
         for kept in (status.writers, status.links, status.members, status.duplicates):
             self.assertEqual(len(kept), MAX_NAMES)
-        self.observer.peer_heard(news("another", is_leaving=True))
+        self.observer.peer_heard(heartbeat_of("another", is_leaving=True))
 
-    def test_our_own_rows(self) -> None:
-        """The own instance is never listed as a writer that is followed."""
+    def test_own_rows(self) -> None:
+        """This instance is never listed as a writer that it follows."""
         self.observer.position_changed("events", "me", 5)
         self.assertEqual(len(self.snapshot().writers), 1)

@@ -65,8 +65,8 @@ class StallLogTests(SynchronousTestCase):
             ["info caches/w1, events/w1, typing/w2 no longer stalled"],
         )
 
-    def test_one_more(self) -> None:
-        """A new stream or a new cause is logged at once."""
+    def test_new_stall(self) -> None:
+        """A new stream or a new cause is logged immediately."""
         self.leave("w1")
         (line,) = self.lines(15)
         self.assertIn("caches/w1, events/w1 stalled", line)

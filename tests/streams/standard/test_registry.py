@@ -76,7 +76,7 @@ ROWS: dict[str, list[Any]] = {
 class StandardStreamsTests(SynchronousTestCase):
     """Tests for the table of standard streams."""
 
-    def test_every_stream_of_the_spec(self) -> None:
+    def test_every_standard_stream(self) -> None:
         """All 19 streams exist under their names on the wire."""
         self.assertEqual(list(STANDARD_STREAMS), NAMES)
         for name, stream in STANDARD_STREAMS.items():
@@ -110,8 +110,8 @@ class StandardStreamsTests(SynchronousTestCase):
 
     def test_properties_of_caches(self) -> None:
         """
-        Only ``caches`` is idempotent, announces own moves only, and is written by any
-        instance.
+        Only ``caches`` is idempotent, is announced only if this instance advances it,
+        and is written by any instance.
         """
         for name, stream in STANDARD_STREAMS.items():
             facts = stream.description

@@ -1,7 +1,7 @@
 """
 Bugs of other implementations, reintroduced on purpose: the simulation must find each.
 
-Each is a set of parts of which one is wrong; the rest is the real code.
+Each bug is a set of parts with one wrong part; all other parts are the real code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from synapse_replication.wire.rdata import RdataRun
 __all__ = ["BUGS", "FOUND_BY"]
 
 
-class _AsksBeforeItHears(RedisSubscriber):
+class _ReplicatesBeforeSubscribed(RedisSubscriber):
     """Sends REPLICATE before the subscription is confirmed."""
 
     def authenticated(self) -> None:
@@ -34,7 +34,7 @@ class _AsksBeforeItHears(RedisSubscriber):
         self.factory.reactor_clock.callLater(0.1, super().authenticated)
 
     def report_connection(self) -> None:
-        """Do nothing: it was reported already."""
+        """Do nothing: the connection was reported already."""
 
 
 class _RowsDuringCatchUp(RowHandler):
@@ -48,8 +48,8 @@ class _RowsDuringCatchUp(RowHandler):
             writer.catch_up = writer.catch_up or catch_up
 
 
-class _DoesNotWaitForCatchUp(StreamReceiver):
-    """Delivers rows that arrive during a catch-up at once."""
+class _DeliversDuringCatchUp(StreamReceiver):
+    """Delivers rows that arrive during a catch-up immediately."""
 
     row_handler_type = _RowsDuringCatchUp
 
@@ -89,7 +89,7 @@ class _PositionDropsAllBatches(StreamReceiver):
     announcement_handler_type = _DropsAllBatches
 
 
-class _ConnectsAllWriters(RowHandler):
+class _ConnectAllWriters(RowHandler):
     def handle(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
         key = self.stream_name, run.instance_name
         if key not in link.writers and any(
@@ -100,13 +100,13 @@ class _ConnectsAllWriters(RowHandler):
         return super().handle(link, run)
 
 
-class _ConnectsStreams(StreamReceiver):
+class _MakesAllWritersLive(StreamReceiver):
     """Accepts the rows of all writers after the POSITION of one."""
 
-    row_handler_type = _ConnectsAllWriters
+    row_handler_type = _ConnectAllWriters
 
 
-class _ForgetsUnreadableRows(StreamReceiver):
+class _SkipsUnreadableRows(StreamReceiver):
     """Skips an unreadable row of a batch, and delivers the others."""
 
     def enqueue_lost_row(self, link: Link, instance_name: str) -> None:
@@ -148,7 +148,7 @@ class _IgnoresFetches(WriterPositions):
         return id_ > self.floor_of(fetch)
 
 
-class _ComparesNoEpochs(StreamReceiver):
+class _IgnoresEpochs(StreamReceiver):
     """Detects a restarted writer of a stream in memory only by a lower POSITION."""
 
     def enqueue_epoch(
@@ -158,7 +158,7 @@ class _ComparesNoEpochs(StreamReceiver):
 
 
 class _SavesNoEpochs(StreamReceiver):
-    """Takes the first epoch received for the epoch of the saved positions."""
+    """Assumes that the first epoch received is the epoch of the saved positions."""
 
     _first: dict[str, str] | None = None
 
@@ -179,8 +179,8 @@ class _TrustsPersistedUpto(HostStream):
 
 class _LateBaseline(HostStream):
     """
-    Starts an undeclared writer at the host's position of the first query about it, not
-    at that of the start.
+    Starts an undeclared writer at the host's position at the time of the first query
+    about the writer, instead of that at startup.
     """
 
     def current_token(self, instance_name: str) -> int:
@@ -198,7 +198,7 @@ class _LateBaseline(HostStream):
 
 class _RevealsRows(HostStream):
     """
-    Accepts positions at once, so that users are never shown a row of another writer
+    Accepts positions immediately, so that users are never shown a row of another writer
     that this process missed and is about to fetch.
     """
 
@@ -206,45 +206,45 @@ class _RevealsRows(HostStream):
         return []
 
 
-class _DrainsNobody(PostgresStream):
-    """Does not look for the committed rows of a removed writer."""
+class _IgnoresRemovedWriters(PostgresStream):
+    """Does not search for the committed rows of removed writers."""
 
     async def find_removed_writers(self) -> Mapping[str, RemovedWriter]:
         return {}
 
 
-class _LooksOnlyAtTheStart(PostgresStream):
+class _FindsRemovedWritersOnce(PostgresStream):
     """Does not notice the removal of a writer while running."""
 
-    _has_looked = False
+    _has_searched = False
 
     async def find_removed_writers(self) -> Mapping[str, RemovedWriter]:
-        if self._has_looked:
+        if self._has_searched:
             return {}
         found = await super().find_removed_writers()
-        self._has_looked = True
+        self._has_searched = True
         return found
 
 
 BUGS: Mapping[str, Parts] = {
-    "reconnect-order": Parts(subscriber=_AsksBeforeItHears),
-    "rows-during-catch-up": Parts(receiver=_DoesNotWaitForCatchUp),
+    "reconnect-order": Parts(subscriber=_ReplicatesBeforeSubscribed),
+    "rows-during-catch-up": Parts(receiver=_DeliversDuringCatchUp),
     "interleaved-batches": Parts(receiver=_OneBatchPerStream),
     "position-during-batch": Parts(receiver=_PositionDropsAllBatches),
-    "gap-per-writer": Parts(receiver=_ConnectsStreams),
-    "unreadable-row": Parts(receiver=_ForgetsUnreadableRows),
+    "gap-per-writer": Parts(receiver=_MakesAllWritersLive),
+    "unreadable-row": Parts(receiver=_SkipsUnreadableRows),
     "covered-rows": Parts(positions=_AnnouncesOnRemotePositions),
     "unregistered-id": Parts(positions=_IgnoresFetches),
-    "typing-reset": Parts(receiver=_ComparesNoEpochs),
+    "typing-reset": Parts(receiver=_IgnoresEpochs),
     "typing-reset, saved": Parts(receiver=_SavesNoEpochs),
     "shared token": Parts(host_stream=_TrustsPersistedUpto),
     "late baseline": Parts(host_stream=_LateBaseline),
     "revealed rows": Parts(host_stream=_RevealsRows),
-    "removed": Parts(stream=_DrainsNobody),
-    "removed, running": Parts(stream=_LooksOnlyAtTheStart),
+    "removed": Parts(stream=_IgnoresRemovedWriters),
+    "removed, running": Parts(stream=_FindsRemovedWritersOnce),
 }
 
-#: The seed that first found each bug when this was written: where to start the search.
+#: For each bug, the seed at which its search starts: the first that found it.
 FOUND_BY: Mapping[str, int] = {
     "reconnect-order": 31,
     "interleaved-batches": 14,

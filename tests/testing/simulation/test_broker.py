@@ -70,7 +70,10 @@ class SimulatedBrokerTests(SynchronousTestCase):
         return factory.client.data
 
     def test_publish(self) -> None:
-        """Subscribers get what is published, and the publisher gets their number."""
+        """
+        Subscribers receive published messages, and the publisher the number of
+        subscribers.
+        """
         reader, writer = self.connect("r"), self.connect("w")
         self.assertIn(b"subscribe", self.send(reader, b"SUBSCRIBE", b"hs"))
         self.assertEqual(self.send(writer, b"PUBLISH", b"hs", b"PING 1"), b":1\r\n")

@@ -21,62 +21,81 @@ class BugTests(SynchronousTestCase):
                 return
         self.fail(f"{MAX_SEEDS} seeds do not find the bug of {case}")
 
-    def test_asks_before_it_hears(self) -> None:
-        """REPLICATE is sent before the subscription is confirmed."""
+    def test_replicates_before_subscribed(self) -> None:
+        """
+        The simulation finds a REPLICATE that is sent before the subscription is
+        confirmed.
+        """
         self.check("reconnect-order")
 
-    def test_does_not_wait_for_catch_up(self) -> None:
-        """Rows are delivered in the middle of a catch-up."""
+    def test_delivers_during_catch_up(self) -> None:
+        """The simulation finds rows that are delivered during a catch-up."""
         self.check("rows-during-catch-up")
 
     def test_one_batch_per_stream(self) -> None:
-        """Batches of two writers are mixed."""
+        """The simulation finds mixed batches of two writers."""
         self.check("interleaved-batches")
 
     def test_position_drops_all_batches(self) -> None:
-        """A POSITION drops another writer's batch."""
+        """The simulation finds a POSITION that drops another writer's batch."""
         self.check("position-during-batch")
 
-    def test_connects_streams(self) -> None:
-        """A POSITION makes another writer live."""
+    def test_makes_all_writers_live(self) -> None:
+        """The simulation finds a POSITION that makes another writer live."""
         self.check("gap-per-writer")
 
-    def test_forgets_unreadable_rows(self) -> None:
-        """The rest of a batch with an unreadable row joins the next batch."""
+    def test_skips_unreadable_rows(self) -> None:
+        """The simulation finds an unreadable row of a batch that is skipped."""
         self.check("unreadable-row")
 
     def test_announces_on_remote_positions(self) -> None:
-        """A POSITION covers a row that was not sent."""
+        """The simulation finds a POSITION that covers a row that was not sent."""
         self.check("covered-rows")
 
     def test_ignores_fetches(self) -> None:
-        """A position overtakes an id between nextval and its registration."""
+        """
+        The simulation finds a position that passes an id between nextval and
+        registration.
+        """
         self.check("unregistered-id")
 
-    def test_compares_no_epochs(self) -> None:
-        """Rows of a writer that restarted and overtook its old position are missed."""
+    def test_ignores_epochs(self) -> None:
+        """
+        The simulation finds missed rows of a writer that restarted and passed its old
+        position.
+        """
         self.check("typing-reset")
 
     def test_saves_no_epochs(self) -> None:
-        """Rows of a restarted writer are missed by a reader that restarted as well."""
+        """
+        The simulation finds rows of a restarted writer that a restarted reader misses.
+        """
         self.check("typing-reset, saved")
 
     def test_trusts_persisted_upto(self) -> None:
-        """A reader that missed exactly one row never gets it."""
+        """
+        The simulation finds a reader that never fetches the only row that it missed.
+        """
         self.check("shared token")
 
     def test_late_baseline(self) -> None:
-        """Rows written while a process starts are skipped."""
+        """
+        The simulation finds skipped rows that were written while a process started.
+        """
         self.check("late baseline")
 
     def test_reveals_rows(self) -> None:
-        """A position is accepted before another writer's rows below it."""
+        """
+        The simulation finds a position accepted before another writer's lower rows.
+        """
         self.check("revealed rows")
 
-    def test_drains_nobody(self) -> None:
-        """Rows of a removed writer never arrive."""
+    def test_ignores_removed_writers(self) -> None:
+        """The simulation finds rows of a removed writer that never arrive."""
         self.check("removed")
 
-    def test_looks_only_at_the_start(self) -> None:
-        """A running reader misses rows that a killed writer had not sent."""
+    def test_finds_removed_writers_once(self) -> None:
+        """
+        The simulation finds rows of a removed writer that a running reader misses.
+        """
         self.check("removed, running")

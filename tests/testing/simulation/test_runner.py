@@ -26,14 +26,14 @@ class SimulateTests(SynchronousTestCase):
 
     def test_replay(self) -> None:
         """The same seed gives the same run in every detail."""
-        stories: list[list[tuple[float, str]]] = []
+        traces: list[list[tuple[float, str]]] = []
         for _ in range(2):
-            story: list[tuple[float, str]] = []
-            result = simulate(11, trace_to=lambda now, text: story.append((now, text)))  # noqa: B023
-            story.append((result.simulated_seconds, str(result.messages)))
-            stories.append(story)
-        self.assertGreater(len(stories[0]), 500)
-        self.assertEqual(stories[0], stories[1])
+            trace: list[tuple[float, str]] = []
+            result = simulate(11, trace_to=lambda now, text: trace.append((now, text)))  # noqa: B023
+            trace.append((result.simulated_seconds, str(result.messages)))
+            traces.append(trace)
+        self.assertGreater(len(traces[0]), 500)
+        self.assertEqual(traces[0], traces[1])
 
     def test_seeds_differ(self) -> None:
         """Different seeds give different runs."""

@@ -17,7 +17,7 @@ class GrowthTests(SynchronousTestCase):
     def test_medians(self) -> None:
         """Each size is measured several times, and the median is used."""
         costs = iter([3.0, 1.0, 2.0] * 100)
-        asked: list[tuple[str, object]] = []
+        measured_sizes: list[tuple[str, object]] = []
 
         def measured(
             command: Sequence[str],
@@ -27,20 +27,22 @@ class GrowthTests(SynchronousTestCase):
             time_limit: float,
         ) -> dict[str, float]:
             self.assertEqual(command[0], sys.executable)
-            asked.append((measure, parameters["size"]))
+            measured_sizes.append((measure, parameters["size"]))
             return {"microseconds": next(costs)}
 
         self.patch(growth, "run_measure", measured)
-        said: list[str] = []
-        series = measure_growth(True, 3, said.append)
+        printed: list[str] = []
+        series = measure_growth(True, 3, printed.append)
         self.assertEqual([one.name for one in series], [g.name for g in GROWTHS])
         for one, what in zip(series, GROWTHS, strict=True):
             self.assertEqual(
                 list(one.points), [(size, 2.0) for size in what.quick_sizes]
             )
-        self.assertEqual(asked[:4], [("rows", 10_000)] * 3 + [("rows", 100_000)])
-        self.assertEqual(said[0], "rows: 10,000")
-        self.assertEqual(said[-1], series[-1].to_text())
+        self.assertEqual(
+            measured_sizes[:4], [("rows", 10_000)] * 3 + [("rows", 100_000)]
+        )
+        self.assertEqual(printed[0], "rows: 10,000")
+        self.assertEqual(printed[-1], series[-1].to_text())
 
     def test_text_and_json(self) -> None:
         """A series has a text for people and a JSON value for programs."""

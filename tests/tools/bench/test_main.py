@@ -32,20 +32,20 @@ class RecordedRunner:
 class CommandLineTests(SynchronousTestCase):
     """Tests for ``scripts/bench``."""
 
-    def run_it(self, *arguments: str) -> Result:
+    def run_program(self, *arguments: str) -> Result:
         """Run the program with an environment that has no Synapse."""
         return CliRunner().invoke(program.bench, ["--peer", sys.executable, *arguments])
 
     def test_no_peer(self) -> None:
         """Without a real Synapse the benchmark fails with a hint."""
         self.patch(program, "_ASK_VERSION", "import no_such_module")
-        done = self.run_it("--only", "parse")
+        done = self.run_program("--only", "parse")
         self.assertEqual(done.exit_code, 1)
         self.assertIn("has no matrix-synapse; install it there", done.output)
 
     def test_no_such_task(self) -> None:
         """An unknown task is an error that lists the tasks."""
-        done = self.run_it("--only", "nothing")
+        done = self.run_program("--only", "nothing")
         self.assertEqual(done.exit_code, 2)
         self.assertIn("the tasks are: parse, ", done.output)
 
@@ -53,11 +53,11 @@ class CommandLineTests(SynchronousTestCase):
         """The table and the JSON have a line for each unit of each task."""
         self.patch(program, "_version_of", lambda peer: "1.2.3")
         self.patch(program, "Runner", RecordedRunner)
-        done = self.run_it("--only", "end to end, 1,000/s", "--rounds", "3")
+        done = self.run_program("--only", "end to end, 1,000/s", "--rounds", "3")
         self.assertIn("matrix-synapse 1.2.3", done.output)
         self.assertIn("end to end, 1,000/s, p50", done.output)
         self.assertIn("end to end, 1,000/s, p99", done.output)
-        report = json.loads(self.run_it("--json", "--quick").output)
+        report = json.loads(self.run_program("--json", "--quick").output)
         self.assertEqual(report["peer"], "matrix-synapse 1.2.3")
         self.assertEqual(len(report["load_at_start_and_end"]), 2)
         self.assertEqual(

@@ -9,12 +9,12 @@ from scripts.tools.bench.tasks import TASKS, Result, Unit
 
 
 class ResultTests(SynchronousTestCase):
-    def test_more_a_second_is_better(self) -> None:
+    def test_higher_rate_is_better(self) -> None:
         """The ratio compares medians, so that one slow round does not change it."""
         result = Result(TASKS[0], Unit.PER_SECOND, [10.0, 1.0, 12.0], [5.0, 5.0, 50.0])
         self.assertEqual(result.ratio, 2.0)
 
-    def test_less_of_all_else_is_better(self) -> None:
+    def test_lower_times_and_bytes_are_better(self) -> None:
         """For times and bytes, less is better."""
         result = Result(TASKS[0], Unit.P99, [2.0], [8.0])
         self.assertEqual(result.ratio, 4.0)

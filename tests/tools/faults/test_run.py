@@ -47,8 +47,8 @@ class MakeResultTests(SynchronousTestCase):
 
     def test_positions_that_differ(self) -> None:
         """Readers at different positions, or too late, make the result bad."""
-        apart = result(GOOD[0], attrs.evolve(GOOD[1], final_position=98))
-        self.assertFalse(apart.is_good)
+        different = result(GOOD[0], attrs.evolve(GOOD[1], final_position=98))
+        self.assertFalse(different.is_good)
         self.assertFalse(result(*GOOD, seconds=None).is_good)
 
     def test_an_error_or_no_rows(self) -> None:

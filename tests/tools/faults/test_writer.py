@@ -49,7 +49,9 @@ class SteadyWriterTests(SynchronousTestCase):
         return [json.loads(line) for line in self.log_file.read_text().splitlines()]
 
     def test_ends_on_request(self) -> None:
-        """It writes until the end file exists, and logs that it has finished."""
+        """
+        The writer writes until the end file exists, and logs that it has finished.
+        """
         host = self.start(self.write)
         host.reactor.pump([ROW] * 5)
         count = len(self.written)

@@ -21,7 +21,7 @@ class TokenTests(SynchronousTestCase):
         """Every 64-bit integer is a token."""
         self.assertEqual(parse_token(str(token)), token)
 
-    def test_others_are_refused(self) -> None:
+    def test_other_texts_are_refused(self) -> None:
         """Other texts, even those that ``int`` accepts, are refused."""
         for text in (
             "",

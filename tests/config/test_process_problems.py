@@ -17,7 +17,7 @@ class InvalidConfigTests(LoadConfigTestCase):
     def test_all_problems_at_once(self) -> None:
         """Problems in different files and of different kinds are reported together."""
         self.assertEqual(
-            self.mistakes(
+            self.problems_of(
                 HOMESERVER,
                 """\
 redis:
@@ -52,7 +52,7 @@ synapse_replication:
 
     def test_problem_hides_no_other(self) -> None:
         """A problem in a section does not hide another one that is found later."""
-        found = self.mistakes(
+        found = self.problems_of(
             HOMESERVER,
             """\
 redis: {enabled: true, port: x, password_path: /nowhere}
@@ -76,7 +76,7 @@ stream_writers: {receipts: 3, evnts: [persister1], typing: [a, a]}
 
     def test_parameter_of_the_database(self) -> None:
         """An unknown connection parameter is reported without any value."""
-        (found,) = self.mistakes(
+        (found,) = self.problems_of(
             HOMESERVER,
             "database: {name: psycopg2, args: {dbnam: x, password: hunter2}}\n",
         )
@@ -86,7 +86,7 @@ stream_writers: {receipts: 3, evnts: [persister1], typing: [a, a]}
 
     def test_worker_with_a_bad_name(self) -> None:
         """A worker's listeners are checked even if its name is invalid."""
-        found = self.mistakes(
+        found = self.problems_of(
             HOMESERVER,
             "worker_name: a b\nworker_listeners: [{type: http, port: 1, tls: true, "
             "resources: [{names: [replication]}]}]\n",
@@ -95,7 +95,7 @@ stream_writers: {receipts: 3, evnts: [persister1], typing: [a, a]}
 
     def test_streams_declared_twice(self) -> None:
         """A stream that is declared twice, or has an unknown writer, is a problem."""
-        found = self.mistakes(
+        found = self.problems_of(
             HOMESERVER,
             """\
 synapse_replication:
@@ -111,7 +111,7 @@ synapse_replication:
     def test_no_server_name(self) -> None:
         """If server_name is missing, the problem says what to write."""
         self.assertEqual(
-            self.mistakes("redis: {enabled: true}\ndatabase: {name: psycopg2}\n"),
+            self.problems_of("redis: {enabled: true}\ndatabase: {name: psycopg2}\n"),
             [
                 "0.yaml: server_name: is missing; write the homeserver's name, for "
                 "instance `server_name: example.com`"
@@ -131,7 +131,7 @@ synapse_replication:
     def test_unknown_stream(self) -> None:
         """An unknown key of stream_writers is reported with a suggestion."""
         self.assertEqual(
-            self.mistakes(HOMESERVER, "stream_writers: {recepits: writer1}\n"),
+            self.problems_of(HOMESERVER, "stream_writers: {recepits: writer1}\n"),
             [
                 "1.yaml:1: stream_writers.recepits: there is no such stream; did you "
                 "mean 'receipts'?"
@@ -141,7 +141,7 @@ synapse_replication:
     def test_unknown_writer(self) -> None:
         """A writer that is not in instance_map is reported with a suggestion."""
         self.assertEqual(
-            self.mistakes(
+            self.problems_of(
                 HOMESERVER, "stream_writers:\n  events: [writer2, nobody, main]\n"
             ),
             [
@@ -157,14 +157,14 @@ synapse_replication:
 
     def test_two_writers_of_a_single_writer_stream(self) -> None:
         """Two writers of a single-writer stream are refused."""
-        (invalid,) = self.mistakes(
+        (invalid,) = self.problems_of(
             HOMESERVER, "stream_writers: {typing: [writer1, persister1]}\n"
         )
         self.assertIn("stream_writers.typing: may have one writer only", invalid)
 
     def test_empty_writers(self) -> None:
         """An empty list of writers is refused."""
-        (invalid,) = self.mistakes(HOMESERVER, "stream_writers: {events: []}\n")
+        (invalid,) = self.problems_of(HOMESERVER, "stream_writers: {events: []}\n")
         self.assertIn("stream_writers.events: names no instance", invalid)
 
     def test_writer_of_memory_that_does_not_listen(self) -> None:
@@ -172,44 +172,46 @@ synapse_replication:
         A writer of a stream in memory must have a listener, since readers catch up from
         it.
         """
-        (invalid,) = self.mistakes(HOMESERVER, WORKER, "worker_listeners: []\n")
+        (invalid,) = self.problems_of(HOMESERVER, WORKER, "worker_listeners: []\n")
         self.assertIn("worker_listeners: this worker writes typing", invalid)
         self.assertIn("resources: [{names: [replication]}]", invalid)
 
     def test_no_link(self) -> None:
         """A worker without Redis and without a replication port is refused."""
-        (invalid,) = self.mistakes(HOMESERVER, WORKER, "redis: {enabled: false}\n")
+        (invalid,) = self.problems_of(HOMESERVER, WORKER, "redis: {enabled: false}\n")
         self.assertIn("redis.enabled: there is no link to the other processes", invalid)
 
     def test_database(self) -> None:
         """If the database is missing or not PostgreSQL, it is a problem."""
-        (invalid,) = self.mistakes(HOMESERVER, "database: {name: sqlite3}\n")
+        (invalid,) = self.problems_of(HOMESERVER, "database: {name: sqlite3}\n")
         self.assertIn("database.name: 'sqlite3' cannot be replicated", invalid)
-        (invalid,) = self.mistakes("server_name: x\n")
+        (invalid,) = self.problems_of("server_name: x\n")
         self.assertIn("database: is missing; write name: psycopg2", invalid)
-        (invalid,) = self.mistakes(
+        (invalid,) = self.problems_of(
             "server_name: x\ndatabase: {name: psycopg2, args: {cp_max: 0}}\n"
         )
         self.assertIn("database.args.cp_max", invalid)
 
     def test_worker_name(self) -> None:
         """A worker must have a name, and the main process must not."""
-        (invalid,) = self.mistakes(HOMESERVER, purpose=Purpose.WORKER)
+        (invalid,) = self.problems_of(HOMESERVER, purpose=Purpose.WORKER)
         self.assertIn("worker_name: is missing", invalid)
-        (invalid,) = self.mistakes(HOMESERVER, WORKER, purpose=Purpose.MAIN)
+        (invalid,) = self.problems_of(HOMESERVER, WORKER, purpose=Purpose.MAIN)
         self.assertIn("worker_name: the main process has none", invalid)
 
     def test_redis(self) -> None:
         """Incomplete or conflicting settings of ``redis`` are refused."""
-        (invalid,) = self.mistakes(HOMESERVER, "redis: {certificate_file: a}\n")
+        (invalid,) = self.problems_of(HOMESERVER, "redis: {certificate_file: a}\n")
         self.assertIn("redis: a client certificate needs its private key", invalid)
-        (invalid,) = self.mistakes(HOMESERVER, "redis: {enabled: yes, username: a}\n")
+        (invalid,) = self.problems_of(
+            HOMESERVER, "redis: {enabled: yes, username: a}\n"
+        )
         self.assertIn("redis.username: a user name is of no use", invalid)
-        (invalid,) = self.mistakes(
+        (invalid,) = self.problems_of(
             HOMESERVER, "redis: {enabled: yes, use_tls: yes, ca_file: /nowhere}\n"
         )
         self.assertIn("redis.ca_file: /nowhere does not exist", invalid)
-        (invalid,) = self.mistakes(
+        (invalid,) = self.problems_of(
             HOMESERVER, "redis: {enabled: yes, password: a, password_path: b}\n"
         )
         self.assertIn("redis.password_path: redis.password is set, too", invalid)
@@ -217,7 +219,7 @@ synapse_replication:
     def test_listeners(self) -> None:
         """Invalid listeners are reported with suggestions."""
         self.assertEqual(
-            self.mistakes(
+            self.problems_of(
                 HOMESERVER,
                 """\
 listeners:
@@ -236,9 +238,9 @@ listeners:
             ],
         )
 
-    def test_listeners_that_cannot_be(self) -> None:
+    def test_tls_listener_without_certificate(self) -> None:
         """A TLS listener without a certificate is refused."""
-        (invalid,) = self.mistakes(
+        (invalid,) = self.problems_of(
             HOMESERVER,
             WORKER,
             """\
@@ -250,7 +252,7 @@ worker_listeners:
 
     def test_instance_with_path_and_host(self) -> None:
         """An instance with both a socket path and a host is refused."""
-        (invalid,) = self.mistakes(
+        (invalid,) = self.problems_of(
             HOMESERVER,
             "stream_writers:\ninstance_map: {a: {path: /a, host: b, port: 1}}\n",
         )
@@ -258,7 +260,7 @@ worker_listeners:
 
     def test_declaration_of_a_stream(self) -> None:
         """Problems in the declaration of a stream are reported with hints."""
-        mistakes = self.mistakes(
+        problems_of = self.problems_of(
             HOMESERVER,
             """\
 synapse_replication:
@@ -272,7 +274,7 @@ synapse_replication:
 """,
         )
         self.assertEqual(
-            [invalid.partition(" synapse_replication.")[2] for invalid in mistakes],
+            [invalid.partition(" synapse_replication.")[2] for invalid in problems_of],
             [
                 "streams[0]: 'tabel' is not a key of a stream; did you mean 'table'?",
                 "streams[1]: table, id_column, columns, sequence, writers missing; add "

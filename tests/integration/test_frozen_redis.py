@@ -59,13 +59,13 @@ class Peer:
         await self.link.stop()
 
 
-class HeldUpTests(TestCase):
+class FrozenRedisTests(TestCase):
     """Tests for a writer of many rows and a reader."""
 
     timeout = 60
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        while not is_so():
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             await deferLater(reactor, 0.001)
 
     async def test_connections_are_cut(self) -> None:
