@@ -69,7 +69,9 @@ _SLOWNESS: Final = 0.005
 
 @attrs.frozen
 class Report:
-    """The measurements. Times are in ms, memory is in MiB.
+    """The measurements.
+
+    Times are in ms, unless the name ends with ``_in_s``; memory is in MiB.
 
     :ivar delivered_when_sent: the number of rows of the flood that were delivered when
         the last row arrived.

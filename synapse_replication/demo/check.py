@@ -52,7 +52,7 @@ class Tally:
     :ivar written: rows that the writer wrote.
     :ivar received: rows in the reader's journal.
     :ivar missing: written rows that are absent from the journal, or differ there.
-    :ivar duplicated: rows in the journal that were not written, or less often.
+    :ivar duplicated: rows in the journal that were not written, or fewer times.
     :ivar out_of_order: rows in the journal after a row with a greater token.
     :ivar final_position: the reader's last position; ``None`` if it has none.
     :ivar last_token: the token of the last written row; 0 if there is none.

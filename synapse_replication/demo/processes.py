@@ -104,7 +104,7 @@ class ReplicationProcess:
             self.wait()
 
     def freeze(self) -> None:
-        """Send SIGSTOP: its connections stay open, but it sends nothing."""
+        """Send SIGSTOP: the process keeps its connections open, but sends nothing."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
 

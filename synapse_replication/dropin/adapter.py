@@ -62,9 +62,9 @@ class HostClock:
 
 
 def _duration_type(clock: Any) -> Callable[[float], Any]:
-    """Return a function that converts s to the time span of the host's clock.
+    """Return a function that converts seconds to the time type of the host's clock.
 
-    Older clocks accept a number, newer ones a duration of a class of their own.
+    Older clocks accept a number; newer clocks require a ``Duration``.
     """
     parameters = list(inspect.signature(clock.call_later).parameters.values())
     if "Duration" not in str(parameters[0].annotation):
@@ -99,11 +99,11 @@ class HostRows:
     delivered before the position.
 
     A position may also be the id of another writer's row that cannot be delivered yet,
-    because a lower id is in flight. The host would regard that id as finished, and
-    advance its token past the row as soon as the lower id arrives. Such a position is
-    held until the row is delivered.
+    because a lower id is in flight. The host would regard the row's id as finished, and
+    advance its token past the row as soon as the lower id is finished, too. Such a
+    position is held until the row is delivered.
 
-    :param clock: limits the time for which a false position is suspected to hide rows.
+    :param clock: measures how long a false position is suspected of hiding rows.
     """
 
     def __init__(self, hs: Any, streams: HostStreams, clock: Clock) -> None:
@@ -222,8 +222,8 @@ class HostRows:
         upto = stream.seen_by_all(instance_name, token)
         cursors = dict.fromkeys(stream.writers(), upto)
         for writer in behind:
-            # Also deliver rows that a false position of this writer may have hidden,
-            # because a row beyond that position would seem to confirm it.
+            # Also deliver rows that a false position of this writer may have hidden: a
+            # row beyond the position would otherwise seem to confirm it.
             cursors[writer] = self._silent[name].start_of(
                 writer, stream.current_token(writer)
             )

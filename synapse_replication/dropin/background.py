@@ -89,7 +89,7 @@ class BackgroundProcessPool:
         return work
 
     def stop(self) -> None:
-        """End the waiting processes now, and the others when their work is done."""
+        """End the waiting processes; a busy process ends when its work is done."""
         self._is_stopped = True
         for idle in self._idle.values():
             while idle:

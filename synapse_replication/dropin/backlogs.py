@@ -3,8 +3,8 @@
 Theory of operation: a host mounts one class at its replication path, on exactly those
 listeners that have the resource ``replication``. Its replacement is a subclass that
 passes requests with ``backlog=1``, and ``GET .../status``, to this package's
-:class:`ReplicationResource`, and all others to the host. The backlog is therefore
-available at the same address as the host's own rows, with the same
+:class:`ReplicationResource`, and all other requests to the host. The backlog is
+therefore available at the same address as the host's own rows, with the same
 ``worker_replication_secret``.
 
 Only a process with such a listener has a backlog; it announces the backlog to its
@@ -91,7 +91,7 @@ def with_backlog(original: Any) -> Any:
 def _make_resource(hs: Any) -> ReplicationResource | None:
     handler = hs.get_replication_command_handler()
     if not isinstance(handler, ReplicationCommandHandler):
-        # The host's own handler, which has no backlog and no status.
+        # The host's own handler has no backlog and no status.
         return None
     ours: Any = handler
     return ReplicationResource(
@@ -193,7 +193,7 @@ class _Writers:
             locations,
             lambda host: policy.creatorForNetloc(host.encode("ascii"), _ANY_PORT),
         )
-        # A host may shut down while its reactor keeps running.
+        # Close the connections even if the reactor keeps running after the shutdown.
         hs.register_sync_shutdown_handler(
             phase="during",
             eventType="shutdown",

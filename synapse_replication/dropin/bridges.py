@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def host_attribute(module: str, name: str) -> Any:
-    """Return what a name of the host refers to: its replacement, if it was replaced."""
+    """Return the host's object of a name, or its replacement if it was replaced."""
     return getattr(importlib.import_module(f"synapse.replication.tcp.{module}"), name)
 
 

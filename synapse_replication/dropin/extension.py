@@ -5,8 +5,8 @@ the command handler and used by the subscription, if both are replaced. Its epoc
 host's instance id, which is random and differs at each start. Stock processes do not
 subscribe to the extension's channel.
 
-The extension retains the rows that were sent in a backlog, if peers can request them:
-see ``backlogs.py``.
+If peers can request sent rows, the extension retains them in a backlog: see
+``backlogs.py``.
 """
 
 from __future__ import annotations
@@ -53,6 +53,6 @@ def make_extension(
 
 
 def extension_of(handler: Any) -> ReplicationExtension | None:
-    """Return the extension of a command handler, which may be a stock one."""
+    """Return the extension of a command handler; ``None`` for a stock handler."""
     extension = getattr(handler, "extension", None)
     return extension if isinstance(extension, ReplicationExtension) else None

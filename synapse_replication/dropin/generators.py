@@ -1,4 +1,4 @@
-"""A registry of a host's id generators, to compare positions with their sequences.
+"""A registry of a host's id generators, for comparing positions with sequences.
 
 A host's streams have no reference to their id generators, so the generators register
 themselves here.

@@ -47,7 +47,7 @@ _NAMED_PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 class HostDatabase:
-    """The host's pool, as a :class:`TransactionRunner`."""
+    """The host's connection pool, as a :class:`TransactionRunner`."""
 
     def __init__(self, db: Any, server_name: str) -> None:
         self._db = db
@@ -131,9 +131,10 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
     """Allocates a stream's ids, and tracks which of them are finished.
 
     :param db_conn: an open connection, used only by the constructor.
-    :param db: the host's pool.
+    :param db: the host's connection pool.
     :param notifier: notified when ids are finished.
-    :param tables: ``(table, column of the writer, column of the id)``.
+    :param tables: for each table: its name, the column of the writer, and the column of
+        the id.
     :param positive: ``False`` for a stream that counts down.
     """
 
@@ -229,7 +230,7 @@ def _load_positions(
                 cursor,
                 stream,
                 instance_name,
-                # When the host starts, it raises each sequence to its tables, too.
+                # At its start, the host also raises each sequence to its tables' ids.
                 raise_to_tables=True,
                 positions_type=HostPositions,
             )

@@ -65,7 +65,7 @@ def installed_version() -> str | None:
 
 
 def version_problem(version: str | None) -> str | None:
-    """Return why a version is not a tested one; ``None`` if it is."""
+    """Return why a version counts as untested; ``None`` if it was tested."""
     proven = ", ".join(PROVEN_VERSIONS)
     if version is None:
         return f"{DISTRIBUTION} is not installed in the environment of {sys.executable}"

@@ -214,7 +214,7 @@ def _outbound(
     )
     if not reconnect:
         factory.stopTrying()
-    # The host may shut down before it has started replication.
+    # Close the connection even if the host shuts down before it starts replication.
     hs.register_sync_shutdown_handler(
         phase="during", eventType="shutdown", shutdown_func=partial(close, factory)
     )

@@ -29,7 +29,7 @@ def whole_number(variable: str, default: int) -> int:
 
 
 def plausible_distance() -> int:
-    """Return how many ids a plausible position may be beyond its sequence, at most.
+    """Return the maximum distance, in ids, of a plausible position from its sequence.
 
     :raises StreamConfigurationError: if the environment variable is not a whole number.
     """

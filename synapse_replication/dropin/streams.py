@@ -47,7 +47,7 @@ class HostRowCodec(RowCodec[Any]):
     def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[Any]:
         """Decode rows that arrived together.
 
-        :raises RowDecodeError: if one of them is not a row of this stream.
+        :raises RowDecodeError: if one of the texts is not a row of this stream.
         """
         rows = []
         for index, text in enumerate(texts):
@@ -233,7 +233,7 @@ class HostStream:
             instance_name, from_token, upto_token
         )
         if self.description.held_in_memory and not limited and upto < upto_token:
-            # The writer itself is at this position.
+            # The response shows that the writer itself is only at this position.
             last_token = upto
         return StreamUpdateResult(updates, upto, limited, last_token)
 

@@ -40,7 +40,7 @@ class SubstitutionError(ReplicationError):
 class Substitution:
     """One name of the host and its replacement.
 
-    :ivar part: the part to which it belongs, which an operator can select.
+    :ivar part: the part of the host, selectable by an operator, that contains the name.
     :ivar module: the host's module.
     :ivar name: the name in that module.
     :ivar replacement: the replacement, as ``module:name``.
@@ -63,7 +63,7 @@ class Substitution:
         return f"{self.module}.{self.name}"
 
     def load_replacement(self, original: Any) -> Any:
-        """Import the replacement; if it extends ``original``, derive it from that."""
+        """Import the replacement; if :attr:`extends`, derive it from ``original``."""
         module, _, name = self.replacement.partition(":")
         ours = getattr(importlib.import_module(module), name)
         return ours(original) if self.extends else ours

@@ -365,7 +365,7 @@ class ReplicationHooks(ReplicationObserver):
     def position_persisted(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        # Checked first, because this is called for each write of a position.
+        # Check for callbacks first: this method is called for each write of a position.
         if PositionPersisted in self._callbacks:
             event = PositionPersisted(stream_name, instance_name, token)
             self._enqueue(event, (PositionPersisted, stream_name, instance_name))
@@ -397,8 +397,8 @@ class ReplicationHooks(ReplicationObserver):
     def _check_status(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.
         self._next_check = self._clock.call_later(CHECK_EVERY, self._check_status)
-        # Without subscribers, save the snapshot: one per second was half a percent of
-        # the CPU time of a process that only receives.
+        # Without callbacks, omit the snapshot: one per second would cost half a percent
+        # of the CPU time of a process that only receives.
         if any(self._callbacks.values()):
             self._compare()
 

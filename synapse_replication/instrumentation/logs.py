@@ -198,7 +198,7 @@ class LoggingObserver(ReplicationObserver):
         self._logger.info(
             "Stream {stream} of {writer} moved back from {from_token} to {to_token}: "
             "its writer restarted, may have restarted, or was announced at a position "
-            "beyond its own",
+            "that it has not reached",
             stream=stream_name,
             writer=instance_name,
             from_token=from_token,

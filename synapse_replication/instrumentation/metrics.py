@@ -130,7 +130,7 @@ EXTERNAL_CACHE_GET = _counter(
     "synapse_external_cache_get",
     "cache_name",
     "hit",
-    help_text="Values requested from the external cache, by whether it had them.",
+    help_text="Values requested from the external cache, by whether they were found.",
 )
 EXTERNAL_CACHE_SECONDS = _histogram(
     "synapse_external_cache_response_time_seconds",
@@ -148,7 +148,7 @@ LAG_POSITIONS = _gauge(
     "synapse_replication_lag_positions",
     "stream_name",
     "instance_name",
-    help_text="Positions between what a writer announced and what was delivered here.",
+    help_text="Difference between a writer's announced and its delivered position.",
 )
 LAG_SECONDS = _gauge(
     "synapse_replication_lag_seconds",
@@ -235,8 +235,8 @@ BACKLOG_HITS = _counter(
 BACKLOG_MISSES = _counter(
     "synapse_replication_backlog_misses",
     "stream_name",
-    help_text="Pages of rows that a writer was asked for and did not return from its "
-    "backlog.",
+    help_text="Pages of rows that were requested from a writer and that it did not "
+    "return from its backlog.",
 )
 BACKLOG_ROWS = _gauge(
     "synapse_replication_backlog_rows",

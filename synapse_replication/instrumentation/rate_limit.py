@@ -43,7 +43,7 @@ class RateLimit:
     ) -> int | None:
         """Decide whether to write a line of this kind.
 
-        :param group: one of a fixed set; only ``kind`` may contain a peer's text.
+        :param group: a name from a fixed set; only ``kind`` may contain a peer's text.
         :param burst: how many lines of the kind are written in one period.
         :param most: how many lines of the group are written in one period.
         :return: the number of similar lines that were suppressed before this one;

@@ -55,7 +55,7 @@ EPOCH_MS = 1_700_000_000_000
 class MemoryConnection:
     """A connection that records sent lines.
 
-    It is a
+    It implements
     :class:`~synapse_replication.handlers.interfaces.ReplicationConnection`.
 
     :param max_line_length: the length in bytes above which lines are rejected;
@@ -361,7 +361,7 @@ class StreamSet:
 class MemoryHost:
     """A host whose clock is :attr:`reactor`.
 
-    It is a :class:`~synapse_replication.handlers.interfaces.ReplicationHost`.
+    It implements :class:`~synapse_replication.handlers.interfaces.ReplicationHost`.
 
     :param written: the names of the streams that this process writes.
     :ivar reactor: the clock that the test advances.

@@ -239,7 +239,7 @@ class PrivateServer:
         return self.start()
 
     def freeze(self) -> None:
-        """Send SIGSTOP: its connections stay open, but it sends nothing."""
+        """Send SIGSTOP: the server keeps its connections open, but sends nothing."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:

@@ -267,7 +267,7 @@ class LoggingObserverTests(SynchronousTestCase):
                     "info",
                     "Stream typing of w1 moved back from 90 to 2: its writer "
                     "restarted, may have restarted, or was announced at a "
-                    "position beyond its own",
+                    "position that it has not reached",
                 ),
                 (
                     "info",

@@ -1,4 +1,4 @@
-"""Kills the archive's driver at every point, and checks that each row is stored once.
+"""Kills the archive's driver at many points, and checks that each row is stored once.
 
 ::
 
@@ -7,13 +7,13 @@
 
 New rows are written to a private PostgreSQL before each run. A run is a separate
 process, with Spark. It is killed with SIGKILL, first at each named point, then at
-random times: only its Python, only its Java, or both. The next run starts immediately,
-while the Java process of the previous run may still be running. After each kill, the
-Delta tables are searched for rows that are duplicated, or that are not in the database.
-The last run is not killed; then Spark, DuckDB, pyarrow and the database must agree on
-every row.
+random times: only its Python process, only its Java process, or both. The next run
+starts immediately, while the Java process of the previous run may still be running.
+After each kill, the Delta tables are searched for rows that are duplicated, or that are
+not in the database. The last run is not killed; then Spark, DuckDB, pyarrow and the
+database must agree on every row.
 
 With ``--two-drivers``, two runs archive to the same location concurrently, in several
 rounds, and one of them is sometimes killed. A run whose commit conflicts with a commit
-of the other run must end with a message about it.
+of the other run must end with an error that names the conflict.
 """

@@ -14,7 +14,7 @@ from synapse_replication.pipeline.archive.table import Point
 
 __all__ = ["PATIENCE_SECONDS", "VICTIMS", "Kill", "kill_process", "plan_kills"]
 
-#: The processes to kill.
+#: The processes that one kill can end.
 VICTIMS = ("python", "both", "java")
 
 #: Points that a run reaches only once.

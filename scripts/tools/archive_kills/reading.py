@@ -1,4 +1,4 @@
-"""Reads all rows of an archive with several libraries, in the same order."""
+"""Reads all rows of an archive with several libraries, and sorts them."""
 
 from __future__ import annotations
 

@@ -127,7 +127,10 @@ class KillTest:
         return self.result
 
     def _start(self, kill: Kill | None) -> tuple[int, int]:
-        """Run until it ends or is killed; return its status and number of points."""
+        """Start a run, and wait until it ends.
+
+        :return: the exit status, and the number of points that the run reached.
+        """
         arguments = ["--child", str(self._folder)]
         if kill is not None and kill.point is not None:
             arguments += ["--point", kill.point.value, "--nth", str(kill.nth)]

@@ -14,9 +14,9 @@ __all__ = ["TASKS", "Database", "Result", "Task", "Unit"]
 class Unit(enum.Enum):
     """The unit of a result.
 
-    The value contains the text of the unit, the key in the result, and whether the
-    result is the time for the task's count, so that a greater rate is better. For all
-    other units, a lower value is better.
+    The value contains the text of the unit, the key in the result, and whether the unit
+    is a rate: the task's count divided by the time in the result. A greater rate is
+    better; for all other units, a lower value is better.
     """
 
     PER_SECOND = ("/s", "seconds", True)

@@ -118,12 +118,12 @@ def faults(
     """Cause real faults on real processes under load, and check every row.
 
     With the host of the demonstration, each scenario starts a private PostgreSQL and
-    Redis, a main process, three more writers and two readers. Exit status 0 only if no
-    row was lost, duplicated or reordered, and all positions agreed at the end.
+    Redis, a main process, three more writers and two readers. The exit status is 0 only
+    if no row was lost, duplicated or reordered, and all positions agreed at the end.
 
     With a real Synapse, each deployment starts a private PostgreSQL and Redis and five
-    processes, some with this package and some stock. Exit status 0 only if no process
-    with this package lost or duplicated a row.
+    processes, some with this package and some stock. The exit status is 0 only if no
+    process with this package lost or duplicated a row.
     """
     _reject_options(ctx, _OF_SYNAPSE if host == "demo" else _OF_DEMO, host)
     progress = Console(stderr=True)

@@ -117,7 +117,7 @@ class SmallDiskPostgres(PrivatePostgres):
 class FaultDeployment(Deployment):
     """A deployment under a steady load.
 
-    :param plan: the plan, of which the number of rows is ignored.
+    :param plan: the plan; its number of rows is ignored.
     :param needs: the requirements of the scenario.
     :param skip: the number of writes of the script to skip.
     """
@@ -137,7 +137,7 @@ class FaultDeployment(Deployment):
 
     @property
     def end_file(self) -> Path:
-        """The file that ends the writers when it exists."""
+        """The file whose existence makes the writers end."""
         return self.directory / "end"
 
     def end_writers(self) -> None:

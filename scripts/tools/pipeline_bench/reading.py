@@ -190,7 +190,7 @@ def _use_all(frame: DataFrame) -> int:
 
 
 class _Counter(io.RawIOBase):
-    """Splits CSV into tuples as it arrives, and counts them."""
+    """A file for writing CSV, which is split into tuples that are counted."""
 
     def __init__(self) -> None:
         self.rows = 0

@@ -71,8 +71,8 @@ def suite(
 ) -> None:
     """Run the homeserver's own tests with stock replication, then with this package.
 
-    Exit status 0 only if every test that succeeds with stock replication succeeds with
-    this package; 2 if the tests cannot be fetched.
+    The exit status is 0 only if every test that succeeds with stock replication also
+    succeeds with this package; it is 2 if the tests cannot be fetched.
     """
     console = Console(stderr=True)
     version = importlib.metadata.version(DISTRIBUTION)

@@ -1,1 +1,1 @@
-"""The state of a process as a value, and the observer that updates it."""
+"""The replication status of a process, and the observer that tracks it."""

@@ -106,11 +106,14 @@ class StatusObserver(ReplicationObserver):
         self._own: Callable[[], Mapping[str, int]] = dict
 
     def watch_buffers(self, source: Callable[[], Iterable[ConnectionBuffers]]) -> None:
-        """Read the buffers of some connections for each snapshot."""
+        """For each snapshot, read the buffers of some connections.
+
+        :param source: returns the buffers of each open connection.
+        """
         self._buffer_sources.append(source)
 
     def watch_own_positions(self, source: Callable[[], Mapping[str, int]]) -> None:
-        """Read the positions of the streams that this process writes for each snapshot.
+        """For each snapshot, read the positions of this process as a writer.
 
         :param source: returns the last announced position of each stream, by its name.
         """
@@ -125,7 +128,7 @@ class StatusObserver(ReplicationObserver):
         self._remove_expired()
 
     def _remove_expired(self) -> None:
-        """Remove expired entries that the configuration does not name."""
+        """Remove entries that have expired and that the configuration does not name."""
         now = self._monotonic()
         before = now - self._limits.forget_after
         for key, writer in list(self._writers.items()):

@@ -20,7 +20,7 @@ __all__ = [
     "store_if_room",
 ]
 
-#: The maximum number of tracked writers, of links and of peers, each.
+#: The maximum number of entries of each kind: writers, links, peers, duplicates.
 MAX_NAMES = 1000
 #: The maximum number of stored undelivered announcements of a writer; beyond this
 #: number, every second one is removed.
@@ -36,14 +36,14 @@ _Value = TypeVar("_Value")
 class StatusLimits:
     """The durations after which a state is reported, in s, and limits.
 
-    :ivar late_after: the age of undelivered rows from which a live writer is shown as
+    :ivar late_after: the age of undelivered rows above which a live writer is shown as
         catching up.
     :ivar stalled_after: how long a problem must last before the writer is stalled.
     :ivar silent_after: how long after its last heartbeat a peer is considered gone.
     :ivar duplicate_for: how long after its last detection a duplicate is reported.
     :ivar history: the number of samples of the lag that are stored.
-    :ivar forget_after: the time without events after which an entry is removed that the
-        configuration does not name, for instance a peer that has left.
+    :ivar forget_after: the time without events after which an entry is removed if the
+        configuration does not name it, for instance a peer that has left.
     """
 
     late_after: float = 2.0
@@ -59,12 +59,13 @@ class WriterRecord:
     """The state of one writer of one stream. All times are monotonic, in s.
 
     :ivar waiting_since: since when this process has waited for the writer's POSITION.
-    :ivar progress_at: the last time at which rows were delivered, or none was
+    :ivar progress_at: the last time at which a row was delivered, or no row was
         undelivered.
     :ivar position: the position up to which the writer's rows were delivered.
     :ivar announced: the writer's last announced or reported position.
     :ivar connection: the name of the link on which the writer is connected.
-    :ivar was_live: whether, at any time since the start, all rows were delivered.
+    :ivar was_live: whether the writer, at any time since the start, was connected and
+        all its rows were delivered.
     :ivar catch_up: the running catch-up.
     :ivar is_removed: whether this is a removed writer that is being drained.
     :ivar failing_since: since when catch-ups have failed.
@@ -85,7 +86,7 @@ class WriterRecord:
     undelivered: deque[tuple[int, float]] = attrs.Factory(deque)
     history: deque[int] = attrs.Factory(deque)
     #: Position, announced position and connection at the last sample that differed
-    #: from the one before, and the time of that sample.
+    #: from its predecessor, and the time of that sample.
     sampled: tuple[int | None, int | None, str | None] | None = None
     sampled_at: float = 0.0
 
@@ -101,7 +102,7 @@ class WriterRecord:
         return max(self.announced - self.position, 0)
 
     def announce(self, token: int, written: float) -> None:
-        """Record that the writer reached ``token`` at or before ``written``."""
+        """Record that the writer reached ``token`` no later than at ``written``."""
         if self.position is None or token >= self.position:
             self.behind_us = None
         if self.announced is None or token > self.announced:

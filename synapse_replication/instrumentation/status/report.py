@@ -88,10 +88,10 @@ class StatusReport:
     def not_ready(
         self, writers: Iterable[WriterStatus], *, needs_link: bool
     ) -> Iterator[str]:
-        """Yield the reasons for which the process is not ready: no link, or writers.
+        """Yield the reasons for which the process is not ready.
 
-        A writer delays readiness until all its rows have been delivered once, unless it
-        is absent.
+        It needs a link, if it makes links. A writer that is not absent delays readiness
+        until, for the first time, all its rows have been delivered.
         """
         has_links = needs_link or bool(self.records.links)
         if has_links and not self._is_linked():
@@ -141,7 +141,7 @@ class StatusReport:
     def _problems(self, name: str, writer: WriterRecord) -> Iterator[_Problem]:
         """Yield the reasons for which a writer's rows do not arrive.
 
-        A cause precedes its consequences.
+        A cause is yielded before its consequences.
         """
         if writer.connection is None and not self._is_linked():
             links = self.records.links.items()
@@ -157,7 +157,7 @@ class StatusReport:
                 writer.progress_at,
                 writer.undelivered[0][1] if writer.undelivered else 0.0,
             )
-            detail = "rows were announced and none was delivered"
+            detail = "rows were announced, but none was delivered"
             yield StallReason.NO_PROGRESS, since, detail
         if writer.connection is None and not (is_fetching or writer.is_removed):
             detail = f"{name} has not announced its position; is it running?"

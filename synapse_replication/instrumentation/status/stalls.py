@@ -1,6 +1,6 @@
 """Log lines about stalled writers, and about the end of each stall.
 
-A line names the reason, the duration and the remedy.
+A line about a stall contains the reason, the duration and the remedy.
 
 No event announces that rows stopped arriving, so the status is checked periodically.
 Writers that are stalled for the same reason share one line: if Redis is down, one line

@@ -46,8 +46,8 @@ def main(seeds: range | None, seed: int | None, verbose: bool, jobs: int) -> Non
 
     The cluster has a main process, two workers that write and two that read. Faults
     are crashes, broken links, outages of the broker and the database, and unreadable
-    rows. A run is determined by its seed, so a failure can be repeated. The exit status
-    is 0 only if every invariant held for every seed.
+    rows. The seed determines a run, so a failure can be reproduced. The exit status is
+    0 only if every invariant held for every seed.
     """
     if seed is not None:
         seeds, jobs = range(seed, seed + 1), 1

@@ -27,7 +27,7 @@ class SimulatedBroker:
     :ivar auth_stalls: whether AUTH is left unanswered.
     :ivar auth_fails: whether AUTH is refused.
     :ivar buffer_limit: the bytes in flight above which a subscriber is disconnected.
-    :ivar messages: the number of messages on the channel of all commands.
+    :ivar messages: the number of messages on the main channel.
     :ivar extension_messages: the number of messages on other channels.
     :ivar kills: the number of disconnected subscribers.
     """

@@ -16,7 +16,7 @@ _due = methodcaller("getTime")
 
 
 class TooManyCallsError(Exception):
-    """A simulation makes more calls than any run needs: probably an endless loop."""
+    """The simulation made more calls than any run needs: probably an endless loop."""
 
 
 class SimulatedClock(Clock):

@@ -147,7 +147,10 @@ class Faults:
         return f"{name}, {point}"
 
     def _outrun(self) -> str:
-        """Restart the writer of the stream in memory, so that it overtakes a reader."""
+        """Restart the writer of the stream in memory while a reader is cut off.
+
+        The new tokens of the writer then exceed the reader's position.
+        """
         cluster, random = self._cluster, self._random
         call_later = cluster.clock.callLater
         name = random.choice([name for name in PROCESSES if name != "main"])

@@ -1,10 +1,10 @@
 """Doubles of a homeserver's id generators and streams, for the drop-in.
 
-In a homeserver every process has an id generator for each stream. The token that it
-returns for a writer covers the position up to which all writers have persisted their
-rows. The POSITION of one writer can therefore advance another writer's token past a row
-that this process missed. The drop-in's classes between these doubles and the command
-handler are real.
+In a homeserver, every process has an id generator for each stream. The token that the
+generator returns for a writer covers the position up to which all writers have
+persisted their rows. The POSITION of one writer can therefore advance another writer's
+token past a row that this process missed. The drop-in's classes between these doubles
+and the command handler are real.
 """
 
 from __future__ import annotations

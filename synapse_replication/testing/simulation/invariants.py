@@ -8,7 +8,8 @@ For each stream in tables, each writer, and each epoch of each reader:
   is committed at or below a position that a process has reached or announced;
 - a homeserver never shows a stream as seen up to a token before all rows that other
   writers committed up to that token were delivered;
-- a POSITION on the wire never declares a range empty that contains a commit.
+- a POSITION on the wire never declares a range to be empty that contains a committed
+  row.
 
 For a stream in memory: tokens increase within one epoch of its writer, and at the end
 every reader has the newest row of each key.

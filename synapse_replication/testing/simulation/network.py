@@ -119,7 +119,10 @@ class Pipe:
         self._is_closed = True
 
     def end_within(self, seconds: float) -> None:
-        """Discard bytes that would arrive after ``seconds``; then deliver the end."""
+        """Discard the bytes that would arrive too late, then deliver the end.
+
+        :param seconds: the time within which bytes must arrive, in s.
+        """
         limit = self._clock.rightNow + seconds
         while self._queue and self._queue[-1][0] > limit:
             self._queue.pop()

@@ -223,7 +223,7 @@ class Run:
         self.agreed_after = cluster.clock.rightNow - END
 
     def _nudge(self) -> None:
-        """Write again where the last row was unreadable or a lie was published.
+        """Let a writer write if its last row was unreadable, or a lie was about it.
 
         A reader that receives a row with an unreadable token does not know what to
         fetch until it receives the next row.

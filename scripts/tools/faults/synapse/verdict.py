@@ -1,11 +1,11 @@
 """Compares committed rows with the deliveries to each process: pure logic.
 
 A row is *due* to a process if the process ran long enough to receive it (until the end
-of the run, or of a round after the row was written), did not write it itself, and could
-not have read it from the database when it started. A row that was due and is still in
-the database, but was never delivered, is *lost*. A row that is no longer in the
-database was replaced by a newer one, or consumed by its user, so that a process which
-missed it can no longer fetch it.
+of the run, or of a round that ended after the row was written), did not write it
+itself, and could not have read it from the database when it started. A row that was due
+and is still in the database, but was never delivered, is *lost*. A row that is no
+longer in the database was replaced by a newer one, or consumed by its user, so that a
+process that missed the row can no longer fetch it.
 """
 
 from __future__ import annotations
