@@ -1,9 +1,9 @@
 """Commands that the code of a stand-alone process sends.
 
 Theory of operation: :class:`CommandsOut` is the attribute ``send`` of the host. It is
-created before the command handler, so that code from ``modules`` can store it and
-subscribe to channels at once, and is connected to the handler afterwards. While no link
-is up, the handler queues the commands.
+created before the command handler and connected to it later, so that the functions of
+``modules`` can store it and subscribe to channels. While no link is up, the handler
+queues the commands.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["CommandsOut"]
 
 
 class CommandsOut:
-    """Sends commands that carry no rows to the other instances: ``host.send``.
+    """Sends commands without rows to the other instances: ``host.send``.
 
     Call its methods in the reactor's thread. Commands may be sent once the process
     starts its services (``startService``). Channels must be subscribed to earlier, when
@@ -39,7 +39,7 @@ class CommandsOut:
         self._syncing: RecentDict[tuple[str, str | None], int] = RecentDict(MAX_USERS)
 
     def connect(self, handler: ReplicationCommandHandler) -> None:
-        """Send through ``handler`` from now on. Only the process itself calls this."""
+        """Send through ``handler`` from now on. For the wiring of the process only."""
         self._handler = handler
         for channel in self._channels:
             handler.subscribe_to_channel(channel)
@@ -53,7 +53,8 @@ class CommandsOut:
         """Subscribe to a Redis channel in addition to the main one.
 
         :param channel_name: the part of the channel's name after ``<server_name>/``.
-            With ``USER_IP``, the command sink's ``on_user_ip`` is called.
+            After subscribing to ``USER_IP``, the command sink's ``on_user_ip`` is
+            called.
         :raises LocalProtocolError: if replication has started.
         """
         if self._handler is not None:

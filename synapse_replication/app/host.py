@@ -45,19 +45,18 @@ class PositionsOnlySink:
 class StandaloneHost:
     """A :class:`~synapse_replication.handlers.interfaces.ReplicationHost`.
 
-    The sinks are created with the host as argument. So the host gets them afterwards,
-    by :meth:`set_sink` and :meth:`set_command_sink`, and before the functions of
-    ``modules`` are called.
+    The functions that create the sinks have the host as argument. So the host receives
+    the sinks later, by :meth:`set_sink` and :meth:`set_command_sink`, but before the
+    functions of ``modules`` are called.
 
     :ivar hooks: delivers events to subscribed callbacks.
     :ivar send: sends commands to the other instances.
     :ivar commands: receives the commands of other instances; the configured
         ``command_sink``, if there is one.
     :ivar observer: receives all events.
-    :ivar rows: delivers received rows to the sink. It never waits for a position
-        beyond the largest token of a stream.
-    :param stores_user_ips: whether this process stores client IPs, although no code of
-        it subscribes to them.
+    :ivar rows: delivers received rows to the sink.
+    :param stores_user_ips: whether this process stores client IPs, even if its code
+        does not subscribe to ``USER_IP``.
     :param sources: reads from the other processes and the database.
     """
 
@@ -83,7 +82,7 @@ class StandaloneHost:
         hooks: ReplicationHooks,
         sources: HostSources | None = None,
     ) -> StandaloneHost:
-        """Return the host of a process, still without streams and sink."""
+        """Return the host of a process; its streams and sinks are added later."""
         return cls(
             Identity(
                 config.server_name, config.instance_name, secrets.token_urlsafe(12)
@@ -116,13 +115,13 @@ class StandaloneHost:
 
     @property
     def stores_user_ips(self) -> bool:
-        """Whether this process stores client IPs, or its code subscribed to them."""
+        """Whether this process stores client IPs, or its code subscribes to them."""
         return self._stores_user_ips or UserIpCommand.NAME in self.send.channels
 
     def fetch_from_writer(self, stream_name: str) -> UpdateFunction:
-        """Return a function that requests a stream's rows from their writers.
+        """Return a function that requests the rows of a stream held in memory.
 
-        It requests them over HTTP, with retries; for streams held in memory.
+        The function requests the rows from their writers over HTTP, with retries.
         """
         return self._sources.fetch_from_writer(stream_name)
 

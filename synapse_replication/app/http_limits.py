@@ -2,12 +2,13 @@
 
 Theory of operation: no resource here accepts a body, so a request that announces one,
 by its length or in chunks, is answered with 413 once its headers are read; the body is
-not read. (Twisted would store it, and parse a form, before it calls any code of this
-package.) A request for a host that this listener does not serve may come from a web
-page whose domain was made to resolve to this machine (DNS rebinding); it is answered
-with 421. An address is always served, because rebinding needs a domain name. When too
-many connections are open, the one that has been idle for the longest time is closed, so
-that idle clients cannot lock out others.
+not read. (Twisted would store the body, and parse it if it is a form, before calling
+any code of this package.) A request for a host that this listener does not serve may
+come from a web page whose domain was made to resolve to this machine (DNS rebinding);
+the request is answered with 421. A request whose host is an IP address is always
+served, because rebinding needs a domain name. When too many connections are open, the
+one that has been idle for the longest time is closed, so that idle clients cannot lock
+out others.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = ["MAX_CONNECTIONS", "BoundedSite", "served_hosts"]
 
 #: The default for the most connections that a listener has open at a time.
 MAX_CONNECTIONS: Final = 500
-#: How long a client whose body was refused has to read the response, in s.
+#: The time that a client whose request was refused has to read the response, in s.
 _REFUSED_FOR: Final = 1.0
 #: Paths that are served under any host: a web page may read their content.
 _PUBLIC_PATHS: Final = frozenset({b"/health"})
@@ -87,8 +88,8 @@ class _BoundedChannel(HTTPChannel):
             b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n\r\n%b"
             % (len(_TOO_LARGE), _TOO_LARGE)
         )
-        # Closing with unread bytes resets the connection, perhaps before the client has
-        # read the response: stop reading, and close a little later.
+        # Closing a connection with unread bytes resets it, perhaps before the client
+        # has read the response: stop reading, and close it a little later.
         self.transport.pauseProducing()
         self.setTimeout(_REFUSED_FOR)  # type: ignore[no-untyped-call]
 
@@ -106,7 +107,7 @@ class _BoundedChannel(HTTPChannel):
             super().rawDataReceived(data)
 
     def timeoutConnection(self) -> None:
-        # Idle clients are normal: close at once, without a log line.
+        # Idle clients are normal: close the connection without a log line.
         self.transport.abortConnection()
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
@@ -200,5 +201,5 @@ class BoundedSite(Site):
             return True
         host = (request.getHeader(b"Host") or b"").decode("latin-1")
         name = _plain(_PORT.sub("", host))
-        # A browser always sends the header.
+        # A browser always sends the header, so a request without it is served.
         return not name or name in self._hosts or _is_address(name)

@@ -18,13 +18,13 @@ from synapse_replication.instrumentation.status.model import ProcessStatus
 
 __all__ = ["HealthResource", "MetricsResource", "make_site"]
 
-#: How long a connection may be idle, in s. Peers close theirs earlier.
+#: How long a connection may be idle, in s. Peers close their connections earlier.
 _IDLE_TIMEOUT = 300
 _REPLICATION = b"/_synapse/replication/"
 
 
 class HealthResource(Resource):
-    """Responds with ``OK``, because a process listens only once it is up."""
+    """Responds with ``OK``: a process does not listen before it is up."""
 
     isLeaf = True  # noqa: N815
 
@@ -37,7 +37,8 @@ class HealthResource(Resource):
 class MetricsResource(Resource):
     """Responds with the metrics of a registry.
 
-    It reads them in the reactor's thread, because some come from open connections.
+    The metrics are read in the reactor's thread, because some are computed from open
+    connections.
     """
 
     isLeaf = True  # noqa: N815
@@ -72,7 +73,7 @@ def make_site(
         ``/_synapse/metrics``.
     :param snapshot: returns the current status.
     :param hosts: the host names that the listener serves; ``None`` for any.
-    :param has_secret: whether requests for rows must have a secret.
+    :param has_secret: whether requests for rows must contain a secret.
     :param max_connections: the most connections that are open at a time.
     :param refused: called for each refused request with the status and the reason.
     """

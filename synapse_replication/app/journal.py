@@ -1,19 +1,21 @@
-"""A row sink that appends received rows to a file, and resumes from it.
+"""A row sink that appends received rows to a file, and resumes from that file.
 
 Each line is a JSON object: the rows of one token, with their stream, writer and
 token::
 
     {"stream":"events","writer":"persister1","token":7,"rows":[["ev",...]]}
 
-A POSITION that advances without rows is a line without rows. For a stream held in
-memory, a line with an ``epoch`` begins an epoch of the writer, to which the following
-rows belong (see :class:`~synapse_replication.handlers.interfaces.EpochSink`)::
+A position that advances without rows is recorded as a line without rows. For a stream
+held in memory, a line with an ``epoch`` begins an epoch of the writer; the writer's
+following rows belong to that epoch (see
+:class:`~synapse_replication.handlers.interfaces.EpochSink`)::
 
     {"stream":"typing","writer":"master","token":0,"rows":[],"epoch":"Vn3x"}
 
 Rows are passed to the operating system before the position advances, so no row below a
-recorded position is lost if the process is killed. If it is killed during a write, the
-incomplete last line is removed at the next start, and its rows are fetched again.
+recorded position is lost if the process is killed. If the process is killed during a
+write, the incomplete last line is removed at the next start, and its rows are fetched
+again.
 
 Each process needs a file of its own. Configure a worker to use one by::
 
@@ -41,8 +43,9 @@ class JournalSink:
     It is a :class:`~synapse_replication.handlers.interfaces.RowSink`.
 
     :param path: the file; created if it is missing.
-    :param to_json: ``(stream_name, row) -> JSON value`` of a typed row.
-    :raises StorageError: if a line before the last one is not a line of a journal.
+    :param to_json: ``(stream_name, row) -> value``; returns the JSON value of a typed
+        row.
+    :raises StorageError: if a complete line of the file is not a line of a journal.
     """
 
     def __init__(self, path: Path, to_json: Callable[[str, Any], Any]) -> None:
@@ -81,7 +84,7 @@ class JournalSink:
         return dict(self._positions)
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
-        """Return the epoch of the position of each ``(stream, writer)``, if known."""
+        """Return the last epoch of each ``(stream, writer)`` that has one."""
         return dict(self._epochs)
 
     def on_rdata(
@@ -90,7 +93,7 @@ class JournalSink:
         """Write the rows of one token.
 
         :raises OSError: if the file cannot be written, for instance because the disk
-            is full; the incomplete line is removed then.
+            is full. In that case, the incomplete line is removed.
         """
         self._append(
             stream_name,
@@ -105,7 +108,7 @@ class JournalSink:
             self._append(stream_name, instance_name, token, [])
 
     def on_epoch(self, stream_name: str, instance_name: str, epoch: str) -> None:
-        """Record a new epoch, to which the rows after this line belong."""
+        """Record a new epoch of a writer; the writer's next rows belong to it."""
         self._append(stream_name, instance_name, 0, [], epoch=epoch)
         self._epochs[stream_name, instance_name] = epoch
 
@@ -116,7 +119,7 @@ class JournalSink:
         line = encode_json({**entry, **more}) + b"\n"
         written = 0
         try:
-            # Usually one write; with a full disk it may be partial.
+            # One write usually suffices; on a full disk, a write may be partial.
             while written < len(line):
                 written += self._file.write(line[written:])
         except OSError:

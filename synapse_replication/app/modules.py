@@ -1,4 +1,4 @@
-"""Imports the functions that the configuration names."""
+"""Import of the functions that the configuration names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def load_factory(
 
     :param key: the section's key within ``synapse_replication``.
     :param files: the configuration files, for the error.
-    :return: a function of the host that calls it with the section's ``config``.
+    :return: a function with the host as argument, which calls the imported function
+        with the host and the section's ``config``.
     :raises ConfigError: if it cannot be imported, or is not callable.
     """
     module_name, _, name = config.module.rpartition(".")

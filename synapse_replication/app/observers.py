@@ -1,4 +1,4 @@
-"""The observers of a process, and what they watch."""
+"""The observers of a process, and the data that they sample."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SAMPLE_EVERY = 5.0
 class ProcessObservers:
     """Status, hooks, metrics, log and spans of one process.
 
-    :ivar observer: receives all events, for all of them.
-    :ivar registry: holds the metrics.
+    :ivar observer: receives all events, and passes them to all of these.
+    :ivar registry: the registry of the metrics.
     """
 
     def __init__(self, config: ProcessConfig, clock: ReactorClock) -> None:
@@ -73,7 +73,7 @@ class ProcessObservers:
         )
 
     def watch_buffers(self, source: Callable[[], list[ConnectionBuffers]]) -> None:
-        """Read the buffers of some connections for metrics and status."""
+        """Add connections whose buffers are shown in the metrics and the status."""
         self.metrics.watch_buffers(source)
         self.status.watch_buffers(source)
 

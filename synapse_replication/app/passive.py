@@ -53,7 +53,7 @@ class _NullHandler:
     def received(
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None:
-        """Ignore the items: their lines were passed to the tap already."""
+        """Ignore the items: their lines have already been passed to the tap."""
 
     def ready_again(self, connection: ReplicationConnection) -> None:
         """Do nothing: there is nothing to send."""
@@ -111,7 +111,7 @@ class PassiveRedisLink:
         )
 
     def start(self) -> None:
-        """Connect and subscribe, and do so again whenever the connection is lost."""
+        """Connect and subscribe; whenever the connection is lost, reconnect."""
         self._connector = self._options.connect(
             self._reactor, self._factory, _CONNECT_TIMEOUT
         )
@@ -168,7 +168,7 @@ class Follower(Service):
     :param start: starts the links.
     :param stop: stops the links; its result is awaited.
     :param at_end: called after the links are stopped.
-    :ivar started: fails when the output fails; never fires otherwise, because a link
+    :ivar started: fails when the output fails. Otherwise it never fires, because a link
         may come up at any time.
     """
 
@@ -208,8 +208,8 @@ class Output:
 
     :param out: the stream to write to.
     :param clock: the reactor.
-    :param at_end: called once when writing has failed: with ``None`` if the reader of
-        a pipe has closed it (``| head``), else with the error.
+    :param at_end: called once, when writing has failed: with ``None`` if the reader of
+        a pipe has closed the pipe (``| head``), otherwise with the error.
     """
 
     def __init__(
@@ -222,19 +222,19 @@ class Output:
         self._clock = clock
         self._at_end = at_end
         self._flushing = False
-        self._gone = False
+        self._has_failed = False
 
     def isatty(self) -> bool:
         """Return whether the stream is a terminal."""
         return self._out.isatty()
 
     def fileno(self) -> int:
-        """Return the file descriptor, with which the terminal's width is found."""
+        """Return the file descriptor, which callers need for the terminal's width."""
         return self._out.fileno()
 
     def write(self, text: str) -> int:
-        """Write a text, and schedule a flush. Never raises ``OSError``."""
-        if not self._gone:
+        """Write a text, and schedule a flush. It never raises ``OSError``."""
+        if not self._has_failed:
             if not self._flushing:
                 self._flushing = True
                 self._clock.callLater(0, self._flush)
@@ -252,8 +252,8 @@ class Output:
         try:
             action()
         except OSError as error:
-            if not self._gone:
-                self._gone = True
+            if not self._has_failed:
+                self._has_failed = True
                 self._at_end(None if isinstance(error, BrokenPipeError) else error)
 
 

@@ -1,9 +1,9 @@
-"""The delivered positions of each writer of a stream in the database.
+"""Delivered positions of each writer, for a stream whose rows are in the database.
 
 An id generator knows which ids were *committed* (``stream_positions``). A process that
 delivers rows to a sink must know which rows were *delivered*, because rows that were
-committed while it was down are still to be fetched. The positions of other writers are
-therefore stored here; those of this process are in its id generator.
+committed while it was down are still to be fetched. Therefore the positions of other
+writers are tracked here; the position of this process is that of its id generator.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ __all__ = ["ReaderIds"]
 class ReaderIds:
     """The ids of a stream that a process reads.
 
-    For a :class:`~synapse_replication.storage.postgres_stream.PostgresStream`.
+    They are an argument of
+    :class:`~synapse_replication.storage.postgres_stream.PostgresStream`.
 
     :param stream_name: the stream, for errors.
     :param instance_name: the name of this process.
     :param handled: the position up to which each other writer's rows were delivered;
         tokens as on the wire.
-    :param unknown: the same for every writer that is not in ``handled``.
-    :param own: the id generator, if this process writes the stream.
-    :param negative: whether the stream's ids are tokens below zero.
+    :param unknown: the delivered position of every writer that is not in ``handled``.
+    :param own: the id generator; ``None`` if this process does not write the stream.
+    :param negative: whether the stream's ids are negative.
     """
 
     def __init__(
@@ -49,14 +50,14 @@ class ReaderIds:
         self._own = own
 
     def get_next(self) -> AbstractAsyncContextManager[int]:
-        """Return a context with a new id, which is finished when the context ends.
+        """Return a context manager that allocates an id and finishes it on exit.
 
         :raises StreamConfigurationError: if this process does not write the stream.
         """
         return self._generator().get_next()
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
-        """Return a writer's delivered position; for this process, its finished ids."""
+        """Return a writer's delivered position; for this process, the finished one."""
         if self._own is not None and instance_name == self._instance_name:
             return self._own.get_current_token_for_writer(instance_name)
         return self._handled.get(instance_name, self._unknown)
@@ -68,7 +69,7 @@ class ReaderIds:
         return self._own.get_announceable_token()
 
     def get_handled(self) -> Mapping[str, int]:
-        """Return the delivered position of each known other writer, above zero."""
+        """Return the delivered position of each known other writer, as a token."""
         return {
             name: self._sign * id_
             for name, id_ in self._handled.items()
@@ -77,7 +78,7 @@ class ReaderIds:
 
     @property
     def unknown(self) -> int:
-        """The delivered position of every unknown writer, above zero."""
+        """The delivered position of every unknown writer, as a token."""
         return self._sign * self._unknown
 
     def get_minimal_local_current_token(self) -> int:

@@ -1,7 +1,7 @@
-"""Runs one service as this process: start, signals, stop, exit status.
+"""Running one service as this process: start, signals, stop, exit status.
 
 The first SIGTERM or SIGINT stops the service cleanly and restores the default action
-of both signals, so that a second one ends the process at once. On SIGHUP, a
+of both signals, so that a second signal ends the process immediately. On SIGHUP, a
 :class:`Reloadable` service reloads its configuration.
 """
 
@@ -140,9 +140,9 @@ class _Process:
             service.started.addCallbacks(self._up, self._failed)
 
     def _up(self, _: None) -> None:
-        # A database thread that has received rows waits at most this long for a busy
-        # reactor. The default of 5 ms is the time in which a page of a catch-up is
-        # delivered.
+        # A database thread that has received rows waits at most this long while the
+        # reactor's thread is busy. The default of 5 ms is too long: in that time, the
+        # reactor delivers a page of a catch-up.
         sys.setswitchinterval(SWITCH_INTERVAL)
         # Objects created during the start live as long as the process: exclude them
         # from full garbage collections, which would pause the process.

@@ -1,10 +1,11 @@
-"""The wiring of a process: leaves first, as a Twisted service.
+"""The wiring of a process, as a Twisted service.
 
 The parts start in this order and stop in the reverse order: database, streams, the
-user's code, HTTP, links, sending. Thus every peer that can request rows finds all of
-them, and announced rows can be requested. On a stop, the process accepts no further
-writes, sends and delivers pending rows within :data:`DRAIN_TIMEOUT` per step,
-withdraws its syncing users, and closes the links only after all of that was written.
+user's code, HTTP, links, sending. So whenever a peer can request rows, all streams
+exist; and whenever rows are announced, they can be requested. On a stop, the process
+accepts no further writes, sends and delivers pending rows within :data:`DRAIN_TIMEOUT`
+per step, withdraws its syncing users, and closes the links only after everything has
+been written to them.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class ProcessService(Service):
         super().stopService()  # type: ignore[no-untyped-call]
         return Deferred.fromCoroutine(self._stop())
 
-    # -- for the supervisor -----------------------------------------------------------
+    # -- for SupervisedProcess --------------------------------------------------------
 
     def snapshot(self) -> ProcessStatus:
         """Return the current replication status."""
@@ -200,9 +201,9 @@ class ProcessService(Service):
             extension.start()
             self._stops.add("announcing the exit", extension.stop)
         self._stops.add("dropping unsent commands", handler.drop_unsent)
-        self._stops.add("taking back syncing users", self._clear_users(handler))
-        self._stops.add("handling what was received", handler.wait_until_idle)
-        self._stops.add("sending what was written", streamer.stop)
+        self._stops.add("withdrawing syncing users", self._clear_users(handler))
+        self._stops.add("handling received commands", handler.wait_until_idle)
+        self._stops.add("sending written rows", streamer.stop)
         streamer.start()
         for service in services:
             self._start_service(service)

@@ -1,4 +1,4 @@
-"""The sources outside its own process that a stand-alone host reads from."""
+"""The sources that a stand-alone host reads from: other processes and the database."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from synapse_replication.streams.table import TableStream
 __all__ = ["HostSources", "declared_streams", "make_sources"]
 
 
-def _refuse(name: str) -> UpdateFunction:
+def _fail_without_client(name: str) -> UpdateFunction:
     raise CatchUpError(
         f"rows of {name} cannot be requested: this host has no HTTP client"
     )
@@ -42,7 +42,7 @@ class HostSources:
         have allocated; ``None`` without a database.
     """
 
-    fetch_from_writer: Callable[[str], UpdateFunction] = _refuse
+    fetch_from_writer: Callable[[str], UpdateFunction] = _fail_without_client
     largest_token: LargestToken | None = None
 
 
@@ -81,7 +81,7 @@ def make_sources(
     streams = declared_streams(config)
 
     async def largest_token(stream_name: str) -> int | None:
-        """Return the sequence's last value; ``None`` if the stream has none."""
+        """Return the last value of the stream's sequence, ``None`` without one."""
         declared = streams.get(stream_name)
         sequence = None if declared is None else declared.sequence
         if sequence is None:

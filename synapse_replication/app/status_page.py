@@ -90,7 +90,7 @@ def judge(status: ProcessStatus) -> Verdict:
     count, streams = len(found.concerned), _streams(found.followed)
     if found.standing is Standing.WAITING:
         text = f"Waiting for {count} of {streams}"
-        # Older ones may belong to processes that were removed.
+        # Name the link that went down last: others may lead to removed processes.
         downs = [link for link in status.links if not link.up]
         if downs:
             newest = min(downs, key=lambda link: link.since)

@@ -12,7 +12,7 @@ __all__ = ["StopSteps"]
 
 
 class StopSteps:
-    """The functions to call when a process stops, the last one first.
+    """The functions to call when a process stops, in the reverse order of adding them.
 
     :param reactor: schedules the timeouts.
     :param timeout: the most time that each step may take, in s.
@@ -36,7 +36,7 @@ class StopSteps:
     async def run(self) -> bool:
         """Run all steps, even if some fail.
 
-        :return: whether all succeeded in time.
+        :return: whether all steps succeeded in time.
         """
         all_done = True
         while self._steps:

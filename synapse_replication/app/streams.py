@@ -1,17 +1,18 @@
-"""Creates the streams of a process: declared and standard, in tables and in memory.
+"""Creation of a process's streams: declared and standard, in tables and in memory.
 
-The initial position of another writer is, in this order:
+The initial position of another writer is the first of these that exists:
 
 1. the position that the sink saved (its optional ``saved_positions()``); for a stream
    in memory only if the writer has not restarted since, see
    :class:`~synapse_replication.handlers.interfaces.EpochSink`;
 2. the writer's position in ``stream_positions``: a new sink receives the rows that are
-   written from now on. Such positions are reported to the sink, so that it resumes
-   from there even if it is killed before the first row;
-3. for a declared writer that never wrote, the position of the stream's slowest writer.
+   written from now on. These positions are reported to the sink, so that it resumes
+   from them even if the process is killed before the first row;
+3. for a declared writer that has never written, the position of the stream's slowest
+   writer.
 
-A removed writer starts at the position that the sink saved, and the rest of its rows
-is fetched. For a new sink, a removed writer has no missing rows.
+The rows of a removed writer are fetched from the position that the sink saved. A new
+sink does not receive rows of removed writers.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ _log = Logger()
 #: The delay between two attempts to reach the database at startup.
 _BACKOFF = Backoff(0.5, 5.0, 1.5)
 
-#: The number of ids in which a new writer of a stream searches for earlier rows of
-#: its own.
+#: The number of ids, counted back from the newest, among which a new writer of a stream
+#: searches for earlier rows of its own.
 LOOK_BACK = 100_000
 
 #: ``(stream, writer) -> token``.
@@ -71,12 +72,12 @@ Positions = Mapping[tuple[str, str], int]
 
 
 class StreamSetup:
-    """Fills a host's table of streams, once.
+    """Adds the configured streams to a host, once.
 
     :param database: ``None`` if the configuration needs none.
     :param reactor: the reactor to which the database's threads return results.
-    :ivar empty_ranges: by stream, for the streams in the database that this process
-        begins to write: a range ``(start, end]`` of tokens in which it has no rows.
+    :ivar empty_ranges: for each stream in the database that this process begins to
+        write: a range ``(start, end]`` of tokens in which it has no rows.
     """
 
     def __init__(
@@ -94,13 +95,13 @@ class StreamSetup:
         self._saved: Positions = {}
         #: The stored positions by stream and writer; tokens as on the wire.
         self._stored: dict[str, dict[str, int]] = {}
-        #: Removed writers without rows above these tokens.
+        #: For removed writers without rows to fetch: tokens above which they have none.
         self._skipped: dict[tuple[str, str], int] = {}
 
     async def run(self, sink: RowSink) -> None:
         """Create the streams, and report their initial positions to the sink.
 
-        :raises SequenceBehindError: if ids would be issued twice.
+        :raises SequenceBehindError: if ids would be allocated twice.
         :raises StreamConfigurationError: if a stream is declared twice.
         :raises ConfigError: if the database's role lacks a privilege, or a stream's
             table or sequence is missing.
@@ -112,8 +113,9 @@ class StreamSetup:
                 ", ".join(self._config.files),
                 "database.args.user",
                 f"PostgreSQL refuses access: {str(error).strip().splitlines()[0]}",
-                "use the role that owns Synapse's tables and sequences, or GRANT it "
-                "SELECT on them, USAGE on the sequences and all on stream_positions",
+                "use the role that owns Synapse's tables and sequences, or GRANT this "
+                "role SELECT on them, USAGE on the sequences and ALL on "
+                "stream_positions",
             )
             raise ConfigError([problem]) from error
         except psycopg2.errors.UndefinedTable as error:
@@ -142,7 +144,7 @@ class StreamSetup:
             )
             await self._find_own_earlier_rows(stream)
             if saved_positions is not None:
-                await self._tell_beginning(stream, sink)
+                await self._report_initial_positions(stream, sink)
 
     def _writes(self, name: str) -> bool:
         return self._config.instance_name in self._config.writers[name]
@@ -155,10 +157,10 @@ class StreamSetup:
     async def _find_own_earlier_rows(self, stream: AdvancingStream) -> None:
         """Search for earlier rows of this process in a stream that it begins to write.
 
-        Readers that learn of a new writer request its rows from their own positions.
-        If there are none, :attr:`empty_ranges` answers them without the database. The
-        search is limited to :data:`LOOK_BACK` ids, because readers are not far behind
-        and scanning all of a big table might take minutes.
+        Readers that learn of a new writer request its rows from their own positions. If
+        it has none, the backlog answers these requests from :attr:`empty_ranges`,
+        without the database. The search is limited to :data:`LOOK_BACK` ids, because
+        readers are not far behind, and scanning all of a big table might take minutes.
         """
         name, me = stream.description.name, self._config.instance_name
         # An instance that may have written the stream before has a stored position.
@@ -171,7 +173,9 @@ class StreamSetup:
             if not page.updates and page.upto_token == token:
                 self.empty_ranges[name] = start, token
 
-    async def _tell_beginning(self, stream: AdvancingStream, sink: RowSink) -> None:
+    async def _report_initial_positions(
+        self, stream: AdvancingStream, sink: RowSink
+    ) -> None:
         name = stream.description.name
         removed = {w: t for (of, w), t in self._skipped.items() if of == name}
         for writer in (*self._others(name), *removed):
@@ -225,7 +229,7 @@ class StreamSetup:
     async def _survey(
         self, name: str, stream: IdStream, ids: ReaderIds, finder: RemovedWriterFinder
     ) -> None:
-        """Report the removed writers that are to be drained, and skip the others."""
+        """Report the removed writers that must be drained, and skip all others."""
         try:
             survey = await finder.survey()
         except psycopg2.Error as error:
@@ -242,13 +246,13 @@ class StreamSetup:
             )
         for writer in survey.absent - found.keys():
             if writer not in stream.writers or writer in survey.greatest:
-                self._settle(name, stream, ids, writer, survey.last_row)
+                self._skip_writer(name, stream, ids, writer, survey.last_row)
 
     def _is_new(self, name: str) -> bool:
-        """Return whether the sink has saved nothing of a stream."""
+        """Return whether the sink has saved no position of a stream."""
         return all(of != name for of, _ in self._saved)
 
-    def _settle(
+    def _skip_writer(
         self, name: str, stream: IdStream, ids: ReaderIds, writer: str, last_row: int
     ) -> None:
         token = max(last_row, ids.get_handled().get(writer, ids.unknown))
@@ -294,7 +298,8 @@ class StreamSetup:
         handled = await self._without_impossible(stream, saved or self._stored[name])
         unknown = min(handled.values(), default=FIRST_POSITION)
         if not handled and not stream.writers:
-            # The positions of its writers are not known; new rows have greater tokens.
+            # The positions of undeclared writers are not stored. Begin with new rows,
+            # whose tokens are greater.
             unknown = await self._get_database().transact(
                 "sequence_at_start", lambda txn: read_sequence(txn, stream.sequence)
             )
@@ -310,10 +315,10 @@ class StreamSetup:
     async def _without_impossible(
         self, stream: IdStream, tokens: dict[str, int]
     ) -> dict[str, int]:
-        """Return positions, with those beyond every issued id set back.
+        """Return the positions, with those beyond every allocated id lowered.
 
-        No row can be there. Such a position is false, and all rows below it would be
-        discarded.
+        No row can have been delivered at such a position. If it were used, all new rows
+        up to it would be discarded.
         """
         if max(tokens.values(), default=FIRST_POSITION) <= FIRST_POSITION:
             return tokens
@@ -332,9 +337,9 @@ class StreamSetup:
         for writer, token in tokens.items():
             if limited[writer] < token:
                 _log.warn(
-                    "The position {token} of {writer} in {stream} is beyond every id "
-                    "that was issued; using {limit} instead. Rows may "
-                    "be missing: see ReplicationAheadOfWriter in the runbook",
+                    "The position {token} of {writer} in {stream} is beyond every "
+                    "allocated id; {limit} is used instead. Rows may be missing: see "
+                    "ReplicationAheadOfWriter in the runbook",
                     token=token,
                     writer=writer,
                     stream=stream.stream_name,
@@ -365,7 +370,7 @@ class StreamSetup:
 
         def read(txn: Any) -> dict[str, dict[str, int]]:
             if self._config.is_main:
-                # Without a homeserver's own schema the table may not exist yet.
+                # In a database without a homeserver, the table may not exist yet.
                 prepare_database(txn)
             return {
                 name: read_stored_positions(txn, stream) if stream.writers else {}

@@ -115,7 +115,7 @@ class SupervisedProcess:
         self._set_log_level = set_log_level
         self._notify = notify
         self._systemd = SystemdNotifier(
-            notify.send if notify is not None else _say_nothing,
+            notify.send if notify is not None else _send_nothing,
             ReactorClock(reactor),
             process.snapshot,
             feed_every,
@@ -159,7 +159,7 @@ class SupervisedProcess:
         except (ConfigError, OSError) as error:
             self.log.error(
                 "Cannot reload the configuration; the old one stays in use. Correct "
-                "it and reload:\n{error}",
+                "the files and reload:\n{error}",
                 error=error,
             )
             self._process.configuration_reloaded(str(error), ())
@@ -191,5 +191,5 @@ class SupervisedProcess:
         return f"restart to use the new {keys}"
 
 
-def _say_nothing(*assignments: str) -> bool:
+def _send_nothing(*assignments: str) -> bool:
     return True

@@ -4,13 +4,13 @@ Theory of operation: systemd sets ``NOTIFY_SOCKET`` to the path of a Unix socket
 reads one datagram of ``NAME=value`` lines per notification. A :class:`SystemdNotifier`
 checks the status once a second, as hooks do, and reports changes: ``READY=1`` once the
 process has caught up with all writers that it follows, and ``STATUS=`` whenever the
-status changes. The reactor feeds the watchdog twice as often as systemd requires: if
-the reactor hangs, it does not, and systemd restarts the process.
+status changes. The reactor feeds the watchdog twice as often as systemd requires. If
+the reactor hangs, the watchdog is not fed, and systemd restarts the process.
 
-The protocol is one datagram and is implemented here, because the package for it on
-PyPI has not been maintained since 2017 and ignores failures.
+The protocol is implemented here, because it is simple, and the package for it on PyPI
+has not been maintained since 2017 and ignores failures.
 
-``man sd_notify``, ``man systemd.service``; docs/operators-guide.rst.
+See ``man sd_notify``, ``man systemd.service`` and docs/operators-guide.rst.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ __all__ = ["NotifySocket", "SystemdNotifier", "open_notify_socket", "watchdog_in
 
 #: The interval of checks of the status, in s.
 CHECK_EVERY = 1.0
-#: While the process starts, it requests ``EXTEND_BY`` s more every ``EXTEND_EVERY`` s:
-#: catching up may take hours, and a reactor that hangs stops the requests.
+#: While the process starts, it requests ``EXTEND_BY`` s more every ``EXTEND_EVERY`` s,
+#: because catching up may take hours. If the reactor hangs, the requests stop, and
+#: systemd ends the start.
 EXTEND_BY = 60.0
 EXTEND_EVERY = 15.0
 
 
 class NotifySocket:
-    """The socket on which systemd listens. Failures to send are logged once a minute.
+    """A socket to systemd. Failures to send are logged at most once a minute.
 
     :param address: a path, or ``@`` followed by the name of an abstract socket.
     :param monotonic: returns a monotonic time in s.
@@ -94,8 +95,8 @@ def open_notify_socket(environ: Mapping[str, str]) -> NotifySocket | None:
         return None
     if address[0] not in "/@":
         raise SupervisorError(
-            f"NOTIFY_SOCKET is {address!r}, which is neither the path of a socket nor "
-            "an abstract one; unset it, or let systemd set it"
+            f"NOTIFY_SOCKET is {address!r}, which is neither a path nor the name of an "
+            "abstract socket; unset it, or let systemd set it"
         )
     return NotifySocket(address)
 
@@ -129,8 +130,8 @@ class SystemdNotifier:
     :param feed_every: the interval at which to feed the watchdog, in s; ``None`` for
         never.
     :param monotonic_usec: returns the time of systemd's monotonic clock, in us.
-    :param reports_lifecycle: whether to report that the process is ready, reloads and
-        stops, too; ``False`` inside a host that does so itself.
+    :param reports_lifecycle: whether to report that the process is ready, reloads or
+        stops, in addition to its status; ``False`` inside a host that reports this.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class SystemdNotifier:
             self._feed()
 
     def up(self) -> None:
-        """Record that the process has started; it may not have caught up yet."""
+        """Record that the process has started, although it may not have caught up."""
         self._is_up = True
         self._check_status()
 

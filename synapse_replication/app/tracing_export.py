@@ -50,7 +50,8 @@ class SpanExport:
         if tracing is None:
             self.tracer = trace.get_tracer("synapse_replication", __version__)
             return
-        # Imported here, because they belong to an extra and are slow to import.
+        # The exporter is imported here, because it belongs to an extra, and because
+        # importing it is slow.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
             OTLPSpanExporter,
         )
@@ -66,7 +67,7 @@ class SpanExport:
                     "service.instance.id": instance_name,
                 }
             ),
-            # stop() shuts it down at the right time.
+            # stop() shuts the provider down, before the reactor stops.
             shutdown_on_exit=False,
         )
         self._exporter = exporter = OTLPSpanExporter(
@@ -83,7 +84,7 @@ class SpanExport:
         """Send the waiting spans.
 
         After :data:`EXPORT_TIMEOUT` no further requests are made, because a collector
-        that hangs would delay the stop by that time for each of them.
+        that does not answer would delay the stop by that time for each request.
 
         :return: a Deferred that fires when all are sent or the export has failed;
             ``None`` if there is nothing to export.

@@ -234,7 +234,7 @@ def read_writers(
             if name not in configured:
                 check.instances((*path, "writers"), stream.writers)
             writers[name] = tuple(configured.get(name, stream.writers))
-        elif STANDARD_STREAMS[stream].anybody_writes:
+        elif STANDARD_STREAMS[stream].any_instance_writes:
             writers[name] = ()
         else:
             key = STANDARD_STREAMS[stream].writers_key or ""

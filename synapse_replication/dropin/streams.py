@@ -303,7 +303,7 @@ def writes(worker_config: Any, instance_name: str, stream_name: str) -> bool:
     :param worker_config: the host's configuration of workers.
     """
     known = STANDARD_STREAMS.get(stream_name)
-    if known is not None and known.anybody_writes:
+    if known is not None and known.any_instance_writes:
         return True
     if stream_name == "federation" and worker_config.send_federation:
         # A process that sends to other servers itself does not write the stream.
@@ -317,7 +317,7 @@ def declared_writers(worker_config: Any, stream_name: str) -> Sequence[str]:
     :param worker_config: the host's configuration of workers.
     """
     known = STANDARD_STREAMS.get(stream_name)
-    if known is not None and known.anybody_writes:
+    if known is not None and known.any_instance_writes:
         return ()
     key = (known.writers_key if known is not None else stream_name) or ""
     writers: Sequence[str] = getattr(worker_config.writers, key, (MAIN_INSTANCE,))

@@ -5,10 +5,10 @@ stream that this instance wrote in ``(start, end]``. A reader whose position is 
 above ``start`` can fetch its missing rows from here; any other reader queries the
 database.
 
-The range never has a hole. Each addition names the token that it continues from; if
-that is not ``end``, rows may be missing in between, and the backlog restarts at the
-addition. When a bound is exceeded, the oldest rows are removed, a whole token at a
-time.
+The range never has a hole. Each addition names a token before which no row is missing;
+if that token is not ``end``, rows may be missing in between, and the backlog restarts
+with the addition. When a bound is exceeded, the oldest rows are removed, a whole token
+at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ROW_OVERHEAD = 80
 class BacklogOptions:
     """The bounds of each stream's backlog.
 
-    :ivar max_rows: the most rows; 0 retains nothing.
+    :ivar max_rows: the most rows; if it is 0, no rows are retained.
     :ivar max_bytes: the most memory, approximately, in bytes.
     :ivar page_rows: rows per page. The rows of one token are never split.
     """
@@ -71,9 +71,10 @@ class StreamBacklog:
     ) -> None:
         """Add rows that were sent.
 
-        :param prev_token: no row lies between it and the first of these; ``None`` if
-            no such token is known.
-        :param batches: pairs of a token and the JSON texts of all its rows, ascending.
+        :param prev_token: a token such that no row lies between it and the first added
+            row; ``None`` if no such token is known.
+        :param batches: pairs of a token and the JSON texts of all its rows, in
+            ascending order.
         """
         if not batches:
             return
@@ -90,7 +91,7 @@ class StreamBacklog:
         self._remove_oldest()
 
     def resize(self, options: BacklogOptions) -> None:
-        """Change the bounds. Smaller ones remove the oldest rows at once."""
+        """Change the bounds. Smaller bounds remove the oldest rows immediately."""
         self._options = options
         self._remove_oldest()
 
@@ -115,8 +116,8 @@ class StreamBacklog:
     def read(self, from_token: int, upto_token: int) -> StreamUpdateResult | None:
         """Return one page of the rows in ``(from_token, upto_token]``.
 
-        :return: ``None`` if rows after ``from_token`` were removed, or if there are
-            none.
+        :return: ``None`` if rows after ``from_token`` were removed, or if the backlog
+            has nothing after it.
         """
         if self.start is None or self.end is None:
             return None
@@ -145,7 +146,7 @@ class Backlog:
         self._streams: dict[str, StreamBacklog] = {}
 
     def of(self, stream_name: str) -> StreamBacklog:
-        """Return the backlog of a stream; it is created empty."""
+        """Return the backlog of a stream; the first call creates it, empty."""
         backlog = self._streams.get(stream_name)
         if backlog is None:
             backlog = self._streams[stream_name] = StreamBacklog(self._options)

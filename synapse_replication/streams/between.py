@@ -1,8 +1,8 @@
 """Rows of all writers of a stream between two of its tokens.
 
-A :class:`TokenStream` is a stream that has a combined token of all its writers, a
-vector clock, and returns the rows between two such tokens. Streams declared by a table
-and streams held in memory are such streams.
+A :class:`TokenStream` has a combined token of all its writers (a vector clock) and
+returns the rows between two such tokens. Streams that are declared by their table or
+held in memory have this interface.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RowsBetween:
     :ivar rows: ascending by id; in a stream held in memory, whose writers count
         independently of one another, by writer and id.
     :ivar upto: the token after these rows, which is the next page's lower bound.
-    :ivar limited: the page's limit was reached, so more rows may follow.
+    :ivar limited: whether the page's limit was reached, so that more rows may follow.
     """
 
     rows: Sequence[PositionedRow]

@@ -59,10 +59,11 @@ class InSync:
 
 @attrs.frozen
 class Check:
-    """The writer confirms the reader's position, perhaps for the first time.
+    """The writer announced exactly the reader's position, and no empty range.
 
-    If the reader reached that position without a row, ask the source whether there are
-    rows. Otherwise a false position, which the writer reached later, would hide them.
+    If the reader had advanced to this position without receiving rows, the source must
+    be asked whether it has some: an earlier announcement may have been false, and the
+    writer may have written these rows since.
     """
 
     upto_token: int
@@ -90,7 +91,7 @@ class Reset:
 
 @attrs.frozen
 class Extend:
-    """A catch-up is already running: extend it to ``upto_token`` at least.
+    """A catch-up is already running: let it fetch up to ``upto_token`` or beyond.
 
     :ivar from_token: the position to rewind to if the cursor is beyond it; ``None``
         leaves the cursor unchanged.
@@ -144,10 +145,11 @@ def plan_catch_up(
     :param current: the reader's position for this writer.
     :param prev_token: the lower bound of the range announced as empty.
     :param new_token: the writer's announced position.
-    :param resettable: the stream may be reset to an earlier token.
-    :param held_in_memory: a reset means that the writer's earlier rows were lost with
-        its process. The few rows that it has now are all fetched, from zero. After a
-        reset of any other stream the rows still exist, and only the position changes.
+    :param resettable: whether the stream may be reset to an earlier token.
+    :param held_in_memory: whether rows exist only in the writer's memory. After a reset
+        of such a stream, its earlier rows are lost, and the few rows that the writer
+        has now are all fetched, from zero. After a reset of any other stream, the rows
+        still exist, and only the position changes.
     :param is_range_believed: ``False`` to fetch the range although the writer announced
         it as empty.
     """
@@ -189,8 +191,8 @@ def plan_position(
         is_range_believed=is_range_believed,
     )
     if isinstance(plan, Gap):
-        # The range passed without rows may have been hidden by a false position.
-        # Fetching it again delivers no row twice.
+        # The reader may have advanced without rows because of a false position. Fetch
+        # that range as well: none of its rows was delivered.
         return Gap(reader.undelivered_from, plan.upto_token)
     if isinstance(plan, InSync) and prev_token >= new_token:
         return Check(new_token)
@@ -205,12 +207,12 @@ def plan_reported_position(
     idempotent: bool = False,
     held_in_memory: bool = False,
 ) -> Plan:
-    """Return the plan for a connected writer's report that it sent all to ``token``.
+    """Return the plan for a connected writer's report that it sent all up to ``token``.
 
-    :param was_below: ``token`` was below the reader's position when the report arrived.
-        Only then do the two contradict each other.
-    :param idempotent: rows may be committed below a position, so a lower token is not a
-        contradiction.
+    :param was_below: whether ``token`` was below the reader's position when the report
+        arrived. Only in that case does the report contradict the position.
+    :param idempotent: whether rows may be committed below a position, so that a lower
+        token is no contradiction.
     :param held_in_memory: as for :func:`plan_catch_up`.
     """
     if reader.cursor is not None:
@@ -244,10 +246,10 @@ def plan_dropped_range(
 
     The other parameters are those of :func:`plan_catch_up`.
 
-    :param lowest: the lowest token of the rows; ``None`` if there were none.
-    :param upto_token: the greatest token of all.
-    :param lowest_position: the lowest position; ``None`` if there was none.
-    :param was_reset: the stream was reset within them.
+    :param lowest: the lowest token of a dropped row; ``None`` if no row was dropped.
+    :param upto_token: the greatest token of all dropped rows and positions.
+    :param lowest_position: the lowest dropped position; ``None`` if none was dropped.
+    :param was_reset: whether a dropped position reset the stream.
     """
     start = reader.current if reader.cursor is None else reader.cursor
     rewinds = (
@@ -262,7 +264,8 @@ def plan_dropped_range(
         restart = min(0, lowest_position) if held_in_memory else lowest_position
         return Reset(restart, upto_token)
     if reader.undelivered_from < reader.current:
-        # The dropped rows may belong to the range that was passed without rows.
+        # The dropped rows may be in the range over which the reader advanced without
+        # receiving rows.
         start = min(start, reader.undelivered_from)
     if idempotent and lowest is not None:
         # Rows below the reader's position must be delivered as well.
@@ -276,13 +279,13 @@ def plan_dropped_range(
 class Page:
     """Fetched rows, checked and in order.
 
-    Two parallel lists rather than pairs: a page then has no containers per row that
-    the garbage collector would have to traverse.
+    It has two parallel lists instead of a list of pairs, so that the garbage collector
+    does not have to traverse a container per row.
 
     :ivar tokens: the token of each row, ascending.
     :ivar values: the rows.
     :ivar upto_token: the page has all rows up to and including this token.
-    :ivar is_encoded: the rows are JSON text instead of JSON values.
+    :ivar is_encoded: whether the rows are JSON text instead of JSON values.
     """
 
     tokens: list[int]
@@ -301,7 +304,7 @@ def gather_batches(
     """Iterate over pairs of a token and its rows.
 
     :param tokens: the token of each row; equal tokens are adjacent.
-    :param rows: one for each token.
+    :param rows: the row of each token.
     """
     batch: list[T] = []
     batch_token = 0
@@ -326,9 +329,9 @@ def check_page(
     """Return the rows in ``(from_token, upto_token]`` of a source's result.
 
     A result may contain rows beyond the requested range. They are omitted, since rows
-    with lower tokens may still be in flight.
+    with lower tokens may not have been committed yet.
 
-    :param take_encoded: leave rows encoded if the source returned them as text.
+    :param take_encoded: whether to leave rows encoded if the source returned text.
     :raises CatchUpError: if the result does not advance beyond ``from_token``.
     """
     reached = min(result.upto_token, upto_token)

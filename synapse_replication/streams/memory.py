@@ -2,18 +2,18 @@
 
 Theory of operation: the writer holds its newest rows in a log that is bounded in rows
 and bytes; the oldest rows are evicted, a whole token at a time. Readers receive rows
-as they are sent, and request rows that they missed from the writer.
+as they are sent, and request missed rows from the writer.
 
 A reader that requests evicted rows has missed them permanently:
 
 * If the stream has a ``key`` (for ``typing``, the room), each row is the complete state
   of its key and replaces older rows of the same key. The newest evicted row of each
-  key is retained, and such a reader receives these: a full resync.
+  key is retained, and the reader receives these rows instead: a full resync.
 * Otherwise the request fails with :exc:`CatchUpError`, which names the missing range.
 
 A reader at 0 has read nothing yet and receives all rows that remain, without an error.
 
-When the writer restarts, its tokens restart from 0. Readers notice this by its
+When the writer restarts, its tokens restart from 0. Readers detect this by its
 POSITION, rewind to 0 and fetch the few rows of the new process. Therefore
 :meth:`MemoryStream.advance` accepts a lower token.
 
@@ -69,10 +69,11 @@ class MemoryStream:
     :param fetch: requests rows from another writer; ``None`` if this instance is the
         only writer, or never reads.
     :param key: returns the key that a row describes; ``None`` if rows do not replace
-        older ones.
-    :param max_rows: the most rows in the log, and the most keys with evicted rows.
-    :param max_bytes: the most JSON text in the log. The newest token is retained
-        whatever its size.
+        older rows.
+    :param max_rows: the most rows in the log, and the most keys whose newest evicted
+        row is retained.
+    :param max_bytes: the most JSON text in the log. The rows of the newest token are
+        retained whatever their size.
     :param page_rows: rows per page of a catch-up.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
@@ -119,9 +120,9 @@ class MemoryStream:
         self._bytes = 0
         # The newest evicted row of each key, in ascending order of token.
         self._newest_evicted: dict[Hashable, tuple[int, bytes]] = {}
-        # Rows at or below it are not in the log: only the newest of each key, at most.
+        # The log has no rows at or below this token; _newest_evicted may have some.
         self._evicted_upto = 0
-        # Rows at or below it may be missing even from _newest_evicted.
+        # Rows at or below this token may be missing even from _newest_evicted.
         self._lost_upto = 0
 
     @property
@@ -130,7 +131,7 @@ class MemoryStream:
         return self._description
 
     def current_token(self, instance_name: str) -> int:
-        """Return this process's position in a writer's rows; 0 at first."""
+        """Return this process's position in a writer's rows, initially 0."""
         return self._positions.get(instance_name, 0)
 
     def minimal_local_current_token(self) -> int:
@@ -138,11 +139,11 @@ class MemoryStream:
         return self._positions[self._instance_name]
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
-        """Return whether this instance wrote rows in the range; each token has some."""
+        """Return whether this instance wrote rows in ``(from_token, upto_token]``."""
         return from_token < min(upto_token, self._positions[self._instance_name])
 
     def advance(self, instance_name: str, token: int) -> None:
-        """Record a writer's position, which is lower than before if it restarted.
+        """Record a writer's position, which becomes lower if the writer restarts.
 
         :raises LocalProtocolError: if the writer is this instance, whose position only
             :meth:`write` advances.
@@ -159,8 +160,8 @@ class MemoryStream:
 
         :param rows: of the stream's row type; at least one.
         :return: their token.
-        :raises LocalProtocolError: if there are none, or one cannot be encoded as
-            JSON; nothing is written then.
+        :raises LocalProtocolError: if ``rows`` is empty, or a row cannot be encoded as
+            JSON. In that case, nothing is written.
         """
         if not rows:
             raise LocalProtocolError(
@@ -192,7 +193,7 @@ class MemoryStream:
             self._lost_upto = entry.token
             return
         for key, text in zip(entry.keys, entry.texts, strict=True):
-            # Remove the key first, so that it is inserted last: the order is by token.
+            # Remove the key first, so that it moves to the end: the order is by token.
             newest.pop(key, None)
             newest[key] = (entry.token, text)
         while len(newest) > self._max_rows:
@@ -227,7 +228,7 @@ class MemoryStream:
         last_token = self._positions[self._instance_name]
         if last_token >= upto_token:
             return self._read(from_token, upto_token)
-        # The reader expects more than exists, for instance after a reset.
+        # The reader requests tokens that do not exist, for instance after a reset.
         return attrs.evolve(self._read(from_token, last_token), last_token=last_token)
 
     def is_plausible(self, instance_name: str, token: int) -> bool:
@@ -285,7 +286,8 @@ class MemoryStream:
         for token, texts in self._batches(from_token):
             if token > upto_token:
                 break
-            # Retained rows of one token are yielded one by one, so compare tokens.
+            # _batches() yields retained rows of one token one by one. Do not end the
+            # page between them.
             if len(updates) >= self._page_rows and token != last:
                 return StreamUpdateResult(updates, last, True)
             updates += [(token, decode_json(text)) for text in texts]
@@ -298,7 +300,7 @@ class MemoryStream:
                 if token > from_token:
                     yield token, (text,)
         if self._log:
-            # Each token has an entry, so an index follows from the difference.
+            # Every token has one entry, so the index of a token follows from the first.
             start = max(0, from_token + 1 - self._log[0].token)
             for index in range(start, len(self._log)):
                 entry = self._log[index]

@@ -11,20 +11,20 @@ can never commit. :class:`WriterPositions` is notified
 
 and derives from one consistent state
 
-- *announced*: the position that this instance may announce. Each of its own ids at or
-  below it is finished, ids still being fetched included. It is always itself an id
+- *announced*: the position that this instance may announce. At or below it, this
+  instance has no unfinished id, and is not fetching any. The position is always an id
   that is known to be finished, of whichever writer, because peers rely on that (see
   below);
-- *local*: the largest of its own finished ids at or below the announced one. If it is
-  at or below a token, this instance has no rows between that token and the announced
-  position;
+- *local*: the largest of this instance's finished ids at or below *announced*. If
+  *local* is at or below a token, this instance has no rows between that token and
+  *announced*;
 - *persisted up to*: each id at or below it, of every writer, is finished.
 
 Ids being fetched matter because, between the moment at which the sequence allocates an
 id and the moment at which it is registered here, other writers may finish and announce
 greater ids. Therefore each fetch has a *floor*: the greatest id that was known to be
-finished when it began. The ids that it returns are greater; until they are known, this
-instance announces nothing above the floor.
+finished when the fetch began. The ids that the fetch returns are greater; until they
+are known, this instance announces nothing above the floor.
 
 Persisted-up-to advances in two ways. It is at least the smallest position of any
 writer. And while the ids directly above it are known to be finished one by one (5, 6,
@@ -33,10 +33,10 @@ announced: if one instance announced another writer's unfinished id, all others 
 advance over it.
 
 A committed id never exceeds its sequence, so the sequence can verify announcements. If
-a writer announces an id beyond the part of the sequence that is known here, that id
-does not count towards the position that this instance sends (*announceable*) until the
-sequence has been read again. If a stream declares its writers, announcements of other
-instances are ignored.
+a writer announces an id beyond the known value of the sequence, that id does not count
+towards the position that this instance sends (*announceable*) until the sequence has
+been read again. If a stream declares its writers, announcements of other instances are
+ignored.
 
 Ids in this module are distances from zero: positive even for streams that count down.
 
@@ -71,7 +71,7 @@ MAX_RANGES = 10_000
 class FinishedIds:
     """A set of ids, stored as ranges: compact as long as there are few gaps.
 
-    :param max_ranges: the most ranges; beyond it, the greatest range is dropped.
+    :param max_ranges: the most ranges; if there are more, the greatest is dropped.
     """
 
     def __init__(self, max_ranges: int = MAX_RANGES) -> None:
@@ -114,7 +114,7 @@ class FinishedIds:
                 del starts[-1], ends[-1]
 
     def run_from(self, id_: int) -> int:
-        """Return the last id of the gapless run that starts at ``id_``."""
+        """Return the last id of the gapless run that follows ``id_``, or ``id_``."""
         if not self._starts:
             return id_
         index = bisect_right(self._starts, id_ + 1) - 1
@@ -145,9 +145,9 @@ class WriterPositions:
         ignored.
     :param finished: further ids that are known to be finished, of any writer: the ids
         of committed rows.
-    :param complete_upto: each id up to here is known to be finished, independently of
-        the stored positions. It is also the initial position of every writer if no
-        position is stored.
+    :param complete_upto: the id up to which all ids are known to be finished,
+        independently of the stored positions. It is also the initial position of every
+        writer if no position is stored.
     :param allocated: the last id that the sequence is known to have allocated;
         ``None`` if there is no sequence to compare with.
     :param plausible_distance: the most by which an announced id may exceed
@@ -184,7 +184,8 @@ class WriterPositions:
         self._persisted_upto = self._finished.run_from(upto)
         #: The greatest id that is known to be finished, of any writer.
         self.max_finished = max(self._persisted_upto, *known.values(), *finished, 0)
-        # A writer without a stored position has no unfinished id up to here.
+        # A writer without a stored position has no unfinished id at or below
+        # persisted-up-to.
         self._others = {
             writer: known.get(writer, self._persisted_upto)
             for writer in declared
@@ -205,12 +206,12 @@ class WriterPositions:
 
     @property
     def persisted_upto(self) -> int:
-        """Each id at or below it, of every writer, is finished. Never falls."""
+        """The token at or below which every writer's ids are finished. Never falls."""
         return self._persisted_upto
 
     @property
     def announced(self) -> int:
-        """Each of this instance's ids at or below it is finished. Never falls."""
+        """The token at or below which this instance's ids are finished. Never falls."""
         return self._announced
 
     @property
@@ -230,7 +231,7 @@ class WriterPositions:
 
     @property
     def is_beyond_sequence(self) -> bool:
-        """Whether others announced ids beyond the known part of the sequence."""
+        """Whether an id beyond the known value of the sequence was announced."""
         return self._allocated is not None and self.max_finished > self._allocated
 
     def is_plausible(self, id_: int) -> bool:
@@ -321,8 +322,8 @@ class WriterPositions:
     def end_fetch(self, fetch: int, ids: Sequence[int]) -> None:
         """Record the ids that a fetch returned; none if it failed.
 
-        :raises ValueError: if an id is not usable or occurs twice; the state is
-            unchanged then.
+        :raises ValueError: if an id is not usable or occurs twice. In that case, the
+            state is unchanged.
         """
         if len(set(ids)) != len(ids) or not all(
             self.is_usable(fetch, id_) for id_ in ids
@@ -339,7 +340,7 @@ class WriterPositions:
     def finish(self, ids: Iterable[int]) -> None:
         """Record that ids of this instance are finished.
 
-        :raises KeyError: if one is not in flight.
+        :raises KeyError: if an id is not in flight.
         """
         for id_ in ids:
             self._in_flight.remove(id_)
@@ -350,8 +351,8 @@ class WriterPositions:
         """Record a writer's announcement: its ids up to ``id_`` are finished.
 
         Positions never fall, but a smaller ``id_`` still shows that this id is
-        finished. If writers are declared, the announcement of an undeclared one is
-        ignored.
+        finished. If the stream declares its writers, announcements of other instances
+        are ignored.
         """
         if self._declared and instance_name not in self._declared:
             return
@@ -365,7 +366,7 @@ class WriterPositions:
             if id_ == self._persisted_upto + 1 and not (
                 self._finished or self._in_flight_heap or self._fetches
             ):
-                # Fast path: the next id, with nothing unfinished and nothing ahead.
+                # Fast path: the next id, while no other id is finished or in flight.
                 self._persisted_upto = id_
                 if id_ > self.max_finished:
                     self.max_finished = id_
@@ -424,9 +425,9 @@ class WriterPositions:
         run = self._finished.run_from(upto)
         if run > upto:
             if self._in_flight_heap:
-                # Another instance may detect that a row of this one is committed before
-                # this one does, for instance by finding it in the table when it starts.
-                # Do not advance over an id that is not finished here.
+                # Another instance may learn that an id of this instance is committed
+                # before this instance does, for instance by reading the table when it
+                # starts. Do not advance over an id that is not finished here.
                 run = min(run, self._in_flight_heap[0] - 1)
             if run > upto:
                 upto = run

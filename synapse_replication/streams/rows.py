@@ -53,7 +53,7 @@ def decode_json(text: bytes | str) -> Any:
 def encode_json(value: Any, nones: int | None = None) -> bytes:
     """Encode as compact JSON in UTF-8.
 
-    :param nones: the number of ``None`` in the value, if known; it saves counting.
+    :param nones: the number of ``None`` in the value, if known, which saves counting.
     :raises ValueError: if the value contains NaN, Infinity, a lone surrogate or an
         unsupported type, or is nested too deeply.
     """
@@ -66,7 +66,7 @@ def encode_json(value: Any, nones: int | None = None) -> bytes:
             and nulls != nones
             # If there are as many nulls as Nones, no null was NaN.
             and nulls != _count_nones(value)
-            and _holds_non_finite(value)
+            and _contains_non_finite(value)
         ):
             raise ValueError("NaN and Infinity are not JSON")
     except (msgspec.MsgspecError, TypeError, UnicodeEncodeError, RecursionError) as e:
@@ -75,9 +75,9 @@ def encode_json(value: Any, nones: int | None = None) -> bytes:
 
 
 def encode_json_rows(values: Sequence[Any]) -> list[bytes]:
-    """Encode several values at once, each as :func:`encode_json` does.
+    """Encode several values in one call, each as :func:`encode_json` does.
 
-    :raises ValueError: if one of them cannot be encoded.
+    :raises ValueError: if a value cannot be encoded.
     """
     try:
         text = _encode_lines(values)
@@ -103,7 +103,7 @@ def _count_nones(value: Any) -> int:
     return count
 
 
-def _holds_non_finite(value: Any) -> bool:
+def _contains_non_finite(value: Any) -> bool:
     values = [value]
     for inner in values:
         kind = type(inner)

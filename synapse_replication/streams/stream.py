@@ -83,8 +83,8 @@ class StreamUpdateResult:
         split over two results.
     :ivar upto_token: ``updates`` has all rows up to and including this token. It equals
         the requested upper bound unless ``limited``.
-    :ivar limited: there may be more rows between ``upto_token`` and the requested upper
-        bound.
+    :ivar limited: whether there may be more rows between ``upto_token`` and the
+        requested upper bound.
     :ivar last_token: the last token that exists, if it is below the requested upper
         bound (for a sequence: implausibly far below it). ``None`` otherwise, or if the
         source did not compare the two.
@@ -110,14 +110,15 @@ class StreamDescription:
 
     :ivar name: the name on the wire.
     :ivar codec: decodes and encodes typed rows.
-    :ivar idempotent: applying a row twice, or late, is harmless; so rows at or below
-        the reader's position are delivered instead of discarded (``caches``).
-    :ivar resettable: a POSITION may announce an earlier token, because the writer may
-        have restarted from the beginning.
-    :ivar held_in_memory: the rows exist only in their writer's memory; a catch-up
-        requests them from the writer over HTTP.
-    :ivar announce_own_moves_only: the writer does not announce a position that advanced
-        only because other writers did, so announcements cause no echo (``caches``).
+    :ivar idempotent: whether applying a row twice, or late, is harmless, so that rows
+        at or below the reader's position are delivered, not discarded (``caches``).
+    :ivar resettable: whether a POSITION may announce an earlier token, because the
+        writer may have restarted from the beginning.
+    :ivar held_in_memory: whether the rows exist only in their writer's memory, so that
+        a catch-up requests them from the writer over HTTP.
+    :ivar announce_own_moves_only: whether a writer announces only positions that its
+        own rows have advanced, so that an announcement of one writer does not cause
+        announcements of all others (``caches``).
     """
 
     name: str
@@ -142,23 +143,23 @@ class Stream(Protocol):
     def current_token(self, instance_name: str) -> int:
         """Return this process's position in a writer's rows.
 
-        :return: every row of that writer at or below it has been delivered here (or,
-            for this instance's own rows, is committed).
+        Every row of that writer at or below it has been delivered here, or is
+        committed if the writer is this instance.
         """
         ...
 
     def minimal_local_current_token(self) -> int:
         """Return the position that this instance, as a writer, may announce.
 
-        Each of its rows at or below it is committed, and thus returned by
-        :meth:`get_updates_since`, or will never be.
+        No row at or below it will be committed later: :meth:`get_updates_since` returns
+        all rows that this instance has up to there.
         """
         ...
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
         """Return whether this instance may have rows in ``(from_token, upto_token]``.
 
-        ``False`` is definite and saves a query; ``True`` is not.
+        ``False`` is certain and saves a query; ``True`` is not certain.
         """
         ...
 
@@ -178,8 +179,8 @@ class RemovedWriter:
 
     :ivar upto_token: the token of its last committed row. No row at or below it can
         still be committed.
-    :ivar is_deleted: its stored position was deleted, so it no longer writes.
-        ``False`` if this process merely does not have it among the stream's writers.
+    :ivar is_deleted: whether its stored position was deleted, so that it cannot write.
+        ``False`` if it is missing only among the writers that this process knows.
     """
 
     upto_token: int
@@ -194,8 +195,8 @@ class DrainableStream(Protocol):
         """Return the removed writers that have rows above :meth:`Stream.current_token`.
 
         The result includes writers that were removed since the first call, even if
-        they have no such rows. Call it in the reactor's thread. It may take as long as
-        the transactions that are open in the source.
+        they have no such rows. Call it in the reactor's thread. The search may wait
+        until the transactions that are open in the source have ended.
 
         :raises CatchUpError: if the source did not answer; a retry may succeed.
         """

@@ -1,4 +1,4 @@
-"""Declaration of a stream by its Postgres table, validated when it is made.
+"""Declaration of a stream by its Postgres table, validated when it is created.
 
 ::
 
@@ -167,18 +167,20 @@ class TableStream:
                     what,
                     identifier,
                     "write a plain SQL identifier: lower-case letters, digits and _, "
-                    "at most 63",
+                    "at most 63 characters",
                 )
         if not self.columns:
             self._raise_invalid("columns", "", "name at least one column")
         if len(set(self.column_names)) < len(self.columns):
             self._raise_invalid(
-                "columns", ", ".join(self.column_names), "name each once"
+                "columns", ", ".join(self.column_names), "name each column once"
             )
         if not self.writers:
             self._raise_invalid("writers", "", "name at least one instance")
         if len(set(self.writers)) < len(self.writers):
-            self._raise_invalid("writers", ", ".join(self.writers), "name each once")
+            self._raise_invalid(
+                "writers", ", ".join(self.writers), "name each instance once"
+            )
         if self.writer_column is None and len(self.writers) > 1:
             self._raise_invalid(
                 "writers",

@@ -181,11 +181,10 @@ class MultiWriterStreamToken:
     def after_partial_read(
         self, upper: MultiWriterStreamToken, read_upto: int
     ) -> MultiWriterStreamToken:
-        """Return the token after a partial read of the rows between this and ``upper``.
+        """Return the token after a partial read of the rows from this token to another.
 
-        :param upper: a token at or after this one.
-        :param read_upto: all rows between the two tokens with an id at or below it,
-            of every writer, were read.
+        :param upper: the token, at or after this one, up to which rows are read.
+        :param read_upto: the id up to which the rows of every writer were read.
         """
         return self.copy_and_advance(upper.bound_stream_token(read_upto))
 
@@ -234,9 +233,9 @@ def rows_between(
 ) -> SqlBounds:
     """Return the condition for exactly the rows after ``low`` and not after ``high``.
 
-    It begins with constant bounds of the id, so that an index can be used. Column names
-    are inserted verbatim: they must come from a declaration, never from a request. Ids
-    are positive.
+    The condition begins with constant bounds of the id, so that an index can be used.
+    Column names are inserted verbatim: they must come from a declaration, never from a
+    request. Ids are positive.
     """
     parameters: list[int | str] = [low.stream, high.get_max_stream_pos()]
     conditions = [f"{id_column} > %s", f"{id_column} <= %s"]

@@ -280,7 +280,7 @@ synapse_replication:
                 "streams[1]: table, id_column, columns, sequence, writers missing; add "
                 "it to the declaration",
                 "streams[2]: stream a: table is 'B b'; write a plain SQL identifier: "
-                "lower-case letters, digits and _, at most 63",
+                "lower-case letters, digits and _, at most 63 characters",
                 "streams[3]: a stream is declared by a mapping, or by the name of a "
                 "standard one; write name, table, id_column, columns, sequence and "
                 "writers",

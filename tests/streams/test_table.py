@@ -115,11 +115,11 @@ class TableStreamTests(SynchronousTestCase):
             ({"sequence": "1st"}, "sequence is '1st'"),
             ({"columns": ["a b"]}, "columns is 'a b'"),
             ({"columns": []}, "at least one column"),
-            ({"columns": ["a", "a"]}, "name each once"),
+            ({"columns": ["a", "a"]}, "name each column once"),
             ({"columns": "a, b"}, "write a list of column names"),
             ({"columns": {"a": "varchar"}}, "unknown type varchar"),
             ({"writers": []}, "at least one instance"),
-            ({"writers": ["a", "a"]}, "name each once"),
+            ({"writers": ["a", "a"]}, "name each instance once"),
             ({"writers": ["a b"]}, "writers is 'a b'"),
             ({"writer_column": None}, "name the writer_column"),
         ):

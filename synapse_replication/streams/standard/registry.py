@@ -31,8 +31,8 @@ class StandardStream:
     :ivar description: its name, row type and properties.
     :ivar writers_key: the key of ``stream_writers`` that names its writers; ``None`` if
         they cannot be configured.
-    :ivar anybody_writes: whether every instance may write it without being declared, so
-        that it has no positions in ``stream_positions``.
+    :ivar any_instance_writes: whether every instance may write it without being
+        declared, so that it has no positions in ``stream_positions``.
     :ivar sequence: the sequence of its ids; ``None`` if it is held in memory.
     :ivar id_columns: the columns that store its ids.
     :ivar positions_name: its name in ``stream_positions``; ``None`` if it has no
@@ -45,7 +45,7 @@ class StandardStream:
 
     description: StreamDescription
     writers_key: str | None = None
-    anybody_writes: bool = False
+    any_instance_writes: bool = False
     sequence: str | None = None
     id_columns: tuple[IdColumn, ...] = ()
     positions_name: str | None = None
@@ -164,7 +164,7 @@ _STREAMS = (
             resettable=True,
             announce_own_moves_only=True,
         ),
-        anybody_writes=True,
+        any_instance_writes=True,
         sequence="cache_invalidation_stream_seq",
         id_columns=(
             IdColumn(

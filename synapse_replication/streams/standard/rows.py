@@ -205,11 +205,11 @@ class CachesStreamRow:
 
 @attrs.frozen
 class DeviceListsStreamRow:
-    """A user's devices changed, or a server's view of them.
+    """A user's devices or cross-signing signatures changed.
 
-    :ivar user_id: the user; in rows of older peers also the name of a server.
-    :ivar is_signature: cross-signing signatures changed.
-    :ivar hosts_calculated: the servers to notify have already been determined.
+    :ivar user_id: the user; older peers also send rows with the name of a server.
+    :ivar is_signature: whether the cross-signing signatures changed.
+    :ivar hosts_calculated: whether the servers to notify have been determined.
     """
 
     user_id: str
@@ -333,7 +333,7 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
             for kind, row_type in self.row_types.items()
         }
         self._by_row_type = {codec.row_type: codec for codec in self._codecs.values()}
-        # One decoder parses both elements of the most frequent rows at once.
+        # One decoder parses both elements of the most frequent rows in one pass.
         usual = tuple.__class_getitem__((Literal["ev"], self._codecs["ev"].types))
         self._decode_event = msgspec.json.Decoder(usual).decode
 

@@ -117,7 +117,7 @@ class StandardStreamsTests(SynchronousTestCase):
             facts = stream.description
             self.assertEqual(facts.idempotent, name == "caches", name)
             self.assertEqual(facts.announce_own_moves_only, name == "caches", name)
-            self.assertEqual(stream.anybody_writes, name == "caches", name)
+            self.assertEqual(stream.any_instance_writes, name == "caches", name)
 
     def test_streams_held_in_memory(self) -> None:
         """Exactly three streams have no table; they and ``caches`` are resettable."""
