@@ -14,7 +14,9 @@ class WriteDurablyTests(SynchronousTestCase):
     """Tests for write_durably."""
 
     def test_order(self) -> None:
-        """The content is synced before the file is renamed, and the folder after it."""
+        """
+        The content is synced before the file is renamed, and the folder afterwards.
+        """
         folder = Path(self.mktemp())
         folder.mkdir()
         path = folder / "a"

@@ -22,7 +22,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 
 
 class ImportTests(SynchronousTestCase):
-    """Tests for what an import loads."""
+    """Tests for the modules that an import loads."""
 
     def test_core_without_twisted(self) -> None:
         """The streams and the wire format load neither a reactor nor a driver."""

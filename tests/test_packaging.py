@@ -1,4 +1,4 @@
-"""Tests that a wheel contains the product and the public test kit, and nothing else."""
+"""Tests that a wheel contains the package and the public test kit, and nothing else."""
 
 from __future__ import annotations
 

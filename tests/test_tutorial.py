@@ -223,7 +223,7 @@ class TutorialTests(WalkthroughTestCase):
     def wait_for_journal(self, command: str, found: Callable[[int], bool]) -> list[int]:
         """Wait until the journal's last token matches, and return all of its tokens.
 
-        There is one for each row, so that a missing or doubled row shows.
+        Each row contributes one token, so that a missing or doubled row is detected.
         """
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:

@@ -27,7 +27,8 @@ class CommandsOutTests(SynchronousTestCase):
 
     def test_commands(self) -> None:
         """
-        Each command names this instance, and has the current time if none was given.
+        Each command names this instance, and has the current time unless a time is
+        passed.
         """
         self.send.connect(self.handler)
         connection = MemoryConnection()

@@ -105,7 +105,7 @@ class RunServiceTests(SynchronousTestCase):
 
     def test_signal(self) -> None:
         """
-        The first signal stops the service; after it the default handlers are restored.
+        The first signal stops the service and restores the default signal handlers.
         """
         self.service.started.callback(None)
         self.signal_after_start(signal.SIGTERM)
@@ -150,7 +150,7 @@ class RunServiceTests(SynchronousTestCase):
         self.assertIn("no such thing", self.stderr.getvalue())
 
     def test_unexpected_failure(self) -> None:
-        """An unexpected exception at the start is logged with its traceback."""
+        """An unexpected exception at startup is logged with its traceback."""
         self.service.started.errback(RuntimeError("oops"))
         self.assertEqual(self.run_service_under_test(), 1)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)

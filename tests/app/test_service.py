@@ -148,7 +148,7 @@ class ProcessServiceTests(FilesMixin):
 
     def test_stop_is_bounded(self) -> None:
         """
-        A step that does not finish is abandoned at the time limit; the others still
+        A step that does not finish is abandoned at the time limit; later steps still
         run.
         """
         self.recorder.stopping = Deferred()
@@ -192,7 +192,7 @@ class ProcessServiceTests(FilesMixin):
 
     def test_does_not_start(self) -> None:
         """
-        If a listener is invalid, the start fails, and what had started is stopped.
+        If a listener is invalid, the start fails, and all started parts are stopped.
         """
         process = self.make(
             synapse_replication={

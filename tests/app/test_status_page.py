@@ -64,7 +64,8 @@ class PageMixin(SynchronousTestCase):
 class StatusPageTests(PageMixin):
     def test_good(self) -> None:
         """
-        The page starts with the verdict that all is well, followed by a row per writer.
+        The page starts with the verdict "All rows arrive", followed by a row per
+        writer.
         """
         self.all_live()
         self.observer.sample()
@@ -150,7 +151,8 @@ class StatusPageTests(PageMixin):
 
     def test_not_ready(self) -> None:
         """
-        The page names what is missing for readiness, in one line of bounded length.
+        The page lists the conditions that are missing for readiness in one bounded
+        line.
         """
         self.go_live(("events", "w1"))
         self.assertIn(
@@ -181,7 +183,7 @@ class StatusPageTests(PageMixin):
 
     def test_duplicate(self) -> None:
         """
-        Two processes with the same instance name are flagged with their locations.
+        Two processes with the same instance name are reported with their locations.
         """
         self.all_live()
         self.observer.duplicate_instance("w1", "host:1 and host:2")
@@ -197,7 +199,7 @@ class StatusPageTests(PageMixin):
 
 class OtherResourcesTests(PageMixin):
     def test_ready(self) -> None:
-        """``/ready`` responds with 503 and what is missing, or with 200."""
+        """``/ready`` responds with 200, or with 503 and the missing conditions."""
         self.go_live(("events", "w1"), ("events", "w2"))
         resource = ReadyResource(self.observer.snapshot)
         response, text = self.get(resource)

@@ -33,7 +33,9 @@ class StopStepsTests(SynchronousTestCase):
         self.assertEqual(self.calls, ["second", "first"])
 
     def test_failures(self) -> None:
-        """A step that fails or hangs is logged by name, and the others still run."""
+        """
+        A step that fails or hangs is logged by name, and the other steps still run.
+        """
         self.steps.add("last", lambda: self.calls.append("last"))
         self.steps.add("hanging", Deferred)
         self.steps.add("failing", lambda: 1 // 0)

@@ -172,7 +172,7 @@ class StreamSetupTests(TestCase):
         )
 
     async def test_starts_at_saved_positions(self) -> None:
-        """A sink with saved positions starts there."""
+        """A sink with saved positions starts at these positions."""
         self.store(a=7, b=9)
         sink = SavingSink(
             {
@@ -405,7 +405,10 @@ class StreamSetupTests(TestCase):
         self.assertEqual(self.empty_ranges, {"notes": (10, last)})
 
     async def test_main_creates_the_table(self) -> None:
-        """Main creates the table of positions; if another starts first, it waits."""
+        """
+        Main creates the table of positions; an instance that starts earlier waits for
+        it.
+        """
         waiting = Deferred.fromCoroutine(self.set_up(PositionsOnlySink()))
         while not self.clock.getDelayedCalls():
             # The query runs in a thread.

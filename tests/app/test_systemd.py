@@ -156,7 +156,8 @@ class SystemdNotifierTests(SynchronousTestCase):
 
     def test_ready(self) -> None:
         """
-        READY is sent once everything is live; until then the status shows the progress.
+        READY is sent once every writer is live; until then, the status shows the
+        progress.
         """
         self.notifier.start()
         self.assertIn("STATUS=starting", self.sent[0])

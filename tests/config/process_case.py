@@ -12,8 +12,8 @@ from synapse_replication.config.process import (
 from synapse_replication.errors import ConfigError
 from tests.config.test_files import FilesMixin
 
-#: The keys that Synapse's own generator writes into homeserver.yaml, plus the database
-#: and workers as in its documentation.
+#: The keys that Synapse's own generator writes into homeserver.yaml, plus a database
+#: and workers as in Synapse's documentation.
 HOMESERVER = """\
 server_name: "x.test"
 pid_file: /run/homeserver.pid

@@ -144,7 +144,9 @@ class ReadSecretTests(FilesMixin):
         self.assertIsNone(self.secret(None, None))
 
     def test_both(self) -> None:
-        """A secret that is given in both ways is an error that names both keys."""
+        """
+        A secret that is given inline and by a file is an error that names both keys.
+        """
         self.assertIsNone(self.secret("hush", self.write("s", "x")))
         text = str(self.problems[0])
         self.assertIn("remove redis.password or redis.password_path", text)

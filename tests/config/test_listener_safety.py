@@ -74,8 +74,13 @@ class UnprotectedListenersTests(FilesMixin):
             "listeners:\n- {type: replication, port: 1, tls: true}\n- {type: http, "
             "port: 2, tls: true, resources: [{names: [replication]}]}\n"
         )
-        for asked, count in (({}, 2), ({"client_ca_file": authority.certificate}, 0)):
-            section = json.dumps(tls | {key: str(file) for key, file in asked.items()})
+        for client_ca, count in (
+            ({}, 2),
+            ({"client_ca_file": authority.certificate}, 0),
+        ):
+            section = json.dumps(
+                tls | {key: str(file) for key, file in client_ca.items()}
+            )
             text = f"{listeners}{_OWN}tls: {section}}}\n"
             self.assertEqual(len(self.problems_of(text)), count, text)
 

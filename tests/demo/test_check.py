@@ -40,7 +40,10 @@ GOOD = entries((1, [["a"]]), (3, [["b"], ["b"]]), (4, [{"k": 1}]), (9, []))
 
 class CompareTests(SynchronousTestCase):
     def test_in_order(self) -> None:
-        """Each row once and in order is good; rows of other writers are ignored."""
+        """
+        If each row was received once and in order, the tally is good; rows of other
+        writers are ignored.
+        """
         found = tally([*GOOD, Entry("events", "w2", 2, [["x"]])])
         self.assertEqual(counts(found), (4, 4, 0, 0, 0))
         self.assertEqual((found.final_position, found.last_token), (9, 4))

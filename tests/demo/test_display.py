@@ -37,7 +37,9 @@ class ShowTableTests(SynchronousTestCase):
         )
 
     def test_a_reader_that_is_behind_is_marked(self) -> None:
-        """A position below the writer's last row is shown together with it."""
+        """
+        A position below the writer's last row is shown together with that row's token.
+        """
         self.assertIn("90 of 98", printed(attrs.evolve(GOOD, final_position=90)))
 
 

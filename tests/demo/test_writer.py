@@ -82,7 +82,7 @@ class ScriptWriterTests(SynchronousTestCase):
         self.assertEqual(self.written, [[["a"]]])
 
     def test_paced_by_rate(self) -> None:
-        """Each write is made when the rows before it are due, and is logged."""
+        """Each write is made and logged once the previous rows are due."""
         self.begin_file.touch()
         host = self.start(self.write)
         host.reactor.advance(0.9)
@@ -130,7 +130,7 @@ class ScriptWriterTests(SynchronousTestCase):
         self.assertEqual(self.log()[-1], {"finished": False})
 
     def test_stops_between_writes(self) -> None:
-        """A stop waits for the current write, and no further one is made."""
+        """A stop waits for the current write, and no further write is made."""
         under_way: Deferred[int] = Deferred()
         self.begin_file.touch()
         host = self.start(lambda rows: under_way)

@@ -1,8 +1,8 @@
 """A strict host, in which the classes of the drop-in run.
 
-Its clock jumps, its transports have no sockets, and its Redis supports only the
-commands for publishing and subscribing and raises an exception for any other, like the
-doubles in a homeserver's own tests.
+Its clock jumps, its transports have no sockets, and its Redis, like the doubles in a
+homeserver's own tests, supports only the commands for publishing and subscribing: any
+other command raises an exception.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def join(reactor: MemoryReactorClock, one: Any, other: Any) -> MemoryTransport:
 
 
 class UnknownCommandError(Exception):
-    """Raised for a command that is not about publishing and subscribing."""
+    """Raised for a command that neither publishes nor subscribes."""
 
 
 class StrictRedis:

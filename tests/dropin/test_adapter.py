@@ -102,7 +102,7 @@ class HostCommandsTests(SynchronousTestCase):
 
     def test_federation_ack(self) -> None:
         """
-        An acknowledgement reaches the main process, unless that sends federation
+        An acknowledgement is handled by the main process, unless it sends federation
         itself.
         """
         ack = ("federation_ack", "sender", 5)
@@ -225,7 +225,9 @@ class RevealedRowsTests(SynchronousTestCase):
         self.assertEqual(self._delivered()[4:], [("rdata", "w", 9)])
 
     def test_a_later_position_replaces_a_held_one(self) -> None:
-        """A held position is dropped if a later one of its writer makes it obsolete."""
+        """
+        A held position is dropped if a later position of the same writer supersedes it.
+        """
         self._commit(8)
         self._position("v", 8)
         self._row("v", 9)
@@ -233,7 +235,9 @@ class RevealedRowsTests(SynchronousTestCase):
         self.assertEqual(self._delivered(), [("rdata", "v", 9), ("rdata", "w", 8)])
 
     def test_rows_that_a_false_position_hid(self) -> None:
-        """Rows below a position that was reached without them are delivered once."""
+        """
+        Rows below a position that was reached without these rows are delivered once.
+        """
         self._position("w", 9)
         self.stream.tokens["w"] = 9
         self._commit(6, 10)
@@ -324,7 +328,7 @@ class SynapseHostTests(SynchronousTestCase):
 
     def test_undecodable_row_below_a_position(self) -> None:
         """
-        A revealed row that cannot be decoded is left to the catch-up of its writer.
+        A revealed row that cannot be decoded is fetched by the catch-up of its writer.
         """
         letters = FakeStream("events", {"w": 5, "v": 5}, shared_token=5)
         letters.updates = [(6, ["a"]), (7, []), (8, ["c"])]

@@ -58,7 +58,9 @@ class HostResource(Resource):
 
 
 def listener(*names: str) -> SimpleNamespace:
-    """Return a listener of the host's configuration; without names, not an HTTP one."""
+    """
+    Return a listener of the host's configuration; without names, its type is not HTTP.
+    """
     options = SimpleNamespace(
         resources=[SimpleNamespace(names=["health"]), SimpleNamespace(names=names)]
     )
@@ -124,7 +126,7 @@ class ServingTests(HostTestCase):
         return response.code, json.loads(self.successResultOf(treq.content(response)))
 
     def send_rows(self) -> None:
-        """Write rows up to token 9, and have them sent to a connection."""
+        """Write rows up to token 9, and send them on a connection."""
         self.hs.get_replication_command_handler().new_connection(
             SingleCommandConnection()
         )
@@ -182,7 +184,9 @@ class ServingTests(HostTestCase):
         self.assertEqual(self.ask(self.serve()), (200, "the host"))
 
     def test_needs_a_listener(self) -> None:
-        """A backlog is made only if a listener of this instance serves the resource."""
+        """
+        A backlog is created only if a listener of this instance serves the resource.
+        """
         self.assertIsNotNone(make_backlog(self.hs))
         self.hs.config.worker.worker_listeners = [listener("client"), listener()]
         self.assertIsNone(make_backlog(self.hs))

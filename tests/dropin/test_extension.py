@@ -115,7 +115,7 @@ class ExtensionTests(SynchronousTestCase):
         os.environ[ENVIRONMENT] = "false"
         self.assertIsNone(self.hs.get_replication_command_handler().extension)
         self.assertIsNone(self.subscription().extension)
-        # Nothing is sent either when the outbound connection is re-established.
+        # Nothing is sent when the outbound connection is re-established, either.
         lazyConnection(self.hs)._factory.sender._on_connected()
 
     def test_lifecycle(self) -> None:

@@ -170,8 +170,9 @@ class StartAndStopTests(SynchronousTestCase):
 
     def test_reactor_shuts_down(self) -> None:
         """
-        The host's reactor connects the subscription; at its shutdown both
-        connections are closed one turn later, so that others can still send.
+        The host's reactor connects the subscription; one turn after the reactor's
+        shutdown begins, both connections are closed, so that other shutdown handlers
+        can still send.
         """
         hs = self.hs = self._start()
         ((host, port, factory, _),) = self.connected
@@ -201,7 +202,9 @@ class StartAndStopTests(SynchronousTestCase):
 
 
 class _EventsOfTwo(FakeStream):
-    """A stream with two writers as in a host: a position of one advances both."""
+    """
+    A stream with two writers as in a host: a position of one writer advances both.
+    """
 
     def __init__(self) -> None:
         super().__init__("events")
@@ -287,7 +290,7 @@ class MissedRowTests(SynchronousTestCase):
         self._miss_a_row()
         self._announce("p2", 10, 11)
         self.assertEqual(self.rows, [("p1", 11)])
-        # It was delivered with the POSITION, and is not delivered again.
+        # The row was delivered with the POSITION, and is not delivered again.
         self._announce("p1", 11, 11)
         self._receive_row("p1", 11)
         self.assertEqual(self.rows, [("p1", 11)])

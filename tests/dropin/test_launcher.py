@@ -20,7 +20,7 @@ class ChooseTests(SynchronousTestCase):
         self.assertEqual(choose((), ()), SUBSTITUTIONS)
 
     def test_only_and_except(self) -> None:
-        """Parts can be selected or left out."""
+        """Parts can be selected or excluded."""
         only = {known.part for known in choose(("redis", "ids"), ())}
         self.assertEqual(only, {"redis", "ids"})
         others = {known.part for known in choose((), ("ids",))}

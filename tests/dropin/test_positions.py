@@ -33,7 +33,7 @@ class HostPositionsTests(SynchronousTestCase):
         self.assertRaises(ValueError, _allocate, positions, 1)
 
     def test_peer_ids_finish_while_own_in_flight(self) -> None:
-        """Ids of other writers are announced once no own id is in flight."""
+        """Ids of other writers are announced once no id of this writer is in flight."""
         positions = HostPositions("second", ["first", "second"], {"first": 3}, [7], 3)
         positions.advance("first", 9)
         self.assertEqual(positions.announced, 9)
@@ -44,7 +44,7 @@ class HostPositionsTests(SynchronousTestCase):
         self.assertEqual((positions.announced, positions.local), (12, 12))
 
     def test_own_ids_finish_out_of_order(self) -> None:
-        """Own ids are announced only below the smallest own id in flight."""
+        """Ids of this writer are announced only below its smallest id in flight."""
         positions = HostPositions("w", ["w", "v"], {"w": 7, "v": 7})
         _allocate(positions, 8, 9, 12)
         positions.finish([9])

@@ -67,8 +67,8 @@ class HostStreamTests(SynchronousTestCase):
 
     def test_shared_token(self) -> None:
         """
-        A token shared by all writers does not count as received from one of them,
-        whether the writer is declared, as in ``events``, or not, as in ``caches``.
+        A token shared by all writers does not count as received from a single writer,
+        whether that writer is declared, as in ``events``, or not, as in ``caches``.
         """
         for name, writers in (("events", ["other", "w"]), ("caches", [])):
             original = FakeStream(name, {"other": 5, "w": 5})

@@ -55,7 +55,7 @@ class ShapeTests(SynchronousTestCase):
         self.assertEqual(shape(Theirs), "(hs, *names, port=)")
 
     def test_methods(self) -> None:
-        """The object or class that a method is bound to is left out."""
+        """The object or class to which a method is bound is omitted."""
         self.assertEqual(shape(Theirs.send, is_method=True), "(command)")
         self.assertEqual(shape(vars(Theirs)["parse"]), "(line)")
 

@@ -74,7 +74,7 @@ class Bus:
 
     def advance(self, seconds: float) -> None:
         """
-        Advance the clocks of all processes, and deliver what they publish meanwhile.
+        Advance the clocks of all processes, and deliver the messages that they publish.
         """
         self.deliver()
         for _ in range(round(seconds * 4)):

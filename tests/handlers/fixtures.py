@@ -53,7 +53,7 @@ class Receiving:
         return connection
 
     def reconnect(self) -> None:
-        """Lose the connection and make another."""
+        """Lose the connection and establish another one."""
         self.handler.lost_connection(self.connection)
         self.connection = self.connect("memory")
 

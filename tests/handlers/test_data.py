@@ -51,7 +51,9 @@ class EpochSavingSink(Sink):
 
 
 class ReplicationDataHandlerTests(SynchronousTestCase):
-    """First the sink gets rows, then the position advances, then waiters wake."""
+    """
+    Tests that the sink gets rows first, then the position advances, then waiters wake.
+    """
 
     def setUp(self) -> None:
         self.stream = SourceStream("events", Row)
@@ -183,7 +185,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.successResultOf(again[0])
 
     def test_more_than_was_allocated(self) -> None:
-        """A wait for a token beyond the largest allocated one is capped to that."""
+        """A wait for a token beyond the largest allocated token ends at the latter."""
         answers: dict[str, int | None] = {"events": 7}
 
         async def largest_token(stream_name: str) -> int | None:

@@ -48,7 +48,8 @@ class PeerEpochsTests(SynchronousTestCase):
 
     def test_stale_epoch_becomes_current(self) -> None:
         """
-        If the current epoch leaves or is silent for long, a stale one becomes current.
+        If the current epoch says goodbye or is silent for long, a stale one becomes
+        current.
         """
         self.epochs.observe("w", "a", 0)
         self.epochs.observe("w", "b", 1)
@@ -148,7 +149,7 @@ class HandledEpochsTests(SynchronousTestCase):
         self.assertFalse(epochs.is_present("w", "a"))
 
     def test_sink_without_epochs(self) -> None:
-        """With a sink that saves no epochs, they are held in memory."""
+        """If the sink saves no epochs, the handled ones are held in memory."""
         sink: Any = PositionsOnlySink()
         epochs = HandledEpochs("typing", sink)
         self.assertFalse(epochs.is_present("w", "a"))

@@ -115,7 +115,8 @@ class ChannelTests(SynchronousTestCase):
 
     def test_too_late(self) -> None:
         """
-        Adding a channel twice adds it once; adding one after the start is an error.
+        A channel that is added twice is subscribed to once; adding one after the start
+        is an error.
         """
         host = MemoryHost()
         handler = ReplicationCommandHandler(host, host.observer)
@@ -212,8 +213,8 @@ class ReceivedTests(SynchronousTestCase):
 
     def test_syncs_after_the_end_of_a_process(self) -> None:
         """
-        A repeated USER_SYNC is delivered again after CLEAR_USER_SYNC, and after the
-        host failed.
+        A repeated USER_SYNC is delivered again after CLEAR_USER_SYNC, and after a
+        failure of the host.
         """
         fixture = receiving()
         line = "USER_SYNC id1 @u:hs None start 5"
@@ -286,7 +287,7 @@ class ReceivedTests(SynchronousTestCase):
         )
 
     def test_a_parsed_row(self) -> None:
-        """A row that was parsed elsewhere is handled like any other."""
+        """A row that the caller has parsed is handled like any other row."""
         fixture = receiving()
         fixture.receive("POSITION events w 0 0")
         fixture.handler.received(

@@ -28,7 +28,9 @@ def typing_stream() -> MemoryStream:
 
 class StreamTableTests(SynchronousTestCase):
     def test_streams(self) -> None:
-        """A stream is found by its name; only a written one is replicated from here."""
+        """
+        A stream is found by its name; only written streams are replicated from here.
+        """
         table = StreamTable()
         stream = typing_stream()
         table.add(stream, is_written_here=False)

@@ -42,7 +42,8 @@ class WithoutSecretsTests(SynchronousTestCase):
 
     def test_token_is_cut_out(self) -> None:
         """
-        The token is removed from the message and traceback; the rest of both remains.
+        The token is removed from the message and the traceback; their other text
+        remains.
         """
         error = self.shown("Key (token)=(syt_secret) is there", USER_IP)
         self.assertIsInstance(error, HostError)
@@ -57,7 +58,7 @@ class WithoutSecretsTests(SynchronousTestCase):
         self.assertNotIn("syt_secret", "".join(traceback.format_exception(error)))
 
     def test_nothing_secret(self) -> None:
-        """An error that contains no secret is returned as it is."""
+        """An error that contains no secret is returned unchanged."""
         self.assertIsInstance(self.shown("no disk", USER_IP), ValueError)
         command = RemoteServerUpCommand("syt_secret")
         self.assertIsInstance(self.shown("syt_secret", command), ValueError)

@@ -1,4 +1,4 @@
-"""Tests of waiting for all writers of a stream, and of the callbacks for that."""
+"""Tests of waiting for all writers of a stream, and of the callbacks that report it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_capped(self) -> None:
-        """A wait for a token beyond the largest allocated one is capped to that."""
+        """A wait for a token beyond the largest allocated token ends at the latter."""
 
         async def largest(stream_name: str) -> int:
             return 3

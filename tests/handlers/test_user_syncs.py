@@ -48,7 +48,7 @@ class UserSyncDeduplicatorTests(SynchronousTestCase):
 
     def test_repeat_is_forwarded_every_10_s(self) -> None:
         """
-        A repeated state is passed on every 10 s, so that the user does not expire.
+        A repeated state is forwarded every 10 s, so that the user does not expire.
         """
         forwarded = [now for now in range(60) if not self.syncs.is_repeat(START, now)]
         self.assertEqual(forwarded, [0, 10, 20, 30, 40, 50])

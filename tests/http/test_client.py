@@ -97,7 +97,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         return error
 
     def test_page(self) -> None:
-        """A page arrives as it was sent."""
+        """A page is received exactly as it was sent."""
         self.assertEqual(
             self.fetch(self.make_client()),
             StreamUpdateResult([(2, ["a"]), (3, ["b"])], 3, True),
@@ -204,7 +204,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertIn("worker_replication_secret", str(error))
 
     def test_wrong_listener(self) -> None:
-        """For a port that serves something else, the hint names instance_map."""
+        """If the port belongs to another listener, the hint names instance_map."""
         error = self.fail_to_fetch(self.make_client(Resource()))
         self.assertEqual(error.status, 404)
         self.assertIn("instance_map", str(error))

@@ -64,7 +64,7 @@ class ReplicationResourceTests(SynchronousTestCase):
         )
 
     def test_status(self) -> None:
-        """A process that has a status serves it to requests with the secret."""
+        """A process with a status serves it to requests with the secret."""
         url = _BASE + "status"
         self.assertEqual(self.ask(url)[0], 404)
         resource = ReplicationResource(
@@ -113,7 +113,9 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.assertEqual(self.ask(headers={})[0], 200)
 
     def test_bad_parameters(self) -> None:
-        """A parameter that is missing or not an integer is named in a 400."""
+        """
+        A parameter that is missing or not an integer is named in a response with 400.
+        """
         for params, code, name in (
             ({"upto_token": "9"}, "M_MISSING_PARAM", "from_token"),
             ({"from_token": "1"}, "M_MISSING_PARAM", "upto_token"),
@@ -157,8 +159,8 @@ class ReplicationResourceTests(SynchronousTestCase):
                 backlog=Backlog(BacklogOptions()),
             ).under_root()
         )
-        place = "/".join(quote(part, safe="") for part in path)
-        for url in (_EVENTS, f"{_BASE}{place}"):
+        suffix = "/".join(quote(part, safe="") for part in path)
+        for url in (_EVENTS, f"{_BASE}{suffix}"):
             response = self.successResultOf(
                 treq.get(
                     url,
@@ -182,7 +184,7 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.assertEqual(self.observer.failures, [])
 
     def test_unknown_stream(self) -> None:
-        """An unknown stream is a 400."""
+        """A request for an unknown stream is answered with 400."""
         status, body = self.ask(_BASE + "get_repl_stream_updates/%FF/abc")
         self.assertEqual((status, body["errcode"]), (400, "M_UNKNOWN"))
 
@@ -211,7 +213,10 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.assertEqual(self.ask(url)[0], 200)
 
     def test_source_fails(self) -> None:
-        """A failure to fetch is a 500 with the reason, and is reported."""
+        """
+        If fetching fails, the response is 500 with the reason, and the failure is
+        reported.
+        """
         self.events.error = CatchUpError("rows were forgotten")
         self.assertEqual(self.ask()[1]["error"], "rows were forgotten")
         self.assertEqual(self.observer.failures, [self.events.error])
@@ -224,7 +229,9 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.assertEqual(self.observer.failures, [self.events.error])
 
     def test_unencodable_row(self) -> None:
-        """A row that cannot be encoded is a 500, not a request without a response."""
+        """
+        For a row that cannot be encoded, the response is 500, instead of no response.
+        """
         self.events.rows = [(2, [float("nan"), None])]
         self.assertEqual(self.ask()[0], 500)
 

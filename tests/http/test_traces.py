@@ -62,7 +62,10 @@ class TracesTests(SynchronousTestCase):
         self.check_spans()
 
     def test_from_the_backlog(self) -> None:
-        """The same holds for a response from the backlog."""
+        """
+        For a response from the backlog, the writer's span is a child of the reader's,
+        too.
+        """
         response = Deferred.fromCoroutine(
             self.client.get_backlog("events", "writer1", "e1", 1, 2)
         )

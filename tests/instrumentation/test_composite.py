@@ -44,16 +44,20 @@ class CompositeObserverTests(SynchronousTestCase):
 
     def test_observers_are_called_in_order(self) -> None:
         """An event is passed to each observer in order."""
-        both = CompositeObserver([Recorder("a", self.calls), Recorder("b", self.calls)])
-        both.rows_received("events", 3)
+        composite = CompositeObserver(
+            [Recorder("a", self.calls), Recorder("b", self.calls)]
+        )
+        composite.rows_received("events", 3)
         self.assertEqual(self.calls, ["a events 3", "b events 3"])
 
     def test_contexts_end_in_reverse_order(self) -> None:
         """Contexts begin in order and end in reverse, also after an exception."""
-        both = CompositeObserver([Recorder("a", self.calls), Recorder("b", self.calls)])
+        composite = CompositeObserver(
+            [Recorder("a", self.calls), Recorder("b", self.calls)]
+        )
 
         def fail() -> None:
-            with both.catch_up(CatchUpEvent("s", "w", 1, 2)):
+            with composite.catch_up(CatchUpEvent("s", "w", 1, 2)):
                 self.calls.append("work")
                 raise ValueError
 
@@ -62,14 +66,14 @@ class CompositeObserverTests(SynchronousTestCase):
             self.calls, ["a begins", "b begins", "work", "b ends", "a ends"]
         )
 
-    def test_a_method_of_no_interest_does_nothing(self) -> None:
+    def test_method_without_observers(self) -> None:
         """A method that no observer overrides is a no-op and creates no dispatcher."""
-        both = CompositeObserver([Recorder("a", self.calls)])
-        both.connections_changed(3)
-        with both.background_process("work"):
+        composite = CompositeObserver([Recorder("a", self.calls)])
+        composite.connections_changed(3)
+        with composite.background_process("work"):
             pass
         self.assertEqual(self.calls, [])
-        self.assertNotIn("connections_changed", vars(both))
+        self.assertNotIn("connections_changed", vars(composite))
 
     def test_composites_nest(self) -> None:
         """Nested composites pass an event to each observer once."""

@@ -135,7 +135,8 @@ class ReplicationHooksTests(SynchronousTestCase):
 
     def test_configuration(self) -> None:
         """
-        A reload is reported with its errors, or with the sections that need a restart.
+        A reload is reported with its errors, or with the sections whose changes need a
+        restart.
         """
         self.subscribe_all()
         self.hooks.configuration_reloaded("h.yaml:1: redis: wrong", ())
@@ -215,7 +216,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertEqual(self.take(5), [CaughtUp("events", "w1")])
 
     def test_roles(self) -> None:
-        """A stream that moves between instances is reported for both."""
+        """A stream that moves between instances is reported for both instances."""
         self.subscribe_all()
         self.observer.peer_heard(heartbeat_of("w1", "events", "typing"))
         self.observer.peer_heard(heartbeat_of("w2", "receipts"))

@@ -16,7 +16,9 @@ class CutLinesTests(SynchronousTestCase):
             self.assertEqual(cut_lines(text), text)
 
     def test_long(self) -> None:
-        """A line that is too long is truncated and marked; the others stay."""
+        """
+        A line that is too long is truncated and marked; other lines stay unchanged.
+        """
         text = cut_lines("first\n" + "x" * 4_000_000 + "\nlast\n")
         assert text is not None
         first, cut, last, end = text.split("\n")

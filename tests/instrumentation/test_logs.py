@@ -26,7 +26,7 @@ from synapse_replication.instrumentation.rate_limit import (
 
 
 class LoggingObserverTests(SynchronousTestCase):
-    """Tests for what is logged, and how often."""
+    """Tests for the content and the frequency of log lines."""
 
     def test_the_extension(self) -> None:
         """
@@ -74,7 +74,7 @@ class LoggingObserverTests(SynchronousTestCase):
         return [(event["log_level"].name, formatEvent(event)) for event in self.events]
 
     def test_refused_lines_are_limited_and_counted(self) -> None:
-        """Ten thousand rejected lines make two log lines, the last with a count."""
+        """Ten thousand rejected lines cause two log lines, the second with a count."""
         for _ in range(10_000):
             self.observer.line_refused("redis", UnknownCommandError("WHAT"))
         self.clock.advance(REPEAT_AFTER)
@@ -89,7 +89,7 @@ class LoggingObserverTests(SynchronousTestCase):
         )
 
     def test_dropped_commands(self) -> None:
-        """Dropped commands make one line a minute for each name and reason."""
+        """Dropped commands cause one line per minute for each name and reason."""
         for _ in range(1000):
             self.observer.commands_dropped("USER_SYNC", CommandDropReason.QUEUE_FULL, 1)
         self.observer.commands_dropped("USER_SYNC", CommandDropReason.STOPPED, 7)

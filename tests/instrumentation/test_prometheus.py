@@ -176,7 +176,9 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.assertNotIn(b"made-up", generate_latest(self.registry))
 
     def test_lag_shrinks_with_the_pages_of_a_catch_up(self) -> None:
-        """Lag is the undelivered part of what a writer announced, and its age."""
+        """
+        Lag is the number of announced ids that are not delivered yet, and their age.
+        """
         writer = {"stream_name": "events", "instance_name": "w1"}
         event = CatchUpEvent("events", "w1", 100, 150)
         with self.observer.catch_up(event):

@@ -1,5 +1,5 @@
 """
-Tests that running processes export the metrics of the reference, with true values.
+Tests that running processes export the metrics of the reference, with correct values.
 """
 
 from __future__ import annotations

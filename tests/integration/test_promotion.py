@@ -81,9 +81,9 @@ class PromotionTests(DeploymentTestCase):
         for stream in ("notes", "typing"):
             writers = [entry["writer"] for entry in self.journal(stream)]
             self.assertEqual(writers, ["master"] * 10 + ["writer2"] * 10, stream)
-        # The reader fetches the rows of notes, and any below a position reached without
-        # rows, from the new writer's backlog and not from the database. Typing starts
-        # at 0, and so do its readers.
+        # The reader fetches the rows of notes, including any below a position that it
+        # reached without rows, from the new writer's backlog and not from the database.
+        # Typing starts at 0, and its readers start there, too.
         more = self.resyncs() - before
         self.assertEqual(set(more), {("notes", "partial")})
         self.assertLessEqual(more.total(), 2)

@@ -174,7 +174,7 @@ class Watch:
         for event in self.events:
             seen.append(eventAsText(event, includeTraceback=True))
             seen.append(to_json(event))
-            # Every other field that an operator's log observer gets.
+            # All other fields that an operator's log observer receives.
             seen += [repr(v) for k, v in event.items() if k != "log_logger"]
         seen.append(generate_latest(self.registry).decode())
         seen.append(encode_status(self.status.snapshot()).decode())

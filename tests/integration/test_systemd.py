@@ -147,7 +147,8 @@ class SystemdTests(DeploymentTestCase):
 
     def test_stop(self) -> None:
         """
-        A worker that stops reports it first and then no longer notifies the watchdog.
+        A worker that stops sends STOPPING first, and then no longer notifies the
+        watchdog.
         """
         worker = self.start_both()
         self.assertEqual(self.stop(worker), 0, self.log_of("worker"))
@@ -179,8 +180,8 @@ class SystemdTests(DeploymentTestCase):
 
     def test_reload(self) -> None:
         """
-        On SIGHUP the log level changes, an invalid file changes nothing, and the rest
-        needs a restart.
+        On SIGHUP, the log level changes, other changes need a restart, and an invalid
+        file changes nothing.
         """
         worker = self.start_both()
         self.write_upto(3)

@@ -122,8 +122,8 @@ class TlsTests(DeploymentTestCase):
 
     def test_endpoint_requires_client_certificate(self) -> None:
         """
-        ``ssl:`` with ``caCertsDir`` asks clients for a certificate, and ``tls:`` sends
-        it.
+        ``ssl:`` with ``caCertsDir`` requests a certificate of clients, and ``tls:``
+        sends one.
         """
         self.use_tls()
         del self.main["listeners"][1]
@@ -153,8 +153,8 @@ class TlsTests(DeploymentTestCase):
 
     def test_refused(self) -> None:
         """
-        A client with a wrong or no certificate, and a server with a wrong one, are
-        rejected and named with the reason.
+        A client with a wrong certificate or none, and a server with a wrong one, are
+        rejected and logged with the reason.
         """
         self.use_tls()
         self.start("main", self.main)

@@ -42,7 +42,7 @@ NOTES = IdStream(
 
 
 class CheckingSink(JournalSink):
-    """A journal that follows persisted-up-to and counts the rows below it.
+    """A journal that tracks persisted-up-to and counts the rows below it.
 
     :param counts: a file: a line ``[from, upto, rows between]`` for each query.
     """

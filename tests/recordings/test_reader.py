@@ -30,7 +30,7 @@ class ReadRecordingTests(SynchronousTestCase):
         return list(read_recording(path))
 
     def test_plain_and_compressed(self) -> None:
-        """A recording reads the same, compressed or not."""
+        """A compressed recording is read like an uncompressed one."""
         self.assertEqual(self.read(GOOD), [PING])
         self.assertEqual(self.read(gzip.compress(GOOD)), [PING])
         self.assertEqual(self.read(lzma.compress(GOOD)), [PING])
@@ -72,7 +72,8 @@ class ReadRecordingTests(SynchronousTestCase):
 
     def test_a_file_that_was_cut_off(self) -> None:
         """
-        The rest of a truncated compressed file is read, and the damage is reported.
+        The intact part of a truncated compressed file is read, and the damage is
+        reported.
         """
         whole = gzip.compress(b"".join(_numbered(n) for n in range(5000)))
 

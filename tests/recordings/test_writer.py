@@ -18,7 +18,7 @@ _WALL = 1_795_291_200.0
 
 
 class RecordingFilesTests(SynchronousTestCase):
-    """Tests for files that roll."""
+    """Tests for the rotation of recording files."""
 
     compressed = False
 
@@ -72,7 +72,7 @@ class RecordingFilesTests(SynchronousTestCase):
         )
 
     def test_partial_until_closed(self) -> None:
-        """An open file has a name that readers ignore."""
+        """A file has a name that readers ignore until it is closed."""
         files = self.record()
         files.see("x", b"PING 1")
         (name,) = self.names()
@@ -82,7 +82,9 @@ class RecordingFilesTests(SynchronousTestCase):
         self.assertEqual(self.lines(name), ["PING 1"])
 
     def test_rolls_by_size(self) -> None:
-        """A file that is large enough is closed, and the next one is begun."""
+        """
+        A file that has reached the maximum size is closed, and the next one is begun.
+        """
         files = self.record(roll_bytes=150)
         for number in range(7):
             files.see("x", b"PING %d" % number)
@@ -94,7 +96,10 @@ class RecordingFilesTests(SynchronousTestCase):
         )
 
     def test_rolls_by_time(self) -> None:
-        """A file that is old enough is closed, even if nothing more is recorded."""
+        """
+        A file that has reached the maximum age is closed, even if nothing more is
+        recorded.
+        """
         files = self.record()
         files.tick()
         self.assertEqual(self.names(), [])
@@ -198,7 +203,7 @@ class RecordingFilesTests(SynchronousTestCase):
 
 
 class CompressedFilesTests(RecordingFilesTests):
-    """Runs the same tests with gzip."""
+    """Runs the tests of :class:`RecordingFilesTests` with gzip."""
 
     compressed = True
 

@@ -124,7 +124,7 @@ class RecordingHandler:
     """A handler that sends REPLICATE on each connection and records received items.
 
     :ivar seen: the position that a reader would have.
-    :ivar gaps: (position, token) of each row that arrived without the one before it.
+    :ivar gaps: (position, token) of each row that arrived without the previous row.
     :ivar waits_for_position: skip rows until the writer's POSITION has arrived on the
         connection, as the command handler does.
     :ivar answer: called when a REPLICATE arrives.

@@ -26,7 +26,8 @@ from tests.redis.doubles import Events, RecordingHandler, RecordingObserver, rda
 class Peer:
     """The link of one instance, with its handler and events.
 
-    It announces its position when it connects, when asked, and after losses.
+    The instance announces its position when it connects, on REPLICATE, and after
+    losses.
 
     :param instance_name: only rows of the instance ``writer`` are counted.
     """
@@ -88,7 +89,8 @@ class Peer:
     def up(self, times: int = 1) -> Deferred[None]:
         """Fire when both connections were established ``times`` times.
 
-        It fires a turn later, since the observer is notified before the sender.
+        The Deferred fires a turn later, because the observer is notified before the
+        sender.
         """
         both = self.events.until(
             lambda: (

@@ -81,7 +81,7 @@ class KeepAliveTests(SynchronousTestCase):
 
     def test_busy(self) -> None:
         """
-        Only answers count as proof that sent data arrives, published messages do not.
+        Only answers, not published messages, count as proof that sent data arrives.
         """
         memory = MemoryLink()
         memory.establish()
@@ -265,7 +265,9 @@ class PoolTests(SynchronousTestCase):
     """:class:`SynapseRedisFactory`, used like txredisapi's own factories."""
 
     def test_handler(self) -> None:
-        """Its handler has txredisapi's commands, which return decoded text."""
+        """
+        The factory's handler has txredisapi's commands, which return decoded text.
+        """
         clock = MemoryReactorClock()
         factory = SynapseRedisFactory("redis", None, 1, clock=clock)
         clock.connectTCP("redis", 6379, factory)

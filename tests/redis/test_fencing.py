@@ -70,7 +70,9 @@ class FencingTests(SynchronousTestCase):
         self.assertEqual(self.asked, [])
 
     def test_errors(self) -> None:
-        """A permanent error disables fencing; of the others, some are reported."""
+        """
+        A permanent error disables fencing; some of the temporary errors are reported.
+        """
         for error, is_unavailable, is_reported in (
             (ConnectionLost(), False, False),
             (txredisapi.ResponseError("NOAUTH first"), False, False),

@@ -78,7 +78,8 @@ class ConnectionTests(SynchronousTestCase):
 
     def test_unanswered(self) -> None:
         """
-        Unanswered lines are lost; of them, the retained commands are published again.
+        Unanswered lines count as lost; the retained commands among them are published
+        again.
         """
         written = (_ROWS, others(b"a", b"b"), _POSITION, _EXTENSION, others(b"c"))
         for unacknowledged, lines in (
@@ -111,7 +112,8 @@ class ConnectionTests(SynchronousTestCase):
 
     def test_bounded(self) -> None:
         """
-        Beyond the limit the oldest are evicted; that matters only if they are lost.
+        Beyond the limit, the oldest commands are evicted, which is reported only if
+        they are lost.
         """
         self.patch(ledger, "MAX_RETAINED", 2)
         written = (others(b"a"), others(b"b"), others(b"c"))

@@ -46,7 +46,7 @@ class RoundTripTests(RealRedisTestCase):
         factory = peer.link._outbound
         await self.until(lambda: factory.fencing.previous is not None)
         (first,) = factory.links
-        # As if only this end had noticed the loss of the connection.
+        # Simulate that only this end has noticed the loss of the connection.
         factory.stopTrying()
         self.reactor.connectTCP(redis.host, redis.port, factory)
         await self.until(lambda: first not in factory.links)

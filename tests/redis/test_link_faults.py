@@ -87,7 +87,7 @@ class FaultTests(RealRedisTestCase):
         self.assertEqual(reader.events.all.count("new_connection"), 1)
 
     async def test_slow_subscriber(self) -> None:
-        """Redis disconnects a subscriber that does not read; it reconnects."""
+        """A subscriber that does not read is disconnected by Redis, and reconnects."""
         redis = self.start_redis(
             settings={"client-output-buffer-limit": "pubsub 200kb 0 0"}
         )
@@ -225,7 +225,7 @@ class FaultTests(RealRedisTestCase):
 
     async def refused(self, peer: Peer, attempt: int) -> list[float]:
         """
-        Wait for that many failures of both connections; return their latest delays.
+        Wait until both connections have failed this often; return their latest delays.
         """
         events = peer.events
         delays: list[float] = []

@@ -46,7 +46,7 @@ def read(reader: Reader, chunks: list[bytes]) -> list[Any]:
 
 
 class ReaderTests(SynchronousTestCase):
-    """Tests for what :func:`new_reader` returns."""
+    """Tests for the reader that :func:`new_reader` returns."""
 
     @settings(derandomize=True, deadline=None, max_examples=100)
     @given(_REPLIES, st.integers(1, 7))

@@ -118,7 +118,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertEqual(self.sender.receivers, 5)
 
     def test_many_short_replies(self) -> None:
-        """However many replies arrive in all, the connection is kept."""
+        """The connection stays open, however many replies arrive in total."""
         self.patch(factory, "MAX_REPLY_LENGTH", 100)
         self.memory.establish()
         for token in range(1, 101):
@@ -197,7 +197,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertEqual(self.sender.lost, 0)
 
     def test_nothing_lost(self) -> None:
-        """If all was acknowledged, nothing is announced after a reconnection."""
+        """If everything was acknowledged, nothing is announced after a reconnection."""
         self.memory.establish()
         self.publish_rows(1)
         self.turn()
@@ -232,7 +232,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertIn("does not read", str(self.memory.events.all))
 
     def test_refused(self) -> None:
-        """A PUBLISH that Redis refuses counts as lost, with those after it."""
+        """A PUBLISH that Redis refuses, and all PUBLISHes after it, count as lost."""
         self.memory.establish()
         self.publish_rows(1, 2, 3)
         self.turn()

@@ -121,7 +121,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.memory.lose(0)
         transport = RecordingTransport()
         noLongerProvides(transport, ISystemHandle)
-        # As other projects' test doubles do.
+        # Other projects' test doubles have no socket, either.
         alsoProvides(transport, ITCPTransport)
         self.memory.connect(0, transport)
         self.memory.greet()
@@ -207,7 +207,9 @@ class ReconnectTests(RedisSenderTestCase):
         )
 
     def test_lost_while_behind(self) -> None:
-        """A link that loses its sending connection reports that it is ready again."""
+        """
+        A link that is behind and loses its sending connection reports that it is ready.
+        """
         for is_paused in (True, False):
             self.memory = MemoryLink()
             self.sender = self.memory.link.sender
@@ -252,7 +254,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.publish_rows(*page)
         self.turn()
         self.assertFalse(self.sender.is_behind)
-        # Observing that it is behind is enough to be notified when it is ready.
+        # Reading ``is_behind`` is sufficient to be notified when the link is ready.
         del events[:]
         self.publish_rows(7)
         self.assertTrue(self.sender.is_behind)
@@ -261,7 +263,8 @@ class ReconnectTests(RedisSenderTestCase):
 
     def test_given_up_while_behind(self) -> None:
         """
-        When a Redis that does not read is given up, the link reports that it is ready.
+        When the connection to a Redis that does not read is aborted, the link reports
+        that it is ready.
         """
         self.memory.establish()
         self.sender.pause()

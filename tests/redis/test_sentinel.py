@@ -85,7 +85,7 @@ class SentinelTests(SynchronousTestCase):
         )
 
     def answer(self, index: int, reply: bytes) -> RecordingTransport:
-        """Answer as the Sentinel that the attempt with this index connects to."""
+        """Answer as the Sentinel to which the attempt with this index connects."""
         protocol, transport = self.accept(index)
         protocol.dataReceived(reply)
         self.assertTrue(transport.disconnecting)
@@ -132,14 +132,14 @@ class SentinelTests(SynchronousTestCase):
 
     def test_next_sentinel(self) -> None:
         """
-        A Sentinel that is down, silent or does not know the master is skipped; the one
+        A Sentinel that is down or silent, or has no such master, is skipped; the one
         that answered last is queried first.
         """
         self.refuse(0)
         self.assertEqual(self.host_ports, [S1, S2])
         self.accept(1)
         self.reactor.advance(3)
-        # Both were asked: the factories retry.
+        # Both Sentinels were queried: the factories retry.
         reasons = [e[2] for e in self.events.all if e[0] == "again"]
         self.assertEqual(len(reasons), 2)
         self.assertIn(
@@ -153,7 +153,7 @@ class SentinelTests(SynchronousTestCase):
         self.assertEqual(self.host_ports[3:], [S2])
         self.answer(3, at(b"r1"))
         self.assertEqual(self.host_ports[4:], [("r1", 6379)] * 2)
-        # S2 answered, so it is asked first.
+        # S2 answered, so that it is queried first.
         self.reactor.advance(CHECK_INTERVAL)
         self.assertEqual(self.host_ports[6], S2)
 
@@ -188,7 +188,9 @@ class SentinelTests(SynchronousTestCase):
         self.assertEqual(self.host_ports[4:], [("r2", 6379)])
 
     def test_back_off(self) -> None:
-        """While no Sentinel answers, they are retried with back-off, forever."""
+        """
+        While no Sentinel answers, queries are retried with back-off, without a limit.
+        """
         for _ in range(600):
             self.reactor.advance(0.1)
             for index in range(len(self.host_ports)):
@@ -248,7 +250,10 @@ class FailoverTests(RealRedisTestCase):
         await self.fail_over()
 
     async def test_failover_over_tls(self) -> None:
-        """The same holds with TLS, client certificates and passwords everywhere."""
+        """
+        With TLS, client certificates and passwords, both connections move to the new
+        master.
+        """
         folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, folder)
         authority = PrivateAuthority(folder)
@@ -293,7 +298,7 @@ class FailoverTests(RealRedisTestCase):
             tls=client,
             sentinel=SentinelOptions(
                 "mymaster",
-                # The first one does not exist.
+                # The first Sentinel does not exist.
                 (("127.0.0.1", 1), (sentinel.host, port)),
                 password="knock",
             ),

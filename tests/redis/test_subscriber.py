@@ -141,7 +141,9 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertEqual(memory.observer.received, {"RDATA": 3, "POSITION": 1})
 
     def test_bad_line(self) -> None:
-        """A malformed line is reported, others are delivered, and the link stays up."""
+        """
+        A malformed line is reported, other lines are delivered, and the link stays up.
+        """
         memory = MemoryLink()
         memory.establish()
         memory.deliver_data(
@@ -164,7 +166,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertFalse(memory.transports[1].disconnecting)
 
     def test_never_relayed(self) -> None:
-        """A command that is received back is not published again."""
+        """A command that this instance receives from Redis is not published again."""
         memory = MemoryLink()
         memory.establish()
         self.assertFalse(memory.protocols[1].relays)
@@ -197,7 +199,10 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertEqual(memory.transports[0].take(), [])
 
     def test_lost(self) -> None:
-        """The handler is notified of a loss only if it was given the connection."""
+        """
+        The handler is notified of a loss only if the connection was passed to it
+        before.
+        """
         memory = MemoryLink()
         memory.lose(1)
         self.assertNotIn("lost_connection", memory.events.all)

@@ -86,7 +86,7 @@ class FakeCursor:
 
 @attrs.define
 class Step:
-    """A requested transaction, which is first run and then answered."""
+    """A requested transaction, which a test first runs and then answers."""
 
     description: str
     func: Callable[[Any], Any]
@@ -204,7 +204,7 @@ class PostgresMixin:
             return cursor.fetchall() if cursor.description else []
 
     def write_rows(self, writer: str, *ids: int) -> None:
-        """Insert committed rows into the table, leaving the sequence alone."""
+        """Insert committed rows into the table without changing the sequence."""
         for id_ in ids:
             self.sql("INSERT INTO foobar VALUES (%s, %s)", id_, writer)
 

@@ -201,7 +201,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertIsNone(report.streams[0].sequence_value)
 
     def test_without_declared_writers(self) -> None:
-        """A stream without declared writers has its positions ignored."""
+        """The positions of a stream without declared writers are ignored."""
         undeclared = attrs.evolve(FOOBAR, writers=[])
         self.assertEqual(self.examine(undeclared).streams[0].writers, [])
 

@@ -238,8 +238,8 @@ class SteppedTests(SteppedTestCase):
 
     def test_remote_advance_during_the_fetch(self) -> None:
         """
-        If another writer announces greater ids between nextval and its registration,
-        our position stays below our id.
+        If another writer announces greater ids between nextval and the registration of
+        our id, our position stays below our id.
         """
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
         done, _ = self.start()
@@ -254,7 +254,10 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual(self.ids.get_current_token(), 10)
 
     def test_remote_advance_during_the_fetch_in_a_transaction(self) -> None:
-        """The same holds when another thread fetches, in its transaction."""
+        """
+        If a transaction in another thread fetches ids meanwhile, our position stays
+        below its id.
+        """
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
         fetched, advanced = threading.Event(), threading.Event()
 

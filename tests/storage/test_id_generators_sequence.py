@@ -72,7 +72,9 @@ class SequenceTests(SteppedTestCase):
         self.assert_position_advances()
 
     def test_far_position_that_is_real(self) -> None:
-        """A far position counts once the sequence is read and confirms it."""
+        """
+        A far position is believed once the sequence has been read and confirms it.
+        """
         self.with_sequence()
         self.database.sequence = 500_000
         self.ids.advance("other", 500_000)
@@ -85,7 +87,8 @@ class SequenceTests(SteppedTestCase):
 
     def test_position_is_announced_once_confirmed(self) -> None:
         """
-        Ids of other writers are announced as ours once the sequence confirms them.
+        Our announced position covers ids of other writers once the sequence confirms
+        them.
         """
         self.with_sequence()
         self.database.sequence = 9
@@ -150,7 +153,7 @@ class SequenceTests(SteppedTestCase):
 
     def test_id_announced_during_transaction(self) -> None:
         """
-        In a transaction, an id that another writer announces meanwhile is not used.
+        An id that another writer announces while a transaction fetches ids is not used.
         """
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
         announced = iter([9, 8])

@@ -20,7 +20,7 @@ class LockedPositionsTests(SynchronousTestCase):
             positions.end_fetch(positions.begin_fetch(), list(ids))
 
     def announceable(self) -> int:
-        """Return what may be announced."""
+        """Return the position that may be announced."""
         with self.shared.locked() as positions:
             return positions.announceable
 

@@ -103,7 +103,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual(self.fetch_all(stream, "w2", 0, 9), [(6, ["b", 2])])
 
     def test_nothing_beyond_the_sequence(self) -> None:
-        """If the bound is too far, pages end at the sequence, and report so."""
+        """If the bound is too far, pages end at the sequence, and report this end."""
         self.execute("INSERT INTO orders VALUES (5, 'w2', 'a', 1), (6, 'w2', 'b', 2)")
         self.execute("SELECT setval('orders_seq', 7)")
         stream = self.make(page_rows=1)
@@ -271,7 +271,7 @@ class PostgresStreamTests(SynchronousTestCase):
 
     def test_a_failed_write_leaves_no_row(self) -> None:
         """
-        If the database rejects one row, none is written and the token is released.
+        If the database rejects one row, no row is written and the token is released.
         """
         self.execute("ALTER TABLE orders ADD CHECK (amount < 100)")
         stream = self.make()

@@ -72,7 +72,7 @@ class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
 
 
 class SurveyWritersTests(RemovedWritersTestCase):
-    """Tests for what the survey of the database finds."""
+    """Tests for the survey of the database."""
 
     def check_each_index(self, check: Callable[[], None]) -> None:
         check()
@@ -112,8 +112,8 @@ class SurveyWritersTests(RemovedWritersTestCase):
 
     def test_rows_without_writer_and_beyond_the_sequence(self) -> None:
         """
-        Rows without a writer are ignored, and an id beyond the sequence counts as its
-        end.
+        Rows without a writer are ignored, and an id beyond the sequence counts as the
+        sequence's value.
         """
         self.sql("ALTER TABLE foobar ALTER instance_name DROP NOT NULL")
         self.sql("INSERT INTO foobar VALUES (5, NULL, '')")
@@ -221,7 +221,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
             load_positions(cursor, MOVED, "new")
         self.assertEqual(self.find(), {"old": RemovedWriter(6, is_deleted=True)})
         self.handled.tokens["old"] = 6
-        # It stays reported even when none of its rows is missing.
+        # The writer stays reported even when none of its rows is missing.
         self.assertEqual(self.find(), {"old": RemovedWriter(6, is_deleted=True)})
 
     def test_writer_declared_again(self) -> None:
@@ -239,7 +239,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         self.assertEqual(found, {})
 
     def test_rows_are_walked_once(self) -> None:
-        """A writer once found is remembered until its rows are delivered."""
+        """A writer that was found is remembered until its rows are delivered."""
         self.write_rows("old", 6)
         self.write_rows("unheard", 7)
         self.set_sequence(9)

@@ -203,8 +203,8 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
 
     def test_sequence_behind_positions(self) -> None:
         """
-        A writer moves a sequence that is a little behind the stored positions forward
-        and continues from there; a reader leaves it alone.
+        A writer advances a sequence that is slightly behind the stored positions, and
+        continues from its new value; a reader does not change it.
         """
         self.store(first=40, second=38)
         self.write_rows("second", 7)
@@ -307,7 +307,9 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.stored(), {"first": 2})
 
     def test_lookup(self) -> None:
-        """The indexes and the size of a table decide how its ids are looked up."""
+        """
+        The method of looking up ids depends on the indexes and the size of the table.
+        """
         column = FOOBAR.tables[0]
         with self.connection.cursor() as cursor:
             self.assertIs(best_lookup(cursor, column), Lookup.BY_ID)

@@ -71,7 +71,10 @@ class PlanCatchUpTests(SynchronousTestCase):
     def test_never_skips_possibly_missed_rows(
         self, current: int, prev: int, new: int, resettable: bool, in_memory: bool
     ) -> None:
-        """No plan skips a token between the reader's and the first one announced."""
+        """
+        No plan skips a token between the reader's position and the first announced
+        token.
+        """
         plan = plan_catch_up(
             current, prev, new, resettable=resettable, held_in_memory=in_memory
         )
@@ -310,7 +313,7 @@ class PlanDroppedRangeTests(SynchronousTestCase):
 
 
 class CheckPageTests(SynchronousTestCase):
-    """The page that is made of a source's answer."""
+    """Tests for the page that is created from a source's answer."""
 
     def test_gathers_by_token(self) -> None:
         """Rows of one token are grouped, in order."""

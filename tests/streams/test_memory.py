@@ -177,7 +177,10 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertEqual([t for t, _ in self.fetch(stream, 0, 3).updates], [3])
 
     def test_new_reader_gets_retained_rows(self) -> None:
-        """A reader at 0 is not refused: it gets the rows that are still retained."""
+        """
+        The request of a reader at 0 is not refused: it returns the rows that are still
+        retained.
+        """
         stream = self.make(max_rows=1)
         stream.write([typing("!a")])
         stream.write([typing("!b")])
@@ -352,7 +355,7 @@ class MemoryStreamReaderTests(SynchronousTestCase):
         self.assertEqual(calls, [("w", 3, 5, 7)])
 
     def test_writer_unreachable(self) -> None:
-        """Without a way to reach the writer, a catch-up fails with a hint."""
+        """If the writer cannot be reached, a catch-up fails with a hint."""
         stream = MemoryStream(TYPING, instance_name="r")
         result = defer.ensureDeferred(stream.get_updates_since("w", 3, 5))
 

@@ -112,7 +112,7 @@ class WriterPositionsTests(SynchronousTestCase):
 
     def test_id_that_another_announced(self) -> None:
         """
-        If the sequence returns an id that another writer announced, it has gone back.
+        If the sequence returns an id that another writer announced, it was set back.
         """
         positions = WriterPositions("a", ["a", "b"], {"a": 7, "b": 7})
         allocate(positions, 8)
@@ -122,7 +122,9 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertTrue(positions.is_usable(fetch, 11))
 
     def test_id_announced_by_peer_first(self) -> None:
-        """Another writer may announce an own id before it is finished here."""
+        """
+        Another writer may announce an id of this writer before it is finished here.
+        """
         positions = WriterPositions("a", ["a", "b"], {"a": 37, "b": 37})
         positions.end_fetch(positions.begin_fetch(), [38])
         positions.end_fetch(positions.begin_fetch(), [39])
@@ -154,7 +156,9 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(positions.local, 7)
 
     def test_removed_writer_is_forgotten(self) -> None:
-        """A stored position of a removed writer does not hold back the others."""
+        """
+        A stored position of a removed writer does not delay other writers' positions.
+        """
         positions = WriterPositions("a", ["a", "b"], {"a": 7, "b": 8, "gone": 2})
         self.assertEqual(positions.persisted_upto, 8)
         self.assertNotIn("gone", positions.all_positions())
@@ -168,8 +172,8 @@ class WriterPositionsTests(SynchronousTestCase):
 
     def test_unknown_ids_are_never_announced(self) -> None:
         """
-        An id below an own one that another writer allocated is not announced, since a
-        peer would treat it as finished.
+        A lower id that another writer allocated is not announced along with an own id,
+        because a peer would treat it as finished.
         """
         positions = WriterPositions("a", ["a", "b"], {"a": 7, "b": 7})
         allocate(positions, 9)
@@ -237,7 +241,9 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertRaises(KeyError, positions.finish, [2])
 
     def test_beyond_the_sequence(self) -> None:
-        """An announced id is beyond the sequence until that has allocated it."""
+        """
+        An announced id is beyond the sequence until the sequence has allocated it.
+        """
         positions = WriterPositions("a", ["a", "b"], {"b": 7}, allocated=7)
         self.assertFalse(positions.is_beyond_sequence)
         positions.advance("b", 9)

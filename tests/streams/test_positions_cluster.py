@@ -144,7 +144,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.integers(1, 3))
     def nextval(self, data: st.DataObject, count: int) -> None:
-        """Advance the sequence; the process does not know the ids yet."""
+        """Advance the sequence; the process has not registered the ids yet."""
         if name := self.pick(data, _awaits_ids):
             process = self.processes[name]
             handle = data.draw(
@@ -255,7 +255,7 @@ class ClusterMachine(RuleBasedStateMachine):
         assert len(ends) == 1
         assert ends.pop() >= max(self.committed, default=1)
 
-    # -- what always holds
+    # -- invariants
 
     @invariant()
     def no_open_id_is_complete(self) -> None:

@@ -191,7 +191,7 @@ class RowCodecTests(SynchronousTestCase):
             self.assertEqual((error.stream_name, error.index), ("things", 1), text)
 
     def test_wrong_values(self) -> None:
-        """The same holds for values instead of text."""
+        """An invalid value raises an error with its stream, index and reason."""
         values: list[Any] = [None, {}, ["a"], ["a", "1"], "a"]
         for value in values:
             error = self.assertRaises(RowDecodeError, CODEC.from_json, value)

@@ -5,10 +5,10 @@
     python -m tests.support.big_database --dsn DSN [--rows N]
 
 Tables, indexes, sequences and ``stream_positions`` are those of Synapse, but columns
-that none of our queries uses are left out. Events, receipts, device lists and
-to-device messages have four writers, whose ids alternate; one id in a thousand was
-allocated and rolled back. Every writer writes caches. Names and times are made up, and
-the same each time.
+that none of our queries uses are left out. Events, receipts, device lists and to-device
+messages have four writers, whose ids alternate; one id in a thousand was allocated and
+rolled back. Every writer writes caches. Names and times are made up, and identical in
+each run.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class ClientApi:
 class ApiUser:
     """One logged-in device of a user.
 
-    :ivar api: the listener that its requests go to.
+    :ivar api: the listener to which its requests are sent.
     """
 
     api: ClientApi

@@ -96,7 +96,7 @@ class SynapseProcess:
     :ivar log: the path of its log.
     :ivar api: the listener of the client API; only ``/health`` if its specification
         has no resources.
-    :ivar launcher: starts it the next time.
+    :ivar launcher: starts the process the next time.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class SynapseProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not exited."""
+        """Whether the process was started and has not exited."""
         return self._process is not None and self._process.poll() is None
 
     def launch(self) -> None:
@@ -147,7 +147,7 @@ class SynapseProcess:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait until it responds.
+        """Wait until the process responds.
 
         :raises ServerStartError: if it exited, or took too long.
         """
@@ -162,7 +162,7 @@ class SynapseProcess:
             time.sleep(0.1)
 
     def start(self) -> None:
-        """Start it and wait until it responds."""
+        """Start the process and wait until it responds."""
         self.launch()
         self.wait_until_ready()
 
@@ -181,18 +181,18 @@ class SynapseProcess:
             return None
 
     def stop(self) -> int | None:
-        """Stop it with SIGTERM.
+        """Stop the process with SIGTERM.
 
         :return: its exit status; ``None`` if it had to be killed or did not run.
         """
         return self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it with SIGKILL."""
+        """Kill the process with SIGKILL."""
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Send SIGSTOP: its connections stay open, but it sends nothing."""
+        """Send SIGSTOP: connections of the process stay open, but it sends nothing."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -200,18 +200,21 @@ class SynapseProcess:
         os.kill(self.pid, signal.SIGCONT)
 
     def restart(self, launcher: Launcher | None = None) -> None:
-        """Stop it and start it again, perhaps with another launcher."""
+        """Restart the process, optionally with another launcher."""
         self.stop()
         if launcher is not None:
             self.launcher = launcher
         self.start()
 
     def log_tail(self, length: int = 3000) -> str:
-        """Return the end of its log."""
+        """Return the end of the process's log."""
         return self._log_text()[-length:].strip()
 
     def problems(self) -> list[str]:
-        """Return the lines of its log that report an error, each with its context."""
+        """
+        Return the lines of the process's log that report an error, each with its
+        context.
+        """
         return log_problems(self._log_text().splitlines())
 
     def _log_text(self) -> str:

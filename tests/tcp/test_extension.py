@@ -1,4 +1,4 @@
-"""Tests of the extension over direct TCP, among its own and stock peers."""
+"""Tests of the extension over direct TCP, between peers with and without it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.tcp.doubles import (
     RecordingObserver,
 )
 
-#: What a client with the extension adds to its first PING.
+#: The word that a client with the extension adds to its first PING.
 MARK = b"replication_ext/1"
 
 
@@ -122,7 +122,8 @@ class WireTests(SynchronousTestCase):
 
     def test_server_answers(self) -> None:
         """
-        A server answers the mark with its own and a hello before the next command.
+        A server answers the word of the extension with the same word and a hello,
+        before the next command.
         """
         server = self.connect(server=True)
         self.sent()
@@ -140,7 +141,7 @@ class WireTests(SynchronousTestCase):
 
     def test_down(self) -> None:
         """
-        If it was up on a link, the extension is notified of the loss before the
+        If the extension was up on a link, it is notified of the link's loss before the
         handler.
         """
         for mark, ends in ((b" " + MARK, ["down", "lost"]), (b"", ["lost"])):
@@ -151,7 +152,9 @@ class WireTests(SynchronousTestCase):
             self.assertEqual([c for c in self.calls if c in ("down", "lost")], ends)
 
     def test_mark_before_server(self) -> None:
-        """A client ignores the mark from a server of another homeserver."""
+        """
+        A client ignores the word of the extension from a server of another homeserver.
+        """
         client = self.connect(server=False)
         client.dataReceived(b"SERVER other\nPING 1 replication_ext/1\n")
         self.assertEqual(client.close_reason, CloseReason.PROTOCOL_ERROR)
@@ -361,7 +364,7 @@ class ProcessTests(SynchronousTestCase):
         self.assertEqual(self.reader.texts(), ["one", "two"])
 
     def test_stock_reader_misses_a_loss(self) -> None:
-        """A reader without the extension does not notice the same loss."""
+        """A reader without the extension does not notice the loss of a row."""
         self.start(reader_speaks=False)
         self.write(1, "one")
         self.drop = lambda line: line.startswith(b"RDATA events w 2 ")

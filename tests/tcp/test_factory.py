@@ -96,7 +96,7 @@ class ServerFactoryTests(SynchronousTestCase):
         self.assertEqual(self.observer.failures, [])
 
     def test_too_many_peers(self) -> None:
-        """If all connections are peers', a new one is refused and reported."""
+        """If all connections have sent NAME, a new one is refused and reported."""
         ends = [self.connect() for _ in range(3)]
         self.assertIsNone(self.factory.buildProtocol(None))
         ((what, error),) = self.observer.failures
@@ -173,7 +173,7 @@ class BackOffTests(ClientTestCase):
         self.assertIn("nobody there", why)
 
     def test_accepts_then_closes(self) -> None:
-        """The delay grows, too, if the server accepts and then closes."""
+        """If the server accepts and then closes, the delay grows as well."""
         for _ in range(200):
             if self.endpoint.attempts:
                 drop(self.endpoint.accept())
@@ -195,7 +195,7 @@ class BackOffTests(ClientTestCase):
         self.assertEqual(len(self.endpoint.attempts), 1)
 
     def test_error_of_the_peer(self) -> None:
-        """The delay grows, too, if the peer always answers with an ERROR."""
+        """If the peer always answers with an ERROR, the delay grows as well."""
         for _ in range(200):
             if self.endpoint.attempts:
                 protocol = self.establish()

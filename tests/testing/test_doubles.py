@@ -1,4 +1,4 @@
-"""Tests that the doubles do what the real objects promise."""
+"""Tests that the doubles behave as the real objects do."""
 
 from __future__ import annotations
 
@@ -142,7 +142,10 @@ class SourceStreamTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(second).updates, [(1, ["a"])])
 
     def test_local_updates(self) -> None:
-        """Own rows advance the own token; whether there are any is a guess or known."""
+        """
+        Own rows advance the own token; the answer whether there are any is certain or a
+        guess.
+        """
         stream = SourceStream("s", Row, instance_name="w")
         stream.persist("w", 3, ["a"])
         self.assertEqual(stream.minimal_local_current_token(), 3)

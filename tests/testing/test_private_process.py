@@ -18,7 +18,7 @@ from synapse_replication.testing.private_process import (
 
 
 class PrivateProcessTests(SynchronousTestCase):
-    """Tests for the functions; the class is tested with its servers."""
+    """Tests for the functions; the class is tested with the servers that use it."""
 
     def test_free_port(self) -> None:
         """A free port can be listened on."""
@@ -35,7 +35,10 @@ class PrivateProcessTests(SynchronousTestCase):
         self.assertGreater(free_port(), 65_000)
 
     def test_all_ports_are_for_outgoing_connections(self) -> None:
-        """Where the kernel may assign any port, it chooses one."""
+        """
+        If the kernel may assign any port to outgoing connections, it chooses the free
+        port.
+        """
         self.patch(private_process, "_outgoing_ports", lambda: (1024, 65_535))
         self.assertGreaterEqual(free_port(), 1024)
 

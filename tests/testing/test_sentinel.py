@@ -10,7 +10,7 @@ from synapse_replication.testing.servers import PrivateRedis
 
 class PrivateSentinelTests(SynchronousTestCase):
     def test_watches(self) -> None:
-        """A Sentinel requires its password and knows the address of its master."""
+        """A Sentinel requires its password and returns the address of its master."""
         with PrivateRedis() as master, PrivateSentinel(master, password="p") as one:
             self.assertEqual(
                 one.command("SENTINEL", "get-master-addr-by-name", "mymaster"),
@@ -21,7 +21,7 @@ class PrivateSentinelTests(SynchronousTestCase):
             self.assertIn("NOAUTH", one.command("PING"))
 
     def test_replica(self) -> None:
-        """A replica knows its master."""
+        """A replica reports its master."""
         with PrivateRedis() as master, private_replica(master) as replica:
             role = replica.command("ROLE")
             self.assertEqual(role[:3], ["slave", master.host, master.port])

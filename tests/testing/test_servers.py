@@ -82,7 +82,10 @@ class PrivatePostgresTests(SynchronousTestCase):
             self.assertEqual(query(dsn, "SELECT count(*) FROM notes"), [(count,)])
 
     def test_restart_in_use(self) -> None:
-        """After kill -9 it starts again even if its child processes are still busy."""
+        """
+        After kill -9, a server can be started even if its child processes are still
+        busy.
+        """
         server = self.start()
         busy = psycopg2.connect(server.dsn())
         self.addCleanup(busy.close)
@@ -92,7 +95,7 @@ class PrivatePostgresTests(SynchronousTestCase):
         self.assertEqual(query(server.dsn(), "SELECT 1"), [(1,)])
 
     def test_settings(self) -> None:
-        """By default it does not wait for the disk, but with ``durable`` it does."""
+        """A server waits for the disk only with ``durable``."""
         dsn = shared_postgres().dsn()
         for name, value in (
             ("fsync", "off"),
@@ -125,7 +128,10 @@ class PrivatePostgresTests(SynchronousTestCase):
         )
 
     def test_stopped(self) -> None:
-        """After a stop its process and folder are gone; stopping twice is no error."""
+        """
+        After a stop, process and folder do not exist any more; stopping twice is no
+        error.
+        """
         with PrivatePostgres() as server:
             pid, folder = server.pid, server.directory
             server.freeze()
@@ -147,7 +153,7 @@ class PrivateRedisTests(SynchronousTestCase):
     """Tests for :class:`PrivateRedis`."""
 
     def test_restarted(self) -> None:
-        """After a kill or a restart it has the same port and no data."""
+        """After a kill or a restart, a server has the same port and no data."""
         with PrivateRedis(password="hush") as server:
             port = server.port
             self.assertEqual(server.command("SET", "a", 1), "OK")
@@ -196,7 +202,7 @@ class PrivateRedisTests(SynchronousTestCase):
             PrivateRedis(tls=RedisTls(nothing, nothing, nothing)).start()
 
     def test_orphaned(self) -> None:
-        """When its launcher is killed, it ends as well."""
+        """When the launcher of a server is killed, the server ends as well."""
         script = (
             "import time\n"
             "from synapse_replication.testing.servers import PrivateRedis\n"

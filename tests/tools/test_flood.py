@@ -25,6 +25,6 @@ class FloodTests(TestCase):
         self.assertGreater(report.longest_queue, 10_000)
         self.assertLess(report.longest_queue, 32_000)
         self.assertLess(report.memory_peak - report.memory_before, 40)
-        # Behind the slow stream they would wait 5 ms for each of its rows.
+        # Behind the slow stream, these rows would wait 5 ms for each of its rows.
         would_wait = report.longest_queue * 5
         self.assertLess(report.steady_during[0], would_wait / 100)

@@ -32,7 +32,7 @@ class TimeoutTests(SynchronousTestCase):
         self.assertEqual(self.calls, ["late"])
 
     def test_cancelled(self) -> None:
-        """A cancelled timeout calls nothing, whichever step it was in."""
+        """A timeout that is cancelled in any of its steps calls nothing."""
         self.clock.advance(20.0)
         self.timeout.cancel()
         self.clock.pump([10.0] * 10)

@@ -44,7 +44,7 @@ class ClockStepTests(SynchronousTestCase):
     def test_established(self) -> None:
         """
         A link survives a step of an hour; it is closed if nothing arrives within the
-        timeout after that.
+        timeout after the step.
         """
         connection = client()
         connection.receive_data(b"PING 1\n", 0.0)
@@ -288,7 +288,10 @@ class FirstLineTests(SynchronousTestCase):
             self.assertFalse(connection.is_open)
 
     def test_silence(self) -> None:
-        """A server that sends nothing for 10 s is given up, with a hint at TLS."""
+        """
+        After 10 s without data from a server, the connection is closed, with a hint at
+        TLS.
+        """
         self.connection.tick(9.9)
         self.assertTrue(self.connection.is_open)
         self.connection.tick(10.0)

@@ -31,7 +31,10 @@ class ExtensionTests(SynchronousTestCase):
         self.assertTrue(connection.extension_agreed)
 
     def test_stock_peer(self) -> None:
-        """Without the extension, its word is ignored and its command is unknown."""
+        """
+        Without the extension, the word in a PING is ignored, and the command of the
+        extension is unknown.
+        """
         connection = self.client(speaks=False)
         received = connection.receive_data(
             b"PING 1 replication_ext/1\nREPLICATION_EXT {}\nREMOTE_SERVER_UP a\n", 0.0

@@ -148,7 +148,7 @@ class ReadLinesTests(SynchronousTestCase):
                 self.assertEqual(read_lines([line.encode()]), [command])
 
     def test_refused(self) -> None:
-        """A malformed line is refused in its place; the lines around it are read."""
+        """A malformed line is refused at its position; the lines around it are read."""
         items = read_lines(
             [b"PING 1", b"FROB x", b"POSITION x", b"PING \xff", b"\xff", b"PING 2"]
         )
@@ -165,7 +165,10 @@ class ReadLinesTests(SynchronousTestCase):
         )
 
     def test_refused_row_names_its_stream(self) -> None:
-        """A refused row names its stream and writer, which miss a row."""
+        """
+        A refused row has the names of its stream and writer, for which a row is
+        missing.
+        """
         for line in (
             b"RDATA events w1 x []",
             b"RDATA events w1 1_0 []",
@@ -190,7 +193,7 @@ class ReadLinesTests(SynchronousTestCase):
             before, *refused, after = read_lines([good, line, line, good])
             self.assertEqual([before, after], [run, run])
             self.assertEqual([type(item) for item in refused], [RefusedLine] * 2)
-            # The same holds among rows of several writers.
+            # Such names are refused among rows of several writers as well.
             other = rdata("events", "w2", 2, b"[1]")
             both, refusal = read_lines([good, other, line])
             self.assertIsInstance(both, InterleavedRun)
@@ -204,7 +207,8 @@ class ReadLinesTests(SynchronousTestCase):
 
     def test_names_that_are_refused(self) -> None:
         """
-        A row with a name that is too long or not printable is refused without a writer.
+        A row with a name that is too long or not printable is refused; the error names
+        no writer.
         """
         for name in ("n" * 256, "a\x1b[2Jb", "a\u202eb"):
             for names in (("events", name), (name, "w1")):

@@ -58,7 +58,10 @@ class TimeLimitsTests(SynchronousTestCase):
         self.assertTrue(times.expired(now + TIMEOUT, is_connecting=False))
 
     def test_closing(self) -> None:
-        """A close that exceeds its limit hangs, and a tick is due at that time."""
+        """
+        A close that exceeds its limit counts as hanging, and a tick is due at that
+        time.
+        """
         times = TimeLimits(is_server=True, now=0.0)
         times.close_begins(10.0)
         self.assertFalse(times.close_hangs(10.0 + TIMEOUT - 0.1))

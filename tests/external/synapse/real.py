@@ -123,15 +123,15 @@ class OurProcess:
             )
 
     def errors(self) -> str:
-        """Return its standard error."""
+        """Return the standard error of the process."""
         return self._errors.read_text("utf-8", "replace")
 
     def is_running(self) -> bool:
-        """Return whether it is running."""
+        """Return whether the process is running."""
         return self._process.poll() is None
 
     def stop(self) -> int:
-        """Stop it with SIGTERM and return its exit status."""
+        """Stop the process with SIGTERM and return its exit status."""
         if self.is_running():
             self._process.send_signal(signal.SIGTERM)
         try:

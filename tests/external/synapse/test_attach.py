@@ -111,8 +111,9 @@ class AttachTests(SynchronousTestCase):
 
     def test_follow_and_worker(self) -> None:
         """
-        Both follow every stream through a restart of Redis and of the main process, end
-        at the positions in ``stream_positions``, and miss no event.
+        ``follow`` and ``worker`` follow every stream through a restart of Redis and of
+        the main process, end at the positions in ``stream_positions``, and miss no
+        event.
         """
         # Every stream is announced to both before anything is written.
         eventually(

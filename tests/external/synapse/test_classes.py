@@ -269,7 +269,7 @@ class IdTests(HomeserverTestCase):
 
     async def test_two_writers(self) -> None:
         """
-        Each writer knows the other's announced position; the persisted position is the
+        Each writer tracks the other's announced position; the persisted position is the
         smallest one, or the last id that follows it without a gap.
         """
         await self._make_table()

@@ -127,7 +127,8 @@ class MissedRowTests(SynchronousTestCase):
     @skipUnless(WITH_STOCK, "a measurement: set SYNAPSE_REPLICATION_STOCK=1")
     def test_stock(self) -> None:
         """
-        With all processes stock, some events are lost, or these tests prove nothing.
+        With all processes stock, some events are lost; otherwise, these tests prove
+        nothing.
         """
         self.start({})
         lost = self.count_lost()

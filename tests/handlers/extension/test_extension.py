@@ -69,7 +69,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.events.requests, [])
 
     def test_stock_reader_misses_a_loss(self) -> None:
-        """A reader without the extension does not notice the same loss."""
+        """A reader without the extension does not notice the loss of a row."""
         stock = ExtensionProcess(self.bus, "s", speaks=False)
         self.bus.deliver()
         self.write(1)
@@ -86,7 +86,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.texts(), [row(1), row(2)])
 
     def test_lost_position(self) -> None:
-        """A heartbeat connects a reader to a writer whose POSITION was lost."""
+        """A heartbeat makes a writer live whose POSITION was lost."""
         late = ExtensionProcess(self.bus, "late")
         self.bus.drop = lambda message: message.sender == "w"
         self.bus.deliver()
@@ -156,7 +156,9 @@ class GapTests(ExtensionTests):
         self.assertEqual((backlog.start, backlog.end), (0, 51))
 
     def test_stock_peers_see_only_the_classic_wire(self) -> None:
-        """The lines on the main channel are the same with and without the extension."""
+        """
+        The lines on the main channel are identical with and without the extension.
+        """
         classic = []
         for speaks in (False, True):
             bus = Bus()
@@ -174,7 +176,8 @@ class GapTests(ExtensionTests):
 
     def test_idle_traffic_is_bounded(self) -> None:
         """
-        An idle instance sends one heartbeat in 5 s, one that is writing one in 1 s.
+        An idle instance sends one heartbeat every 5 s, and a writing instance one every
+        second.
         """
         self.bus.advance(10)
         before = len(self.messages("heartbeat"))
@@ -306,7 +309,7 @@ class EpochTests(ExtensionTests):
             self.assertEqual(self.reader.observer.gaps, gaps)
 
     def test_duplicate_of_own_name(self) -> None:
-        """Two processes of one name each report the duplicate."""
+        """Each of two processes with the same name reports the duplicate."""
         second = ExtensionProcess(self.bus, "w", epoch="other", writes=["events"])
         self.bus.deliver()
         self.assertEqual(

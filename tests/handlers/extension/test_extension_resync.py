@@ -114,7 +114,7 @@ class ResyncTests(ExtensionTests):
 
     def test_promotion(self) -> None:
         """
-        When another instance takes a stream over, readers resume from where they were.
+        When a stream is moved to another instance, readers resume from their positions.
         """
         self.write(1, 2)
         assert self.writer.extension is not None
@@ -179,7 +179,8 @@ class ResyncTests(ExtensionTests):
 class MessageTests(ExtensionTests):
     def test_bad_messages(self) -> None:
         """
-        Malformed messages are refused; those of a newer version or type are unknown.
+        Malformed messages are refused; those of a newer version or type count as
+        unknown.
         """
         self.bus.publish(Published("w", True, b"\xff{"))
         self.inject(v=2)

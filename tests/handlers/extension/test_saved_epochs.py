@@ -33,8 +33,8 @@ class SavedEpochTests(ExtensionTests):
 
     def test_another_epoch(self) -> None:
         """
-        If the writer's epoch differs from the saved one, all its rows are fetched, even
-        if its token is above the saved one.
+        If the writer's epoch differs from the saved epoch, all rows of the writer are
+        fetched, even if its token is above the saved token.
         """
         reader = self.restart_reader(1, 2, 9, epoch="earlier")
         self.bus.advance(6)
@@ -74,7 +74,10 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(reader.observer.resets, [])
 
     def test_many_start_at_once(self) -> None:
-        """Readers that start together each learn the epoch before the position."""
+        """
+        Each of several readers that start together receives the epoch before the
+        position.
+        """
         self.memory(1, 2)
         readers = [ExtensionProcess(self.bus, f"new{n}") for n in range(5)]
         for reader in readers:
@@ -174,8 +177,8 @@ class SavedEpochTests(ExtensionTests):
 
     def test_sink_that_fails(self) -> None:
         """
-        If the sink fails to save an epoch, it is offered the epoch again, at token 0,
-        and the failure is reported.
+        If the sink fails to save an epoch, the failure is reported, and the epoch is
+        offered again, at token 0.
         """
         error = RuntimeError("full")
         reader = self.restart_reader(1, 9, epoch="earlier")

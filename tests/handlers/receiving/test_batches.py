@@ -70,7 +70,9 @@ class BatchSorterTests(SynchronousTestCase):
         self.check(sorter(), *cases, deliverable=[11, 13])
 
     def test_late(self) -> None:
-        """Late rows are discarded as old, also those at a token just delivered."""
+        """
+        Late rows, including those at the token just delivered, are discarded as old.
+        """
         self.check(
             sorter(),
             (10, b"r", _OLD),
@@ -92,7 +94,8 @@ class BatchSorterTests(SynchronousTestCase):
 
     def test_missed(self) -> None:
         """
-        Late rows above the last delivered one were never delivered, so are fetched.
+        Late rows above the last delivered row were never delivered and are therefore
+        fetched.
         """
         self.check(
             sorter(missed_above=7),
@@ -141,7 +144,8 @@ class BatchSorterTests(SynchronousTestCase):
 
     def test_lost_rows_in_skipped_range(self) -> None:
         """
-        If the position advanced without rows, lost rows are fetched from before that.
+        If the position advanced without rows, lost rows are fetched from the position
+        before that advance.
         """
         self.check(
             sorter(missed_above=7), (11, b"!", _AGAIN), deliverable=[], fetch_from=7
@@ -181,7 +185,8 @@ class BatchSorterTests(SynchronousTestCase):
 
     def test_late_rows_to_be_fetched(self) -> None:
         """
-        Late rows of an idempotent stream are fetched from just below the lowest one.
+        Late rows of an idempotent stream are fetched from just below the lowest late
+        token.
         """
         self.check(
             sorter(idempotent=True),

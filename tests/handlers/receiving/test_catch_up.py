@@ -46,8 +46,7 @@ class PageTests(SynchronousTestCase):
 
     def test_sink_accepts_position_slowly(self) -> None:
         """
-        Until the sink has accepted the position, rows wait, and the writer is not
-        connected.
+        Until the sink has accepted the position, rows wait, and the writer is not live.
         """
         fixture = receiving()
         fixture.host.rows.is_held = True
@@ -90,7 +89,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(fixture.texts(), [("w", 4, ["a", "b"]), ("w", 5, ["c"])])
 
     def test_undecodable_encoded_row(self) -> None:
-        """A text that cannot be decoded costs only that row."""
+        """If the text of a row cannot be decoded, only that row is skipped."""
         fixture = receiving()
         fixture.stream.is_held = True
         fixture.receive("POSITION events w 5 5")
@@ -102,7 +101,7 @@ class PageTests(SynchronousTestCase):
         )
 
     def test_rows_received_during_fetch(self) -> None:
-        """Rows that arrive during a fetch wait for it, and are delivered once."""
+        """Rows that arrive during a fetch are delivered after it, and only once."""
         fixture = receiving()
         fixture.stream.is_held = True
         fixture.stream.persist("w", 1, ["a"])
@@ -161,7 +160,10 @@ class PageTests(SynchronousTestCase):
         )
 
     def test_prefetch_fails(self) -> None:
-        """The failure of a prefetched page is reported when it is due, then retried."""
+        """
+        The failure of a prefetched page is reported when the page is due, and the fetch
+        is then retried.
+        """
         fixture = receiving(page_rows=1)
         fixture.stream.persist("w", 1, ["1"])
         fixture.stream.persist("w", 2, ["2"])
@@ -235,7 +237,7 @@ class FailureTests(SynchronousTestCase):
         )
 
     def test_failure_does_not_connect(self) -> None:
-        """Rows that arrive after a failed catch-up wait for a successful one."""
+        """Rows that arrive after a failed catch-up wait for its successful retry."""
         fixture = receiving()
         fixture.stream.persist("w", 4, ["a"])
         fixture.stream.is_held = True

@@ -16,7 +16,8 @@ class ClaimRateTests(SynchronousTestCase):
 
     def test_burst(self) -> None:
         """
-        Beyond the burst, each catch-up of a writer waits longer; other writers do not.
+        Beyond the burst, each catch-up of a writer is delayed longer; other writers are
+        not delayed.
         """
         rate = ClaimRate()
         waits = [rate.wait_before("w", 5.0) for _ in range(MAX_AT_ONCE + 2)]

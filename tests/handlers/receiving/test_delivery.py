@@ -43,7 +43,10 @@ class DeliveryTests(SynchronousTestCase):
         self._assert_fetched(1, 4, lost=3)
 
     def test_sink_fails_after_asynchronous_rows(self) -> None:
-        """The same holds if the sink handled the previous rows asynchronously."""
+        """
+        If the sink fails synchronously after asynchronous rows, all rows from the
+        failed one on are fetched.
+        """
         self.fixture.host.rows.is_held = True
         self.fixture.host.rows.failures = [None, None, RuntimeError("disk full")]
         self._receive(1, 2, 3, 4)
@@ -52,7 +55,9 @@ class DeliveryTests(SynchronousTestCase):
         self._assert_fetched(2, 4, lost=2)
 
     def test_sink_fails_asynchronously(self) -> None:
-        """The same holds if the sink fails asynchronously."""
+        """
+        If the sink fails asynchronously, all rows from the failed one on are fetched.
+        """
         self.fixture.host.rows.is_held = True
         self._receive(1, 2, 3, 4)
         self.fixture.host.rows.release()
@@ -61,7 +66,8 @@ class DeliveryTests(SynchronousTestCase):
 
     def test_sink_waits_sometimes(self) -> None:
         """
-        Rows handled synchronously stay in order behind those handled asynchronously.
+        Rows handled synchronously are delivered after earlier rows handled
+        asynchronously.
         """
         self._receive(1)
         self.fixture.host.rows.is_held = True
@@ -74,7 +80,10 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(self.fixture.host.observer.positions, {("events", "w"): 4})
 
     def test_late_rows_in_any_order(self) -> None:
-        """If a late row fails, later ones are fetched too, even with a lower token."""
+        """
+        If a late row fails, all later rows are fetched too, even those with a lower
+        token.
+        """
         fixture = receiving(idempotent=True)
         fixture.receive("POSITION events w 0 9")
         for n in (3, 7):

@@ -40,7 +40,7 @@ class FarTests(SynchronousTestCase):
         self.assert_contained(process)
 
     def test_false_row_among_valid_rows(self) -> None:
-        """Valid rows that arrive together with a false one are delivered."""
+        """Valid rows that arrive together with a false row are delivered."""
         process = live()
         process.stream.persist("w", 6, ["six"])
         process.stream.last_token = 6
@@ -53,7 +53,7 @@ class FarTests(SynchronousTestCase):
         self.assertEqual(process.stream.current_token("w"), 6)
 
     def test_row_in_a_batch(self) -> None:
-        """A batch that a false row seemed to end is delivered whole later."""
+        """A batch that a false row appeared to end is later delivered completely."""
         process = live()
         process.receive('RDATA events w batch ["a"]', f'RDATA events w {FAR} ["false"]')
         process.stream.persist("w", 6, ["a"], ["b"])
@@ -80,7 +80,7 @@ class FarTests(SynchronousTestCase):
         self.assertEqual(process.stream.current_token("w"), 9)
 
     def test_before_the_writer_itself(self) -> None:
-        """A false first position does not connect the writer; a true one does."""
+        """A false first position does not make the writer live; a true one does."""
         process = receiving()
         process.stream.persist("w", 3, ["three"])
         process.stream.last_token = 3
@@ -186,7 +186,10 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [5, 6])
 
     def test_cannot_rewind_below_delivered(self) -> None:
-        """A reader that delivered a row beyond its writer's position reports that."""
+        """
+        A reader that delivered a row beyond its writer's position reports that it is
+        ahead.
+        """
         process = live()
         process.receive('RDATA events w 9 ["false"]', "POSITION events w 5 5")
         self.assertEqual(process.stream.current_token("w"), 9)
@@ -211,7 +214,7 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(process.stream.current_token("w"), 6)
 
     def test_later_rows_wait_for_missed_rows(self) -> None:
-        """A row after a missed one is delivered after it, and once."""
+        """A row is delivered after an earlier missed row, and only once."""
         process = live(20)
         process.receive("POSITION events w 5 7")
         for token in (6, 8):
@@ -246,7 +249,7 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(process.stream.requests[1:], [])
 
     def test_no_rewind_below_host_delivery(self) -> None:
-        """A position is not rewound below what the host itself has delivered."""
+        """A position is not rewound below rows that the host itself has delivered."""
         process = live(20)
         process.receive("POSITION events v 0 0", "POSITION events w 5 9")
         process.stream.persist("w", 6, ["six"])

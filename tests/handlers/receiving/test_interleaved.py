@@ -14,7 +14,7 @@ WRITERS = [f"w{n}" for n in range(10)]
 def connected(
     receiver: ReceiverOptions | None = None, *, idempotent: bool = False
 ) -> Receiving:
-    """Make a reader that is connected to all writers."""
+    """Make a reader for which all writers are live."""
     fixture = receiving(receiver=receiver, idempotent=idempotent)
     fixture.receive(*(f"POSITION events {writer} 0 0" for writer in WRITERS))
     return fixture
@@ -71,7 +71,10 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(fixture.host.rows.tokens("w6"), [6])
 
     def test_sink_fails(self) -> None:
-        """Rows of one writer that the sink rejects do not delay other writers."""
+        """
+        If the sink rejects rows of one writer, the rows of other writers are not
+        delayed.
+        """
         fixture = connected()
         fixture.stream.persist("w2", 2, ["2"])
         fixture.stream.persist("w2", 12, ["12"])
@@ -96,7 +99,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.requests, [("w2", 2, 22)])
 
     def test_sink_fails_with_late_row(self) -> None:
-        """The same holds if a late row of an idempotent stream fails."""
+        """A late row of an idempotent stream that the sink rejects is fetched again."""
         fixture = connected(idempotent=True)
         for token in (2, 22):
             fixture.stream.persist("w2", token, [str(token)])
@@ -107,7 +110,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(fixture.host.rows.tokens("w2"), [12, 2, 22])
 
     def test_old_tokens(self) -> None:
-        """A token at or below its writer's last one is discarded."""
+        """A token at or below the writer's last delivered token is discarded."""
         fixture = connected()
         fixture.receive(*map(line, [12, 3, 2, 12, 13, 22]))
         self.assertEqual([token for _, token, _ in fixture.texts()], [12, 3, 13, 22])
@@ -115,7 +118,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(discards["events", "w2", DiscardReason.OLD_TOKEN], 2)
 
     def test_old_tokens_after_slow_path(self) -> None:
-        """The same holds if rows in between took the slow path."""
+        """Old tokens are discarded even if rows in between took the slow path."""
         fixture = connected()
 
         def others(first: int, last: int) -> list[str]:
@@ -207,7 +210,8 @@ class InterleavedTests(SynchronousTestCase):
 
     def test_a_full_queue(self) -> None:
         """
-        Rows dropped from a full queue are fetched for each writer up to its last one.
+        Rows dropped from a full queue are fetched for each writer, up to its last
+        dropped row.
         """
         fixture = connected(ReceiverOptions(max_queue_size=1000))
         fixture.host.rows.is_held = True

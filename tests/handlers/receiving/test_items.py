@@ -122,7 +122,7 @@ class DroppedRangeTests(SynchronousTestCase):
         self.assertEqual((dropped.upto, dropped.was_reset), (90, False))
 
     def test_coalescing_again(self) -> None:
-        """A range coalesced earlier is merged in its place."""
+        """A range that was coalesced earlier is merged at its position in the queue."""
         before = self.coalesce(run(90), position(2), run(3))
         self.assertEqual(
             self.coalesce(run(80), before, run(4)),

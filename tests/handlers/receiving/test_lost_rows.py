@@ -1,4 +1,4 @@
-"""Tests for lost rows that meet false positions and full queues."""
+"""Tests for lost rows in combination with false positions and full queues."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [1, 2, 3])
 
     def test_full_queue_during_a_catch_up(self) -> None:
-        """The same holds during a catch-up with the writer."""
+        """
+        Rows dropped along with refuted positions are also fetched during a catch-up.
+        """
         process = receiving(receiver=ReceiverOptions(max_queue_size=400), page_rows=1)
         process.stream.is_held = True
         for token in (1, 2):

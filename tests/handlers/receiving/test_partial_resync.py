@@ -72,8 +72,8 @@ class PartialResyncTests(SynchronousTestCase):
 
     def test_refusals(self) -> None:
         """
-        A writer that answers 409 or 410 is asked again the next time; after any other
-        failure, it is not asked for a while.
+        After 409 or 410, the next request is sent to the writer again; after any other
+        failure, no request is sent to it for a while.
         """
         self.epochs.observe("w", "abc", 0)
         statuses: tuple[int | None, ...] = (409, 410)

@@ -195,7 +195,7 @@ class PacerTests(SynchronousTestCase):
         self.assertFalse(self.pacer.is_due())
 
     def test_after_a_break(self) -> None:
-        """After a break, none is due until there was more work."""
+        """After a break, no further one is due until more work has been done."""
         self.work(10, 0)
         taken = Deferred.fromCoroutine(self.pacer.take_break())
         self.reactor.advance(0)
@@ -203,7 +203,9 @@ class PacerTests(SynchronousTestCase):
         self.assertFalse(self.pacer.is_due())
 
     def test_break(self) -> None:
-        """Work done during a break by its first waiter still counts after the break."""
+        """
+        Work that the first waiter does when a break ends counts for the other waiters.
+        """
         self.work(10, 0)
         breaks = [Deferred.fromCoroutine(self.pacer.take_break()) for _ in range(2)]
         breaks[0].addCallback(lambda _: self.pacer.count(10))

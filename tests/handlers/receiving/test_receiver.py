@@ -16,7 +16,7 @@ class LiveRowTests(SynchronousTestCase):
     """Rows of writers that are live."""
 
     def test_rows_are_typed_and_in_order(self) -> None:
-        """Rows of a live writer are delivered, decoded, each with its token."""
+        """Rows of a live writer are decoded and delivered, each with its token."""
         fixture = receiving()
         fixture.receive(
             "POSITION events w 0 0", 'RDATA events w 1 ["a"]', 'RDATA events w 3 ["b"]'
@@ -111,7 +111,7 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
 
     def test_waits_for_the_sink_in_a_long_run(self) -> None:
-        """Rows of a long run are delivered one after another, too."""
+        """Rows of a long run, too, are delivered one after another."""
         fixture = receiving()
         fixture.receive("POSITION events w 0 0")
         fixture.host.rows.is_held = True
@@ -187,7 +187,9 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(fixture.texts(), [("w", 7, ["a", "b", "c"])])
 
     def test_interleaved_batches(self) -> None:
-        """Batches of two writers that interleave keep their rows and tokens."""
+        """
+        Interleaved batches of two writers are delivered with their own rows and tokens.
+        """
         fixture = receiving()
         fixture.receive("POSITION events a 0 0", "POSITION events b 0 0")
         fixture.receive(
@@ -279,7 +281,7 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.requests, [("w", 0, 9)])
 
     def test_batch_with_too_many_bytes(self) -> None:
-        """The same holds for a batch with too many bytes."""
+        """A batch with too many bytes is fetched when its end arrives."""
         fixture = receiving(receiver=ReceiverOptions(max_queue_size=1000))
         texts = [str(n) * 400 for n in range(4)]
         fixture.stream.persist("w", 9, *([text] for text in texts))

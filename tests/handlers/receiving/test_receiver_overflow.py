@@ -134,7 +134,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(fixture.texts(), [("w", 3, ["a"])])
 
     def test_dropped_first_position_connects_its_writer(self) -> None:
-        """A first POSITION that was dropped connects its writer later."""
+        """A first POSITION that was dropped makes its writer live later."""
         fixture = receiving(receiver=ReceiverOptions(max_queue_size=300))
         fixture.receive("POSITION events a 0 0")
         fixture.host.rows.is_held = True
@@ -160,7 +160,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(fixture.texts(), [("v", 1, ["v"]), ("w", 1, ["a", "b"])])
 
     def test_dropped_rows_of_unconnected_writer(self) -> None:
-        """Dropped rows of a writer that was never connected are not fetched."""
+        """Dropped rows of a writer without a POSITION on the link are not fetched."""
         fixture = receiving(receiver=ReceiverOptions(max_queue_size=300))
         fixture.receive("POSITION events a 0 0")
         fixture.host.rows.is_held = True

@@ -13,7 +13,10 @@ class PositionTests(SynchronousTestCase):
     """Effects of a POSITION."""
 
     def test_in_sync_fetches_nothing(self) -> None:
-        """If prev is not above the reader's position, it advances without a fetch."""
+        """
+        If the previous token is not above the reader's position, the reader advances
+        without a fetch.
+        """
         fixture = receiving()
         fixture.stream.advance("w", 5)
         fixture.receive("POSITION events w 3 9")
@@ -23,7 +26,9 @@ class PositionTests(SynchronousTestCase):
         self.assertEqual(fixture.host.observer.catch_ups, [])
 
     def test_rows_up_to_the_position(self) -> None:
-        """A position that its last row has reached is not delivered again."""
+        """
+        A position that the last row has already reached is not delivered separately.
+        """
         fixture = receiving()
         fixture.receive("POSITION events w 1 1")
         fixture.stream.persist("w", 4, ["a"])
@@ -53,7 +58,7 @@ class PositionTests(SynchronousTestCase):
         )
 
     def test_writer_behind_reader_is_connected(self) -> None:
-        """A writer that announces less than the reader's position is connected."""
+        """A writer that announces less than the reader's position becomes live."""
         fixture = receiving()
         fixture.stream.advance("w", 9)
         fixture.receive("POSITION events w 7 7", 'RDATA events w 10 ["a"]')
@@ -98,7 +103,9 @@ class ResetTests(SynchronousTestCase):
     """Streams that are reset."""
 
     def test_a_stream_in_memory_is_fetched_from_its_beginning(self) -> None:
-        """After a writer restarted at a lower token, its rows are fetched from zero."""
+        """
+        After a writer has restarted at a lower token, its rows are fetched from zero.
+        """
         fixture = receiving(resettable=True, held_in_memory=True)
         fixture.receive("POSITION events w 0 0", 'RDATA events w 649 ["old"]')
         fixture.stream.persist("w", 2, ["new"])

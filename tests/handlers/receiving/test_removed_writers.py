@@ -26,7 +26,7 @@ from tests.handlers.fixtures import Receiving, Row
 class DrainableSource(SourceStream):
     """A stream that reports removed writers.
 
-    :ivar removed: the answer; ``None`` to answer later.
+    :ivar removed: the result of a query; ``None`` to return it later.
     :ivar queries: how often it was queried.
     """
 
@@ -105,7 +105,7 @@ class DrainTests(SynchronousTestCase):
         self.assertEqual(fixture.host.rows.tokens("old"), [1, 2, 3])
 
     def test_when_first_position_arrives(self) -> None:
-        """A writer's first POSITION triggers the query even if it moved."""
+        """A writer's first POSITION triggers the query even if its tokens differ."""
         fixture = self.connect()
         self.stream.persist("old", 1, ["1"])
         self.remove("old", 1)
@@ -114,7 +114,8 @@ class DrainTests(SynchronousTestCase):
 
     def test_later_positions_trigger_no_query(self) -> None:
         """
-        A later POSITION that moves triggers no query: its writer did not just start.
+        A later POSITION whose tokens differ triggers no query: its writer did not just
+        start.
         """
         fixture = self.connect()
         fixture.receive("POSITION events new 5 5")

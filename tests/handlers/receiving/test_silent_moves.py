@@ -13,7 +13,10 @@ from synapse_replication.handlers.receiving.silent_moves import (
 
 class SilentMovesTests(SynchronousTestCase):
     def test_no_recorded_range(self) -> None:
-        """If no range to a position is recorded, its start is the position itself."""
+        """
+        If no range up to a position is recorded, the start of the range is the position
+        itself.
+        """
         self.assertEqual(SilentMoves().start_of("w", 5), 5)
 
     def test_adjacent_ranges_join(self) -> None:
@@ -47,7 +50,7 @@ class SilentMovesTests(SynchronousTestCase):
         self.assertEqual(moves.start_of("w1", 2), 1)
 
     def test_rows_delivered_late(self) -> None:
-        """The range begins after the highest row delivered within it."""
+        """A range begins after the highest row delivered within it."""
         moves = SilentMoves()
         moves.moved("w", 5, 9, 0.0)
         moves.delivered("w", 7)

@@ -18,7 +18,7 @@ from tests.handlers.fixtures import Row
 
 
 class CommandSenderTests(SynchronousTestCase):
-    """Everything is sent on every connection."""
+    """Tests that commands and rows are sent on every connection."""
 
     def setUp(self) -> None:
         self.stream = SourceStream("events", Row, instance_name="w")
@@ -144,7 +144,9 @@ class CommandSenderTests(SynchronousTestCase):
         self.assertEqual(self.sender.last_sent_token(self.stream), 12)
 
     def test_a_row_past_the_streamer(self) -> None:
-        """A row can be sent without the streamer; its token counts as sent."""
+        """
+        A row can be sent without the streamer; the token of this row counts as sent.
+        """
         self.sender.stream_update("events", None, ["a"])
         self.sender.stream_update("events", 8, ["b"])
         self.assertEqual(

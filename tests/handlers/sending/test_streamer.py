@@ -92,7 +92,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(self.connection.take(), ["POSITION events w 2 2"])
 
     def test_idle_resettable_stream(self) -> None:
-        """A resettable stream announces nothing while its position stays."""
+        """A resettable stream announces nothing while its position is unchanged."""
         self.events.description = attrs.evolve(self.events.description, resettable=True)
         self.write(7, "a")
         self.connection.take()

@@ -14,7 +14,10 @@ class StopTests(StreamerTestCase):
     """A streamer that stops sends its remaining rows."""
 
     def test_stop(self) -> None:
-        """``stop`` sends all written rows, waits for that, and leaves no timer."""
+        """
+        ``stop`` sends all written rows, finishes when they are sent, and leaves no
+        timer.
+        """
         self.events.is_held = True
         self.events.persist("w", 1, ["a"])
         stopped = Deferred.fromCoroutine(self.streamer.stop())

@@ -131,7 +131,10 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
     def test_rows_in_transit(self) -> None:
-        """Lag counts as catching up only if it was announced more than 2 s ago."""
+        """
+        A writer is catching up only if the missing rows were announced more than 2 s
+        ago.
+        """
         self.go_live()
         self.observer.position_announced("events", "w1", 9999)
         self.clock.advance(1.9)
@@ -141,7 +144,9 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
 
     def test_catch_up_in_parts(self) -> None:
-        """A catch-up that is interrupted and resumed keeps its start."""
+        """
+        A catch-up that is interrupted and resumed is shown with its original start.
+        """
         self.go_live()
         self.observer.catch_up(EVENT)
         self.observer.catch_up_page(EVENT, 10, 120)
@@ -150,7 +155,9 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual((writer.started_from, writer.announced), (100, 180))
 
     def test_reset(self) -> None:
-        """After a reset, position and announcement are the new ones, without lag."""
+        """
+        After a reset, the new position and the new announcement are shown, without lag.
+        """
         self.go_live(5000)
         self.observer.position_announced("events", "w1", 6000)
         self.observer.stream_reset("events", "w1", 5000, 0)
@@ -174,7 +181,9 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual((writer.lag, writer.lag_seconds), (50, 45.0))
 
     def test_heartbeat_overrides_estimate(self) -> None:
-        """If a POSITION announced a write late, the heartbeat's age of it wins."""
+        """
+        If a POSITION announced a write late, the age in the heartbeat takes precedence.
+        """
         self.go_live()
         self.observer.position_announced("events", "w1", 150)
         self.observer.peer_heard(heartbeat_of(events=(150, 600.0)))

@@ -82,7 +82,7 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.stalled()[0], StallReason.WRITER_GONE)
 
     def test_silence(self) -> None:
-        """A writer whose heartbeats cease is stalled since the last one."""
+        """A writer whose heartbeats cease is stalled since its last heartbeat."""
         self.go_live()
         self.observer.peer_heard(heartbeat_of())
         self.clock.advance(15)

@@ -50,8 +50,8 @@ class StallLogTests(SynchronousTestCase):
 
     def test_from_its_beginning_to_its_end(self) -> None:
         """
-        All stalls with the same cause share one line with a hint, repeated each minute,
-        and a line when they end.
+        All stalls with the same cause share one line with a hint, which is repeated
+        each minute, and one line at their end.
         """
         self.observer.connection_lost("redis", CloseReason.LOST, "it was cut")
         (line,) = self.lines(60)

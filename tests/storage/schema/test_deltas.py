@@ -36,7 +36,7 @@ class PrepareDatabaseTests(SynchronousTestCase):
         self.assertEqual(self.indexes(), indexes)
 
     def test_existing_table(self) -> None:
-        """The existing table of a homeserver is left alone, its rows included."""
+        """The existing table of a homeserver, including its rows, is not changed."""
         self.cursor.execute(SCHEMA)
         self.cursor.execute("INSERT INTO stream_positions VALUES ('events', 'a', 5)")
         prepare_database(self.cursor)

@@ -23,7 +23,7 @@ class SimulatedClockTests(SynchronousTestCase):
         self.assertEqual(clock.seconds(), 5.0)
 
     def test_later(self) -> None:
-        """A call that is delayed is made in its new place."""
+        """A call that is delayed is made at its new time."""
         clock = SimulatedClock()
         made: list[str] = []
         first = clock.callLater(1.0, made.append, "first")
@@ -33,7 +33,7 @@ class SimulatedClockTests(SynchronousTestCase):
         self.assertEqual(made, ["second", "first"])
 
     def test_no_end(self) -> None:
-        """Calls that reschedule themselves without an end are an error."""
+        """Calls that reschedule themselves without limit raise an error."""
         clock = SimulatedClock()
 
         def again() -> None:

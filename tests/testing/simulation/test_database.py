@@ -100,7 +100,7 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.clock.run_until(self.clock.seconds() + 1)
 
     def test_ids_are_not_rolled_back(self) -> None:
-        """Ids increase even if the transaction that allocated some fails."""
+        """Ids increase even if a transaction that allocated ids fails."""
         self.assertEqual(self.next_ids(2), [2, 3])
 
         def run(txn: Any) -> None:
@@ -174,7 +174,7 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.assertEqual(self.committed, [])
 
     def test_unknown_statement(self) -> None:
-        """A statement that the double does not know is an error."""
+        """A statement that the double does not support is an error."""
         done = self.client.transact("x", lambda txn: txn.execute("SELECT 1"))
         self.settle()
         self.failureResultOf(done, AssertionError)

@@ -103,7 +103,7 @@ class LedgerTests(SynchronousTestCase):
         )
 
     def test_rewind_without_reset(self) -> None:
-        """A position that goes back in a stream that is never reset is a violation."""
+        """A position that decreases in a stream that is never reset is a violation."""
         self.deliver(2, 20)
         self.assertIn(
             "goes back",

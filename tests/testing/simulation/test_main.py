@@ -10,14 +10,14 @@ from synapse_replication.testing.simulation.__main__ import main
 
 class MainTests(SynchronousTestCase):
     def test_seeds(self) -> None:
-        """A range of seeds prints what was done and how it ended."""
+        """A run of a range of seeds prints what was done and the result."""
         result = CliRunner().invoke(main, ["--seeds", "3:5", "--jobs", "1"])
         self.assertEqual(result.exit_code, 0, result.output)
         self.assertIn("2 seeds, 0 failed, in ", result.output)
         self.assertIn("rows delivered", result.output)
 
     def test_one(self) -> None:
-        """One seed with ``-v`` prints every event."""
+        """A run of one seed with ``-v`` prints every event."""
         result = CliRunner().invoke(main, ["--seed", "3", "-v"])
         self.assertIn("the faults are over", result.output)
         self.assertIn("1 seeds, 0 failed", result.output)

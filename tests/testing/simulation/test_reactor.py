@@ -1,4 +1,4 @@
-"""Tests for a simulated process, which receives nothing once it is dead."""
+"""Tests that a simulated process receives nothing once it is dead."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from scripts.tools.bench.tasks import Task
 
 
 class RecordedRunner:
-    """Runs nothing: in each task our side is twice as good."""
+    """Runs nothing; returns figures in which our side is twice as good in each task."""
 
     def __init__(self, peer: str, rounds: int, quick: bool, say: object) -> None:
         self.rounds = rounds

@@ -20,7 +20,7 @@ from scripts.tools.bench.traffic import (
 
 
 class SideTests(SynchronousTestCase):
-    """Tests for what both sides share."""
+    """Tests for the code that both sides share."""
 
     def test_main(self) -> None:
         """A measure gets its parameters by name or by position, and prints JSON."""

@@ -38,7 +38,7 @@ class TablesTests(SynchronousTestCase):
             return list(page.updates)
 
     def test_messages(self) -> None:
-        """The rows in the tables are those sent in the other tasks."""
+        """The rows in the tables are the rows that the other tasks send."""
         fill_events(self.dsn, 20)
         self.assertEqual(self.read(20), [(n, row_of(n)) for n in range(1, 21)])
 

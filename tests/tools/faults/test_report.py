@@ -96,7 +96,10 @@ class ShowDeploymentsTests(SynchronousTestCase):
         self.assertIn("main-ours lost: sync1 events 7 of persister1", text)
 
     def test_json(self) -> None:
-        """The JSON has the same; rows lost by stock processes do not make it bad."""
+        """
+        The JSON has the same figures; rows lost by stock processes do not make the
+        result bad.
+        """
         value = json.loads(show_deployments_json(DEPLOYMENTS, 7))
         self.assertEqual(value["seed"], 7)
         (deployment,) = value["deployments"]

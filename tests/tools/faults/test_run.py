@@ -69,7 +69,10 @@ class HaveCaughtUpTests(SynchronousTestCase):
 
 class RunScenarioTests(SynchronousTestCase):
     def test_skipped(self) -> None:
-        """A scenario that is impossible here reports the reason and starts nothing."""
+        """
+        A scenario that cannot run on this machine reports the reason and starts
+        nothing.
+        """
         scenario = attrs.evolve(
             SCENARIOS["disk-full"], why_skipped=lambda: "only root may"
         )

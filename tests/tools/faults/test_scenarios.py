@@ -45,8 +45,8 @@ class ScenariosTests(SynchronousTestCase):
         SCENARIOS[name].cause(cast(FaultDeployment, Noting(calls)), NoChance())
         return calls
 
-    def test_each_fault_is_lifted(self) -> None:
-        """Each fault is caused where its name says, and fault_ended."""
+    def test_each_fault_is_ended(self) -> None:
+        """Each fault is caused where its name says, and ended."""
         for name, calls in {
             "main-killed": ["kill master", "restart master"],
             "reader-killed": ["kill reader1", "restart reader1"],
@@ -76,7 +76,7 @@ class ScenariosTests(SynchronousTestCase):
 
     def test_full_disk_needs_root(self) -> None:
         """
-        For an ordinary user, the scenario of a full disk is left out with a reason.
+        For an ordinary user, the scenario of a full disk is skipped with a reason.
         """
         self.patch(os, "geteuid", lambda: 1000)
         self.assertIn("root", SCENARIOS["disk-full"].why_skipped())

@@ -89,7 +89,7 @@ class SteadyWriterTests(SynchronousTestCase):
 
 class OwnWritesTests(SynchronousTestCase):
     def test_a_part_of_a_script(self) -> None:
-        """Writes omitted at the beginning of a script are not waited for."""
+        """Writes that were omitted at the beginning of a script cause no waiting."""
         script = list(read_script(shipped_recording(), 400))[100:]
         first = script[0]
         own = list(own_writes(script, first.instance_name))
@@ -119,7 +119,7 @@ class OwnWritesTests(SynchronousTestCase):
         self.assertEqual(
             rows("event_writer2", "event_writer1", "event_writer2"), ["b", "d"]
         )
-        # It does not search an endless script for a writer without writes.
+        # An endless script is not searched for a writer without writes.
         endless = (Write("events", "event_writer1", [], n) for n in count())
         moved = {"event_writer1": ["event_writer2"]}
         self.assertEqual(list(own_writes(endless, "event_writer1", moved)), [])

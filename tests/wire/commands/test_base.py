@@ -22,7 +22,7 @@ class TokenTests(SynchronousTestCase):
         self.assertEqual(parse_token(str(token)), token)
 
     def test_other_texts_are_refused(self) -> None:
-        """Other texts, even those that ``int`` accepts, are refused."""
+        """Any other text, even if ``int`` accepts it, is refused."""
         for text in (
             "",
             "-",

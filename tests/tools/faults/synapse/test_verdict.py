@@ -47,7 +47,9 @@ def lost(
 
 class MissingRowsTests(SynchronousTestCase):
     def test_each_reader_needs_each_row(self) -> None:
-        """A row that was not delivered to one of two readers is missing there."""
+        """
+        A row that was not delivered to one of two readers is missing at this reader.
+        """
         self.assertEqual(lost(epoch("sync1", 7, 8), epoch("sync2", 7)), [("sync2", 8)])
 
     def test_own_rows(self) -> None:
