@@ -1,1 +1,1 @@
-"""Handlers of commands and rows; every collaborator is passed as an argument."""
+"""Handlers of commands and rows. All collaborators are passed to their constructors."""

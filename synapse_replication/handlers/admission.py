@@ -1,11 +1,12 @@
 """Admission of writers: bounds the state that invented instance names can create.
 
-Theory of operation: instances that the configuration names anywhere are always
-admitted, because one of them may have become a writer since this process read its
-configuration. If the writers of a stream are declared, no state is created for other
-instances: their rows and positions are discarded, counted and logged. For a stream
-without declared writers, up to :data:`MAX_UNDECLARED` unknown instances are admitted at
-a time, and one that has been silent for :data:`EXPIRES_AFTER` is evicted to make room.
+Theory of operation: all instances that the configuration declares are always admitted,
+because one of them may have become a writer since this process read its configuration.
+If the writers of a stream are declared, no state is created for other instances: their
+rows and positions are discarded, counted and logged. For all streams without declared
+writers together, up to :data:`MAX_UNDECLARED` (stream, instance) pairs are admitted at
+a time. To make room, the pair that was seen least recently is evicted, if it has been
+silent for :data:`EXPIRES_AFTER`.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from typing import Final
 
 __all__ = ["EXPIRES_AFTER", "MAX_UNDECLARED", "DeclaredWriters", "WriterAdmission"]
 
-#: The most undeclared (stream, writer) pairs that are admitted at a time.
+#: The largest number of undeclared (stream, writer) pairs that are admitted at a time.
 MAX_UNDECLARED: Final = 1000
-#: Silence after which such a pair may be evicted, in s.
+#: The time for which a pair must have been silent before it may be evicted, in s.
 EXPIRES_AFTER: Final = 600.0
 
 
 class DeclaredWriters:
     """The writers and instances that the configuration declares.
 
-    :param writers: the writers of each stream, by the stream's name; empty if every
-        instance may write it.
+    :param writers: the writers of each stream, by the stream's name; no writers if
+        every instance may write the stream.
     :param instances: the names of further instances of the deployment.
     :ivar streams: the streams whose writers are declared.
     :ivar instances: all declared instances.
@@ -40,10 +41,10 @@ class DeclaredWriters:
 
 
 class WriterAdmission:
-    """Decides which (stream, writer) pairs are admitted.
+    """The (stream, writer) pairs that are admitted.
 
-    :param declared: ``None`` if nothing is declared, so that every pair counts as
-        undeclared.
+    :param declared: the declared writers and instances; ``None`` if none are declared,
+        so that every pair counts as undeclared.
     """
 
     def __init__(self, declared: DeclaredWriters | None = None) -> None:
@@ -59,6 +60,7 @@ class WriterAdmission:
         """Return whether a pair is admitted, and the pair that was evicted for it.
 
         :param now: monotonic time in s.
+        :return: the second item is ``None`` if no pair was evicted.
         """
         if instance_name in self._instances:
             return True, None

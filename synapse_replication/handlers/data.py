@@ -1,9 +1,9 @@
 """Delivery of rows to the host, followed by advancing its streams' positions.
 
 Theory of operation: :class:`ReplicationDataHandler` wraps the host's own sink. It
-delivers rows to the host *first*, so that the host can invalidate its caches. Only then
-does it advance the stream's position, and only then does it wake the waiters for that
-position. So code that has seen a position never reads older data.
+delivers rows to the host *first*, so that the host can invalidate its caches. Then it
+advances the stream's position, and finally it wakes the waiters for that position. Code
+that has seen a position therefore never reads data that is older than the position.
 
 Waiters are stored by (stream, writer), in order of position. A waiter that times out or
 is cancelled is removed.
@@ -39,12 +39,12 @@ class AdvancingStream(Stream, Protocol):
     """A stream whose positions are advanced by the data handler."""
 
     def advance(self, instance_name: str, token: int) -> None:
-        """Record that a writer's rows up to ``token`` were delivered here."""
+        """Record that a writer's rows up to ``token`` were delivered."""
         ...
 
 
 class LargestToken(Protocol):
-    """Returns the largest token of a stream that any writer may have allocated."""
+    """Function that returns an upper bound of the allocated tokens of a stream."""
 
     def __call__(self, stream_name: str) -> Awaitable[int | None]:
         """Return the token; ``None`` if it is not known."""
@@ -70,8 +70,8 @@ class ReplicationDataHandler:
     :param sink: the host's own sink, which may be an
         :class:`~synapse_replication.handlers.interfaces.EpochSink`.
     :param largest_token: returns the upper bound of positions to wait for. Waiting for
-        a token that was never allocated, for instance after a restore of the database,
-        would never succeed.
+        a token that was never allocated, for instance after the database was restored
+        from a backup, would never succeed. ``None`` for no upper bound.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ReplicationDataHandler:
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> Awaitable[None] | None:
-        """Deliver rows, then advance. A late token does not change the position."""
+        """Deliver rows, then advance the stream's position if it is below ``token``."""
         waiting = self._sink.on_rdata(stream_name, instance_name, token, rows)
         if waiting is not None:
             return self._advance_after(
@@ -104,7 +104,7 @@ class ReplicationDataHandler:
     def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> Awaitable[None] | None:
-        """Deliver a position, then set it, even if it is lower than the current one."""
+        """Deliver a position, then set the stream's position, which it may lower."""
         waiting = self._sink.on_position(stream_name, instance_name, token)
         if waiting is not None:
             return self._advance_after(
@@ -114,13 +114,13 @@ class ReplicationDataHandler:
         return None
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
-        """Return the epochs that the host has saved, if its sink supports that."""
+        """Return the epochs that the host has saved; none if its sink saves none."""
         return self._sink.saved_epochs() if isinstance(self._sink, EpochSink) else {}
 
     def on_epoch(
         self, stream_name: str, instance_name: str, epoch: str
     ) -> Awaitable[None] | None:
-        """Save an epoch, if the host's sink supports that."""
+        """Save an epoch, if the host's sink saves epochs."""
         if not isinstance(self._sink, EpochSink):
             return None
         return self._sink.on_epoch(stream_name, instance_name, epoch)
@@ -143,7 +143,7 @@ class ReplicationDataHandler:
     def _set_position(self, stream_name: str, instance_name: str, token: int) -> None:
         self._streams[stream_name].advance(instance_name, token)
         if self._tokens.interests:
-            self._tokens.moved()
+            self._tokens.schedule_check()
         waiters = self._waiters and self._waiters.get((stream_name, instance_name))
         if not waiters:
             return
@@ -152,7 +152,7 @@ class ReplicationDataHandler:
             reached.append(waiters.pop(0))
         if not waiters:
             del self._waiters[stream_name, instance_name]
-        # Update the list before any callback, which may add waiters.
+        # The list is up to date before the callbacks, because they may add waiters.
         for waiter in reached:
             if waiter.time_out is not None:
                 waiter.time_out.cancel()
@@ -165,10 +165,10 @@ class ReplicationDataHandler:
         position: int,
         timeout: float = 10.0,
     ) -> None:
-        """Wait until a writer's rows up to ``position`` have been delivered here.
+        """Wait until a writer's rows up to ``position`` have been delivered.
 
         :param timeout: the timeout in s.
-        :raises WaitTimeoutError: if they have not been delivered in time.
+        :raises WaitTimeoutError: if the rows have not been delivered in time.
         """
         stream = self._streams[stream_name]
         if position <= stream.current_token(instance_name):
@@ -193,10 +193,10 @@ class ReplicationDataHandler:
         token: MultiWriterStreamToken,
         timeout: float = 10.0,
     ) -> None:
-        """Wait until the rows that ``token`` covers have been delivered here.
+        """Wait until all rows at or below ``token`` have been delivered.
 
         :param timeout: the timeout in s.
-        :raises WaitTimeoutError: if they have not been delivered in time.
+        :raises WaitTimeoutError: if the rows have not been delivered in time.
         """
         if self._largest_token is not None:
             largest = await self._largest_token(stream_name)
@@ -209,8 +209,8 @@ class ReplicationDataHandler:
     ) -> Callable[[], None]:
         """Call ``callback`` with the persisted-up-to token whenever it has advanced.
 
-        The rows of *every* writer up to that token have been delivered here. The
-        callback runs in a reactor turn of its own, with the newest token.
+        At that time, the rows of *every* writer up to the token have been delivered.
+        The callback runs in a reactor turn of its own, with the newest token.
 
         :return: a function that unsubscribes.
         :raises StreamConfigurationError: if the stream has no such token, for instance
@@ -221,7 +221,7 @@ class ReplicationDataHandler:
     def own_rows_written(self) -> None:
         """Record that this process wrote rows, which advances its own position."""
         if self._tokens.interests:
-            self._tokens.moved()
+            self._tokens.schedule_check()
 
     def _time_out(self, key: tuple[str, str], waiter: _Waiter) -> None:
         waiter.time_out = None

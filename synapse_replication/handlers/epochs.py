@@ -1,19 +1,19 @@
 """Tracks each instance's current epoch and the epoch of the rows already delivered.
 
-Theory of operation: a process that restarts has another epoch. The newest epoch
-observed for a name is the current one; earlier epochs are *stale*, and their messages
-are ignored. A stale epoch that continues to send messages belongs to a second process
-of the same name. If the current epoch has said goodbye or has been silent for long, a
-stale one that still sends becomes the current one.
+Theory of operation: a process that restarts has a new epoch. The newest epoch that was
+observed for an instance name is the *current* epoch; earlier epochs are *stale*, and
+messages with them are ignored. If messages with a stale epoch continue to arrive, there
+is a second process of the same name. If there was a goodbye with the current epoch, or
+no message for long, the next message with a stale epoch makes that epoch current again.
 
-Bounds: beyond a thousand names, the least recently seen are evicted. A name whose epoch
-changes implausibly often is treated as several processes with one name: only a limited
-rate of its new epochs is accepted.
+Bounds: beyond a thousand names, the least recently seen name is evicted. A name whose
+epoch changes implausibly often is treated as that of several processes: its new epochs
+are accepted only at a limited rate.
 
-A stream held in memory loses its rows when its writer restarts. So for such a stream,
-:class:`HandledEpochs` stores the epoch of the rows that were delivered. If that differs
-from the writer's current epoch, or is not known, all rows are fetched again. The
-decision depends on this state and not on a notification, which may be lost.
+A stream held in memory loses its rows when its writer restarts. For such a stream,
+:class:`HandledEpochs` therefore stores the epoch of the rows that were delivered. If it
+differs from the writer's current epoch, or is not known, all rows are fetched again.
+The decision depends on this state and not on a notification, which may be lost.
 
 See docs/failure-modes.rst: failure-duplicate-instance.
 """
@@ -30,23 +30,23 @@ from synapse_replication.recent import RecentDict
 
 __all__ = ["EpochStatus", "HandledEpochs", "PeerEpochs"]
 
-#: The most instances that are tracked.
+#: The largest number of instances that are tracked.
 MAX_INSTANCES = 1000
-#: The most stale epochs that are tracked of each instance.
+#: The largest number of stale epochs that are tracked for each instance.
 MAX_STALE = 8
-#: The most changes of an instance's epoch in a burst. Each change costs a catch-up of
-#: all its streams held in memory.
+#: The largest number of changes of an instance's epoch in a burst. Each change costs a
+#: catch-up of all streams that the instance holds in memory.
 MAX_CHANGES = 5
 #: The interval at which further changes are allowed after a burst, in s.
 CHANGE_EVERY = 10.0
-#: A stale epoch seen this long after the change, in s, is not a delayed message but a
-#: running process.
+#: A message with a stale epoch that arrives this long after the change, in s, was not
+#: delayed: its process is still running.
 SETTLED_AFTER = 1.0
-#: Silence of the current epoch after which a stale one that still sends replaces it, in
-#: s: slightly longer than the interval of an idle instance's heartbeats.
+#: The time without a message with the current epoch after which a stale epoch can
+#: replace it, in s: slightly longer than the interval of an idle instance's heartbeats.
 SILENT_AFTER = 6.0
-#: The same limit if the current epoch has not been seen since its first second: a real
-#: process sends further messages, whereas a forged message stays the only one.
+#: The shorter limit, in s, if all messages with the current epoch arrived within its
+#: first second: a real process sends further messages, a forged message may be alone.
 UNCONFIRMED_AFTER = 4.0
 
 
@@ -57,7 +57,7 @@ class EpochStatus(enum.Enum):
     SAME = "same"
     NEW = "new"  #: the instance restarted
     LATE = "late"  #: stale; the message may have been delayed
-    DUPLICATE = "duplicate"  #: stale, but its process still runs
+    DUPLICATE = "duplicate"  #: another process of the same name is running
 
 
 @attrs.define
@@ -68,10 +68,10 @@ class _Peer:
     has_backlog: bool = True
     is_gone: bool = False
     stale: deque[str] = attrs.Factory(lambda: deque(maxlen=MAX_STALE))
-    changes: float = MAX_CHANGES
+    changes_left: float = MAX_CHANGES
 
     def is_silent(self, now: float) -> bool:
-        """Return whether a stale epoch that still sends should become current."""
+        """Return whether a stale epoch in a message should replace the current one."""
         is_confirmed = self.last_seen - self.since >= SETTLED_AFTER
         limit = SILENT_AFTER if is_confirmed else UNCONFIRMED_AFTER
         return now - self.last_seen > limit
@@ -79,10 +79,10 @@ class _Peer:
     def may_change(self, now: float) -> bool:
         """Return whether another restart is plausible; if so, count it."""
         earned = (now - self.since) / CHANGE_EVERY
-        left = min(MAX_CHANGES, self.changes + earned)
+        left = min(MAX_CHANGES, self.changes_left + earned)
         if left < 1:
             return False
-        self.changes = left - 1
+        self.changes_left = left - 1
         return True
 
 
@@ -96,19 +96,19 @@ class PeerEpochs:
         self._peers: RecentDict[str, _Peer] = RecentDict(MAX_INSTANCES)
 
     def epoch_of(self, instance_name: str) -> str | None:
-        """Return the current epoch; ``None`` if the peer is unknown or has left."""
+        """Return the current epoch; ``None`` if the peer is unknown or said goodbye."""
         peer = self._peers.get(instance_name)
         return None if peer is None or peer.is_gone else peer.epoch
 
     def has_backlog(self, instance_name: str) -> bool:
-        """Return whether a peer is known and retains a backlog."""
+        """Return whether a peer retains a backlog; false if it is unknown."""
         peer = self._peers.get(instance_name)
         return peer is not None and peer.has_backlog
 
     def observe(
         self, instance_name: str, epoch: str, now: float, *, has_backlog: bool = True
     ) -> EpochStatus:
-        """Record a message of a peer.
+        """Record a message of a peer, and return the meaning of its epoch.
 
         :param now: monotonic time in s.
         :param has_backlog: whether the peer retains a backlog.
@@ -134,7 +134,7 @@ class PeerEpochs:
         peer.last_seen = now
         peer.has_backlog = has_backlog
         peer.is_gone = False
-        # Insert it last: the order is by the time last seen.
+        # Insert the peer last: the order is by the time of the last message.
         self._peers[instance_name] = peer
         return status
 
@@ -146,12 +146,12 @@ class PeerEpochs:
 
 
 class HandledEpochs:
-    """The epoch of each writer from which a stream's rows were delivered here.
+    """The epochs in which the writers of a stream wrote the rows delivered last.
 
     The epochs are saved if the sink is an
     :class:`~synapse_replication.handlers.interfaces.EpochSink`. A writer's position
-    belongs to the epoch recorded here, even if a newer epoch has been observed: that
-    may still be waiting to be handled.
+    belongs to the epoch recorded here, even if a newer epoch has been observed, because
+    the newer epoch may still be waiting to be handled.
     """
 
     def __init__(self, stream_name: str, sink: RowSink) -> None:
@@ -171,9 +171,9 @@ class HandledEpochs:
         return self._epochs.get(instance_name) == epoch
 
     async def begin(self, instance_name: str, epoch: str) -> None:
-        """Record that delivery of this epoch's rows begins.
+        """Record that the delivery of this epoch's rows begins.
 
-        If the sink fails, its error is raised and nothing changes.
+        If the sink fails to save the epoch, its error is raised and nothing changes.
         """
         if self._sink is not None:
             waiting = self._sink.on_epoch(self._name, instance_name, epoch)

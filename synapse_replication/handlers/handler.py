@@ -1,15 +1,15 @@
-"""The command handler: dispatches everything that the links receive.
+"""The command handler: dispatches all items that the links receive.
 
 Theory of operation: all connections pass received items to the handler, and send the
-commands that it passes to them. Rows and positions are enqueued at the
+commands that the handler passes to them. Rows and positions are enqueued at the
 :class:`~synapse_replication.handlers.receiving.receiver.StreamReceiver` of their
 stream; every other command is delivered to the host. Commands of this process are sent
 on all connections.
 
 ``on_<COMMAND>`` methods are synchronous. They return an awaitable only if the host
-does; only then a background process is started.
+returns one; a background process is started only to wait for an awaitable.
 
-The connections count commands and refused lines.
+Commands and refused lines are counted by the connections, not by the handler.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ _Waiting: TypeAlias = Awaitable[None] | None
 class HandlerOptions:
     """Options of a command handler.
 
-    :ivar passive: send nothing at all, REPLICATE included.
-    :ivar expects_links: whether there will be links, so that commands are retained for
-        the next one while there is none. ``False`` for a process without peers.
+    :ivar passive: whether to send nothing at all, not even REPLICATE.
+    :ivar expects_links: whether commands are retained while there is no link, to be
+        sent on the next link. False for a process that will never have a link.
     :ivar receiver: the bounds of each received stream.
-    :ivar partial: fetches the last rows from the writer's backlog; ``None`` to use only
-        the source.
-    :ivar receiver_type: the class of the receivers; each stream has one.
+    :ivar partial: fetches rows from the writer's backlog; ``None`` to fetch all rows
+        from the stream's source.
+    :ivar receiver_type: the class of the receivers; each stream has a receiver.
     :ivar writers: the declared writers of each stream; ``None`` if none are declared.
     """
 
@@ -84,13 +84,13 @@ class HandlerOptions:
 
 
 class ReplicationCommandHandler(HostCommandHandler):
-    """Handles the commands of all connections, and sends commands on all of them.
+    """Handler of the commands of all connections, which sends commands on all of them.
 
     Use it in the reactor's thread only. After :meth:`start_replication` no channel can
     be added.
 
-    :raises StreamConfigurationError: if the host writes a stream that it does not
-        know.
+    :raises StreamConfigurationError: if the host writes a stream that is not among its
+        streams.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ReplicationCommandHandler(HostCommandHandler):
             if stream.description.name not in self._receivers:
                 raise StreamConfigurationError(
                     f"{self._instance_name} writes {stream.description.name}, which "
-                    "is not among its streams; add it there"
+                    "is not among its streams; add it to them"
                 )
         self._item_handlers: dict[type[ReceivedItem], Callable[[Link, Any], None]] = {
             RdataRun: self._handle_rows,
@@ -153,24 +153,24 @@ class ReplicationCommandHandler(HostCommandHandler):
             for name, stream in self._host.streams.get_streams().items()
         }
 
-    # -- start and end ----------------------------------------------------------------
+    # -- starting and stopping --------------------------------------------------------
 
     def subscribe_to_channel(self, channel_name: str) -> None:
-        """Subscribe to a Redis channel in addition to the main one.
+        """Subscribe to a Redis channel in addition to the main channel.
 
         :param channel_name: the part of the channel's name after ``<server_name>/``.
-        :raises LocalProtocolError: if replication was started already.
+        :raises LocalProtocolError: if replication has already started.
         """
         if self._is_started:
             raise LocalProtocolError(
-                f"cannot subscribe to {channel_name} any more: replication was "
-                "started; do it before start_replication"
+                f"cannot subscribe to {channel_name}: replication has already started; "
+                "call subscribe_to_channel before start_replication"
             )
         if channel_name not in self._channels:
             self._channels.append(channel_name)
 
     def start_replication(self) -> tuple[str, ...]:
-        """Return the additional channels to subscribe to; none can be added later."""
+        """Return the additional channels to subscribe to. Later, none can be added."""
         self._is_started = True
         return tuple(self._channels)
 
@@ -184,9 +184,9 @@ class ReplicationCommandHandler(HostCommandHandler):
     def new_connection(self, connection: ReplicationConnection) -> None:
         """Start to replicate on an established connection.
 
-        A peer that opened the connection sends REPLICATE when it is ready. If this
-        process opened it, it sends REPLICATE itself, and announces its positions
-        without a request: over Redis, other instances do not notice a new subscriber.
+        The end that opened the connection sends REPLICATE. If that is this process, it
+        also announces its own positions without a request: over Redis, other instances
+        do not notice a new subscriber.
         """
         self._begin(connection)
         if not connection.relays:
@@ -196,7 +196,7 @@ class ReplicationCommandHandler(HostCommandHandler):
         self._send_syncing_users(connection)
 
     def add_connection(self, connection: ReplicationConnection) -> None:
-        """Start to replicate on a connection that exchanges positions on its own."""
+        """Start to replicate on a connection on which the host exchanges positions."""
         self._begin(connection)
         self._send_unsent()
         self._send_syncing_users(connection)
@@ -233,7 +233,7 @@ class ReplicationCommandHandler(HostCommandHandler):
         """Handle items that arrived on a connection, in order."""
         link = self._links.get(connection)
         if link is None:
-            # The connection is closed; these items were already read from it.
+            # The connection was lost after these items had been read from it.
             return
         for item in items:
             self._item_handlers.get(type(item), self._handle_command)(link, item)
@@ -273,13 +273,16 @@ class ReplicationCommandHandler(HostCommandHandler):
         receiver.enqueue_interleaved(link, run)
 
     def _admits(self, stream_name: str, instance_name: str) -> bool:
-        """Return whether an instance may write a stream; forget one that is silent."""
-        is_admitted, forgotten = self._admission.is_admitted(
+        """Return whether an instance is admitted as a writer of a stream.
+
+        If another writer is evicted to make room for it, forget that writer's state.
+        """
+        is_admitted, evicted = self._admission.is_admitted(
             stream_name, instance_name, self._host.clock.seconds()
         )
-        if forgotten is not None:
+        if evicted is not None:
             for link in self._links.values():
-                link.forget_writer(*forgotten)
+                link.forget_writer(*evicted)
         return is_admitted
 
     def _handle_refused_line(self, link: Link, refused: RefusedLine) -> None:
@@ -291,7 +294,7 @@ class ReplicationCommandHandler(HostCommandHandler):
                 and self._admits(refused.stream_name, refused.instance_name)
             ):
                 receiver.enqueue_lost_row(link, refused.instance_name)
-        # A command of a newer peer is ignored, and the connection stays.
+        # An unknown command may be that of a newer peer, so it is only ignored.
         if not isinstance(refused.error, UnknownCommandError):
             link.connection.close_with_error(str(refused.error))
 
@@ -333,14 +336,14 @@ class ReplicationCommandHandler(HostCommandHandler):
     ) -> None:
         """Compare a writer's reported positions with the rows that arrived.
 
-        The comparison takes place after the rows that arrived before the report are
-        handled.
+        The comparison takes place after all rows that arrived before the report have
+        been handled.
 
         :param tokens: for each stream, the token up to which the writer has sent its
             rows or announced its position on this connection.
         :param is_new_epoch: whether the writer has restarted.
-        :param epoch: the writer's current epoch, to be compared with that of the
-            handled rows; ``None`` if it need not be compared.
+        :param epoch: the writer's current epoch, to be compared with the epoch of the
+            handled rows; ``None`` if the epochs need not be compared.
         """
         link = self._links.get(connection)
         if link is None:

@@ -1,12 +1,12 @@
 """Commands for the host: all except those about rows and positions.
 
-Theory of operation: a command goes to the host's
+Theory of operation: a command is delivered to the host's
 :class:`~synapse_replication.handlers.interfaces.CommandSink`, unless this process sent
-it itself or it is a repeat. Two kinds are also relayed to the other peers that
-connected to this process.
+the command itself or the command is a repeat. REMOTE_SERVER_UP and LOCK_RELEASED are
+also relayed to the other peers that connected to this process.
 
 ``on_<COMMAND>`` methods are synchronous. They return an awaitable only if the host
-does.
+returns one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Waiting: TypeAlias = Awaitable[None] | None
 
 
 class HostCommandHandler(CommandSender):
-    """Delivers the commands of other instances to the host, and relays some.
+    """Handler that delivers other instances' commands to the host and relays some.
 
     Use it in the reactor's thread only.
     """
@@ -124,7 +124,7 @@ class HostCommandHandler(CommandSender):
     def on_FEDERATION_ACK(
         self, connection: ReplicationConnection, command: FederationAckCommand
     ) -> _Waiting:
-        """Notify the host up to which id a federation sender has sent."""
+        """Notify the host of the token up to which a federation sender has sent."""
         return self._host.commands.on_federation_ack(
             command.instance_name, command.token
         )
@@ -132,7 +132,7 @@ class HostCommandHandler(CommandSender):
     def on_USER_IP(
         self, connection: ReplicationConnection, command: UserIpCommand
     ) -> _Waiting:
-        """Notify the host that a client was seen, if the host stores that."""
+        """Notify the host that a client was seen, if the host stores client IPs."""
         if not self._host.stores_user_ips:
             return None
         return self._host.commands.on_user_ip(
@@ -193,10 +193,11 @@ class HostCommandHandler(CommandSender):
     def _relay(self, connection: ReplicationConnection, command: Command) -> bool:
         """Relay a command once to the other peers that connected to this process.
 
-        It is not sent back, and not on links that this process opened: the other end
-        relays as well, and in a mesh the command would circulate for ever.
+        The command is not sent on links that this process opened: the servers at their
+        other ends also relay commands, so in a mesh the command would circulate for
+        ever.
 
-        :return: whether the command is new and not a copy.
+        :return: whether the command is new, so that it must be delivered to the host.
         """
         now = self._host.clock.seconds()
         if connection.relays and not self._relayed.is_copy(command, connection, now):

@@ -1,7 +1,7 @@
 """Ready-made parts of a host.
 
-A homeserver usually has its own notifier and table of streams; other servers can use
-these. Use them in the reactor's thread.
+A homeserver usually has its own notifier and table of streams; other hosts can use
+these classes. Use them in the reactor's thread.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from synapse_replication.streams.stream import Stream
 
 __all__ = ["MAX_USERS", "StreamTable", "SyncingUsers", "WriteNotifier"]
 
-#: The default limit of stored (user, device) pairs.
+#: The default limit of stored users, counted per device and instance.
 MAX_USERS = 100_000
 
 
 class WriteNotifier:
-    """Calls registered functions, such as the streamer's, after each write."""
+    """Notifier that calls registered functions, such as the streamer's."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], None]] = []
@@ -32,7 +32,7 @@ class WriteNotifier:
         self._callbacks.append(callback)
 
     def notify(self) -> None:
-        """Report that something was written."""
+        """Call the registered functions, because this process has written rows."""
         for callback in self._callbacks:
             callback()
 
@@ -73,8 +73,8 @@ class SyncingUsers:
     It ignores all other commands: a stand-alone process has no caches, pushers or
     clients. A subclass can be configured as ``command_sink``.
 
-    :param max_users: the most pairs of user and device; beyond it, the least recently
-        seen are evicted.
+    :param max_users: the largest number of stored users, counted per device and
+        instance; beyond it, the least recently updated ones are evicted.
     :param own: returns the users syncing with this process.
     """
 
@@ -91,7 +91,7 @@ class SyncingUsers:
         )
 
     def syncing_users(self) -> Mapping[tuple[str, str, str | None], int]:
-        """Return ``(instance_id, user_id, device_id) -> last_sync_ms``."""
+        """Return ``last_sync_ms`` by ``(instance_id, user_id, device_id)``."""
         return dict(self._users)
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:

@@ -1,8 +1,8 @@
 """The interfaces that a host homeserver and a connection implement.
 
 A host is any object with the attributes of :class:`ReplicationHost`; inheritance is not
-needed. ``app/host.py`` implements a stand-alone host, ``dropin/`` one for Synapse. All
-methods are called in the reactor's thread.
+needed. ``app/host.py`` implements a stand-alone host, and ``dropin/`` implements a host
+for Synapse. All methods are called in the reactor's thread.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class DelayedCall(Protocol):
 
 
 class Clock(Protocol):
-    """The host's clock, which is the only source of time of this package."""
+    """The host's clock, from which all times in this package are read."""
 
     def seconds(self) -> float:
         """Return monotonic time in s."""
@@ -78,12 +78,12 @@ class Clock(Protocol):
         ...
 
     def sleep(self, delay: float) -> Awaitable[None]:
-        """Wait ``delay`` s; 0 yields to other reactor events."""
+        """Wait for ``delay`` s; a delay of 0 yields to other reactor events."""
         ...
 
 
 class BackgroundRunner(Protocol):
-    """Starts background tasks.
+    """Function that starts a background task.
 
     The host provides the environment of its own background tasks (a log context,
     metrics). A task runs synchronously up to its first await. The host logs the failure
@@ -120,19 +120,19 @@ class RowSink(Protocol):
     ) -> Awaitable[None] | None:
         """Handle the rows of one token, in order.
 
-        Return an awaitable only if there is something to wait for; the stream's next
-        token is delivered once it has finished. By then,
-        ``Stream.current_token(instance_name)`` must be at or above ``token``. If it
-        fails, the failure is reported, and the writer's rows are fetched again.
+        Return an awaitable only if there is something to wait for. When it has
+        finished, ``Stream.current_token(instance_name)`` must be at or above ``token``,
+        and the stream's next token is delivered. If it fails, the failure is reported
+        and the writer's rows are fetched again.
         """
         ...
 
     def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> Awaitable[None] | None:
-        """Record that a writer has no more rows up to ``token``.
+        """Record that a writer has no further rows at or below ``token``.
 
-        The token is lower than the current one if the stream was reset.
+        If the stream was reset, ``token`` is lower than the writer's current token.
         """
         ...
 
@@ -142,14 +142,15 @@ class EpochSink(Protocol):
     """Additional interface of a row sink that saves positions across restarts.
 
     When a writer restarts, the rows that it held in memory are lost and its tokens
-    start again, so saved tokens of such a stream become meaningless. Therefore a sink
-    that saves these tokens also saves the writer's *epoch* that they belong to. If the
-    epoch differs after a restart, or was not saved, all rows are fetched from the
-    writer again. Only writers that speak the extension have a known epoch.
+    start from the beginning, so saved tokens of such a stream become meaningless. A
+    sink that saves these tokens therefore also saves the writer's *epoch* to which they
+    belong. If the writer's current epoch differs from the saved epoch, or no epoch was
+    saved, all rows are fetched from the writer again. Only the epochs of writers that
+    speak the extension are known.
     """
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
-        """Return the epoch of each ``(stream, writer)``. Called at the start."""
+        """Return the epoch of each ``(stream, writer)``. Called when starting."""
         ...
 
     def on_epoch(
@@ -157,9 +158,9 @@ class EpochSink(Protocol):
     ) -> Awaitable[None] | None:
         """Record that the following rows belong to this epoch and start after token 0.
 
-        Save the epoch and the position 0 atomically. This is called for streams held in
-        memory only, rarely, and in order with the rows. If it fails, the failure is
-        reported, and the call is repeated later.
+        Save the epoch and the position 0 atomically. This method is called rarely, only
+        for streams that are held in memory, and in order with the rows. If it fails,
+        the failure is reported and the call is repeated later.
         """
         ...
 
@@ -169,7 +170,7 @@ class SyncingUser:
     """A user who is syncing with this process.
 
     :ivar device_id: ``None`` if it is unknown.
-    :ivar last_sync_ms: when the user was last seen here, ms since 1970.
+    :ivar last_sync_ms: when the user last synced, in ms since 1970.
     """
 
     user_id: str
@@ -185,7 +186,7 @@ class CommandSink(Protocol):
     """
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
-        """Return the users to announce on a new connection (workers only)."""
+        """Return the users syncing with this process, to announce on a new link."""
         ...
 
     def on_user_sync(
@@ -209,7 +210,10 @@ class CommandSink(Protocol):
     def on_federation_ack(
         self, instance_name: str | None, token: int
     ) -> Awaitable[None] | None:
-        """Record the id up to which the federation sender has sent."""
+        """Record the token up to which a federation sender has sent.
+
+        :param instance_name: the federation sender; ``None`` if it is not known.
+        """
         ...
 
     def on_user_ip(
@@ -221,7 +225,7 @@ class CommandSink(Protocol):
         device_id: str | None,
         last_seen_ms: int,
     ) -> Awaitable[None] | None:
-        """Record from which address and when (ms since 1970) a user was last seen."""
+        """Record from which address, and when (ms since 1970), a user was last seen."""
         ...
 
     def on_remote_server_up(self, server: str) -> Awaitable[None] | None:
@@ -231,7 +235,7 @@ class CommandSink(Protocol):
     def on_lock_released(
         self, instance_name: str, lock_name: str, lock_key: str
     ) -> Awaitable[None] | None:
-        """Wake the waiters for a lock."""
+        """Notify the tasks that wait for a lock."""
         ...
 
     def on_new_active_task(self, task_id: str) -> Awaitable[None] | None:
@@ -267,7 +271,7 @@ class Notifier(Protocol):
 
 
 class ReplicationHost(Protocol):
-    """Everything that replication needs from a homeserver; attributes suffice."""
+    """The attributes of a homeserver that replication needs."""
 
     @property
     def identity(self) -> Identity:
@@ -276,7 +280,7 @@ class ReplicationHost(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """The clock."""
+        """The host's clock."""
         ...
 
     @property
@@ -286,22 +290,22 @@ class ReplicationHost(Protocol):
 
     @property
     def rows(self) -> RowSink:
-        """Receives rows."""
+        """The sink for rows."""
         ...
 
     @property
     def commands(self) -> CommandSink:
-        """Receives commands without rows."""
+        """The sink for commands without rows."""
         ...
 
     @property
     def notifier(self) -> Notifier:
-        """Notifies of writes of this process."""
+        """The notifier of this process's writes."""
         ...
 
     @property
     def run_as_background_process(self) -> BackgroundRunner:
-        """Starts background tasks."""
+        """The function that starts background tasks."""
         ...
 
     @property
@@ -317,11 +321,12 @@ class ReplicationConnection(Protocol):
     """A link to one or more peers: a TCP connection, or Redis.
 
     :ivar name: label for logs and metrics, for instance ``redis`` or the peer's NAME.
-        It must have few values, hence no random ids.
-    :ivar relays: ``True`` at the server's end of a direct TCP connection. Such a peer
-        requests positions itself, and its broadcast commands (REMOTE_SERVER_UP,
-        LOCK_RELEASED) are relayed, once, to the *other* connections of this kind.
-        ``False`` at the client's end, and over Redis, which delivers to all instances.
+        It must have few distinct values, so it must not contain random ids.
+    :ivar relays: ``True`` at the server's end of a direct TCP connection. The client at
+        the other end requests positions itself, and its broadcast commands
+        (REMOTE_SERVER_UP, LOCK_RELEASED) are relayed, once, to the *other* connections
+        of this kind. ``False`` at the client's end, and over Redis, which delivers
+        commands to all instances.
     """
 
     name: str
@@ -330,7 +335,7 @@ class ReplicationConnection(Protocol):
     def send_command(self, command: Command) -> None:
         """Send one command.
 
-        :raises LineTooLongError: if its line is too long for the peer; nothing is sent
+        :raises LineTooLongError: if the command's line is too long; nothing is sent
             then.
         """
         ...
@@ -339,15 +344,15 @@ class ReplicationConnection(Protocol):
         """Send encoded lines of one command, in order.
 
         :param lines: without their line ends.
-        :raises LineTooLongError: if a line is too long; none is sent then.
+        :raises LineTooLongError: if a line is too long; no line is sent then.
         """
         ...
 
     def close_with_error(self, text: str) -> None:
-        """Send ERROR to the peer, then close. Safe at any time.
+        """Send ERROR to the peer, then close the connection. Safe at any time.
 
-        Over Redis, which connects to many peers, nothing is sent or closed.
-        ``lost_connection`` follows later, never during this call.
+        Over Redis, where many peers share the link, do nothing. ``lost_connection`` is
+        called later, never during this call.
         """
         ...
 
@@ -355,14 +360,14 @@ class ReplicationConnection(Protocol):
     def is_behind(self) -> bool:
         """Whether many sent lines are unacknowledged, so that pages of rows must wait.
 
-        It is never true because of a single peer, which must not delay the others. When
-        it becomes false, :meth:`ConnectionHandler.ready_again` is called.
+        A single slow peer does not make it true, because that peer must not delay the
+        others. When it becomes false, :meth:`ConnectionHandler.ready_again` is called.
         """
         ...
 
 
 class ConnectionHandler(Protocol):
-    """Receives a connection's events and items; the command handler implements it."""
+    """Receiver of a connection's events and items, such as the command handler."""
 
     def new_connection(self, connection: ReplicationConnection) -> None:
         """Record that the link is up (SERVER received, or subscription confirmed)."""
@@ -371,11 +376,11 @@ class ConnectionHandler(Protocol):
     def received(
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None:
-        """Handle rows and commands, in this order."""
+        """Handle rows and commands, in the order of ``items``."""
         ...
 
     def ready_again(self, connection: ReplicationConnection) -> None:
-        """Resume sending: the link is not behind any more; see ``is_behind``."""
+        """Resume sending: the link is no longer behind; see ``is_behind``."""
         ...
 
     def lost_connection(self, connection: ReplicationConnection) -> None:

@@ -1,8 +1,8 @@
-"""The observer interface, through which metrics, logs and traces are fed.
+"""The observer interface, from whose events metrics, logs and traces are produced.
 
 Handlers and adapters do not use loggers, metrics or tracers; they notify a
-:class:`ReplicationObserver`. Every method here does nothing: observers
-(``instrumentation/``) override the methods that they need, and
+:class:`ReplicationObserver`. Its methods do nothing: the observers in
+``instrumentation/`` override the methods that they need, and
 :class:`~synapse_replication.instrumentation.composite.CompositeObserver` notifies
 several of them.
 
@@ -35,33 +35,33 @@ __all__ = [
 ]
 
 
-#: Shared, because one is needed for each chunk of rows.
+#: A context that does nothing; shared, because each chunk of rows needs one.
 _NOTHING: Final = contextlib.nullcontext()
 
 
 class DiscardReason(enum.Enum):
-    """Why a received row, POSITION or USER_SYNC was not delivered."""
+    """The reason why a received row or command was not delivered."""
 
     UNKNOWN_STREAM = "unknown_stream"
-    UNDECLARED_WRITER = "undeclared_writer"  #: the configuration does not name it
+    UNDECLARED_WRITER = "undeclared_writer"  #: the writer is not configured
     NOT_CONNECTED = "not_connected"  #: no POSITION of this writer on this link yet
-    OWN_ECHO = "own_echo"  #: this instance's own, received back from Redis
+    OWN_ECHO = "own_echo"  #: sent by this instance and received again
     OLD_TOKEN = "old_token"
     REDUNDANT_POSITION = "redundant_position"
     SUPERSEDED_BY_POSITION = "superseded_by_position"  #: an unfinished batch
     UNDECODABLE = "undecodable"  #: the range is fetched again
     CATCHING_UP = "catching_up"  #: the queue was full; the range is fetched instead
-    HANDLER_FAILED = "handler_failed"  #: the host's sink raised; fetched again
+    HANDLER_FAILED = "handler_failed"  #: the host's sink failed; fetched again
     IMPLAUSIBLE = "implausible"  #: beyond the last token that exists
-    REPEATED = "repeated"  #: a USER_SYNC without a change, or a relayed copy
+    REPEATED = "repeated"  #: an unchanged USER_SYNC, or a copy of a relayed command
 
 
 class CommandDropReason(enum.Enum):
-    """Why a command of this process was never sent."""
+    """The reason why a command of this process was not sent."""
 
     QUEUE_FULL = "queue_full"  #: too many commands were waiting for a link
     STOPPED = "stopped"  #: the process stopped before a link was established
-    FAILED = "failed"  #: a link raised; see the log
+    FAILED = "failed"  #: sending it raised an exception; see the log
 
 
 class Resync(enum.Enum):
@@ -69,12 +69,12 @@ class Resync(enum.Enum):
 
     PARTIAL = "partial"  #: the writer's backlog
     FULL = "full"  #: the database, or all rows of a writer that restarted
-    FAILED = "failed"  #: none: the catch-up failed
+    FAILED = "failed"  #: no source: the catch-up failed
 
 
 @attrs.frozen
 class CatchUpEvent:
-    """One catch-up, which fetches a writer's rows in ``(from_token, upto_token]``."""
+    """A catch-up, which fetches a writer's rows in ``(from_token, upto_token]``."""
 
     stream_name: str
     instance_name: str
@@ -87,7 +87,7 @@ class ConnectionBuffers:
     """Fill levels of one connection's buffers, sampled at intervals.
 
     :ivar connection: the connection's name.
-    :ivar pending_commands: commands buffered because the transport is paused.
+    :ivar pending_commands: the number of commands that wait for the transport.
     :ivar send_buffer: bytes that the transport has not passed to the kernel.
     :ivar kernel_send_buffer: bytes that the peer has not acknowledged.
     :ivar kernel_read_buffer: bytes that this process has not read.
@@ -105,11 +105,11 @@ class PeerHeartbeat:
     """A peer's hello, heartbeat or goodbye.
 
     :ivar epoch: the peer's random id, chosen at each start.
-    :ivar version: the version of its software; empty if not stated.
-    :ivar where: where it runs, for display; empty if not stated.
-    :ivar is_leaving: it said goodbye.
-    :ivar positions: for each stream that it writes, by name: the reported token, and
-        its age in s when the message was sent.
+    :ivar version: the version of this package that the peer runs; empty if not stated.
+    :ivar where: the peer's location, for display; empty if not stated.
+    :ivar is_leaving: whether this is a goodbye.
+    :ivar positions: by name of each stream that the peer writes, the reported token and
+        the time in s for which it had been at that token when it sent the message.
     """
 
     instance_name: str
@@ -135,9 +135,9 @@ class ReplicationObserver:
         """Record a line that was skipped because it is invalid or not allowed."""
 
     def request_refused(self, status: int, why: str) -> None:
-        """Record an HTTP request that was refused for its parameters, its secret, ...
+        """Record an HTTP request that was refused, for instance for a wrong secret.
 
-        :param why: quotes nothing of the request.
+        :param why: the reason; it contains no unchecked text of the request.
         """
 
     # -- rows -----------------------------------------------------------------------
@@ -165,7 +165,7 @@ class ReplicationObserver:
     ) -> None:
         """Record that a writer's rows or POSITION announced ``token``; once per chunk.
 
-        The rows up to it may still be queued, or be discarded.
+        The rows up to the token may still be queued, or may be discarded.
         """
 
     def position_changed(
@@ -190,14 +190,18 @@ class ReplicationObserver:
     def position_refuted(
         self, stream_name: str, instance_name: str, token: int, last_token: int
     ) -> None:
-        """Record that the announced position of a writer does not exist."""
+        """Record that the announced position of a writer does not exist.
+
+        :param token: the announced position.
+        :param last_token: the last token that exists in the source.
+        """
 
     def ahead_of_writer(
         self, stream_name: str, instance_name: str, position: int, announced: int
     ) -> None:
-        """Record that this process's position exceeds the one that the writer reports.
+        """Record that this process's position exceeds the writer's reported position.
 
-        Rows that the writer has yet to write, up to that position, would be discarded.
+        The writer's next rows would be discarded, up to this process's position.
         """
 
     # -- catch-up ---------------------------------------------------------------------
@@ -212,7 +216,10 @@ class ReplicationObserver:
     def catch_up_failed(
         self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
-        """Record the ``attempt``-th failure, to be retried in ``retry_in`` s."""
+        """Record the ``attempt``-th failure of a catch-up.
+
+        :param retry_in: the delay before the next attempt, in s.
+        """
 
     def removed_writer_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
@@ -256,7 +263,10 @@ class ReplicationObserver:
     def gap_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
-        """Record that rows which a writer reported did not arrive; they are fetched."""
+        """Record that rows did not arrive although the writer reported their tokens.
+
+        They are fetched.
+        """
 
     def peer_heard(self, heartbeat: PeerHeartbeat) -> None:
         """Record a hello, a heartbeat or a goodbye of a peer."""
@@ -265,9 +275,9 @@ class ReplicationObserver:
         """Record that an instance restarted."""
 
     def duplicate_instance(self, instance_name: str, places: str) -> None:
-        """Record two processes with one name.
+        """Record that two processes have the same instance name.
 
-        :param places: where they run, as text for display.
+        :param places: their locations, as text for display; empty if unknown.
         """
 
     def unknown_fields(self, connection: str, count: int) -> None:
@@ -291,7 +301,7 @@ class ReplicationObserver:
     ) -> AbstractContextManager[object]:
         """Record a write of this position, which lasts until the context ends.
 
-        The context may be left in other code than it was entered.
+        The context may be exited by other code than the code that entered it.
         """
         return contextlib.nullcontext()
 
@@ -305,7 +315,7 @@ class ReplicationObserver:
     ) -> None:
         """Record a failure to persist the position, which is retried.
 
-        :meth:`failure` is called as well.
+        :meth:`failure` is called, too.
         """
 
     # -- connections ------------------------------------------------------------------
@@ -317,13 +327,16 @@ class ReplicationObserver:
         """Record that a link went down."""
 
     def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
-        """Record a failed attempt to connect; the next one is in ``retry_in`` s."""
+        """Record a failed attempt to connect.
+
+        :param retry_in: the delay before the next attempt, in s.
+        """
 
     def connections_changed(self, count: int) -> None:
         """Record the number of links of this process."""
 
     def feature_unavailable(self, feature: str, why: str) -> None:
-        """Record an optional feature that a server rejects, and that is not used."""
+        """Record that an optional feature is not used, because a server rejects it."""
 
     # -- external cache ---------------------------------------------------------------
 
@@ -342,5 +355,5 @@ class ReplicationObserver:
     def failure(self, what: str, error: BaseException) -> None:
         """Record an error that cannot be raised to any caller.
 
-        :param what: names the activity that failed, as a gerund.
+        :param what: the activity that failed, for instance ``serving rows over HTTP``.
         """

@@ -1,7 +1,7 @@
 """Removal of a command's secrets from the host's errors.
 
-For instance, an exception of a database driver may quote the values of the query, and
-thus the access token of USER_IP.
+For instance, an exception of a database driver may quote the values of a query, and
+thereby the access token of USER_IP.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ __all__ = ["without_secrets"]
 def without_secrets(error: Exception, command: Command) -> Exception:
     """Return an error of the host whose text contains no secret of the command.
 
-    :return: the error itself; or, if its text or that of a cause contains a secret, a
-        :class:`HostError` with its traceback and its text, where ``***`` replaces the
-        secrets.
+    :return: the error itself if neither its text nor that of a cause contains a secret.
+        Otherwise a :class:`HostError` with the same traceback and text, in which
+        ``***`` replaces the secrets.
     """
     secrets = list(_secrets(command))
-    if not secrets or not any(_repeats(each, secrets) for each in _chain(error)):
+    if not secrets or not any(_contains(each, secrets) for each in _chain(error)):
         return error
     text = str(error)
     for secret in secrets:
         text = text.replace(secret, "***")
-    # Not raised here, so it has no __context__ that would be logged with it.
+    # The new error is returned, not raised, so that it has no __context__: the original
+    # error would be logged with it.
     return HostError(type(error).__name__, text).with_traceback(error.__traceback__)
 
 
@@ -58,6 +59,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             waiting += [each.__cause__, each.__context__]
 
 
-def _repeats(error: BaseException, secrets: list[str]) -> bool:
+def _contains(error: BaseException, secrets: list[str]) -> bool:
     text = f"{error} {error!r}"
     return any(secret in text for secret in secrets)

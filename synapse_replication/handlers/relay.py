@@ -3,13 +3,13 @@
 Theory of operation: over direct TCP, a broadcast command (REMOTE_SERVER_UP,
 LOCK_RELEASED) reaches an instance over several links: two instances may be connected in
 both directions, and a server relays commands. A command has no id, so a copy is
-identified by its link: each link carries each event once. The link on which an event
-arrived first is its *origin*. The same text on another link within :data:`WINDOW` is a
-copy; on the origin itself it is a new event, for instance a lock that was released
-again.
+identified by its link: a link transmits each event only once. The link on which a
+command arrived first is its *origin*. If the same command arrives on another link
+within :data:`WINDOW`, it is a copy; on its origin it is a new event, for instance a
+lock that was released again.
 
-Bounds: beyond :data:`MAX_REMEMBERED` commands, the least recently received is evicted;
-at worst a copy is then delivered as well.
+Bounds: beyond :data:`MAX_REMEMBERED` commands, the least recently received command is
+evicted; at worst, a copy of it is then delivered.
 
 See docs/failure-modes.rst: failure-echoed-command.
 """
@@ -24,14 +24,14 @@ from synapse_replication.wire.commands.standard import Command
 
 __all__ = ["MAX_REMEMBERED", "WINDOW", "CopyFilter"]
 
-#: The time during which the same command on another link is a copy, in s.
+#: The time for which the same command on another link is a copy, in s.
 WINDOW: Final = 2.0
-#: The most commands that are stored.
+#: The largest number of commands that are stored.
 MAX_REMEMBERED: Final = 1000
 
 
 class CopyFilter:
-    """Stores the link on which each command arrived first."""
+    """Filter that stores the link on which each command arrived first."""
 
     def __init__(self) -> None:
         self._origins: RecentDict[Command, tuple[ReplicationConnection, float]] = (
@@ -56,7 +56,7 @@ class CopyFilter:
         return False
 
     def forget(self, connection: ReplicationConnection) -> None:
-        """Remove a link that is down: the same commands on other links are new."""
+        """Remove a link that is down: its commands are new if they arrive elsewhere."""
         for command in [
             command
             for command, (origin, _) in self._origins.items()

@@ -1,13 +1,13 @@
 """Waiters for the combined token of a stream, and callbacks when it advances.
 
 Theory of operation: users must not be notified of a row before every row with a lower
-id, of *every* writer, has been delivered: a client that received a token at or above
-such a row never requests it again. So code that notifies users waits until the greatest
-token that it announces is persisted for all writers, not only for the writer of one
-row.
+id, of *every* writer, has been delivered: a client that has received a token never
+requests the rows at or below that token again. Code that notifies users of a row
+therefore waits until all writers' rows up to that row have been delivered, not only
+those of the row's writer.
 
 When a stream with waiters advances, its token is checked once in the next reactor turn,
-never during the delivery of rows. Waiters and callbacks that end are removed.
+never during the delivery of rows. Waiters and callbacks that have ended are removed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StreamTokenWatch:
         self.interests: dict[str, _Interest] = {}
         self._check_call: DelayedCall | None = None
 
-    def moved(self) -> None:
+    def schedule_check(self) -> None:
         """Schedule a check of the tokens. Call it only if there are interests."""
         if self._check_call is None:
             self._check_call = self._clock.call_later(0, self._check)
@@ -69,10 +69,10 @@ class StreamTokenWatch:
     async def wait(
         self, stream_name: str, token: MultiWriterStreamToken, timeout: float
     ) -> None:
-        """Wait until the rows that ``token`` covers have been delivered here.
+        """Wait until all rows at or below ``token`` have been delivered.
 
         :param timeout: the timeout in s.
-        :raises WaitTimeoutError: if they have not been delivered in time.
+        :raises WaitTimeoutError: if the rows have not been delivered in time.
         :raises StreamConfigurationError: if the stream has no combined token.
         """
         interest = self._interest(stream_name)
@@ -92,16 +92,16 @@ class StreamTokenWatch:
         """Call ``callback`` with the persisted-up-to token whenever it has advanced.
 
         :return: a function that unsubscribes.
-        :raises StreamConfigurationError: if the stream has no such token.
+        :raises StreamConfigurationError: if the stream has no persisted-up-to token.
         """
         interest = self._interest(stream_name)
         if self._streams[stream_name].description.held_in_memory:
             raise StreamConfigurationError(
-                f"{stream_name} is held in memory by its writers, which count "
-                "independently: it has no persisted-up-to token"
+                f"{stream_name} has no persisted-up-to token: it is held in memory by "
+                "its writers, whose tokens are independent of one another"
             )
         self.interests[stream_name] = interest
-        # A new object, so that a function can be subscribed twice.
+        # Wrap the function in a new object, so that it can be subscribed twice.
         entry = lambda token: callback(token)  # noqa: E731
         interest.callbacks.append(entry)
 
@@ -137,8 +137,8 @@ class StreamTokenWatch:
             if current.stream > interest.persisted_upto:
                 interest.persisted_upto = current.stream
                 for callback in list(interest.callbacks):
-                    # Each runs in its own reactor turn: a failing callback is logged
-                    # and does not affect the others.
+                    # Each callback runs in its own reactor turn: one that fails is
+                    # logged and does not affect the others.
                     self._clock.call_later(0, callback, current.stream)
 
     def _time_out(self, stream_name: str, waiter: _TokenWaiter) -> None:

@@ -1,19 +1,19 @@
 """Suppression of repeated USER_SYNC commands.
 
 Theory of operation: in a presence storm, or when an instance reconnects and announces
-all its syncing users, the same USER_SYNC arrives again and again, and for each one the
-host may compute and publish a user's presence. The last command for each (instance,
-user, device) is stored. The same state again is a repeat if it arrives within
-:data:`REFRESH_AFTER` of the last delivery and its time of syncing is less than
+all its syncing users, the same USER_SYNC arrives many times, and each time the host may
+compute and publish a user's presence. The last delivered command for each (instance,
+user, device) is stored. The next command is a repeat if its state is the same, it
+arrives within :data:`REFRESH_AFTER` after that delivery, and its sync time is less than
 :data:`RESOLUTION_MS` later.
 
 Suppression is safe: a start after an end, or an end after a start, is never a repeat,
-so the host always knows which users sync. For a user that continues to sync, it
-receives a command at least every 10 s, long before a host would time the user out. The
-stored commands of an instance are removed when it announces that no user syncs with it
-any more, and a command is removed if the host failed to handle it.
+so the host always knows which users sync. For a user who continues to sync, repeats are
+suppressed for at most 10 s, and a host times users out only much later. The stored
+commands of an instance are removed when it announces that no user syncs with it any
+more, and a command is removed if the host failed to handle it.
 
-Bounds: the oldest commands are evicted first; a repeat of them is then delivered.
+Bounds: the oldest commands are evicted first; repeats of these are then delivered.
 
 See docs/failure-modes.rst: failure-no-flapping.
 """
@@ -31,9 +31,9 @@ __all__ = ["MAX_REMEMBERED", "REFRESH_AFTER", "RESOLUTION_MS", "UserSyncDeduplic
 
 #: The time after which the same state is delivered again, in s.
 REFRESH_AFTER: Final = 10.0
-#: A time of syncing that is later by less than this, in ms, counts as the same.
+#: A sync time that is later by less than this, in ms, counts as unchanged.
 RESOLUTION_MS: Final = 1000
-#: The most (instance, user, device) that are stored.
+#: The largest number of (instance, user, device) triples that are stored.
 MAX_REMEMBERED: Final = 10_000
 
 
@@ -45,7 +45,7 @@ class _LastSync:
 
 
 class UserSyncDeduplicator:
-    """The last USER_SYNC of each user, by instance and device."""
+    """The last USER_SYNC for each user, by instance and device."""
 
     def __init__(self) -> None:
         self._last_syncs: RecentDict[tuple[str, str, str | None], _LastSync] = (

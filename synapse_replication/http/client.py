@@ -1,16 +1,17 @@
 """HTTP client that fetches missed rows from their writer.
 
-``GET <base>/_synapse/replication/get_repl_stream_updates/<stream>/<txn_id>
-?from_token=&upto_token=`` with ``Authorization: Bearer <secret>``, answered with
+A request is ``GET <base>/_synapse/replication/get_repl_stream_updates/<stream>/<txn_id>
+?from_token=&upto_token=`` with ``Authorization: Bearer <secret>``. The response is
 ``{"updates": [[token, row], ...], "upto_token": n, "limited": bool}``.
 
 Stock instances cache a response by its ``<txn_id>`` for half an hour, so every request,
-retries included, has a new random one. They answer 500 to a wrong secret; instances of
-this package answer 401.
+including a retry, has a new random ``<txn_id>``. Stock instances answer 500 to a wrong
+secret; instances that run this package answer 401.
 
-Requests to an instance that speaks the extension also have ``epoch``; the instance
-answers 409 if its epoch differs. With ``backlog=1`` it answers from its backlog, or 410
-if the rows are not in it. Stock instances are not sent these parameters.
+A request to an instance that speaks the extension also has the parameter ``epoch``; the
+instance answers 409 if its epoch differs. To a request with ``backlog=1`` it answers
+from its backlog, or 410 if the rows are not in its backlog. Requests to stock instances
+do not have these parameters.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ __all__ = ["HttpCatchUpClient", "Location", "make_agent"]
 
 #: The longest accepted response body, in bytes.
 MAX_ANSWER_LENGTH = 256 * 1024 * 1024
-#: Time limit of a request, its response included, in s.
+#: Time limit of a request and its response, in s.
 REQUEST_TIMEOUT = 30.0
-#: Time limit of a request to a writer's backlog, in s: short, because the backlog is in
-#: memory and the caller has another source.
+#: Time limit of a request to a writer's backlog, in s. It is short, because the backlog
+#: is in memory and the caller has another source of the rows.
 BACKLOG_TIMEOUT = 3.0
 #: Time limit of a status request, in s.
 STATUS_TIMEOUT = 5.0
@@ -98,7 +99,7 @@ _decode_answer = msgspec.json.Decoder(_Answer).decode
 
 def _base_url(location: Location) -> DecodedURL:
     if location.path is not None:
-        # A pool identifies connections by host, so each socket gets one of its own.
+        # A pool identifies connections by host, so each socket gets its own host name.
         url = URL(scheme="http", host=_socket_host(location.path))
     else:
         scheme = "https" if location.tls else "http"
@@ -141,15 +142,15 @@ def make_agent(
 ) -> tuple[IAgent, Any]:
     """Return an agent with persistent connections over TCP, TLS and Unix sockets.
 
-    :param locations: the locations that may be requested.
-    :param tls_for: returns the TLS connection creator for a host name, called for each
-        connection; the default trusts the system's authorities.
+    :param locations: the location of each instance, by its name.
+    :param tls_for: returns the TLS connection creator for a host name. It is called for
+        each connection; the default trusts the system's authorities.
     :return: the agent, and its ``HTTPConnectionPool``, which the caller must close.
     """
     # twisted.web is only partly typed.
     web: Any = twisted.web.client
     pool = web.HTTPConnectionPool(reactor, persistent=True)
-    # A retry needs a new txn_id, so the pool must not repeat a request on its own.
+    # A retry needs a new txn_id, so the pool must not repeat requests by itself.
     pool.retryAutomatically = False
     sockets = [at.path for at in locations.values() if at.path is not None]
     endpoints = _Endpoints(reactor, sockets, tls_for)
@@ -161,14 +162,14 @@ class HttpCatchUpClient:
     """Client of the writers' replication resources. It does not retry.
 
     :param agent: see :func:`make_agent`.
-    :param locations: the address of each instance, by its name (``instance_map``).
-    :param secret: the ``worker_replication_secret``.
+    :param locations: the location of each instance, by its name (``instance_map``).
+    :param secret: the ``worker_replication_secret``; ``None`` to send none.
     :param clock: the reactor.
     :param timeout: time limit of a request and its response, in s.
     :param max_answer_length: the longest accepted response body, in bytes.
-    :param make_txn_id: returns a new random text at each call.
-    :param epoch_of: returns the epoch of an instance that speaks the extension, else
-        ``None``.
+    :param make_txn_id: returns a new random ``<txn_id>`` at each call.
+    :param epoch_of: returns an instance's epoch; ``None`` if it does not speak the
+        extension.
     :param observer: notified of each request for rows.
     """
 
@@ -198,7 +199,7 @@ class HttpCatchUpClient:
     def for_stream(self, stream_name: str) -> UpdateFunction:
         """Return the update function of one stream.
 
-        It ignores its limit: the writer chooses the page size.
+        The function ignores its ``limit``: the writer chooses the page size.
         """
 
         async def fetch(
@@ -215,8 +216,8 @@ class HttpCatchUpClient:
     ) -> StreamUpdateResult:
         """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
-        :raises HttpCatchUpError: if the instance has no known address, did not respond
-            in time, or responded with an error.
+        :raises HttpCatchUpError: if the instance's address is not configured, or the
+            instance did not respond in time or responded with an error.
         """
         query = {"from_token": str(from_token), "upto_token": str(upto_token)}
         epoch = self._epoch_of(instance_name)
@@ -225,7 +226,8 @@ class HttpCatchUpClient:
         page = await self._get(stream_name, instance_name, query, self._timeout)
         if page.limited or page.upto_token >= upto_token:
             return page
-        # The page is complete, so the writer's current token is below upto_token.
+        # This is the last page and it ends below upto_token, so it ends at the writer's
+        # current token.
         return attrs.evolve(page, last_token=page.upto_token)
 
     async def get_backlog(
@@ -251,7 +253,7 @@ class HttpCatchUpClient:
 
         :return: the JSON text, not validated.
         :raises HttpCatchUpError: if the request fails; the error's status is 404 if
-            the instance does not run this package.
+            the instance does not serve a status, for instance because it is stock.
         """
         path = ("status",)
         _, body = await self._ask("status", instance_name, path, {}, STATUS_TIMEOUT)
@@ -297,7 +299,7 @@ class HttpCatchUpClient:
                 "GET",
                 f"{what} of {instance_name}",
                 None,
-                "the address of that instance is not configured",
+                "the address of this instance is not configured",
                 f"add {instance_name} to instance_map",
             )
         url = _base_url(location).child("_synapse", "replication", *path)
@@ -360,16 +362,17 @@ def _hint_for(status: int) -> str:
         return "point instance_map at a listener that has the replication resource"
     if status == 500:
         return (
-            "see its log; a stock instance answers 500 to a wrong secret: "
-            f"{_SECRET_HINT}"
+            "see the log of that instance; a stock instance answers 500 to a wrong "
+            f"secret: {_SECRET_HINT}"
         )
     return ""
 
 
 class _Body(TwistedProtocol):
-    """Collects a response body of bounded length.
+    """Collector of a response body of bounded length.
 
-    :ivar finished: fires with the body; cancelling it aborts the connection.
+    :ivar finished: a Deferred that fires with the body. Cancelling it aborts the
+        connection.
     """
 
     def __init__(self, max_length: int) -> None:
@@ -397,7 +400,7 @@ class _Body(TwistedProtocol):
             self.finished.errback(reason)
 
     def _abort(self) -> None:
-        # Some transports of treq's test kit do not have the method.
+        # Some transports of treq's testing tools do not have this method.
         abort = getattr(self.transport, "abortConnection", None)
         if abort is not None:
             abort()

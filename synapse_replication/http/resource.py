@@ -2,13 +2,13 @@
 
 Requests are idempotent, so responses are not cached: a repeated ``txn_id`` gets a fresh
 response. Errors are 400 ``M_MISSING_PARAM`` or ``M_INVALID_PARAM`` for a parameter, 400
-``M_UNKNOWN`` for an unknown stream, 404 for a path without ``txn_id``, 405 for another
-method, and 401 for a wrong secret.
+``M_UNKNOWN`` for an unknown stream, 404 for a path without ``txn_id``, 405 for a method
+other than GET, and 401 for a missing or wrong secret.
 
 Readers that speak the extension pass the ``epoch`` from which they expect rows; the
-response is 409 if this instance has another one, whose rows may differ. With
+response is 409 if this instance's epoch differs, because its rows may differ, too. With
 ``backlog=1`` they request rows from the backlog; the response is 410 if the rows are
-not in it.
+not in the backlog.
 
 ``GET /_synapse/replication/status`` returns the status of this instance's replication.
 """
@@ -39,7 +39,7 @@ _ENDPOINT = b"get_repl_stream_updates"
 
 
 class _RefusedError(ReplicationError):
-    """A request that is answered with an error."""
+    """The error with which a request is answered."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(text)
@@ -50,15 +50,15 @@ class _RefusedError(ReplicationError):
 class ReplicationResource(Resource):
     """The resource to be mounted at ``/_synapse/replication/``.
 
-    :param streams: returns all streams of this instance, and those that it writes.
-    :param instance_name: this instance; only its own rows are served.
+    :param streams: the streams of this instance, and those that it writes.
+    :param instance_name: the name of this instance; only its own rows are served.
     :param secret: the bearer token of a request; ``None`` to require none.
     :param observer: notified of refused requests and of failures.
     :param epoch: this instance's epoch; ``None`` if it does not speak the extension.
     :param backlog: the rows that this instance sent most recently; ``None`` if it has
         no backlog.
-    :param status: returns the status of this instance's replication as JSON, served at
-        ``status``.
+    :param status: returns the status of this instance's replication as JSON, which is
+        served at ``status``; ``None`` to serve no status.
     """
 
     isLeaf = True  # noqa: N815
@@ -112,10 +112,10 @@ class ReplicationResource(Resource):
             with self._observer.serving_rows(name, _headers(request)):
                 found = self._backlog.read(name, from_token, upto_token)
                 if found is None:
-                    gone = (
+                    text = (
                         f"the rows of {name} after {from_token} are not in the backlog"
                     )
-                    missing = _RefusedError(410, "M_UNKNOWN", gone)
+                    missing = _RefusedError(410, "M_UNKNOWN", text)
                     return self._refuse(request, missing)
                 return _encode(found)
         Deferred.fromCoroutine(self._answer(request, stream, from_token, upto_token))
@@ -124,8 +124,8 @@ class ReplicationResource(Resource):
     async def _answer(
         self, request: Any, stream: Stream, from_token: int, upto_token: int
     ) -> None:
-        went_away: list[Failure] = []
-        request.notifyFinish().addErrback(went_away.append)
+        disconnections: list[Failure] = []
+        request.notifyFinish().addErrback(disconnections.append)
         serving = self._observer.serving_rows(
             stream.description.name, _headers(request)
         )
@@ -134,10 +134,10 @@ class ReplicationResource(Resource):
                 body = _encode(await self._fetch(stream, from_token, upto_token))
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._observer.failure("serving rows over HTTP", error)
-            # The text of an unexpected error may reveal internals: only log it.
+            # The text of an unexpected error may reveal internals, so it is not sent.
             text = str(error) if isinstance(error, CatchUpError) else "internal error"
             body = _refuse(request, _RefusedError(500, "M_UNKNOWN", text))
-        if not went_away:
+        if not disconnections:
             request.write(body)
             request.finish()
 
@@ -187,7 +187,7 @@ class ReplicationResource(Resource):
     def _find(self, name: str) -> Stream:
         stream = self._streams.get_streams().get(name)
         if stream is None:
-            raise _RefusedError(400, "M_UNKNOWN", "no stream has that name")
+            raise _RefusedError(400, "M_UNKNOWN", "there is no stream of that name")
         if stream.description.held_in_memory and all(
             ours.description.name != name
             for ours in self._streams.get_streams_to_replicate()

@@ -1,4 +1,4 @@
-"""Bounded retries of requests that may succeed the next time."""
+"""Bounded retries of requests that failed temporarily."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def with_retries(
     first_delay: float = 0.25,
     max_delay: float = 5.0,
 ) -> UpdateFunction:
-    """Return an update function that retries after a 5xx or a missing response.
+    """Return an update function that retries after a 5xx response or no response.
 
     Requests are idempotent, and each retry has a new ``txn_id``, so a request whose
     response was lost can be repeated.
 
     :param random: returns a number in [0, 1), which shortens a delay by up to half.
-    :param attempts: the most requests.
-    :param first_delay: the delay before the second request, in s; then doubled.
+    :param attempts: the largest number of requests; the last error is raised.
+    :param first_delay: the delay before the second request, in s; it is doubled before
+        each further request.
     :param max_delay: the longest delay, in s.
     """
     backoff = Backoff(first_delay, max_delay, jitter=random)

@@ -158,4 +158,4 @@ class StreamTokenTests(SynchronousTestCase):
         )
         with self.assertRaises(StreamConfigurationError) as caught:
             data.call_when_persisted("typing", print)
-        self.assertIn("typing is held in memory", str(caught.exception))
+        self.assertIn("it is held in memory", str(caught.exception))
