@@ -1,1 +1,1 @@
-"""The optional protocol between two instances that run this package."""
+"""The extension, the optional protocol between instances that run this package."""

@@ -1,27 +1,28 @@
 """The extension: epochs and heartbeats, and the detection of gaps and restarts.
 
-Theory of operation: :class:`ReplicationExtension` is notified of everything that this
-instance sends. On the same connection, in order with the rows, it sends this instance's
-epoch and the positions up to which it has sent its streams: over Redis on a separate
-channel, over direct TCP in separate lines to peers that agreed to the extension. It
-receives the same messages from peers and
+Theory of operation: :class:`ReplicationExtension` is notified of all rows and positions
+that this instance sends. On the same connection, in order with the rows, it sends this
+instance's epoch and the positions up to which it has sent its streams: over Redis on a
+separate channel, over direct TCP in separate lines to peers that speak the extension.
+It receives the same messages from peers and
 
-* passes a writer's reported positions to the command handler, which compares them with
-  the rows received, once everything that arrived before has been handled. So rows still
-  in flight do not look like a gap;
+* passes a writer's reported positions to the command handler. The handler compares them
+  with the received rows only after all rows that arrived before have been handled, so
+  rows in its queues do not look like a gap;
 * causes a stream held in a writer's memory to be fetched again if the writer's epoch
   differs from that of the delivered rows, whatever its tokens are;
-* reports a second process with the same name: either this instance's name with another
-  epoch, or a peer's stale epoch that continues to send messages.
+* reports a second process with the same name: a message with this instance's name and
+  another epoch, or messages with a peer's stale epoch that continue to arrive.
 
-Each chunk of rows is preceded by a message with the stream's position before it, since
-RDATA has no previous token. So a reader detects a gap at once, before the rows arrive
-that would hide it. Heartbeats report only tokens that were sent in a row or a POSITION.
+Each chunk of rows is preceded by a message with the stream's position before these
+rows, because RDATA has no previous token. A reader therefore detects a gap before the
+following rows arrive, which would hide it. Heartbeats report only tokens that were sent
+in a row or a POSITION.
 
-A hello is answered with a heartbeat at once, so that a new instance knows its peers'
-epochs before it requests their positions.
+A hello is answered with a heartbeat, usually without delay, so that a new instance
+knows its peers' epochs before their positions arrive.
 
-Stock peers do not see the extension. Passive processes do not use it.
+Stock peers do not receive messages of the extension. Passive processes do not use it.
 """
 
 from __future__ import annotations
@@ -59,23 +60,23 @@ __all__ = [
 ]
 
 
-#: A hello names the followed streams only up to this number, so that it fits into a
-#: line; beyond it, peers send all streams.
+#: A hello contains the names of the followed streams only up to this number of streams,
+#: so that it fits into a line. Without the names, peers send all streams.
 MAX_FOLLOWED: Final = 100
 
 
 class ExtensionConnection(ReplicationConnection, Protocol):
     """A link on which extension messages can be sent.
 
-    :ivar is_direct: a direct TCP connection to one peer; false over Redis.
+    :ivar is_direct: whether the link is a direct TCP connection to one peer.
     """
 
     is_direct: bool
 
     def send_extension(self, payloads: Sequence[bytes]) -> None:
-        """Send messages, in order with everything else on the link.
+        """Send messages, in order with the rows and commands on the link.
 
-        They are dropped if the link cannot send at the moment. Never raises.
+        The messages are dropped if the link currently cannot send. Never raises.
         """
         ...
 
@@ -100,11 +101,11 @@ class ExtensionHandler(Protocol):
 
 @attrs.frozen
 class ExtensionOptions:
-    """Intervals of heartbeats.
+    """Intervals at which heartbeats are sent.
 
-    :ivar busy_interval: the interval of heartbeats while positions advance, in s.
-    :ivar idle_interval: the interval of heartbeats otherwise, in s.
-    :ivar answer_interval: the shortest time between two answers to hellos, in s.
+    :ivar busy_interval: the interval while positions advance, in s.
+    :ivar idle_interval: the interval while no position advances, in s.
+    :ivar answer_interval: the shortest interval between answers to hellos, in s.
     """
 
     busy_interval: float = 1.0
@@ -117,10 +118,9 @@ class ReplicationExtension:
 
     Create it before anything is sent, and use it in the reactor's thread only.
 
-    :param epochs: the peers' epochs, which outlive connections.
-    :param backlog: retains the sent rows; ``None`` if this instance does not serve
-        them.
-    :param where: where this process runs, for display; one word.
+    :param epochs: the peers' epochs.
+    :param backlog: retains the sent rows; ``None`` if this instance has no backlog.
+    :param where: the location of this process, for display; without spaces.
     """
 
     def __init__(
@@ -160,20 +160,20 @@ class ReplicationExtension:
         self._has_left = False
         command_handler.listen_to_sending(self)
 
-    # -- start and end ----------------------------------------------------------------
+    # -- starting and stopping --------------------------------------------------------
 
     def start(self) -> None:
         """Start sending heartbeats."""
         self._tick = self._clock.call_later(self._options.busy_interval, self._on_tick)
 
     def stop(self) -> None:
-        """Send goodbye as the last message. Call it after all rows were sent."""
+        """Send goodbye as the last message. Call it after all rows have been sent."""
         for call in (self._tick, self._answer):
             if call is not None and call.active():
                 call.cancel()
         self._tick = self._answer = None
         self._send(self._message(MessageType.GOODBYE))
-        # Send nothing afterwards: peers treat any message as proof of life.
+        # Send nothing afterwards, because peers treat any message as proof of life.
         self._has_left = True
 
     def _on_tick(self) -> None:
@@ -206,7 +206,7 @@ class ReplicationExtension:
     def extension_received(
         self, connection: ExtensionConnection, payload: bytes
     ) -> None:
-        """Handle one message, in the order of the link. Never raises."""
+        """Handle one message, in order with the link's other items. Never raises."""
         try:
             message = parse_message(payload)
         except RemoteProtocolError as error:
@@ -225,8 +225,8 @@ class ReplicationExtension:
         name, epoch, kind = message.instance_name, message.epoch, message.type
         tokens = {stream: pos.token for stream, pos in message.positions.items()}
         if kind is MessageType.ROWS:
-            # One stream's position does not suffice to introduce an unknown epoch; a
-            # heartbeat with all of them will follow.
+            # If the epoch is not known yet, ignore the position: the next heartbeat
+            # contains the epoch and all positions.
             if self._epochs.epoch_of(name) == epoch:
                 self._handler.writer_reported(connection, name, tokens)
             return
@@ -251,7 +251,7 @@ class ReplicationExtension:
             name,
             tokens,
             is_new_epoch=is_new,
-            # A process that is leaving cannot serve the rows of its epoch.
+            # A process that is shutting down cannot serve the rows of its epoch.
             epoch=None if is_leaving else epoch,
         )
         if is_leaving:
@@ -271,8 +271,8 @@ class ReplicationExtension:
         due = self._last_answer + self._options.answer_interval
         wait = due - self._clock.seconds()
         if wait <= 0 or (is_new and self._in_memory):
-            # Without delay: the peer must know this epoch before a position of a stream
-            # held in memory arrives.
+            # Answer without delay: the peer must know this epoch before a position of a
+            # stream held in memory arrives.
             self._send_answer()
         elif self._answer is None or not self._answer.active():
             self._answer = self._clock.call_later(wait, self._send_answer)
@@ -283,7 +283,7 @@ class ReplicationExtension:
         self._last_answer = self._clock.seconds()
         self._send_heartbeat()
 
-    # -- what this process sends -------------------------------------------------------
+    # -- notifications of sent rows and positions (SendingListener) --------------------
 
     def retains(self, stream_name: str) -> bool:
         """Return whether a stream's rows are retained in the backlog."""
@@ -306,7 +306,10 @@ class ReplicationExtension:
             self._backlog.of(stream_name).add(prev_token, batches)
 
     def position_advanced(self, stream_name: str, token: int) -> None:
-        """Record a position whose rows were not sent by the streamer: not retained."""
+        """Record a position up to which rows were not sent by the streamer.
+
+        These rows are not retained in the backlog.
+        """
         self._set_position(stream_name, token)
 
     def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:

@@ -1,1 +1,1 @@
-"""The send path: from a stream's new rows to commands."""
+"""The send path: turns a stream's new rows into commands."""

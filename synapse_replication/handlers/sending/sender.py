@@ -1,13 +1,12 @@
-"""Sends commands, rows and positions of this process on all of its connections.
+"""The sender of this process's commands, rows and positions on all its connections.
 
 Theory of operation: :class:`CommandSender` tracks the connections and, for each stream
-that this process writes, the token up to which its rows were sent. This process
-announces that token with POSITION, not the newest committed one: to a reader, a
-POSITION means that every row up to it was sent, and that a row which did not arrive
-must be fetched.
+that this process writes, the token up to which its rows were sent. POSITION announces
+that token, not the newest committed token: to a reader, a POSITION means that every row
+up to it was sent, so a row that did not arrive must be fetched.
 
 The first announcement on a connection has the same previous and new token. It makes no
-statement about the rows before it: a reader that is behind fetches them.
+statement about earlier rows: a reader that has not delivered these fetches them.
 
 See docs/failure-modes.rst: failure-unprompted-announcement.
 """
@@ -48,13 +47,13 @@ __all__ = ["CommandSender", "SendingListener"]
 
 
 class SendingListener(Protocol):
-    """Receives notifications, in order, of the rows and positions that are sent.
+    """Receiver of notifications, in order, of the rows and positions that are sent.
 
     No method may raise or wait.
     """
 
     def retains(self, stream_name: str) -> bool:
-        """Return whether rows of a stream are retained while no peer is connected."""
+        """Return whether rows of a stream are retained for disconnected readers."""
         ...
 
     def rows_follow(
@@ -65,8 +64,9 @@ class SendingListener(Protocol):
     ) -> None:
         """Record that rows are about to be sent.
 
-        :param prev_token: a token such that no rows lie between it and these; ``None``
-            if no such token is known.
+        :param prev_token: the last sent token before these rows; ``None`` if it is not
+            known.
+        :param batches: pairs of a token and the JSON texts of its rows, in order.
         """
         ...
 
@@ -79,12 +79,12 @@ class SendingListener(Protocol):
         ...
 
     def range_skipped(self, stream_name: str, prev_token: int, new_token: int) -> None:
-        """Record a range without rows that was not announced."""
+        """Record that a range without rows was skipped without an announcement."""
         ...
 
 
 class CommandSender:
-    """Sends to every connection of this process.
+    """Sender to all connections of this process.
 
     :param passive: whether to send nothing at all.
     :param retains_unsent: whether to retain commands while there is no link.
@@ -104,7 +104,7 @@ class CommandSender:
         self._retains_unsent = retains_unsent
         self._instance_name = host.identity.instance_name
         self._links: dict[ReplicationConnection, Link] = {}
-        #: The streams that a peer follows, for peers that do not follow all.
+        #: The streams that the peer follows, for links whose peer does not follow all.
         self._followed: dict[ReplicationConnection, frozenset[str]] = {}
         self._last_sent_tokens: dict[str, int] = {}
         self._listener: SendingListener | None = None
@@ -112,7 +112,7 @@ class CommandSender:
         self._unsent = UnsentCommands(observer.commands_dropped)
 
     def listen_to_sending(self, listener: SendingListener) -> None:
-        """Set the listener that is notified of sent rows and positions; at most one."""
+        """Set the only listener that is notified of sent rows and positions."""
         self._listener = listener
 
     def connected(self) -> bool:
@@ -122,8 +122,8 @@ class CommandSender:
     def has_consumers(self, stream_name: str) -> bool:
         """Return whether rows can reach a reader, now or later.
 
-        A disconnected reader, which over direct TCP may be the only one, later fetches
-        rows from the backlog.
+        If rows are retained, a reader that is now disconnected can fetch them later
+        from the backlog, even if there is no other reader.
         """
         return self.connected() or (
             self._listener is not None and self._listener.retains(stream_name)
@@ -138,7 +138,7 @@ class CommandSender:
         self._when_ready.append(callback)
 
     def ready_again(self, connection: ReplicationConnection) -> None:
-        """Record that a connection is not behind any more, or is lost."""
+        """Notify the callbacks that a connection is no longer behind, or was lost."""
         for callback in self._when_ready:
             callback()
 
@@ -170,11 +170,11 @@ class CommandSender:
     # -- commands ----------------------------------------------------------------------
 
     def send_command(self, command: Command) -> None:
-        """Send a command on every link; retain it for the next link if there is none.
+        """Send a command on every link, or retain it for the next link.
 
-        A failure on one link is reported and does not affect the others. The number of
-        retained commands is bounded, and a newer command may replace an older one, see
-        :mod:`~synapse_replication.handlers.sending.unsent`.
+        A failure on one link is reported and does not affect the others. If there is no
+        link, the command is retained within a bound, and may be replaced by a newer
+        one; see :mod:`~synapse_replication.handlers.sending.unsent`.
         """
         if not self._links:
             if self._retains_unsent:
@@ -202,7 +202,7 @@ class CommandSender:
             self.send_command(command)
 
     def drop_unsent(self) -> None:
-        """Drop and report the retained commands, because the process stops."""
+        """Drop and report the retained commands, because the process is stopping."""
         self._unsent.drop()
 
     def send_user_sync(
@@ -213,13 +213,17 @@ class CommandSender:
         is_syncing: bool,
         last_sync_ms: int,
     ) -> None:
-        """Announce that a user started or stopped syncing with a process."""
+        """Announce that a user started or stopped syncing with an instance.
+
+        :param instance_id: the random id of the instance's epoch.
+        :param last_sync_ms: when the user last synced, in ms since 1970.
+        """
         self.send_command(
             UserSyncCommand(instance_id, user_id, device_id, is_syncing, last_sync_ms)
         )
 
     def send_clear_user_sync(self) -> None:
-        """Announce that no user syncs with this process any more, because it stops."""
+        """Announce that no user syncs with this process any more."""
         self.send_command(ClearUserSyncsCommand(self._host.identity.instance_id))
 
     def send_federation_ack(self, token: int) -> None:
@@ -235,7 +239,10 @@ class CommandSender:
         device_id: str | None,
         last_seen: int,
     ) -> None:
-        """Report that a client was seen, at ``last_seen`` in ms since the epoch."""
+        """Report that a client was seen.
+
+        :param last_seen: when it was seen, in ms since 1970.
+        """
         self.send_command(
             UserIpCommand(user_id, access_token, ip, user_agent, device_id, last_seen)
         )
@@ -263,8 +270,8 @@ class CommandSender:
     def last_sent_token(self, stream: Stream) -> int:
         """Return the token up to which this process's rows of a stream were sent.
 
-        Before anything is sent, it is the stream's current token: readers fetch rows
-        that were committed earlier.
+        Before anything is sent, return the stream's current token: rows that were
+        committed earlier are not sent, and readers fetch them.
         """
         name = stream.description.name
         token = self._last_sent_tokens.get(name)
@@ -274,7 +281,10 @@ class CommandSender:
         return token
 
     def set_last_sent_token(self, stream_name: str, token: int) -> None:
-        """Advance the last sent token without an announcement: there is no reader."""
+        """Advance the last sent token without an announcement.
+
+        Rows up to ``token`` are not sent, because there is no reader.
+        """
         self._last_sent_tokens[stream_name] = token
         if self._listener is not None:
             self._listener.position_advanced(stream_name, token)
@@ -291,11 +301,11 @@ class CommandSender:
     def announce_positions(
         self, connection: ReplicationConnection | None = None
     ) -> None:
-        """Announce the position of each own stream, so that readers detect gaps.
+        """Announce the position of each stream that this process writes.
 
-        Call it whenever sent rows may have been lost.
+        Readers then detect gaps. Call it whenever sent rows may have been lost.
 
-        :param connection: the connection to announce on; all if ``None``.
+        :param connection: the connection to announce on; ``None`` for all connections.
         """
         for stream in self._host.streams.get_streams_to_replicate():
             name, token = stream.description.name, self.last_sent_token(stream)
@@ -304,7 +314,8 @@ class CommandSender:
                 self._send_of_stream(name, command)
             elif self.sends(connection, name):
                 self._send_to(connection, command)
-            # An announcement to one peer over direct TCP does not reach the others.
+            # An announcement to a single client over direct TCP does not reach the
+            # other peers, so it is not recorded.
             if self._listener is not None and not getattr(connection, "relays", False):
                 self._listener.position_sent(name, token, token)
 
@@ -327,8 +338,8 @@ class CommandSender:
     ) -> None:
         """Send rows of this process, encoded once for all connections.
 
-        If a line is too long for a connection, the position is announced on it instead
-        of that token's rows, so that the peers fetch them.
+        If a line is too long for a connection, its token is announced on the connection
+        instead of the token's rows, so that the peers fetch these rows.
 
         :param batches: pairs of a token and the JSON texts of its rows, in order.
         """
@@ -348,12 +359,12 @@ class CommandSender:
             try:
                 connection.send_lines(RdataCommand.NAME, lines)
             except LineTooLongError:
-                self._send_what_fits(connection, stream_name, batches)
+                self._send_batches_singly(connection, stream_name, batches)
             except Exception as error:  # noqa: BLE001 -- reported to the observer
                 self._observer.sending_failed(stream_name, error)
                 self._send_to(connection, self._position(stream_name, batches[-1][0]))
 
-    def _send_what_fits(
+    def _send_batches_singly(
         self,
         connection: ReplicationConnection,
         stream_name: str,
@@ -372,7 +383,7 @@ class CommandSender:
     ) -> None:
         """Send one row of this process immediately, without the streamer.
 
-        :param token: ``None`` if more rows of the same token follow.
+        :param token: the row's token; ``None`` if more rows of the same token follow.
         """
         self._send_of_stream(
             stream_name, RdataCommand(stream_name, self._instance_name, token, data)

@@ -1,20 +1,21 @@
 """The streamer: turns notifications of writes into RDATA and POSITION.
 
-Theory of operation: a notification starts a loop, or, if it is running, makes it run
-once more. The loop visits the streams that this instance writes in rounds, and sends a
-slice of rows of each, until none has more. So a stream with many pending rows delays
-the others by at most one slice. Rows that were fetched beyond a slice wait for the next
-round. While a link is behind, streams with more than a slice are paused, so that other
-streams do not have to wait behind all of their rows. If there is nothing else to do,
-the loop ends, and the link restarts it when it is ready or lost.
+Theory of operation: a notification starts a loop or, if the loop is running, causes
+another round. In each round, the loop visits the streams that this instance writes, and
+sends a slice of each stream's rows; it ends when no stream has more rows. A stream with
+many pending rows therefore delays the others by at most one slice. Rows that were
+fetched beyond a slice are sent in the next round. While a link is behind, streams with
+more than a slice are paused, so that other streams need not wait until all of their
+rows are sent. If all remaining streams are paused, the loop ends; it is restarted when
+the link is ready again, or lost.
 
-An announced position comes from a single read of the stream's own token, made *before*
-the rows are fetched. Every row of this instance at or below it is committed and
+An announced position comes from a single read of the stream's own token, *before* the
+rows are fetched. Every row of this instance at or below that token is committed and
 included in the result, so a POSITION never covers a row that was not sent. Comparing
-peers' announcements, or tokens read at different times, can lose rows.
+tokens that were read at different times could lose rows.
 
-The loop also runs every second, because an idle writer's token advances with those of
-other writers, and because failures are retried.
+The loop also runs every second, because an idle writer's token advances with the tokens
+of other writers, and because failures are retried.
 
 See docs/failure-modes.rst: failure-covered-rows, failure-idle-writer,
 failure-id-without-row.
@@ -47,7 +48,7 @@ _DESCRIPTION = "replication_streamer"
 
 
 class RandomSource(Protocol):
-    """The part of :class:`random.Random` that is used here."""
+    """The part of :class:`random.Random` that the streamer uses."""
 
     def random(self) -> float:
         """Return a float in ``[0.0, 1.0)``."""
@@ -62,10 +63,11 @@ class RandomSource(Protocol):
 class StreamerOptions:
     """Options of a streamer.
 
-    :ivar announce_interval: the interval of checks of idle streams, in s.
-    :ivar max_rows: rows of a stream per round. The rows of one token are never split.
-    :ivar torture_level: for tests: shuffle the streams, and delay each by up to this
-        many ms; 0 for neither.
+    :ivar announce_interval: the interval at which idle streams are checked, in s.
+    :ivar max_rows: the number of rows in a slice. It is exceeded if necessary, because
+        the rows of one token are never split.
+    :ivar torture_level: for tests. If it is not 0, the streams are sent in random
+        order, each after a random delay of up to this number of ms.
     """
 
     announce_interval: float = 1.0
@@ -74,7 +76,7 @@ class StreamerOptions:
 
 
 class ReplicationStreamer:
-    """Sends the rows that this instance writes.
+    """Sender of the rows that this instance writes.
 
     Use it in the reactor's thread only. It is inactive until :meth:`start`.
     """
@@ -98,7 +100,8 @@ class ReplicationStreamer:
         self._running = False
         # The streams that had more than a slice to send in the last round.
         self._unfinished: list[Stream] = []
-        # By name: the token up to which rows were sent, and the rows fetched beyond.
+        # By stream name: the token up to which rows were sent, and the rows that were
+        # fetched beyond the slice.
         self._partial_pages: dict[str, tuple[int, Page]] = {}
         self._waiters: list[Deferred[None]] = []
         self._tick: DelayedCall | None = None
@@ -110,7 +113,7 @@ class ReplicationStreamer:
         self._poll()
 
     async def stop(self) -> None:
-        """Send the rows written so far, then become inactive."""
+        """Send the rows written so far, and stop the checks of idle streams."""
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
@@ -127,7 +130,7 @@ class ReplicationStreamer:
         )
 
     def on_notifier_poke(self) -> None:
-        """Start sending new rows. It is cheap and may be called at any rate."""
+        """Start sending new rows. The call is cheap and may be made at any rate."""
         if self._running:
             self._poked = True
             return
@@ -135,9 +138,9 @@ class ReplicationStreamer:
             for stream in self._streams:
                 if not self._handler.has_consumers(stream.description.name):
                     self._skip_to_current(stream)
-        # Start the loop even if all rows of an unfinished stream were sent by
-        # stream_update(); the loop detects that.
-        if self._unfinished or any(map(self._has_moved, self._streams)):
+        # Start the loop even if stream_update() has sent all rows of an unfinished
+        # stream since; the loop detects this.
+        if self._unfinished or any(map(self._must_send, self._streams)):
             self._poked = True
             self._start()
         else:
@@ -148,17 +151,17 @@ class ReplicationStreamer:
 
     def _notify_if_idle(self) -> None:
         if self._waiters and self._has_finished():
-            # In a later turn: this may be called at the end of the loop, or in a send.
-            self._host.clock.call_later(0, self._wake_waiters)
+            # Notify in a later reactor turn, because the caller may be sending rows.
+            self._host.clock.call_later(0, self._notify_waiters)
 
-    def _wake_waiters(self) -> None:
+    def _notify_waiters(self) -> None:
         if self._has_finished():
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
                 waiter.callback(None)
 
     def _skip_to_current(self, stream: Stream) -> None:
-        """Skip a stream's rows up to its current token: it has no consumers."""
+        """Skip a stream's rows up to its current token, as it has no consumers."""
         name = stream.description.name
         self._partial_pages.pop(name, None)
         if stream in self._unfinished:
@@ -166,7 +169,7 @@ class ReplicationStreamer:
         self._handler.set_last_sent_token(name, stream.minimal_local_current_token())
 
     def _resume(self) -> None:
-        """Resume paused streams: a link is ready again, or lost."""
+        """Resume paused streams, because a link is ready again or was lost."""
         if self._unfinished and not self._running:
             self.on_notifier_poke()
 
@@ -174,7 +177,7 @@ class ReplicationStreamer:
         self._running = True
         self._host.run_as_background_process(_DESCRIPTION, self._run)
 
-    def _has_moved(self, stream: Stream) -> bool:
+    def _must_send(self, stream: Stream) -> bool:
         last_sent = self._handler.last_sent_token(stream)
         token = stream.minimal_local_current_token()
         return token > last_sent or (token < last_sent and _may_reset(stream))
@@ -199,7 +202,7 @@ class ReplicationStreamer:
         return bool(self._unfinished) and not self._handler.is_behind()
 
     async def _send_round(self, streams: list[Stream]) -> list[Stream]:
-        """Send a slice of each stream; return the streams that have more."""
+        """Send a slice of each stream; return the streams that have more rows."""
         torture = self._options.torture_level
         if torture:
             self._random.shuffle(streams)
@@ -215,7 +218,7 @@ class ReplicationStreamer:
         return unfinished
 
     async def _send_slice(self, stream: Stream) -> bool:
-        """Send at most one slice of a stream; return whether there is more."""
+        """Send at most one slice of a stream; return whether it has more rows."""
         name = stream.description.name
         if not self._handler.has_consumers(name):
             self._skip_to_current(stream)
@@ -238,23 +241,24 @@ class ReplicationStreamer:
                 self._host.identity.instance_name, last_sent, upto_token
             )
             page = check_page(result, last_sent, upto_token)
-        rest = self._send_rows(name, page)
-        if rest is not None:
+        remaining = self._send_rows(name, page)
+        if remaining is not None:
             if not _may_reset(stream):
-                self._partial_pages[name] = self._handler.last_sent_token(stream), rest
+                sent_upto = self._handler.last_sent_token(stream)
+                self._partial_pages[name] = sent_upto, remaining
             return True
         reached = page.upto_token
         self._announce(stream, self._handler.last_sent_token(stream), reached)
         return reached < upto_token
 
     def _send_rows(self, stream_name: str, page: Page) -> Page | None:
-        """Send the first slice of a page; return the rest of it."""
+        """Send the first slice of a page; return the remaining rows, if any."""
         tokens, rows = page.tokens, page.values
-        rest = None
+        remaining = None
         if len(tokens) > self._options.max_rows:
             end = bisect_right(tokens, tokens[self._options.max_rows - 1])
             if end < len(tokens):
-                rest = Page(tokens[end:], rows[end:], page.upto_token)
+                remaining = Page(tokens[end:], rows[end:], page.upto_token)
                 tokens, rows = tokens[:end], rows[:end]
         try:
             texts = encode_json_rows(rows)
@@ -262,7 +266,7 @@ class ReplicationStreamer:
             self._send_encodable(stream_name, gather_batches(tokens, rows))
         else:
             self._handler.send_rows(stream_name, list(gather_batches(tokens, texts)))
-        return rest
+        return remaining
 
     def _send_encodable(
         self, stream_name: str, batches: Iterable[tuple[int, list[JsonValue]]]
@@ -273,7 +277,8 @@ class ReplicationStreamer:
             try:
                 encoded.append((token, encode_json_rows(rows)))
             except ValueError as error:
-                # Announce the position, so that readers detect and report the gap.
+                # Announce the batch's token instead, so that readers detect and report
+                # the gap.
                 self._observer.sending_failed(stream_name, error)
                 self._handler.send_rows(stream_name, encoded)
                 encoded = []
@@ -283,7 +288,8 @@ class ReplicationStreamer:
     def _announce(self, stream: Stream, last_sent: int, upto_token: int) -> None:
         description = stream.description
         if upto_token > last_sent:
-            # Announce ids without rows as well, for instance those of a rollback.
+            # The ids may have no rows, for instance after a rollback; they must be
+            # announced, too.
             if description.announce_own_moves_only and not stream.has_local_updates(
                 last_sent, upto_token
             ):

@@ -1,15 +1,17 @@
-"""Commands that were sent while there was no link, retained for the next one.
+"""Buffer of the commands that were sent while there was no link.
 
 Theory of operation: rows and positions are not retained, because the POSITION on the
-next link makes readers fetch missed rows. Nothing would recover any other command, so
-it is retained here, but only the newest one about an object: a USER_SYNC replaces an
-earlier one of the same instance, user and device; a FEDERATION_ACK replaces an earlier
-one of the same instance; any other command replaces an earlier one with the same
-arguments. A CLEAR_USER_SYNC replaces every USER_SYNC of its instance.
+next link makes readers fetch missed rows. The loss of any other command would not be
+recovered, so these are retained for the next link. Only the newest command about an
+object is retained: a USER_SYNC replaces an earlier USER_SYNC of the same instance, user
+and device; a FEDERATION_ACK replaces an earlier FEDERATION_ACK of the same instance; a
+USER_IP replaces an earlier USER_IP of the same user, device and address; any other
+command replaces an earlier command with the same arguments. A CLEAR_USER_SYNC replaces
+every USER_SYNC of its instance.
 
-The bounds apply to each command name separately, so that a flood of one command does
-not displace another. When they are exceeded, the oldest command of that name is
-dropped.
+The bounds apply to each command name separately, so that many commands of one name do
+not displace those of another name. When a bound is exceeded, the oldest command of that
+name is dropped.
 
 See docs/failure-modes.rst: failure-accepted-commands.
 """
@@ -35,9 +37,9 @@ from synapse_replication.wire.commands.standard import (
 
 __all__ = ["MAX_BYTES", "MAX_COMMANDS", "UnsentCommands"]
 
-#: The most retained commands of one name.
+#: The largest number of retained commands of one name.
 MAX_COMMANDS: Final = 10_000
-#: The most bytes of their lines, also per name.
+#: The largest total size of the lines of one name, in bytes.
 MAX_BYTES: Final = 2 * 1024 * 1024
 
 _RETAINED: Final = frozenset(
@@ -55,7 +57,7 @@ _RETAINED: Final = frozenset(
 
 
 def _subject(command: Any, line: str) -> Hashable:
-    """Return a key of the object that a command is about, among those of its name."""
+    """Return a key of the object of a command, unique among commands of its name."""
     if command.NAME == UserSyncCommand.NAME:
         return command.instance_id, command.user_id, command.device_id
     if command.NAME == FederationAckCommand.NAME:
@@ -66,10 +68,14 @@ def _subject(command: Any, line: str) -> Hashable:
 
 
 class _OneName:
-    """The retained commands of one name, oldest first."""
+    """The retained commands of one name, oldest first.
+
+    :ivar size: the total size of their lines, in bytes.
+    """
 
     def __init__(self) -> None:
-        #: By subject: the order of sending, the size in bytes, and the command.
+        #: By subject: the position in the order of sending, the size in bytes, and the
+        #: command.
         self.commands: OrderedDict[Hashable, tuple[int, int, Command]] = OrderedDict()
         self.size = 0
 
@@ -92,8 +98,8 @@ class UnsentCommands:
 
     :param dropped: called with a command's name, the reason and the number of dropped
         commands.
-    :param max_commands: the most commands of one name.
-    :param max_bytes: the most bytes of lines of one name.
+    :param max_commands: the largest number of commands of one name.
+    :param max_bytes: the largest total size of the lines of one name, in bytes.
     """
 
     def __init__(
@@ -112,7 +118,7 @@ class UnsentCommands:
         return sum(len(of_name.commands) for of_name in self._by_name.values())
 
     def put(self, command: Command) -> None:
-        """Retain a command, unless its loss is recovered otherwise."""
+        """Retain a command, if it is one of those whose loss would not be recovered."""
         name = command.NAME
         if name not in _RETAINED:
             return
@@ -139,7 +145,7 @@ class UnsentCommands:
         return [command for _, command in sorted(retained, key=lambda each: each[0])]
 
     def drop(self) -> None:
-        """Drop all commands: there will be no further link."""
+        """Drop and report all commands, because there will be no further link."""
         for name, of_name in self._by_name.items():
             self._dropped(name, CommandDropReason.STOPPED, len(of_name.commands))
         self._by_name.clear()
@@ -148,7 +154,7 @@ class UnsentCommands:
         syncs = self._by_name.get(UserSyncCommand.NAME)
         if syncs is not None:
             for subject, (_, _, command) in list(syncs.commands.items()):
-                # By attribute, since a host may send its own command classes.
+                # Compare by attribute, because a host may send its own command classes.
                 if getattr(command, "instance_id", None) == clear.instance_id:
                     syncs.remove(subject)
             if not syncs.commands:
