@@ -2,10 +2,10 @@
 
 ``python -m scripts.tools.flood --rows 1000000`` starts a private Redis, a writer
 process, and a reader in this process. The writer commits all rows of one stream in one
-step, or at a given rate; the reader's sink delays each of them until the last row was
-sent. A second stream continues at a constant rate: the latency of its rows is measured
-before and during the flood, as is the memory of this process. At the end, each row of
-the flood must have been delivered once and in order.
+step, or at a given rate. Until all of them are sent, the reader's sink delays each row.
+A second stream continues at a constant rate: the latency of its rows is measured before
+and during the flood, as is the memory of this process. At the end, each row of the
+flood must have been delivered once and in order.
 """
 
 from __future__ import annotations

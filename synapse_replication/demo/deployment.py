@@ -102,7 +102,7 @@ class Deployment:
         return {name: process.wait() for name, process in self.processes.items()}
 
     def close(self) -> None:
-        """Stop everything, and remove the folder."""
+        """Stop all processes and servers, and remove the folder."""
         with contextlib.ExitStack() as stack:
             stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
             stack.callback(self.postgres.stop)

@@ -115,8 +115,8 @@ def show_table(console: Console, tallies: Sequence[Tally]) -> None:
 def positions_agree(tallies: Sequence[Tally]) -> bool:
     """Return whether all readers have caught up and are at the same positions.
 
-    The writers of a stream share one sequence, so at the end each of them announces its
-    last id, whichever writer used it.
+    The writers of a stream share one sequence. At the end, each writer announces the
+    last id of that sequence, whichever writer used it.
     """
     positions: dict[str, set[int | None]] = {}
     for tally in tallies:

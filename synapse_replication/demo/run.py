@@ -139,8 +139,8 @@ class _Course:
     def _have_caught_up(self) -> bool:
         """Return whether each reader is at the last position of each writer.
 
-        The writers of a stream share one sequence, so at the end all of them announce
-        its last id.
+        The writers of a stream share one sequence. At the end, each writer announces
+        the last id of that sequence.
         """
         last: dict[str, int] = {}
         for writer in self._writers.values():

@@ -209,7 +209,7 @@ class HostRows:
     async def _deliver_revealed(
         self, stream: HostStream, behind: list[str], instance_name: str, token: int
     ) -> bool:
-        """Fetch and deliver the rows that a position of another writer reveals.
+        """Fetch and deliver the rows of other writers that a position reveals.
 
         Rows above an id that may be in flight are not delivered: once committed, the
         row of that id would look like a late row.

@@ -1,9 +1,9 @@
 """Long-lived background processes of the host, each for one kind of short work.
 
-Theory of operation: the host spends 25 to 50 µs on a background process: a log context,
-metrics, a span. Handling a row takes less than that. A background process that has
-finished its work therefore waits for further work of the same kind, which then runs in
-the same log context. It waits without a timeout, until the host shuts down.
+Theory of operation: the host spends 25 to 50 µs on a background process: on a log
+context, metrics and a span. Handling a row takes less time. A background process that
+has finished its work therefore waits for further work of the same kind, which then runs
+in the same log context. It waits without a timeout, until the host shuts down.
 """
 
 from __future__ import annotations

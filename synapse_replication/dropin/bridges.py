@@ -1,7 +1,7 @@
 """Adapters between classes of this package and classes of the host.
 
 An operator may replace only some parts of the host, and the host's tests use doubles of
-connections and handlers. Such objects exchange single commands:
+connections and handlers. The host's objects exchange single commands:
 ``handler.on_RDATA(connection, command)`` and ``connection.send_command(command)``.
 """
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def host_attribute(module: str, name: str) -> Any:
-    """Return the host's object of a name, or its replacement if it was replaced."""
+    """Return the host's object with this name, or its replacement if there is one."""
     return getattr(importlib.import_module(f"synapse.replication.tcp.{module}"), name)
 
 

@@ -31,26 +31,28 @@ class RecordingObserver(ReplicationObserver):
     :ivar open_processes: the number of running background processes.
     :ivar catch_ups: the started catch-ups, in order.
     :ivar pages: (rows, upto_token) of each page of a catch-up.
-    :ivar catch_up_failures: (event, error, attempt, retry_in).
-    :ivar connected: (connection, stream, writer).
-    :ivar resets: (stream, writer, from_token, to_token).
-    :ivar removed_found: (stream, writer, from_token, upto_token).
-    :ivar removed_drained: (stream, writer, token).
+    :ivar catch_up_failures: (event, error, attempt, retry_in) of each failed attempt.
+    :ivar connected: (connection, stream, writer) of each stream that became live.
+    :ivar resets: (stream, writer, from_token, to_token) of each reset.
+    :ivar removed_found: (stream, writer, from_token, upto_token) of each removed writer
+        with missing rows.
+    :ivar removed_drained: (stream, writer, token) of each drained writer.
     :ivar positions: the latest delivered positions, by (stream, writer).
     :ivar announced: the latest announced positions, by (stream, writer).
     :ivar queue_lengths: all reported lengths, by stream.
     :ivar received: numbers of received rows, by stream.
     :ivar sent: numbers of sent rows, by stream.
     :ivar extra: numbers of rows with unknown additional fields, by stream.
-    :ivar sending_failures: (stream, error).
+    :ivar sending_failures: (stream, error) of each failure to send rows.
     :ivar connections: the number of links.
     :ivar resyncs: numbers of catch-ups, by (stream, writer, kind).
-    :ivar backlog_answers: (stream, writer, error or ``None``).
-    :ivar gaps: (stream, writer, from_token, upto_token).
+    :ivar backlog_answers: (stream, writer, error or ``None``) of each request for rows
+        of a backlog.
+    :ivar gaps: (stream, writer, from_token, upto_token) of each gap.
     :ivar restarted: the names of restarted instances.
-    :ivar duplicates: (name, places).
+    :ivar duplicates: (name, locations) of each duplicate instance.
     :ivar unknown: the number of unknown fields in messages of the extension.
-    :ivar unavailable: (feature, why it is unavailable).
+    :ivar unavailable: (feature, reason) of each unavailable feature.
     :ivar heartbeats: the heartbeats of peers.
     :ivar drops: numbers of dropped commands, by (command, reason).
     :ivar refuted: (stream, writer, token, last_token) of false positions.

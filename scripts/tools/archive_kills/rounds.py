@@ -57,7 +57,7 @@ class Result:
 
 
 class _Points(threading.Thread):
-    """Counts the points that a run reaches, and performs a kill at a random time."""
+    """Counts the points that a run reaches, and performs a kill at no named point."""
 
     def __init__(self, process: subprocess.Popen[str], kill: Kill | None) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""The archiving process, which is killed."""
+"""The work of the process that is to be killed: it archives rows once."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ async def _load(
 
 
 def get_next(dsn: str, blocks: int, callers: int) -> dict[str, float]:
-    """Allocate and finish ids with concurrent callers; positions are persisted."""
+    """Allocate and finish ids with concurrent callers, and persist positions."""
     make_generator_tables(dsn)
 
     async def allocate(reactor: Any) -> dict[str, float]:
@@ -69,7 +69,7 @@ def get_next(dsn: str, blocks: int, callers: int) -> dict[str, float]:
 
 
 def catch_up(dsn: str, rows: int) -> dict[str, float]:
-    """Catch up with a writer from 0: fetch its rows and deliver them, typed."""
+    """Catch up with a writer from 0: fetch its rows, decode them and deliver them."""
 
     async def fetch(reactor: Any) -> dict[str, float]:
         database = Database(dsn, reactor, max_connections=10)
@@ -96,7 +96,7 @@ def catch_up(dsn: str, rows: int) -> dict[str, float]:
 
 
 def start_up(dsn: str, rows: int) -> dict[str, float]:
-    """Connect, and create the id generator of a process on full tables."""
+    """Connect, and create the id generator of a process on filled tables."""
 
     async def start(reactor: Any) -> dict[str, float]:
         started = time.perf_counter()

@@ -79,7 +79,7 @@ class Storage:
 
 
 def get_next(dsn: str, blocks: int, callers: int) -> dict[str, float]:
-    """Allocate and finish ids with concurrent callers; positions are persisted."""
+    """Allocate and finish ids with concurrent callers, and persist positions."""
     make_generator_tables(dsn)
 
     async def allocate(reactor: Any) -> dict[str, float]:
@@ -128,7 +128,7 @@ def catch_up(dsn: str, rows: int) -> dict[str, float]:
 
 
 def start_up(dsn: str, rows: int) -> dict[str, float]:
-    """Connect, and create the id generator of a process on full tables."""
+    """Connect, and create the id generator of a process on filled tables."""
 
     async def start(reactor: Any) -> dict[str, float]:
         started = time.perf_counter()

@@ -1,6 +1,6 @@
 """The tables that the benchmarks of positions and of catch-up work on.
 
-Both sides use them; they need only the PostgreSQL driver.
+Both sides use this module, which needs only the PostgreSQL driver.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line of the real faults."""
+"""The command line of the fault tests."""
 
 from __future__ import annotations
 

@@ -113,9 +113,9 @@ def suite(
 
 
 def _server() -> PrivatePostgres:
-    """Return a server with its data in memory if there is enough, else on disk.
+    """Return a server with its data in memory, or on disk if memory is short.
 
-    Memory is faster, and each test creates a database.
+    Each test creates a database, which is faster in memory.
     """
     parent = None
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_NEEDED:

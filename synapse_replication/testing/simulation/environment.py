@@ -1,4 +1,4 @@
-"""The interface of a cluster for its simulated processes."""
+"""The interface that a cluster provides to its simulated processes."""
 
 from __future__ import annotations
 

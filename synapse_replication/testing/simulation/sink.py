@@ -88,7 +88,7 @@ class ProcessSink:
         return self._process.saved.epochs
 
     def on_epoch(self, stream_name: str, instance_name: str, epoch: str) -> None:
-        """Save a new epoch of a writer, and the position 0 in it."""
+        """Save a writer's new epoch, with 0 as the position in that epoch."""
         process = self._process
         process.cluster.trace(
             f"{process.name} records epoch {epoch} of {stream_name} of {instance_name}"
