@@ -320,7 +320,7 @@ async def run_flood(
     finally:
         if sampling.running:
             sampling.stop()
-        writer.stop()
+        await writer.stop()
         await link.stop()
         redis.stop()
     if observer.failures:
@@ -364,6 +364,7 @@ class _WriterProcess(ProcessProtocol):
 
     def __init__(self) -> None:
         self.ended: str | None = None
+        self._exited: Deferred[None] = Deferred()
         self._errors = b""
 
     def send(self, line: str) -> None:
@@ -371,11 +372,12 @@ class _WriterProcess(ProcessProtocol):
         assert self.transport is not None
         self.transport.write(f"{line}\n".encode())
 
-    def stop(self) -> None:
-        """Kill the process."""
+    async def stop(self) -> None:
+        """Kill the process, and wait until it has ended."""
         if self.transport is not None and self.ended is None:
             with contextlib.suppress(error.ProcessExitedAlready):
                 self.transport.signalProcess("KILL")
+            await self._exited
 
     def errReceived(self, data: bytes) -> None:
         self._errors = (self._errors + data)[-2000:]
@@ -384,6 +386,7 @@ class _WriterProcess(ProcessProtocol):
         self.ended = (
             f"{reason.getErrorMessage()} {self._errors.decode('utf-8', 'replace')}"
         )
+        self._exited.callback(None)
 
 
 # -- the writer ---------------------------------------------------------------------
