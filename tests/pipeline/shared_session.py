@@ -31,9 +31,12 @@ def shared_session() -> SparkSession:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "1g",
             # The tests run about a hundred queries of a few rows each: compiling them
-            # costs far more than it saves.
-            "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
+            # costs far more than it saves, and so do parallel garbage collectors.
+            "spark.driver.defaultJavaOptions": (
+                "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+            ),
             "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         },
     )
 
