@@ -52,7 +52,7 @@ get_python() {
     { apt-get update -qq && apt-get install -qq -y --no-install-recommends $package; } \
         >&2 || die "apt-get could not install $package"
     find_python || die "found no Python 3.10 or newer with a venv module after the" \
-        "installation; set PYTHON to the path of one"
+        "installation; set PYTHON to the path of such a Python"
 }
 
 has_java() {
@@ -77,7 +77,8 @@ get_java() {
         has_java && return
     fi
     [ -z "${JAVA_HOME:-}" ] || die "JAVA_HOME is $JAVA_HOME, which contains no Java 17" \
-        "or newer, which Spark needs; unset JAVA_HOME, or set it to the folder of one"
+        "or newer, which Spark needs; unset JAVA_HOME, or set it to the folder of a" \
+        "newer Java"
     echo java
 }
 

@@ -1,4 +1,4 @@
-"""Measures the cost of hostile input to a process: CPU and memory, during and after.
+"""Measures the cost of hostile input to a process, in CPU time and memory.
 
 ``python -m scripts.tools.attack_budget`` starts a deployment of six real processes
 under a light load, attacks one of them (or, over Redis, all) for some seconds with each

@@ -134,7 +134,10 @@ def publish(
 
 
 def connect_with_names(port: int, most: int, seconds: float) -> int:
-    """Connect repeatedly, each time with another NAME; return how often."""
+    """Connect repeatedly, each time with another NAME.
+
+    :return: the number of connections.
+    """
     return _repeat(
         lambda number: _exchange(
             socket.create_connection((_LOCALHOST, port), _TIMEOUT),

@@ -19,8 +19,8 @@ class HostPositions(WriterPositions):
     - A stream without rows is at position 1, and the id 1 is usable: the host's own
       sequences begin at 2, so a sequence that returns 1 is not used for replication.
     - While ids of this process are in flight, finished ids of other writers do not
-      advance its announced position. Positions are announced later than by this
-      package's own rule, and equally safely.
+      advance its announced position. This package's own rule announces positions
+      earlier, and is equally safe.
     """
 
     _first_is_taken = False

@@ -148,7 +148,7 @@ LAG_POSITIONS = _gauge(
     "synapse_replication_lag_positions",
     "stream_name",
     "instance_name",
-    help_text="Difference between a writer's announced and its delivered position.",
+    help_text="Difference between a writer's announced and delivered positions.",
 )
 LAG_SECONDS = _gauge(
     "synapse_replication_lag_seconds",

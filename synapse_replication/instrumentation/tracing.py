@@ -88,7 +88,7 @@ class TracingObserver(ReplicationObserver):
     ) -> AbstractContextManager[object]:
         return self._tracer.start_as_current_span(
             _REQUEST,
-            # The parent is the reader's span, if it sent one; never a local span.
+            # The parent is the span that the reader sent, if any, never a local span.
             context=_propagator.extract(headers, Context()),
             kind=SpanKind.SERVER,
             attributes={
@@ -101,7 +101,7 @@ class TracingObserver(ReplicationObserver):
     def position_write(
         self, stream_name: str, instance_name: str, token: int
     ) -> AbstractContextManager[object]:
-        # Do not make it the current span: it ends in another context than it begins in.
+        # Do not make this the current span: it begins and ends in different contexts.
         return self._tracer.start_span(
             "replication-position-write",
             context=Context(),

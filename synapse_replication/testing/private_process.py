@@ -90,10 +90,12 @@ def is_binary(path: Path) -> bool:
 
 
 def die_with_parent(signal_number: int) -> Callable[[], None] | None:
-    """Return a function that a child calls before ``exec``; ``None`` if not on Linux.
+    """Return a function that a child process calls before ``exec``.
 
     The kernel then sends the child the signal when the thread that started the child
     ends.
+
+    :return: the function; ``None`` on other systems than Linux.
     """
     if not sys.platform.startswith("linux"):
         return None

@@ -88,7 +88,7 @@ class Source:
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
-        """Return a page of the rows in ``(from_token, upto_token]`` to the streamer.
+        """Return a page of the written rows in ``(from_token, upto_token]``.
 
         :raises CatchUpError: if this is a reader, which has no rows.
         """

@@ -1,4 +1,4 @@
-"""Plots of the results. They need matplotlib: the extra ``bench``."""
+"""Plots of the results, which require matplotlib (the extra ``bench``)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plot_ratios(results: Sequence[Result], version: str, file: Path) -> None:
 
 
 def plot_growth(series: Sequence[Series], file: Path) -> None:
-    """Draw the cost of a row by size, with an image for each growing quantity."""
+    """Draw the cost of a row by size, with a diagram for each growing quantity."""
     figure, all_axes = pyplot.subplots(
         1, len(series), figsize=(4 * len(series), 3.2), squeeze=False
     )

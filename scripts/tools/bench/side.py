@@ -258,7 +258,7 @@ class RedisMeasures:
         return result
 
     def idle(self, port: int, lines: int) -> dict[str, float]:
-        """Measure the CPU time of a process while USER_IP is published to others."""
+        """Measure the CPU time of a process while others are sent USER_IP commands."""
         traffic = self._traffic
 
         async def work(reactor: Any) -> dict[str, float]:

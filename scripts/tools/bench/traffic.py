@@ -100,7 +100,7 @@ def _answer(value: object) -> None:
 def publish(port: int, kind: str, count: int) -> None:
     """Publish lines to Redis at full speed, once a line is read from standard input.
 
-    :param kind: ``rows``, after a POSITION; or ``user_ips``.
+    :param kind: ``rows`` for a POSITION and rows, or ``user_ips``.
     """
     if kind == "rows":
         channel = SERVER_NAME.encode()

@@ -172,7 +172,7 @@ class Process:
             except psycopg2.Error:
                 await deferLater(self.reactor, 0.5)
             except SequenceBehindError as error:
-                # The operator follows the hint of the error.
+                # Like an operator, follow the hint of the error.
                 cluster.trace(f"{self.name} refuses to start: {error}")
                 cluster.database.set_sequence(error.sequence_name, error.value)
 
@@ -311,7 +311,7 @@ class Process:
         *,
         is_new: bool,
     ) -> None:
-        """Skip the removed writers of which this process has missed no rows."""
+        """Skip the removed writers whose rows this process has received completely."""
         survey = await finder.survey()
         found = {} if is_new else finder.select(survey)
         for writer in survey.absent - found.keys():

@@ -232,7 +232,7 @@ class Run:
         for _, stream, writer in list(self._faults.unread):
             cluster.write(writer, stream, 1)
         self._faults.unread.clear()
-        # The operator follows the runbook for a reader that is ahead of its writer.
+        # Like an operator, follow the runbook for a reader that is ahead of its writer.
         for process in cluster.processes.values():
             for (stream, writer), position in process.watcher.ahead.items():
                 cluster.database.set_sequence(f"{stream}_seq", position)

@@ -109,7 +109,7 @@ class Cluster:
         :raises ApiError: if the response is an error.
         """
         port = self.deployment.replication_ports[WRITER]
-        # Responses are cached by transaction id, so each request needs a new one.
+        # Responses are cached by transaction id, so each request needs a new id.
         answer = ClientApi("127.0.0.1", port).request(
             "GET",
             "/_synapse/replication/get_repl_stream_updates/typing/"

@@ -136,7 +136,7 @@ def _postgres_restart(scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _client_kill(scene: Scene) -> Iterator[None]:
-    # Kill either all subscriptions, or all other connections except for this command's.
+    # Kill either all subscriptions, or all other connections but that of this command.
     kind = scene.chance.choice(("pubsub", "normal"))
     scene.cluster.redis.command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
     yield
@@ -181,7 +181,7 @@ def _failed_read(scene: Scene) -> Iterator[None]:
 
 
 def _retry(request: Callable[[], None]) -> None:
-    """Repeat a request until it succeeds, for which a process needs new connections."""
+    """Repeat a request until it succeeds: a process may first need new connections."""
     deadline = time.monotonic() + SETTLE
     while time.monotonic() < deadline:
         with contextlib.suppress(ApiError, OSError):
