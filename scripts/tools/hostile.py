@@ -1,4 +1,6 @@
-"""Bounded input as from hostile, broken or misconfigured peers, to this machine only.
+"""Bounded input as from hostile, broken or misconfigured peers.
+
+It is sent only to this machine.
 
 All functions block. ``scripts/faults`` sends the input to a deployment under load and
 checks every row; :mod:`scripts.tools.attack_budget` measures the cost of the input.

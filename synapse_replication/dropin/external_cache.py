@@ -51,7 +51,7 @@ class ExternalCache:
             logger.warning("Cannot set a value of the external cache: %s", error)
 
     async def get(self, cache_name: str, key: str) -> Any | None:
-        """Return a value, or ``None`` if there is none."""
+        """Return a value; ``None`` if there is none, or if Redis fails."""
         try:
             return await _in_sentinel_context(self._cache.get(cache_name, key))
         except txredisapi.RedisError as error:

@@ -32,7 +32,7 @@ class HostPositions(WriterPositions):
         return self._fetches[fetch] <= FIRST_POSITION and id_ not in self._in_flight
 
     def end_fetch(self, fetch: int, ids: Sequence[int]) -> None:
-        """Record the ids that a fetch returned; none if it failed."""
+        """Record the ids that a fetch returned; no ids if the fetch failed."""
         super().end_fetch(fetch, ids)
         self._first_is_taken = self._first_is_taken or FIRST_POSITION in ids
 

@@ -177,7 +177,7 @@ class HostStream:
         return self._writers
 
     def seen_by_all(self, instance_name: str, token: int) -> int:
-        """Return the token that all writers will have reached with a new position.
+        """Return the token that all writers have reached once a position is recorded.
 
         The host shows its users everything up to that token, and beyond it as long as
         each id is known to be finished.

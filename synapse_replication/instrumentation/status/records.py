@@ -34,7 +34,7 @@ _Value = TypeVar("_Value")
 
 @attrs.frozen
 class StatusLimits:
-    """The durations after which a state is reported, in s, and limits.
+    """The thresholds and limits of the status. All durations are in s.
 
     :ivar late_after: the age of undelivered rows above which a live writer is shown as
         catching up.

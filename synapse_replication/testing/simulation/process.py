@@ -182,7 +182,7 @@ class Process:
         positions = {
             (stream, writer): self._token_at_start(stream, writer)
             for stream in cluster.writers
-            # Include processes that are no longer writers, or not yet.
+            # Include processes that are no longer writers, or not yet writers.
             for writer in (WRITERS if stream != MEMORY_STREAM else ("main",))
             if writer != self.name
         }
