@@ -267,7 +267,7 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
     facts = []
     if config.redis is not None:
         redis = config.redis
-        facts.append(("link", f"Redis at {redis.place}{' with TLS' * redis.use_tls}"))
+        facts.append(("link", f"Redis at {redis.address}{' with TLS' * redis.use_tls}"))
     facts += [("link", f"direct TCP to {place}") for place in config.tcp_connect]
     facts += [("link", f"direct TCP on {place}") for place in config.tcp_listen]
     for listener in config.listeners:

@@ -1,7 +1,8 @@
 """The configuration that all processes share: database, streams and writers.
 
-This module does not import a reactor: the pipeline uses it on machines that run no
-replication process, without files, such as certificates, that only a process needs.
+This module does not import a reactor, because the pipeline uses it on machines that run
+no replication process and lack the files that only a process needs, for instance
+certificates.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class DatabaseConfig:
 class DeploymentConfig:
     """The configuration that all processes of a deployment share.
 
-    :ivar database: ``None`` if it is not PostgreSQL, or not configured.
+    :ivar database: ``None`` if the database is not PostgreSQL, or not configured.
     :ivar streams: standard streams (by name) and declared ones.
     :ivar writers: the writers of each stream, by its name on the wire; empty for a
         stream that every instance may write.
@@ -76,7 +77,7 @@ class DeploymentConfig:
 def load_deployment(paths: Sequence[str]) -> DeploymentConfig:
     """Read the shared configuration; settings of single processes are not checked.
 
-    :param paths: YAML files or folders of them; later ones win.
+    :param paths: YAML files, or folders of them; later files take precedence.
     :raises ConfigError: if the configuration is invalid; it lists all problems.
     """
     problems: list[ConfigProblem] = []
@@ -135,7 +136,7 @@ def are_stored(streams: Sequence[str | TableStream]) -> bool:
     )
 
 
-#: The most connections to the database, where the configuration does not say.
+#: The default for the most connections to the database.
 DEFAULT_CONNECTIONS = 10
 
 _NO_NUMBER_OF_CONNECTIONS = (
@@ -189,8 +190,8 @@ def read_database(
         if is_needed:
             report(
                 ("database", "name"),
-                f"{section.name!r} cannot be replicated: its sequences and "
-                "positions are PostgreSQL's",
+                f"{section.name!r} cannot be replicated: replication needs the "
+                "sequences of PostgreSQL",
                 "write psycopg2, and move the data to PostgreSQL",
             )
         return None
@@ -229,7 +230,7 @@ def read_writers(
         path = (OWN_SECTION, "streams", index)
         name = stream if isinstance(stream, str) else stream.name
         if name in writers:
-            check.report(path, f"{name} is declared twice", "give one another name")
+            check.report(path, f"{name} is declared twice", "rename one of the two")
         if isinstance(stream, TableStream):
             if name not in configured:
                 check.instances((*path, "writers"), stream.writers)
@@ -279,10 +280,10 @@ class _WriterChecks:
                 self.report(
                     path,
                     "names no instance",
-                    f"name one, or leave the key out for {MAIN_INSTANCE}",
+                    f"name one, or remove the key, which means {MAIN_INSTANCE}",
                 )
             if len(set(names)) < len(names):
-                self.report(path, "names an instance twice", "name each once")
+                self.report(path, "names an instance twice", "name each instance once")
             if key in SINGLE_WRITER_KEYS and key not in declared and len(names) > 1:
                 self.report(path, "may have one writer only", "name one instance")
             self.instances(path, names)
@@ -295,7 +296,7 @@ class _WriterChecks:
             if name == "main":
                 self.report(
                     (*path, index),
-                    "the main process is not called 'main' as a writer",
+                    "'main' is not the name of the main process as a writer",
                     f"write {MAIN_INSTANCE}",
                 )
                 continue
@@ -310,9 +311,11 @@ class _WriterChecks:
 
 
 def _why_no_conninfo(conninfo: Mapping[str, Any]) -> str | None:
-    """Return the driver's error for the parameters, if it is installed.
+    """Return the driver's error for the parameters.
 
     The error names the parameter and repeats no value.
+
+    :return: ``None`` if the parameters are valid, or the driver is not installed.
     """
     try:
         from psycopg2 import ProgrammingError

@@ -1,4 +1,4 @@
-"""Creates Redis options and Twisted endpoints from the configuration."""
+"""Creation of Redis options and Twisted endpoints from the configuration."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def redis_options(config: RedisConfig) -> RedisOptions:
     sentinel = None
     if (wanted := config.sentinel) is not None:
         sentinel = SentinelOptions(
-            wanted.master, wanted.places, wanted.username, wanted.password
+            wanted.master, wanted.addresses, wanted.username, wanted.password
         )
     return RedisOptions(
         host=config.host,
@@ -108,7 +108,7 @@ def server_endpoint(
     endpoint: IStreamServerEndpoint
     try:
         if kind == "ssl" and "caCertsDir" in named:
-            endpoint = _asking_for_certificates(reactor, *arguments, **named)
+            endpoint = _client_verifying_endpoint(reactor, *arguments, **named)
         else:
             endpoint = serverFromString(reactor, description)  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, OSError) as error:
@@ -116,7 +116,7 @@ def server_endpoint(
     return endpoint
 
 
-def _asking_for_certificates(
+def _client_verifying_endpoint(
     reactor: Any,
     port: str,
     *,
@@ -128,7 +128,7 @@ def _asking_for_certificates(
 ) -> IStreamServerEndpoint:
     """Return a TLS server endpoint that verifies its clients.
 
-    Twisted has no endpoint description for it.
+    Twisted's endpoint descriptions cannot express this.
     """
     context = server_context(
         Path(certKey or privateKey),
@@ -164,8 +164,8 @@ def _bad_description(
 def listener_descriptions(listener: Listener) -> list[str]:
     """Return the endpoint descriptions of a listener, one for each address."""
     if listener.path is not None:
-        # As a named argument, because a path may contain "=", which Twisted does not
-        # escape.
+        # Pass the path as a named argument: quoteStringArgument() does not escape "=",
+        # so an unnamed path that contains it would be parsed as a name and a value.
         return [f"unix:address={_quote(listener.path)}"]
     return [
         f"{'tcp6' if ':' in address else 'tcp'}:{listener.port}"

@@ -1,9 +1,9 @@
-"""Reads YAML files, merges them as Synapse does, and records source locations.
+"""Reading of YAML files, merged as Synapse does, with their source locations.
 
-A later file wins per top-level key: its ``redis:`` replaces the whole ``redis:`` of an
-earlier one. The one exception is this package's section (:data:`OWN_SECTION`), which is
-merged key by key, so that a worker's file can add its sink to the streams that the
-shared file declares.
+Later files take precedence per top-level key: the ``redis:`` of a later file replaces
+the whole ``redis:`` of an earlier file. The only exception is this package's section
+(:data:`OWN_SECTION`), which is merged key by key, so that a worker's file can add its
+sink to the streams that the shared file declares.
 
 This module logs nothing, because the files contain secrets. docs/operators-guide.rst
 describes the rules.
@@ -27,7 +27,8 @@ __all__ = ["OWN_SECTION", "MergedFiles", "did_you_mean", "read_files", "read_sec
 #: The key of homeserver.yaml for the settings of this package.
 OWN_SECTION = "synapse_replication"
 
-#: The most values in a file: nested aliases can expand a few lines to any number.
+#: The most values in a file: nested aliases can expand a few lines to any number of
+#: values.
 _MAX_VALUES = 100_000
 
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -69,21 +70,22 @@ class MergedFiles:
 
     :ivar files: the files that were read, in order.
     :ivar values: the merged mapping.
-    :ivar places: the source locations of the keys.
+    :ivar locations: the source locations of the keys.
     """
 
     files: Sequence[str]
     values: Mapping[str, Any]
-    places: Mapping[KeyPath, SourceLocation]
+    locations: Mapping[KeyPath, SourceLocation]
 
     def problem(self, path: KeyPath, problem: str, hint: str) -> ConfigProblem:
-        """Return a problem with the value at ``path``, which may be missing."""
+        """Return a problem with the value at ``path``.
+
+        If the value is missing, the source location is that of the nearest key above.
+        """
         for length in range(len(path), 0, -1):
-            place = self.places.get(path[:length])
-            if place is not None:
-                return ConfigProblem(
-                    place.file, dotted(path), problem, hint, place.line
-                )
+            at = self.locations.get(path[:length])
+            if at is not None:
+                return ConfigProblem(at.file, dotted(path), problem, hint, at.line)
         return ConfigProblem(", ".join(self.files), dotted(path), problem, hint)
 
 
@@ -94,7 +96,7 @@ def read_files(paths: Sequence[str], problems: list[ConfigProblem]) -> MergedFil
     :param problems: a problem is added for each file that cannot be read.
     """
     values: dict[str, Any] = {}
-    places: dict[KeyPath, SourceLocation] = {}
+    locations: dict[KeyPath, SourceLocation] = {}
     files = _expand(paths, problems)
     for file in files:
         found = _read(file, problems)
@@ -106,15 +108,17 @@ def read_files(paths: Sequence[str], problems: list[ConfigProblem]) -> MergedFil
             old = values.get(key)
             if key == OWN_SECTION and isinstance(value, dict) and isinstance(old, dict):
                 values[key] = {**old, **value}
-                gone: set[KeyPath] = {(key, inner) for inner in value}
+                replaced: set[KeyPath] = {(key, inner) for inner in value}
             else:
                 values[key] = value
-                gone = {(key,)}
-            places = {p: at for p, at in places.items() if not _below(p, gone)}
-            places.update(
+                replaced = {(key,)}
+            locations = {
+                path: at for path, at in locations.items() if not _below(path, replaced)
+            }
+            locations.update(
                 (path, SourceLocation(file, line)) for path, line in mine.items()
             )
-    return MergedFiles(tuple(files), values, places)
+    return MergedFiles(tuple(files), values, locations)
 
 
 def _below(path: KeyPath, roots: set[KeyPath]) -> bool:
@@ -174,9 +178,9 @@ def _read(
             return None
         content = None if node is None else loader.construct_document(node)
         if node is not None:
-            _note_lines(node, (), lines)
-    # Besides YAMLError, PyYAML raises ValueError for a date with a thirteenth month,
-    # and RecursionError for a list that contains itself.
+            _record_lines(node, (), lines)
+    # In addition to YAMLError, PyYAML raises ValueError for a date with a thirteenth
+    # month, and RecursionError for a list that contains itself.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problems.append(_syntax_problem(file, text, error))
         return None
@@ -199,7 +203,8 @@ def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
     """
     size = known.get(id(node))
     if size is None:
-        # For a node that contains itself; its construction reports the error.
+        # Set a size first, because a node may contain itself. In that case, its
+        # construction raises the error.
         known[id(node)] = size = 1
         if isinstance(node, yaml.MappingNode):
             size += sum(_expanded_size(n, known) for pair in node.value for n in pair)
@@ -230,17 +235,17 @@ def _syntax_problem(file: str, text: str, error: Exception) -> ConfigProblem:
     )
 
 
-def _note_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> None:
+def _record_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             here = (*path, str(key.value))
             lines[here] = key.start_mark.line + 1
-            _note_lines(value, here, lines)
+            _record_lines(value, here, lines)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             item: KeyPath = (*path, index)
             lines[item] = value.start_mark.line + 1
-            _note_lines(value, item, lines)
+            _record_lines(value, item, lines)
 
 
 def read_secret(
@@ -280,7 +285,7 @@ def read_secret(
         return None
     if not secret:
         problems.append(
-            merged.problem(path_key, f"{path} is empty", "write the secret into it")
+            merged.problem(path_key, f"{path} is empty", "write the secret to the file")
         )
         return None
     return secret

@@ -25,7 +25,7 @@ __all__ = [
 
 _OR_ELSE = (
     f"or write {OWN_SECTION}: {{allow_unprotected_listeners: true}} if no untrusted "
-    "client can reach it"
+    "client can reach the listener"
 )
 
 

@@ -1,8 +1,8 @@
 """Models of Synapse's configuration sections.
 
-Sections that Synapse defines ignore unknown keys: a real homeserver.yaml has hundreds.
-The section of this package (:mod:`synapse_replication.config.own_section`) reports
-them.
+Sections that Synapse defines ignore unknown keys: a real homeserver.yaml has hundreds
+of them. In the section of this package
+(:mod:`synapse_replication.config.own_section`), an unknown key is an error.
 
 Checks that involve more than one section, a file, or the kind of the process are in
 :mod:`synapse_replication.config.process`. The descriptions of the fields become the
@@ -37,7 +37,7 @@ __all__ = [
     "SharedFile",
 ]
 
-#: The resources of HTTP listeners that this package serves; others are ignored.
+#: The resources of HTTP listeners that this package serves; it ignores all others.
 OUR_RESOURCES = ("health", "metrics", "replication")
 LISTENER_TYPES = ("http", "metrics", "replication", "manhole")
 
@@ -143,7 +143,7 @@ class InstanceSection(ForeignSection):
     )
 
     @model_validator(mode="after")
-    def _check_place(self) -> InstanceSection:
+    def _check_address(self) -> InstanceSection:
         if self.path is None and (self.host is None or self.port is None):
             raise invalid(
                 "the address of the process is missing",
@@ -229,7 +229,7 @@ class ListenerSection(ForeignSection):
         return frozenset(names.intersection(OUR_RESOURCES))
 
 
-#: The longest delay for tests of races, in ms.
+#: The greatest ``replication_torture_level``, in ms.
 _MAX_TORTURE_MS = 60_000
 
 
@@ -266,7 +266,7 @@ class SharedFile(ForeignSection):
     )
     worker_app: str | None = Field(
         default=None,
-        description="Used only to detect that a file is that of a worker.",
+        description="Used only to detect that a file belongs to a worker.",
     )
     worker_listeners: Annotated[
         list[ListenerSection], BeforeValidator(list_if_none)
@@ -300,8 +300,8 @@ class SharedFile(ForeignSection):
         Annotated[int, Field(ge=0, le=_MAX_TORTURE_MS)] | None
     ) = Field(
         default=None,
-        description="For tests: the longest random delay of each stream, in ms. "
-        "Streams are then sent in random order.",
+        description="For tests: the longest random delay of each stream, in ms. If "
+        "set, streams are also sent in random order.",
     )
     synapse_replication: Annotated[OwnSection, BeforeValidator(empty_if_none)] = Field(
         default_factory=OwnSection,

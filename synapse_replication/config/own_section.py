@@ -42,7 +42,7 @@ class FactorySection(StrictSection):
     config: Annotated[dict[str, Any], BeforeValidator(empty_if_none)] = Field(
         default_factory=dict,
         repr=False,
-        description="Passed to the function as it is.",
+        description="Mapping that is passed to the function unchanged.",
     )
 
 
@@ -62,13 +62,14 @@ class DirectTcpSection(StrictSection):
     )
     max_pending_commands: Annotated[int, Field(ge=100)] = Field(
         default=10_000,
-        description="Commands that may be queued for a peer that reads too slowly; "
-        "one more closes the connection.",
+        description="Commands that may be queued for a peer that reads too slowly; if "
+        "there are more, the connection is closed.",
     )
-    # Room for a round of the longest lines.
+    # At least four lines of the maximum length.
     max_pending_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
         default=16 * 1024 * 1024,
-        description="Bytes that may be queued for a peer that reads too slowly.",
+        description="Bytes that may be queued for a peer that reads too slowly; if "
+        "there are more, the connection is closed.",
     )
     max_connections: Annotated[int, Field(ge=10)] = Field(
         default=500, description="Open connections of one listener at a time."
@@ -92,8 +93,8 @@ class HttpSection(StrictSection):
 class ReceivingSection(StrictSection):
     """Limits of the data and positions that are accepted from peers."""
 
-    # Far more ids than are announced between two queries of the sequence, and far fewer
-    # than would exhaust its ids.
+    # The default is far more than the ids announced between two queries of the
+    # sequence, and far fewer than would exhaust the ids of the sequence.
     plausible_distance: Annotated[int, Field(ge=1000, le=2**40)] = Field(
         default=PLAUSIBLE_DISTANCE,
         description="The distance beyond a stream's sequence, in ids, up to which a "
@@ -102,12 +103,12 @@ class ReceivingSection(StrictSection):
         "never advanced to them. The value must exceed the number of ids that a "
         "stream uses in one transaction.",
     )
-    # Large enough for the largest row over Redis.
+    # The minimum suffices for the largest row over Redis.
     max_queue_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
         default=8 * 1024 * 1024,
         description="The most bytes of each stream that may be queued for a slow row "
-        "sink, and of an unfinished batch; rows beyond it are dropped and fetched "
-        "later.",
+        "sink, and the most bytes of an unfinished batch; rows beyond this limit are "
+        "dropped and fetched later.",
     )
     max_batch_rows: Annotated[int, Field(ge=100)] = Field(
         default=10_000,
@@ -121,22 +122,23 @@ class TlsSection(StrictSection):
 
     ca_file: str | None = Field(
         default=None,
-        description="PEM file, or folder, of the authorities that vouch for the "
-        "instances that this one connects to (``instance_map`` with ``tls``, and "
-        "``tls:HOST:PORT``); the authorities of the system if left out.",
+        description="PEM file, or folder, of the authorities that verify the instances "
+        "to which this process connects (``instance_map`` with ``tls``, and "
+        "``tls:HOST:PORT``); by default, the authorities of the system.",
     )
     certificate_file: str | None = Field(
         default=None,
-        description="Certificate (PEM) that this process shows: as a client if it is "
-        "asked for one, and at its listeners in place of ``tls_certificate_path``.",
+        description="Certificate (PEM) that this process presents: to servers that "
+        "request one, and at its listeners, in place of ``tls_certificate_path``.",
     )
     private_key_file: str | None = Field(
         default=None, description="Private key (PEM) of ``certificate_file``."
     )
     client_ca_file: str | None = Field(
         default=None,
-        description="PEM file, or folder, of authorities. Listeners with ``tls`` then "
-        "accept only clients with a certificate of one of them.",
+        description="PEM file, or folder, of authorities. If set, listeners with "
+        "``tls`` accept only clients whose certificate one of these authorities has "
+        "issued.",
     )
 
     @model_validator(mode="after")
@@ -154,7 +156,8 @@ class ExtensionSection(StrictSection):
 
     enabled: bool = Field(
         default=True,
-        description="Use it. Instances that do not know it are not affected.",
+        description="Whether to use the extension. Instances without it are not "
+        "affected.",
     )
     backlog_rows: Annotated[int, Field(ge=0)] = Field(
         default=10_000,
@@ -168,10 +171,11 @@ class ExtensionSection(StrictSection):
 
 
 class TracingSection(StrictSection):
-    """Send spans to a collector, by OTLP over HTTP."""
+    """A collector to which spans are sent, by OTLP over HTTP."""
 
     endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")] = Field(
-        description="URL of the collector; ``/v1/traces`` is added if it has no path."
+        description="URL of the collector; ``/v1/traces`` is added to a URL without a "
+        "path."
     )
     headers: Annotated[dict[str, SecretStr], BeforeValidator(empty_if_none)] = Field(
         default_factory=dict, description="Headers of each request."
@@ -200,7 +204,7 @@ def _to_stream(value: Any) -> Any:
         return value
     if not isinstance(value, dict):
         raise invalid(
-            "a stream is declared by a mapping, or by the name of a standard one",
+            "a stream is declared by a mapping, or by the name of a standard stream",
             "write name, table, id_column, columns, sequence and writers",
         )
     fields = {
@@ -223,7 +227,7 @@ def _to_stream(value: Any) -> Any:
         if field.default is attrs.NOTHING and name not in value
     ]
     if missing:
-        raise invalid(f"{', '.join(missing)} missing", "add it to the declaration")
+        raise invalid(f"it lacks {', '.join(missing)}", "complete the declaration")
     try:
         return TableStream(**value)
     except StreamConfigurationError as error:
@@ -235,12 +239,12 @@ StreamEntry = Annotated[Any, BeforeValidator(_to_stream)]
 
 
 class OwnSection(StrictSection):
-    """Settings of this package that Synapse has no key for."""
+    """Settings of this package for which Synapse has no key."""
 
     streams: list[StreamEntry] | None = Field(
         default=None,
         description="The streams that are replicated: names of standard streams, and "
-        "declarations of your own tables. All standard streams if left out.",
+        "declarations of your own tables. By default, all standard streams.",
     )
     row_sink: FactorySection | None = Field(
         default=None,
@@ -264,7 +268,7 @@ class OwnSection(StrictSection):
     )
     receiving: Annotated[ReceivingSection, BeforeValidator(empty_if_none)] = Field(
         default_factory=ReceivingSection,
-        description="How much is taken in, and believed, of what peers send.",
+        description="Limits of the data and positions that are accepted from peers.",
     )
     tls: Annotated[TlsSection, BeforeValidator(empty_if_none)] = Field(
         default_factory=TlsSection, description="TLS between instances."
@@ -278,7 +282,8 @@ class OwnSection(StrictSection):
         default="info", description="Lowest level that is logged."
     )
     tracing: TracingSection | None = Field(
-        default=None, description="Where spans are sent; nowhere if left out."
+        default=None,
+        description="The collector to which spans are sent; by default, none.",
     )
     extension: Annotated[ExtensionSection, BeforeValidator(empty_if_none)] = Field(
         default_factory=ExtensionSection,

@@ -97,13 +97,13 @@ class ProcessConfig:
 
     :ivar files: the files from which it was read.
     :ivar instance_name: ``master`` for the main process.
-    :ivar redis: ``None`` if it is not enabled.
+    :ivar redis: ``None`` if Redis is not enabled.
     :ivar tcp_connect: the endpoint descriptions of the direct TCP listeners to
-        connect to: of the main process, and of each other process whose rows this
-        one follows, since a listener sends what its own process writes. Empty if
-        Redis is used.
+        connect to: those of the main process, and of each other process whose rows
+        this process follows, since a listener sends only the rows that its own process
+        writes. Empty if Redis is used.
     :ivar tcp_listen: endpoint descriptions on which to serve direct TCP, in addition to
-        the listeners of that type.
+        the direct TCP listeners in ``listeners``.
     :ivar listeners: the listeners that serve a resource of this package.
     :ivar streams: standard streams (by name) and declared ones.
     :ivar writers: the writers of each stream, by its name on the wire; empty for a
@@ -153,14 +153,14 @@ class ProcessConfig:
 
     @property
     def is_main(self) -> bool:
-        """Return whether this is the main process."""
+        """Whether this is the main process."""
         return self.instance_name == MAIN_INSTANCE
 
 
 def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> ProcessConfig:
     """Read, merge and check configuration files.
 
-    :param paths: YAML files or folders of them; later ones win.
+    :param paths: YAML files, or folders of them; later files take precedence.
     :param purpose: the purpose of the process; ``None`` to derive it from
         ``worker_name``.
     :raises ConfigError: if the configuration is invalid; it lists all problems.
@@ -283,7 +283,8 @@ class _Checks:
             findings += clashing_listeners(key, getattr(shared, key), listen)
         if why := why_no_secret(config.replication_secret):
             secret = ("worker_replication_secret",)
-            findings.append((secret, why, "write a long random one, as pwgen -s 32"))
+            hint = "write a long random secret, for instance the output of pwgen -s 32"
+            findings.append((secret, why, hint))
         for path, problem, hint in findings:
             self._problem(path, problem, hint)
 
@@ -298,7 +299,7 @@ class _Checks:
             if name is not None and self._purpose is Purpose.MAIN:
                 self._problem(
                     ("worker_name",),
-                    "the main process has none",
+                    "the main process has no worker_name",
                     "omit this file, or start `synapse-replication worker`",
                 )
             return MAIN_INSTANCE
@@ -313,7 +314,7 @@ class _Checks:
         if name in (MAIN_INSTANCE, "main"):
             self._problem(
                 ("worker_name",),
-                f"{name!r} is the main process",
+                f"{name!r} is the name of the main process",
                 "write a name that no other process of this homeserver has",
             )
         return name
@@ -396,10 +397,10 @@ class _Checks:
         if in_memory:
             self._problem(
                 ("worker_listeners",),
-                f"this worker writes {', '.join(in_memory)}, which readers must "
-                "request from it, but it has no replication listener",
+                "this worker has no replication listener, from which readers must "
+                f"request the rows that it writes to {', '.join(in_memory)}",
                 "add `- {type: http, port: ..., resources: [{names: [replication]}]}`, "
-                "the same port as in instance_map",
+                "with the same port as in instance_map",
             )
 
 

@@ -21,11 +21,11 @@ class SentinelConfig:
     """The Sentinels to query for the address of the Redis master.
 
     :ivar master: the name of the master.
-    :ivar places: the hosts and ports of the Sentinels.
+    :ivar addresses: the hosts and ports of the Sentinels.
     """
 
     master: str
-    places: tuple[tuple[str, int], ...]
+    addresses: tuple[tuple[str, int], ...]
     username: str | None = None
     password: str | None = attrs.field(default=None, repr=False)
 
@@ -52,10 +52,10 @@ class RedisConfig:
     sentinel: SentinelConfig | None = None
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """The address as text for display."""
         if self.sentinel is not None:
-            at = ", ".join(f"{host}:{port}" for host, port in self.sentinel.places)
+            at = ", ".join(f"{host}:{port}" for host, port in self.sentinel.addresses)
             return f"the master {self.sentinel.master} of the Sentinels at {at}"
         return self.path or f"{self.host}:{self.port}"
 
@@ -134,10 +134,10 @@ def _read_sentinel(
                 "add redis.sentinel.password or redis.sentinel.password_path",
             )
         )
-    places = []
+    addresses = []
     for index, text in enumerate(section.sentinels):
-        place = _read_place(text)
-        if place is None:
+        address = _parse_address(text)
+        if address is None:
             problems.append(
                 merged.problem(
                     (*key, "sentinels", index),
@@ -146,11 +146,11 @@ def _read_sentinel(
                 )
             )
         else:
-            places.append(place)
-    return SentinelConfig(section.master, tuple(places), section.username, password)
+            addresses.append(address)
+    return SentinelConfig(section.master, tuple(addresses), section.username, password)
 
 
-def _read_place(text: str) -> tuple[str, int] | None:
+def _parse_address(text: str) -> tuple[str, int] | None:
     """Parse HOST, HOST:PORT, or an IPv6 address in brackets with or without a port."""
     if text.startswith("["):
         host, closed, rest = text[1:].partition("]")

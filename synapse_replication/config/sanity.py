@@ -1,8 +1,8 @@
 """Checks for common mistakes that the models of single sections do not detect.
 
 They find mistyped keys in sections that Synapse defines, two listeners on one port or
-socket, secrets that are too weak, and secret files that other users can read. The last
-are only warnings, which do not prevent the start.
+socket, secrets that are too weak, and secret files that other users can read. Such
+files cause only warnings, which do not prevent the start.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = [
 #: A problem: the key's path, what is wrong, and the hint.
 Finding = tuple[KeyPath, str, str]
 
-#: The least length of a replication secret; shorter ones are easily guessed.
+#: The least length of a replication secret; shorter secrets are easily guessed.
 MIN_SECRET: Final = 4
-#: Keys of Synapse that this package does not read, but that resemble those it reads.
+#: Keys of Synapse that this package does not read, but that resemble keys it reads.
 _OTHER_KEYS: Final = frozenset(
     {"additional_resources", "allow_unsafe_locale", "request_id_header", "mode", "tag"}
 )
@@ -91,24 +91,24 @@ def clashing_listeners(
     """
     wanted: list[tuple[KeyPath, str | int, list[str]]] = []
     for index, section in enumerate(sections):
-        place = section.path if section.path is not None else section.port
-        if place is not None:
+        where = section.path if section.path is not None else section.port
+        if where is not None:
             addresses = [] if section.path is not None else section.addresses
             name = "path" if section.path is not None else "port"
-            wanted.append(((key, index, name), place, addresses))
+            wanted.append(((key, index, name), where, addresses))
     for index, description in enumerate(descriptions):
         kind, arguments, named = split_description(description)
         port = named.get("port") or (arguments[0] if arguments else "")
         if kind in ("tcp", "tcp6", "ssl") and port.isascii() and port.isdigit():
             path: KeyPath = (OWN_SECTION, "direct_tcp", "listen", index)
             wanted.append((path, int(port), [named.get("interface", "0.0.0.0")]))
-    for index, (path, place, addresses) in enumerate(wanted):
+    for index, (path, where, addresses) in enumerate(wanted):
         for _, other, others in wanted[:index]:
-            if place == other and _overlap(addresses, others):
+            if where == other and _overlap(addresses, others):
                 yield (
                     path,
-                    f"another listener has {place} already",
-                    "write another one, or remove one of the two",
+                    f"another listener already uses {where}",
+                    "write another port or path, or remove one of the listeners",
                 )
                 break
 

@@ -17,7 +17,7 @@ __all__ = ["EXPORTER", "TracingConfig", "read_tracing", "traces_url"]
 #: A module that exists if the extra ``otlp`` is installed.
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 
-#: The collector's path for spans, if the endpoint has no path.
+#: The path to which spans are sent if the configured endpoint has none.
 _PATH = ("v1", "traces")
 
 
@@ -27,7 +27,8 @@ class TracingConfig:
 
     :ivar endpoint: the complete URL.
     :ivar headers: the headers of each request; they may contain secrets.
-    :ivar sample_ratio: the share of traces beginning here that are recorded, 0 to 1.
+    :ivar sample_ratio: the share, from 0 to 1, of the traces that begin in this process
+        that are recorded.
     :ivar service_name: the value of ``service.name``.
     """
 
@@ -40,7 +41,10 @@ class TracingConfig:
 def read_tracing(
     section: TracingSection | None, merged: MergedFiles, problems: list[ConfigProblem]
 ) -> TracingConfig | None:
-    """Return the configuration from the section; problems are added to ``problems``."""
+    """Return the configuration from the section.
+
+    :param problems: problems are added to this list.
+    """
     if section is None:
         return None
     if not _is_installed():

@@ -1,4 +1,4 @@
-"""Converts pydantic's errors to problems with a source location and a hint."""
+"""Conversion of pydantic's errors to problems with a source location and a hint."""
 
 from __future__ import annotations
 
@@ -111,12 +111,13 @@ def _known_keys(path: KeyPath) -> list[str]:
 def drop_invalid_sections(
     merged: MergedFiles, error: ValidationError
 ) -> SharedFile | None:
-    """Remove the invalid parts of the files, and validate the rest.
+    """Remove the invalid parts of the files, and validate what remains.
 
     :return: ``None`` if nothing valid is left.
     """
     values = copy.deepcopy(dict(merged.values))
-    # Removing a part may make its section invalid. These errors are not reported.
+    # Removing a part may make its section invalid. The errors that this causes are not
+    # reported.
     for _ in range(_MAX_ROUNDS):
         for details in error.errors():
             _remove(values, details["loc"])
@@ -129,7 +130,7 @@ def drop_invalid_sections(
 
 
 def _remove(values: dict[str, Any], path: KeyPath) -> None:
-    """Remove the part at ``path`` from its mapping; for a part of a list, the list."""
+    """Remove the part at ``path``; if it is part of a list, remove the whole list."""
     if path[:2] in ((OWN_SECTION,), (OWN_SECTION, "streams")):
         # The valid writers depend on the streams that are declared there.
         values.pop("stream_writers", None)

@@ -45,8 +45,8 @@ synapse_replication:
                 "standard stream; did you mean 'typing'?",
                 "1.yaml:7: synapse_replication.row_snik: there is no such key; did "
                 "you mean 'row_sink'?",
-                "2.yaml:1: worker_name: 'main' is the main process; write a name that "
-                "no other process of this homeserver has",
+                "2.yaml:1: worker_name: 'main' is the name of the main process; write "
+                "a name that no other process of this homeserver has",
             ],
         )
 
@@ -150,8 +150,8 @@ synapse_replication:
                 "1.yaml:2: stream_writers.events[1]: instance 'nobody' is not in "
                 "instance_map; add it: `instance_map: {nobody: {host: ..., port: "
                 "...}}`",
-                "1.yaml:2: stream_writers.events[2]: the main process is not called "
-                "'main' as a writer; write master",
+                "1.yaml:2: stream_writers.events[2]: 'main' is not the name of "
+                "the main process as a writer; write master",
             ],
         )
 
@@ -173,7 +173,7 @@ synapse_replication:
         it.
         """
         (invalid,) = self.problems_of(HOMESERVER, WORKER, "worker_listeners: []\n")
-        self.assertIn("worker_listeners: this worker writes typing", invalid)
+        self.assertIn("request the rows that it writes to typing", invalid)
         self.assertIn("resources: [{names: [replication]}]", invalid)
 
     def test_no_link(self) -> None:
@@ -197,7 +197,7 @@ synapse_replication:
         (invalid,) = self.problems_of(HOMESERVER, purpose=Purpose.WORKER)
         self.assertIn("worker_name: is missing", invalid)
         (invalid,) = self.problems_of(HOMESERVER, WORKER, purpose=Purpose.MAIN)
-        self.assertIn("worker_name: the main process has none", invalid)
+        self.assertIn("worker_name: the main process has no worker_name", invalid)
 
     def test_redis(self) -> None:
         """Incomplete or conflicting settings of ``redis`` are refused."""
@@ -277,12 +277,12 @@ synapse_replication:
             [invalid.partition(" synapse_replication.")[2] for invalid in problems_of],
             [
                 "streams[0]: 'tabel' is not a key of a stream; did you mean 'table'?",
-                "streams[1]: table, id_column, columns, sequence, writers missing; add "
-                "it to the declaration",
+                "streams[1]: it lacks table, id_column, columns, sequence, writers; "
+                "complete the declaration",
                 "streams[2]: stream a: table is 'B b'; write a plain SQL identifier: "
                 "lower-case letters, digits and _, at most 63 characters",
                 "streams[3]: a stream is declared by a mapping, or by the name of a "
-                "standard one; write name, table, id_column, columns, sequence and "
+                "standard stream; write name, table, id_column, columns, sequence and "
                 "writers",
                 "streams[4]: 'nothing-like-it' is not a standard stream; declare it by "
                 f"its table, or write one of {', '.join(STANDARD_STREAMS)}",

@@ -43,7 +43,7 @@ class RedisTests(FilesMixin):
         )
         self.assertNotIn("knock", repr(redis))
         self.assertEqual(
-            redis.place,
+            redis.address,
             "the master mymaster of the Sentinels at s1:7000, s2:26379, ::1:7001, "
             "::1:26379",
         )
@@ -56,10 +56,10 @@ class RedisTests(FilesMixin):
         )
         self.assertEqual(redis.sentinel, SentinelConfig("m", (("s", 1),)))
 
-    def test_place(self) -> None:
-        """Without Sentinel, ``place`` is host and port, or the socket's path."""
-        self.assertEqual(RedisConfig(host="h", port=1).place, "h:1")
-        self.assertEqual(RedisConfig(path="/s").place, "/s")
+    def test_address(self) -> None:
+        """Without Sentinel, ``address`` is host and port, or the socket's path."""
+        self.assertEqual(RedisConfig(host="h", port=1).address, "h:1")
+        self.assertEqual(RedisConfig(path="/s").address, "/s")
 
     def test_problems(self) -> None:
         """Each problem has its key and a hint."""

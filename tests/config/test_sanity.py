@@ -76,12 +76,16 @@ class SanityTests(FilesMixin):
             "{type: metrics, port: 9000, bind_addresses: ['127.0.0.1']}",
         ):
             (invalid,) = self.problems_of(listeners=f"[{{{one}}}, {other}]")
-            self.assertIn("listeners[1].port: another listener has 9000", invalid)
+            self.assertIn(
+                "listeners[1].port: another listener already uses 9000", invalid
+            )
         (invalid,) = self.problems_of(
             listeners=f"[{{{one}}}]",
             own=", direct_tcp: {listen: 'tcp:9000:interface=127.0.0.1'}",
         )
-        self.assertIn("direct_tcp.listen[0]: another listener has 9000", invalid)
+        self.assertIn(
+            "direct_tcp.listen[0]: another listener already uses 9000", invalid
+        )
         (invalid,) = self.problems_of(
             listeners="[{type: metrics, path: /a}, {type: metrics, path: /a}]"
         )
