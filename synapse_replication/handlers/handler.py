@@ -205,7 +205,7 @@ class ReplicationCommandHandler(HostCommandHandler):
         link = self._links[connection] = Link(connection)
         self._observer.connections_changed(len(self._links))
         for receiver in self._receivers.values():
-            receiver.look_for_removed_writers(link)
+            receiver.search_for_removed_writers(link)
 
     def _send_syncing_users(self, connection: ReplicationConnection) -> None:
         instance_id = self._host.identity.instance_id
@@ -222,7 +222,7 @@ class ReplicationCommandHandler(HostCommandHandler):
         link = self._links.pop(connection, None)
         self._followed.pop(connection, None)
         if link is not None:
-            link.lose()
+            link.mark_lost()
             self._forget_copies(connection)
             self._observer.connections_changed(len(self._links))
             self.ready_again(connection)

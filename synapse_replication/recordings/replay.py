@@ -211,7 +211,7 @@ class _Replay:
             self,
             observer,
             options=HandlerOptions(
-                passive=True, receiver=ReceiverOptions(takes_positions_back=False)
+                passive=True, receiver=ReceiverOptions(reverts_positions=False)
             ),
         )
         self._handler.new_connection(self._connection)

@@ -1,1 +1,1 @@
-"""The receive path: queues, catch-up and delivery, per stream."""
+"""The receive path of each stream: queue, catch-up and delivery."""

@@ -1,4 +1,4 @@
-"""Handles announced positions, new epochs and ranges dropped from a full queue.
+"""Handling of announced positions, new epochs and ranges dropped from a full queue.
 
 Theory of operation: for each item, a ``plan_*`` function of
 :mod:`synapse_replication.streams.catchup` decides what to do, and an
@@ -39,7 +39,7 @@ __all__ = ["AnnouncementHandler"]
 
 
 class AnnouncementHandler:
-    """Handles the announcements of one stream's writers, in queue order.
+    """Handler of the announcements of one stream's writers, in queue order.
 
     Use it in the reactor's thread only.
     """
@@ -52,8 +52,8 @@ class AnnouncementHandler:
         """Handle a writer's POSITION: begin a catch-up if there is a gap before it."""
         name, instance_name = self._context.name, position.instance_name
         if link.is_lost:
-            # It may reveal a gap: rows queued behind it must not be delivered past that
-            # gap.
+            # The position may reveal a gap. Forget the writer, so that its rows further
+            # back in the queue are not delivered past that gap.
             link.writers.pop((name, instance_name), None)
             return
         writer = link.writer(name, instance_name)
@@ -74,8 +74,8 @@ class AnnouncementHandler:
             self._context.report_position(instance_name)
             self._catch_ups.connected(writer)
         elif isinstance(plan, Extend) and run is not None:
-            run.want(plan.upto_token)
-            # The writer is back: it announces its own rows again.
+            run.add_claim(plan.upto_token)
+            # The writer has returned: it announces its own rows again.
             run.is_drain = False
             await self._catch_ups.begin(writer, run)
         elif isinstance(plan, Check):
@@ -89,14 +89,14 @@ class AnnouncementHandler:
     ) -> None:
         """Catch up if the reader is behind the position that the writer reported.
 
-        This rewinds a stream only to tokens above which no row was delivered.
+        A stream is rewound only to a token above which no row was delivered.
         """
         if link.is_lost:
             return
         name, instance_name, token = self._context.name, item.instance_name, item.token
         writer = link.writers.get((name, instance_name))
         if writer is None:
-            # Its POSITION never arrived; the report carries the same information.
+            # The writer's POSITION has not arrived; the report can replace it.
             if token >= self._context.stream.current_token(instance_name):
                 await self.handle_position(
                     link, PositionCommand(name, instance_name, token, token)
@@ -113,7 +113,7 @@ class AnnouncementHandler:
         )
         observer = self._context.observer
         if isinstance(plan, Extend) and run is not None:
-            run.want(plan.upto_token)
+            run.add_claim(plan.upto_token)
         elif isinstance(plan, AheadOfWriter):
             observer.ahead_of_writer(name, instance_name, reader.current, token)
         elif isinstance(plan, Gap):
@@ -132,9 +132,9 @@ class AnnouncementHandler:
         if key not in link.writers and (link.is_lost or item.lowest_position is None):
             return
         writer = link.writer(self._context.name, instance_name)
-        writer.lose_rows(item.ends_in_batch)
+        writer.mark_rows_lost(item.ends_in_batch)
         writer.has_lost_rows |= item.has_lost_row
-        upto = item.far_upto if item.upto is None else item.upto
+        upto = item.implausible_upto if item.upto is None else item.upto
         if upto is None:
             return
         run = writer.catch_up
@@ -154,30 +154,30 @@ class AnnouncementHandler:
         if plan.from_token is not None:
             run.cursor = min(run.cursor, plan.from_token)
         run.is_drain = run.is_drain and item.lowest_position is None
-        run.want(plan.upto_token)
-        self._want_dropped(run, item)
+        run.add_claim(plan.upto_token)
+        self._add_dropped_claims(run, item)
         await self._catch_ups.begin(writer, run)
 
     @staticmethod
-    def _want_dropped(run: CatchUpState, item: DroppedRange) -> None:
+    def _add_dropped_claims(run: CatchUpState, item: DroppedRange) -> None:
         run.is_incomplete = True
-        if item.far_upto is not None:
-            run.want(item.far_upto)
+        if item.implausible_upto is not None:
+            run.add_claim(item.implausible_upto)
 
     async def handle_epoch(self, link: Link, item: NewEpoch) -> None:
         """Fetch all rows in a writer's memory, unless its epoch is unchanged.
 
         If the epoch of the delivered rows is unknown, the writer may have restarted
-        since. An unfinished batch is fetched: its remaining rows may never arrive.
+        since. An unfinished batch is fetched, too: its remaining rows may never arrive.
         """
         instance_name, epoch = item.instance_name, item.epoch
         if link.is_lost or self._catch_ups.epochs.is_present(instance_name, epoch):
-            # The next connection reports it again.
+            # There is nothing to do, or the epoch is reported again on the next link.
             return
         known = link.writers.get((self._context.name, instance_name))
         run = None if known is None else known.catch_up
         if run is not None and run.epoch == epoch:
-            # The same epoch was reported again before the rewind.
+            # The epoch was reported again before the catch-up has rewound the stream.
             return
         is_new = self._context.stream.current_token(instance_name) == 0
         if is_new and run is None and not (known and known.pending):
@@ -192,16 +192,16 @@ class AnnouncementHandler:
         try:
             await self._catch_ups.epochs.begin(instance_name, epoch)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
-            # The next heartbeat reports it again.
+            # The next heartbeat reports the epoch again.
             self._context.observer.failure(
                 f"saving the epoch of {instance_name}", error
             )
 
     def handle_lost_row(self, link: Link, item: LostRow) -> None:
-        """Mark a batch with an unreadable row, so that its rows are fetched."""
+        """Record that a row of a writer's next batch was lost; the batch is fetched."""
         writer = link.writers.get((self._context.name, item.instance_name))
         if writer is not None:
-            writer.lose_rows(ends_in_batch=True)
+            writer.mark_rows_lost(ends_in_batch=True)
 
     def _drop_pending(self, writer: LinkedWriter) -> None:
         self._context.discard(
@@ -218,9 +218,10 @@ class AnnouncementHandler:
         epoch: str | None = None,
         dropped: DroppedRange | None = None,
     ) -> None:
-        """Begin a catch-up; it replaces a running one.
+        """Begin a catch-up, which replaces the writer's current catch-up.
 
-        :param dropped: the dropped items, if they are the reason.
+        :param epoch: the writer's new epoch, if that is the reason.
+        :param dropped: the dropped range, if that is the reason.
         """
         if writer.catch_up is not None:
             writer.catch_up.cancel_retry()
@@ -232,5 +233,5 @@ class AnnouncementHandler:
             start = plan.from_token if isinstance(plan, Gap) else upto_token
             run = CatchUpState(start, upto_token)
         if dropped is not None:
-            self._want_dropped(run, dropped)
+            self._add_dropped_claims(run, dropped)
         await self._catch_ups.begin(writer, run)

@@ -1,8 +1,8 @@
-"""Decides which batches of a writer to deliver and which to fetch instead.
+"""Sorting of a writer's batches: which to deliver, and which to fetch instead.
 
 Theory of operation: a :class:`BatchSorter` receives batches in order of arrival and
 decides about each. It has no side effects: its caller discards, delivers and fetches
-accordingly.
+rows accordingly.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["BatchSorter"]
 
 @attrs.define
 class BatchSorter:
-    """Sorts the complete batches of one writer.
+    """Sorter of the complete batches of one writer.
 
-    :ivar position: batches with tokens up to this one are late.
-    :ivar missed_above: late rows above this token were never delivered.
+    :ivar position: the token up to which batches are late.
+    :ivar missed_above: the token above which late rows have not been delivered.
     :ivar fetch_from: the token above which rows must be fetched before any later rows
-        are delivered; ``None`` if none must be fetched.
+        are delivered; ``None`` if no rows must be fetched.
     :ivar deliverable: the batches to deliver, with typed rows.
-    :ivar missed: the tokens of late rows that were never delivered, and of the batches
-        after them.
-    :ivar has_lost_rows: whether rows before or of the next batch are missing.
+    :ivar missed: the tokens of late rows that have not been delivered, and of the
+        batches after them.
+    :ivar has_lost_rows: whether rows of the next batch, or before it, are missing.
     :param is_plausible: see
         :class:`~synapse_replication.handlers.receiving.context.StreamContext`.
     :param decode: returns typed rows; ``None`` if one of them cannot be decoded.
@@ -56,39 +56,39 @@ class BatchSorter:
         is_late = token <= self.position
         has_lost_rows = self.has_lost_rows
         if has_lost_rows and not is_late and self.is_plausible(token):
-            # The rows up to this token are fetched, the lost ones among them. A late
-            # or false token does not show how far the lost rows reach.
+            # The rows up to this token, including the lost rows, will be fetched. After
+            # a late or false token, in contrast, lost rows might still be missing.
             self.has_lost_rows = False
         if self.missed and not is_late:
-            # Do not deliver it now: fetching the missed rows, which have lower tokens,
-            # also fetches this batch, and it would be delivered twice.
+            # Do not deliver this batch now: fetching the missed rows, which have lower
+            # tokens, also fetches this batch, so it would be delivered twice.
             self.missed.append(token)
             return DiscardReason.CATCHING_UP
         if is_late and not self.description.idempotent:
             return self._discard_late(token)
         before = token - 1 if is_late else self.position
         if has_lost_rows:
-            # Later batches must not be delivered first, because the position would
-            # then pass the lost rows. A false position may have passed them already.
+            # Later batches must not be delivered first, because the position would then
+            # pass the lost rows. A false position may have passed these rows already.
             from_token = min(before, self.missed_above)
             return self._fetch(from_token, DiscardReason.CATCHING_UP)
         if not is_late and self.fetch_from is not None:
             return DiscardReason.CATCHING_UP
         if not is_late and not self.is_plausible(token):
-            # If the row is bogus, it may have ended a batch too early: the rest of the
-            # batch is still to come.
+            # If the token is false, it may have ended its batch too early: further rows
+            # of the batch may follow.
             self.has_lost_rows = len(texts) > 1
             return self._fetch(before, DiscardReason.CATCHING_UP)
         rows = self.decode(texts)
         if rows is None:
             return self._fetch(before, DiscardReason.UNDECODABLE)
         self.deliverable.append((token, rows))
-        # A later batch that repeats this token was not missed.
+        # If a later batch has the same token, it is late, but it was not missed.
         self.position = self.missed_above = max(self.position, token)
         return None
 
     def _discard_late(self, token: int) -> DiscardReason:
-        # Rows never reset a resettable stream; only its POSITION or epoch does.
+        # Late rows do not reset a resettable stream: only a POSITION or an epoch does.
         if token > self.missed_above and not self.description.resettable:
             self.missed.append(token)
             return DiscardReason.CATCHING_UP

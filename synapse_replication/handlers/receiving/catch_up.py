@@ -1,22 +1,22 @@
-"""Catching up with a writer, a page at a time.
+"""Catching up with a writer, one page at a time.
 
 Theory of operation: a
-:class:`~synapse_replication.handlers.receiving.writer_state.CatchUpState` on the
-writer's state holds the start and the target. :meth:`CatchUpRunner.run` fetches pages
-until the target is reached. If other work waits in the stream's queue after a page, it
-yields: it adds a step at the end of the queue. After a failure of the source or of the
-host, the step is added after a delay that doubles with each attempt. The cursor
-advances with every token, so that a retry does not deliver rows twice.
+:class:`~synapse_replication.handlers.receiving.writer_state.CatchUpState` in the
+writer's state contains the cursor and the target. :meth:`CatchUpRunner.run` fetches
+pages until the target is reached. If other work is waiting in the stream's queue after
+a page, the catch-up yields: it appends a step to the queue. After a failure of the
+source or of the host, the step is appended after a delay that doubles with each
+attempt. The cursor advances with every token, so that a retry does not deliver rows
+twice.
 
-A reported position of a writer is a claim until the source confirms it: the source
-returns nothing beyond its last token, and claims beyond that token are refuted. If a
-position advanced without rows, its starting point is remembered
-(:mod:`~synapse_replication.handlers.receiving.silent_moves`), so that an accepted claim
-that proves false can be reverted.
+A position that a writer reports is a *claim* until the source confirms it: a claim
+above the source's last token is refuted. If a position advances without rows, the range
+is recorded (:mod:`~synapse_replication.handlers.receiving.silent_moves`), so that the
+position can be reverted if the claim proves false later.
 
 A catch-up that is not running has exactly one step in the queue or one scheduled retry.
-If its link is lost, it is abandoned together with the writer's state, so that rows of
-the writer that are still queued cannot be delivered past the gap.
+If its link is lost, the catch-up is abandoned together with the writer's state, so that
+rows of the writer that are still queued cannot be delivered past the gap.
 
 See docs/failure-modes.rst: failure-paged-catch-up, failure-million-rows-behind.
 """
@@ -52,11 +52,11 @@ __all__ = ["CatchUpRunner"]
 
 
 class CatchUpRunner:
-    """Runs the catch-ups of one stream.
+    """Runner of the catch-ups of one stream.
 
-    :param queue: the queue to which steps are added; not empty if other work waits.
-    :param search: started when a writer becomes connected, to find removed writers.
-    :ivar epochs: the epoch of each writer to which the delivered rows belong.
+    :param queue: the stream's queue, to which steps are added.
+    :param search: requested when a writer becomes connected, to find removed writers.
+    :ivar epochs: for each writer, the epoch of its delivered rows.
     """
 
     def __init__(
@@ -86,9 +86,10 @@ class CatchUpRunner:
         """Schedule a catch-up from ``from_token`` to the greatest of ``tokens``.
 
         :param tokens: the tokens of the received rows; at least one.
-        :param error: the host's failure, if that is the cause; the catch-up then
+        :param error: the failure of the host, if that is the cause; the catch-up then
             starts after a delay.
-        :param restart_token: a position to rewind to first.
+        :param restart_token: the position to rewind to first; ``None`` if no rewind is
+            needed.
         """
         run = writer.catch_up
         if run is None:
@@ -102,7 +103,7 @@ class CatchUpRunner:
             if run.restart_token is None:
                 run.restart_token = restart_token
         for token in sorted(tokens):
-            run.want(token)
+            run.add_claim(token)
         if not is_new:
             if error is not None:
                 self._context.observer.failure(
@@ -113,7 +114,7 @@ class CatchUpRunner:
         elif writer.link.is_lost:
             writer.forget()
         elif not self._must_wait(writer, run):
-            self._put_step(writer, run)
+            self._enqueue_step(writer, run)
 
     async def begin(self, writer: LinkedWriter, run: CatchUpState) -> None:
         """Begin or retry a catch-up; delay it if many have begun recently.
@@ -127,15 +128,15 @@ class CatchUpRunner:
     def _must_wait(self, writer: LinkedWriter, run: CatchUpState) -> bool:
         """Return whether the rate limit delays a catch-up; if so, schedule its step."""
         if run.cursor >= run.target and run.restart_token is None:
-            # Such a catch-up does not query the source.
+            # This catch-up will not query the source.
             return False
         clock = self._context.clock
         wait = self._rate.wait_before(writer.instance_name, clock.seconds())
         if wait and (run.retry is None or not run.retry.active()):
-            run.retry = clock.call_later(wait, self._put_step, writer, run)
+            run.retry = clock.call_later(wait, self._enqueue_step, writer, run)
         return wait > 0
 
-    def _put_step(self, writer: LinkedWriter, run: CatchUpState) -> None:
+    def _enqueue_step(self, writer: LinkedWriter, run: CatchUpState) -> None:
         if not run.is_queued:
             run.is_queued = True
             self._queue.add(writer.link, CatchUpStep(writer, run))
@@ -147,7 +148,7 @@ class CatchUpRunner:
             await self.run(item.writer, item.catch_up)
 
     async def run(self, writer: LinkedWriter, run: CatchUpState) -> None:
-        """Run a catch-up until it finishes, or yields because other work waits.
+        """Run a catch-up until it finishes, or yields because other work is waiting.
 
         :param run: becomes the writer's current catch-up.
         """
@@ -159,7 +160,7 @@ class CatchUpRunner:
                 await self._rewind(writer.instance_name, run, run.restart_token)
             if run.cursor < run.target and not await self._fetch(writer, run):
                 return
-            await self._move_to_target(writer, run)
+            await self._advance_to_target(writer, run)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._try_again(writer, run, error)
             return
@@ -178,11 +179,11 @@ class CatchUpRunner:
                     return False
                 await self._fetch_page(writer, run, event)
                 if self._queue and run.cursor < run.target:
-                    self._put_step(writer, run)
+                    self._enqueue_step(writer, run)
                     return False
         return True
 
-    async def _move_to_target(self, writer: LinkedWriter, run: CatchUpState) -> None:
+    async def _advance_to_target(self, writer: LinkedWriter, run: CatchUpState) -> None:
         """Advance the position to the target if no row has done so."""
         context, instance_name = self._context, writer.instance_name
         current = context.stream.current_token(instance_name)
@@ -190,7 +191,7 @@ class CatchUpRunner:
             waiting = context.sink.on_position(context.name, instance_name, run.target)
             if waiting is not None:
                 await waiting
-            if context.options.takes_positions_back:
+            if context.options.reverts_positions:
                 self._silent.moved(
                     instance_name, current, run.target, context.clock.seconds()
                 )
@@ -218,8 +219,8 @@ class CatchUpRunner:
     def _limit_rewind(self, instance_name: str, run: CatchUpState) -> None:
         """Do not rewind below rows that were delivered since the rewind was planned.
 
-        A homeserver may itself have delivered rows before it delivered a position of
-        another writer that would make them visible to users.
+        The host may have fetched and delivered rows by itself, before it delivered
+        another writer's position that makes these rows visible to users.
         """
         if run.restart_token is None or self._context.description.resettable:
             return
@@ -238,8 +239,8 @@ class CatchUpRunner:
         if waiting is not None:
             await waiting
         if run.epoch is not None:
-            # Not before the rewind: a token of the old epoch must never be persisted
-            # with the new epoch.
+            # Begin the epoch only after the rewind: a token of the old epoch must never
+            # be persisted with the new epoch.
             await self.epochs.begin(instance_name, run.epoch)
         self._silent.forget(instance_name)
         run.restart_token = None
@@ -270,13 +271,13 @@ class CatchUpRunner:
         return self._silent.start_of(instance_name, current)
 
     def start_to_check(self, instance_name: str) -> int:
-        """Return the token above which to query the source for a confirmed position.
+        """Return the token above which to query the source if a position is confirmed.
 
-        It is the position itself if a row reached it, or if it was just checked.
+        This is the position itself if a row reached it, or if it was checked recently.
         """
         current = self._context.stream.current_token(instance_name)
-        takes_back = self._context.options.takes_positions_back
-        if self._context.description.resettable or not takes_back:
+        reverts = self._context.options.reverts_positions
+        if self._context.description.resettable or not reverts:
             return current
         return self._silent.start_to_check(
             instance_name, current, self._context.clock.seconds()
@@ -296,8 +297,8 @@ class CatchUpRunner:
             if upto_token <= from_token:
                 return
         page = check_page(result, from_token, upto_token, take_encoded=True)
-        # Do not read ahead in an idempotent stream: rows below its position may still
-        # be committed.
+        # Do not read ahead in an idempotent stream: further rows below its position may
+        # be committed in the meantime.
         is_wanted = not (writer.link.is_lost or description.idempotent)
         if page.upto_token < run.target and is_wanted:
             self._pages.read_ahead(instance_name, run, page.upto_token)
@@ -332,15 +333,15 @@ class CatchUpRunner:
             context.name, instance_name, run.target, last_token
         )
         context.discard(instance_name, DiscardReason.IMPLAUSIBLE, 1)
-        # After a failover to a standby, a sequence may be slightly behind.
+        # After a failover to a standby, the source's last token may be slightly low.
         is_exact = context.description.held_in_memory
         distance = context.options.plausible_distance
         run.refute(last_token, 0 if is_exact else distance)
         if run.is_incomplete and is_exact:
-            # The writer itself reported this position.
-            run.want(last_token)
+            # The writer itself is the source, and it has rows up to its last token.
+            run.add_claim(last_token)
         elif run.is_incomplete:
-            # Rows up to an omitted claim are fetched with the writer's next row.
+            # The rows up to an omitted claim are fetched with the writer's next row.
             writer.has_lost_rows = True
 
     def _try_again(
@@ -354,7 +355,7 @@ class CatchUpRunner:
         if writer.link.is_lost:
             writer.forget()
         else:
-            run.retry = context.clock.call_later(delay, self._put_step, writer, run)
+            run.retry = context.clock.call_later(delay, self._enqueue_step, writer, run)
 
     def _event(self, writer: LinkedWriter, run: CatchUpState) -> CatchUpEvent:
         return CatchUpEvent(
@@ -362,10 +363,10 @@ class CatchUpRunner:
         )
 
     def connected(self, writer: LinkedWriter) -> None:
-        """Mark a writer as connected: its POSITION has been handled completely."""
+        """Mark a writer as connected, after its POSITION was handled completely."""
         if not writer.is_connected:
             writer.is_connected = True
             self._context.observer.stream_connected(
                 writer.link.connection.name, self._context.name, writer.instance_name
             )
-            self._search.look(writer.link)
+            self._search.request(writer.link)

@@ -1,4 +1,4 @@
-"""The state and options that all parts of a received stream share."""
+"""The options and collaborators that all parts of a received stream share."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ __all__ = ["ReceiverOptions", "StreamContext"]
 class ReceiverOptions:
     """The bounds of a received stream.
 
-    :ivar max_queue_size: the most bytes in its queue, and in an unfinished batch; rows
-        beyond it are dropped and fetched later.
-    :ivar max_batch_rows: the most rows of an unfinished batch; a larger batch is
-        dropped, and fetched when it is complete.
-    :ivar break_after_rows: rows to handle before yielding to the reactor.
-    :ivar break_after_seconds: time in s to handle rows before yielding to the reactor.
+    :ivar max_queue_size: the largest size of its queue, and of an unfinished batch, in
+        bytes; rows beyond it are dropped and fetched later.
+    :ivar max_batch_rows: the largest number of rows in an unfinished batch; a larger
+        batch is dropped, and fetched when it is complete.
+    :ivar break_after_rows: the number of rows to handle before yielding to the reactor.
+    :ivar break_after_seconds: the time for which to handle rows before yielding to the
+        reactor, in s.
     :ivar backoff: the delays between attempts to catch up.
-    :ivar takes_positions_back: whether to rewind over a range that a position skipped
+    :ivar reverts_positions: whether to rewind over a range that a position skipped
         without rows, if the writer contradicts the position. False for a recording,
         whose writers cannot be queried.
-    :ivar plausible_distance: how far beyond the source's last token a position may be
-        and still be believed.
+    :ivar plausible_distance: how far a writer's position may be above the source's last
+        token without being refuted.
     """
 
     max_queue_size: int = 8 * 1024 * 1024
@@ -40,7 +41,7 @@ class ReceiverOptions:
     break_after_rows: int = 2_000
     break_after_seconds: float = 0.01
     backoff: Backoff = attrs.field(factory=Backoff)
-    takes_positions_back: bool = True
+    reverts_positions: bool = True
     plausible_distance: int = PLAUSIBLE_DISTANCE
 
 
@@ -84,12 +85,12 @@ class StreamContext:
         return found
 
     def discard(self, instance_name: str, reason: DiscardReason, count: int) -> None:
-        """Report discarded rows or positions, unless ``rows`` is 0."""
+        """Report discarded rows or positions, unless ``count`` is 0."""
         if count:
             self.observer.discarded(self.name, instance_name, reason, count)
 
     def report_position(self, instance_name: str) -> None:
-        """Report up to which token a writer's rows were delivered."""
+        """Report the token up to which a writer's rows were delivered."""
         self.observer.position_changed(
             self.name, instance_name, self.stream.current_token(instance_name)
         )

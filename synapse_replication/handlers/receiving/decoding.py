@@ -1,4 +1,4 @@
-"""Decodes received and fetched rows of a stream into typed rows."""
+"""Decoding of received and fetched rows into typed rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RowDecoder"]
 
 
 class RowDecoder:
-    """Decodes the rows of one stream, and reports invalid rows and unknown fields."""
+    """Decoder of one stream's rows, which reports invalid rows and unknown fields."""
 
     def __init__(self, context: StreamContext) -> None:
         self._name = context.name
@@ -52,7 +52,7 @@ class RowDecoder:
             try:
                 decoded = self._codec.decode(page.values)
             except RowDecodeError:
-                # Decode one at a time to find the invalid row.
+                # Decode the rows one at a time below, to skip only invalid rows.
                 pass
             else:
                 if decoded.with_extra_fields:
@@ -68,8 +68,8 @@ class RowDecoder:
     ) -> list[Any]:
         """Decode fetched values one at a time.
 
-        An invalid row, for instance of a peer of another version, is skipped and
-        reported: to retry it would stop the stream for ever.
+        An invalid row, for instance from a peer of another version, is skipped and
+        reported. It is not retried, because the stream would never advance past it.
         """
         rows: list[Any] = []
         for value in values:

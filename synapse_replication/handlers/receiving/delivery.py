@@ -2,7 +2,7 @@
 
 Theory of operation: most hosts handle rows synchronously, so no coroutine is created
 until the host returns an awaitable. If the host fails to handle a batch, that batch and
-all later ones are fetched again: none may be skipped.
+all later batches are fetched again, because no batch may be skipped.
 
 See docs/failure-modes.rst: failure-unreadable-row, failure-invalidate-first.
 """
@@ -21,7 +21,7 @@ __all__ = ["Delivery"]
 
 
 class Delivery:
-    """Delivers the typed rows of one stream.
+    """Delivery of the typed rows of one stream.
 
     Use it in the reactor's thread only.
     """
@@ -58,7 +58,10 @@ class Delivery:
         left: Sequence[tuple[int, list[Any]]],
         waiting: Awaitable[None] | None,
     ) -> None:
-        """Await the host for the first batch, then deliver the remaining ones."""
+        """Wait until the host has handled the first batch, then deliver the others.
+
+        :param waiting: the host's awaitable for the first batch.
+        """
         context, instance_name = self._context, writer.instance_name
         done = 0
         try:
@@ -89,6 +92,6 @@ class Delivery:
         self._context.discard(writer.instance_name, reason, lost)
         tokens = [token for token, _ in left]
         current = self._context.stream.current_token(writer.instance_name)
-        # Tokens of late rows are in no particular order.
+        # The tokens of late rows are in no particular order.
         from_token = min(current, min(tokens) - 1)
         self._catch_ups.schedule(writer, from_token, tokens, error)

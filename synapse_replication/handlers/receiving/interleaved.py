@@ -1,7 +1,7 @@
-"""Handles rows of several writers that were received together.
+"""Handling of the rows of several writers that were received together.
 
-Theory of operation: single rows of live writers are decoded together and delivered in
-order of arrival. All other rows are handled writer by writer.
+Theory of operation: batches of one row each, from live writers, are decoded together
+and delivered in order of arrival. All other rows are handled separately by writer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["InterleavedRowHandler"]
 
 
 class InterleavedRowHandler:
-    """Handles the interleaved rows of one stream.
+    """Handler of the interleaved rows of one stream.
 
     Use it in the reactor's thread only.
 
@@ -39,8 +39,8 @@ class InterleavedRowHandler:
         self._rows = rows
 
     async def handle(self, link: Link, run: InterleavedRun) -> None:
-        """Handle rows of several writers, a slice at a time, decoded together."""
-        # The positions to report: at a break or at the end, not once per row.
+        """Handle rows of several writers; decode each slice as a whole if possible."""
+        # The positions to report at the next break or at the end, not once per row.
         moved: dict[str, int] = {}
         pacer = self._context.pacer
         for start in range(0, len(run.rows), SLICE):
@@ -80,8 +80,9 @@ class InterleavedRowHandler:
         typed: list[Any],
         moved: dict[str, int],
     ) -> None:
-        """Deliver single rows of live writers; pass the others to the row handler.
+        """Deliver the rows of live writers; pass other rows to the row handler.
 
+        :param part: the rows; each is a batch of its own.
         :param moved: updated with the positions of live writers, to be reported later.
         """
         name, stream = self._context.name, self._context.stream

@@ -39,12 +39,13 @@ class LostRow:
 
 @attrs.frozen
 class ReportedPosition:
-    """A writer's report on the extension that it has sent all rows up to ``token``.
+    """A writer's report that it has sent all rows up to ``token``.
 
-    :ivar is_first: the writer has just started, and reports its initial position.
-        Missing rows below it do not count as a gap, but are fetched.
-    :ivar is_below: the token was below this reader's position when the report arrived.
-        Only then does it contradict the position: after a queue was full, items may be
+    :ivar is_first: whether the writer has just started, so that this is its initial
+        position. Missing rows up to it are fetched but do not count as a gap.
+    :ivar is_below: whether the token was below this reader's position when the report
+        arrived. Only then does the report contradict the position. A comparison when
+        the report is handled is not sufficient: after the queue was full, items may be
         handled out of order.
     """
 
@@ -58,7 +59,7 @@ class ReportedPosition:
 class NewEpoch:
     """A writer's epoch that differs, or may differ, from that of the handled rows.
 
-    ``token`` is the writer's position when it reported the epoch.
+    :ivar token: the writer's position when it reported the epoch.
     """
 
     instance_name: str
@@ -68,7 +69,7 @@ class NewEpoch:
 
 @attrs.frozen(eq=False)
 class FoundRemoved:
-    """Removed writers whose rows are to be fetched."""
+    """Removed writers whose rows must be fetched."""
 
     writers: Mapping[str, RemovedWriter]
 
@@ -90,18 +91,18 @@ class DroppedRange:
     """A summary of a writer's queued items that were dropped when the queue was full.
 
     :param is_plausible: returns whether a token is plausible.
-    :ivar lowest: the smallest token of the dropped rows.
-    :ivar upto: the token up to which rows must be fetched; ``None`` if no dropped item
-        had a token.
-    :ivar far_upto: the greatest implausible token; ``None`` if there was none. Such
-        tokens do not count for ``lowest`` and ``upto``.
-    :ivar lowest_position: the smallest position of the dropped POSITIONs; ``None`` if
-        there was none.
+    :ivar lowest: the smallest plausible token of the dropped rows; ``None`` if they
+        have none.
+    :ivar upto: the greatest plausible token of the dropped items, up to which rows must
+        be fetched; ``None`` if they have none.
+    :ivar implausible_upto: the greatest implausible token; ``None`` if they have none.
+    :ivar lowest_position: the smallest position of the dropped POSITION commands;
+        ``None`` if none were dropped.
     :ivar was_reset: whether one of the items reset the stream.
     :ivar ends_in_batch: whether the last dropped rows belong to an unfinished batch;
         ``None`` if no rows were dropped.
-    :ivar has_lost_row: whether one of the rows could not be parsed; the tokens of the
-        others do not show how far it reaches.
+    :ivar has_lost_row: whether one of the rows could not be parsed. Its token is
+        unknown and may be above ``upto``.
     :ivar rows: the number of dropped rows.
     """
 
@@ -114,7 +115,7 @@ class DroppedRange:
     ends_in_batch: bool | None = None
     has_lost_row: bool = False
     rows: int = 0
-    far_upto: int | None = None
+    implausible_upto: int | None = None
     is_plausible: Callable[[int], bool] = attrs.field(
         default=_is_always_plausible, eq=False, repr=False
     )
@@ -141,19 +142,19 @@ class DroppedRange:
             self._reach(None, token)
         self._announce(token)
 
-    def add_range(self, later: DroppedRange) -> None:
-        """Add a range that was dropped earlier."""
-        if later.was_reset:
+    def add_range(self, dropped: DroppedRange) -> None:
+        """Add a range of the writer's rows that were dropped earlier."""
+        if dropped.was_reset:
             self._reset()
-        self._reach(later.lowest, later.upto)
-        if later.far_upto is not None:
-            self._claim(later.far_upto)
-        self.rows += later.rows
-        if later.lowest_position is not None:
-            self._announce(later.lowest_position)
-        if later.ends_in_batch is not None:
-            self.ends_in_batch = later.ends_in_batch
-        self.has_lost_row |= later.has_lost_row
+        self._reach(dropped.lowest, dropped.upto)
+        if dropped.implausible_upto is not None:
+            self._claim(dropped.implausible_upto)
+        self.rows += dropped.rows
+        if dropped.lowest_position is not None:
+            self._announce(dropped.lowest_position)
+        if dropped.ends_in_batch is not None:
+            self.ends_in_batch = dropped.ends_in_batch
+        self.has_lost_row |= dropped.has_lost_row
 
     def add_lost_row(self) -> None:
         """Add a row of the writer that could not be parsed."""
@@ -163,8 +164,8 @@ class DroppedRange:
         if self.lowest_position is None or token < self.lowest_position:
             self.lowest_position = token
 
-    def _claim(self, far_upto: int) -> None:
-        self.far_upto = max(far_upto, self.far_upto or 0)
+    def _claim(self, implausible_upto: int) -> None:
+        self.implausible_upto = max(implausible_upto, self.implausible_upto or 0)
 
     def _reset(self) -> None:
         self.was_reset = True
@@ -188,4 +189,4 @@ Item: TypeAlias = (
     | NewEpoch
     | FoundRemoved
 )
-"""An item of a stream's queue, with the link on which it arrived."""
+"""An item of a stream's queue."""

@@ -1,10 +1,10 @@
-"""Coalesces a full queue into ranges to be fetched again.
+"""Coalescing of a full queue into ranges to be fetched again.
 
-Theory of operation: rows in the queue can be fetched again, so for each writer of each
-link only the range of tokens that they cover is retained. Of the positions that a
-writer reported through the extension, the latest is retained, because it may reveal
-rows that never arrived. A reported epoch supersedes the rows before it, except that an
-unfinished batch at their end is recorded. All other items are retained.
+Theory of operation: rows in the queue can be fetched again, so for each writer on each
+link only the range of their tokens is retained. Of the positions that a writer
+reported through the extension, the latest is retained, because it may reveal rows that
+never arrived. A reported epoch supersedes the rows before it; only the fact that they
+end in an unfinished batch is retained. All other items are retained.
 
 See docs/failure-modes.rst: failure-invalidation-flood.
 """
@@ -32,7 +32,7 @@ from synapse_replication.wire.rdata import InterleavedRun, RdataRun
 
 __all__ = ["ROW_OVERHEAD", "coalesce"]
 
-#: The approximate memory that a row takes in addition to its text, in bytes.
+#: The approximate memory for a queued item or row in addition to its text, in bytes.
 ROW_OVERHEAD = 80
 
 _Queued: TypeAlias = Queued[tuple[Link, Item]]
@@ -45,21 +45,21 @@ def coalesce(
     discarded: Callable[[str, DiscardReason, int], object],
     is_plausible: Callable[[str, int], bool],
 ) -> list[_Queued]:
-    """Replace queued items by as few and as small ones as possible.
+    """Return items that replace the queued items and take as little memory as possible.
 
     :param resettable: whether the stream may be reset to a lower token.
-    :param discarded: called with ``(instance_name, reason, rows)``.
-    :param is_plausible: called with ``(instance_name, token)``. An implausible token
-        may be false, so it must not replace the greatest plausible one.
+    :param discarded: called with the writer, the reason and the number of dropped rows.
+    :param is_plausible: returns whether a writer's token is plausible. An implausible
+        token may be false, so it must not replace the greatest plausible token.
     """
-    remains = _Remains(resettable, discarded, is_plausible)
+    coalescer = _Coalescer(resettable, discarded, is_plausible)
     for queued in waiting:
-        remains.add(queued)
-    return remains.items()
+        coalescer.add(queued)
+    return coalescer.items()
 
 
-class _Remains:
-    """The state that is retained from the items, by link and writer."""
+class _Coalescer:
+    """The items and ranges that are retained, by link and writer."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class _Remains:
         self._resettable = resettable
         self._discarded = discarded
         self._is_plausible = is_plausible
-        self._kept: list[_Queued] = []
+        self._retained: list[_Queued] = []
         self._ranges: dict[_Key, DroppedRange] = {}
         self._reported: dict[_Key, _Queued] = {}
         self._epochs: dict[_Key, _Queued] = {}
@@ -80,8 +80,8 @@ class _Remains:
             PositionCommand: self._add_position,
             LostRow: self._add_lost_row,
             DroppedRange: self._add_range,
-            CatchUpStep: self._keep,
-            FoundRemoved: self._keep,
+            CatchUpStep: self._retain,
+            FoundRemoved: self._retain,
             ReportedPosition: self._add_reported,
             NewEpoch: self._add_epoch,
         }
@@ -93,7 +93,7 @@ class _Remains:
 
     def items(self) -> list[_Queued]:
         """Return the retained items, and report the dropped rows as discarded."""
-        kept = [*self._kept, *self._epochs.values()]
+        kept = [*self._retained, *self._epochs.values()]
         for (link, instance_name), left in self._ranges.items():
             self._discarded(instance_name, DiscardReason.CATCHING_UP, left.rows)
             left.rows = 0
@@ -110,8 +110,8 @@ class _Remains:
             )
         return self._ranges[key]
 
-    def _keep(self, queued: _Queued, link: Link, item: Item) -> None:
-        self._kept.append(queued)
+    def _retain(self, queued: _Queued, link: Link, item: Item) -> None:
+        self._retained.append(queued)
 
     def _add_rows(self, queued: _Queued, link: Link, run: RdataRun) -> None:
         self._range_of(link, run.instance_name).add_rows(run)

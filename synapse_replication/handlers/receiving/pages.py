@@ -1,8 +1,8 @@
 """The source of a catch-up's pages, with read-ahead of one page.
 
-Theory of operation: while a page is delivered, the next one is already being fetched,
-so that the source and this process work at the same time. At most one page is read
-ahead. It is used if it begins at the cursor, and discarded otherwise.
+Theory of operation: while a page is being delivered, the next page is being fetched, so
+that the source and this process work at the same time. At most one page is read ahead.
+It is used if it begins at the cursor, and dropped otherwise.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ["PageSource"]
 
 
 class PageSource:
-    """Fetches the pages of one stream's catch-ups."""
+    """The source of pages for the catch-ups of one stream."""
 
     def __init__(self, context: StreamContext) -> None:
         self._context = context
-        # The source of such a stream already reads from the writer's memory.
+        # If the stream is held in memory, its own source is the writer already.
         held_in_memory = context.description.held_in_memory
         self._partial = None if held_in_memory else context.partial
 
@@ -33,31 +33,33 @@ class PageSource:
         """
         ahead, run.ahead = run.ahead, None
         if ahead is not None and ahead.from_token == run.cursor:
-            result, is_partial = await self._answer(ahead)
+            result, is_partial = await self._result_of(ahead)
             return result, ahead.upto_token, is_partial
         upto_token = run.target
-        result, is_partial = await self._ask(instance_name, run, run.cursor, upto_token)
+        result, is_partial = await self._fetch(
+            instance_name, run, run.cursor, upto_token
+        )
         return result, upto_token, is_partial
 
     def read_ahead(
         self, instance_name: str, run: CatchUpState, from_token: int
     ) -> None:
-        """Begin to fetch the page of a catch-up that begins above ``from_token``."""
+        """Begin to fetch the page above ``from_token`` in the background."""
         ahead = run.ahead = ReadAhead(from_token, run.target)
 
-        async def ask() -> None:
+        async def fetch() -> None:
             try:
-                ahead.answer = await self._ask(
+                ahead.answer = await self._fetch(
                     instance_name, run, from_token, ahead.upto_token
                 )
-            except Exception as error:  # noqa: BLE001 -- raised where it is wanted
+            except Exception as error:  # noqa: BLE001 -- raised by next_page()
                 ahead.error = error
 
         ahead.process = self._context.run_as_background_process(
-            f"replication_read_ahead_{self._context.name}", ask
+            f"replication_read_ahead_{self._context.name}", fetch
         )
 
-    async def _ask(
+    async def _fetch(
         self, instance_name: str, run: CatchUpState, from_token: int, upto_token: int
     ) -> tuple[StreamUpdateResult, bool]:
         """Fetch a page; return it and whether it comes from the writer's backlog."""
@@ -72,7 +74,7 @@ class PageSource:
         )
         return result, False
 
-    async def _answer(self, ahead: ReadAhead) -> tuple[StreamUpdateResult, bool]:
+    async def _result_of(self, ahead: ReadAhead) -> tuple[StreamUpdateResult, bool]:
         assert ahead.process is not None
         await ahead.process
         if ahead.error is not None:

@@ -1,10 +1,11 @@
-"""Requests rows from a writer's backlog before the database is queried.
+"""Requests for rows to a writer's backlog, made before the database is queried.
 
-Theory of operation: a writer whose epoch is known speaks the extension, and is asked
-first. It serves only rows of that epoch, so that rows of different epochs are never
-mixed. If the request fails, the rows are fetched from the stream's own source. A writer
-that does not answer is not asked again for a while, so that a hung process delays its
-readers' catch-ups once, and not once per page.
+Theory of operation: a writer whose epoch is known speaks the extension, so the rows are
+requested from its backlog first. The writer serves only rows of that epoch, so that
+rows of different epochs are never mixed. If the request fails, the rows are fetched
+from the stream's own source. If the writer does not answer, no further requests are
+made to it for a while, so that a hung process delays its readers' catch-ups once, and
+not once per page.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from synapse_replication.streams.stream import StreamUpdateResult
 
 __all__ = ["AskBacklog", "PartialResync"]
 
-#: How long a writer that did not answer is not asked again, in s.
-LEAVE_ALONE_FOR = 30.0
-#: Statuses of a writer that works but does not have the rows, or has another epoch.
+#: The time for which no requests are made to a writer that did not answer, in s.
+SKIP_FOR = 30.0
+#: Statuses with which a working writer refuses a request: another epoch (409), or the
+#: rows are not in its backlog (410).
 _ORDERLY_REFUSALS = frozenset({409, 410})
 
 AskBacklog: TypeAlias = Callable[
@@ -33,9 +35,9 @@ AskBacklog: TypeAlias = Callable[
 
 
 class PartialResync:
-    """Fetches rows from the backlogs of writers.
+    """Client of the backlogs of all writers.
 
-    :param epochs: the peers that speak the extension, and their epochs.
+    :param epochs: the epochs of the peers that speak the extension.
     :param ask: requests rows from a writer once, with a short timeout.
     """
 
@@ -50,20 +52,21 @@ class PartialResync:
         self._ask = ask
         self._clock = clock
         self._observer = observer
-        self._left_alone_until: dict[str, float] = {}
+        self._skipped_until: dict[str, float] = {}
 
     async def get_updates_since(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult | None:
         """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
-        :return: ``None`` if the writer cannot be asked or does not have them.
+        :return: the page; ``None`` if no request can be made to the writer or it did
+            not return rows.
         """
         epoch = self._epochs.epoch_of(instance_name)
         now = self._clock.seconds()
         if epoch is None or not self._epochs.has_backlog(instance_name):
             return None
-        if now < self._left_alone_until.get(instance_name, now):
+        if now < self._skipped_until.get(instance_name, now):
             return None
         try:
             result = await self._ask(
@@ -71,7 +74,7 @@ class PartialResync:
             )
         except HttpCatchUpError as error:
             if error.status not in _ORDERLY_REFUSALS:
-                self._leave_alone(instance_name)
+                self._skip_for_a_while(instance_name)
             self._observer.backlog_asked(stream_name, instance_name, error)
             return None
         if result.upto_token <= from_token:
@@ -80,8 +83,8 @@ class PartialResync:
         self._observer.backlog_asked(stream_name, instance_name, None)
         return result
 
-    def _leave_alone(self, instance_name: str) -> None:
+    def _skip_for_a_while(self, instance_name: str) -> None:
         now = self._clock.seconds()
-        still = self._left_alone_until.items()
-        self._left_alone_until = {name: until for name, until in still if until > now}
-        self._left_alone_until[instance_name] = now + LEAVE_ALONE_FOR
+        still = self._skipped_until.items()
+        self._skipped_until = {name: until for name, until in still if until > now}
+        self._skipped_until[instance_name] = now + SKIP_FOR

@@ -1,15 +1,15 @@
 """A bounded queue that one background process drains.
 
-Theory of operation: :class:`DrainedQueue` starts a background process when an item is
-added while it is idle; the process ends when the queue is empty. So an idle stream
-costs nothing, and a busy one needs a single process for all items that arrive while it
-runs.
+Theory of operation: when an item is added to an idle :class:`DrainedQueue`, a
+background process starts; it ends when the queue is empty. An idle stream therefore
+costs nothing, and a busy stream needs a single process for all items that arrive while
+the process runs.
 
-The total size of the items is bounded. When a new item would exceed the bound, the
-owner's ``coalesce`` replaces the queued items by a few small ones. So memory is
-bounded, and no other queue is delayed. Back-pressure on the connection was rejected: it
-would delay the connection's other streams, and Redis disconnects subscribers that do
-not read.
+The total size of the items is bounded. When a new item exceeds the bound, the owner's
+``coalesce`` replaces the queued items with a few small ones. Memory is therefore
+bounded, and no other queue is delayed. Back-pressure on the connection was considered
+and rejected: it would delay the connection's other streams, and Redis disconnects
+subscribers that do not read.
 
 Order is preserved within a queue, not across queues.
 """
@@ -30,17 +30,18 @@ __all__ = ["DrainedQueue", "Pacer", "Queued"]
 ItemT = TypeVar("ItemT")
 
 
-#: After this much idle time, in s, the reactor has run, and counting starts anew.
+#: If no work was done for this time, in s, the reactor has run in the meantime, so no
+#: break is due.
 _IDLE = 0.0005
 
 
 class Pacer:
-    """Decides when the handling of rows yields to the reactor.
+    """Decision when the handling of rows yields to the reactor.
 
-    Shared by all streams of a process: the data of one socket read is often for many
-    streams, none of which alone would exceed the limits.
+    All streams of a process share this object: the data of one socket read often
+    belongs to many streams, none of which would exceed the limits by itself.
 
-    :param max_rows: the most rows between two breaks.
+    :param max_rows: the largest number of rows between two breaks.
     :param max_seconds: the longest time between two breaks, in s.
     """
 
@@ -68,11 +69,11 @@ class Pacer:
         return self._rows >= self._max_rows or now - self._started >= self._max_seconds
 
     async def take_break(self) -> None:
-        """Yield to the reactor once, and start counting anew."""
+        """Yield to the reactor once, and reset the counts."""
         breaks = self._breaks
         await self._clock.sleep(0)
-        # Several queues may wait in the same break; the first to resume resets the
-        # counts.
+        # Several queues may wait in the same break; only the first one that resumes
+        # resets the counts.
         if self._breaks == breaks:
             self._breaks += 1
             self._begin()
@@ -80,9 +81,9 @@ class Pacer:
 
 @attrs.define
 class Queued(Generic[ItemT]):
-    """An item with its length and size.
+    """An item of a queue.
 
-    :ivar length: the number of rows and positions in it.
+    :ivar length: the number of rows and positions in the item.
     :ivar size: its approximate size in memory, in bytes.
     """
 
@@ -95,12 +96,12 @@ class DrainedQueue(Generic[ItemT]):
     """A bounded FIFO queue that handles one item at a time.
 
     :param name: the name of the stream, for the observer.
-    :param consume: handles one item; returns ``None`` when that is done, or an
-        awaitable. Its failures are reported, and affect only that item.
-    :param coalesce: replaces the queued items by as few as possible.
+    :param consume: handles one item. It returns ``None`` if it has finished, and an
+        awaitable otherwise. Its failures are reported, and affect only that item.
+    :param coalesce: returns a few small items that replace the queued items.
     :param pacer: decides before each item whether to take a break. ``consume`` counts
-        the rows that it handles, and may take breaks as well.
-    :param max_size: the most bytes in the queue.
+        the rows that it handles, and may take breaks, too.
+    :param max_size: the largest total size of the items, in bytes.
     """
 
     def __init__(

@@ -1,26 +1,26 @@
-"""One received stream: from queued rows and positions to the host's row sink.
+"""The receiver of one stream, from its queue to the host's row sink.
 
-Theory of operation: everything about a stream that arrives, on any connection,
-goes through one queue, one item at a time. Queued rows are still JSON text; rows that
-arrived together are decoded together here.
+Theory of operation: all rows and positions of a stream, from all connections, pass
+through one queue and are handled one item at a time. Queued rows are still JSON text;
+rows that arrived together are decoded together when they are handled.
 
 The rows of a writer that is *live* on a link are delivered as they arrive. Every fault
 starts a *catch-up* of that writer: a gap before a POSITION, a row that cannot be
 decoded, a batch with a lost row, a failure of the host, or a full queue. During a
 catch-up, arriving rows of the writer are not delivered; they only raise the target. The
 catch-up fetches one page at a time and yields to other work in the queue, so that it
-does not delay other writers of the stream. When the rows up to the target are
-delivered, the writer is live again. A failed attempt is retried with back-off from the
-last delivered token. A catch-up is abandoned when its connection is lost: the next
-POSITION, on another connection, reveals the gap.
+does not delay other writers of the stream. When the rows up to the target have been
+delivered, the writer is live again. A failed attempt is retried, after a delay, from
+the last delivered token. A catch-up is abandoned when its connection is lost, because
+the next POSITION on another connection reveals the gap.
 
 A position beyond the plausible distance of the stream is a claim: the range before it
-is fetched even if the writer announces it as empty, so that the source confirms or
-refutes the position. If a row arrives in a range that a position passed without rows,
-the position was false, and the range is fetched again.
+is fetched even if the writer announces that range as empty, so that the source confirms
+or refutes the position. If a row arrives in a range that a position skipped, the
+position was false, and the range is fetched again.
 
-Invariant: a writer's position passes a token only when all of the writer's rows up to
-that token were delivered, or its POSITION announced that there are none.
+Invariant: a writer's position advances to a token only if all of the writer's rows up
+to that token were delivered, or if a POSITION announced that there are none.
 
 See docs/failure-modes.rst: failure-rows-during-catch-up, failure-position-during-batch.
 """
@@ -60,7 +60,7 @@ __all__ = ["StreamReceiver"]
 
 
 class StreamReceiver:
-    """Receives the rows and positions of all writers of one stream, on all links.
+    """Receiver of the rows and positions of all writers of one stream, on all links.
 
     Use it in the reactor's thread only.
     """
@@ -100,7 +100,7 @@ class StreamReceiver:
         return self._context.name
 
     def enqueue_rows(self, link: Link, run: RdataRun) -> None:
-        """Enqueue one writer's rows that were received together, in arrival order."""
+        """Enqueue rows of one writer that were received together, in order."""
         name, observer = self._context.name, self._context.observer
         observer.rows_received(name, len(run.rows))
         if (token := run.tokens[-1]) is not None:
@@ -108,7 +108,7 @@ class StreamReceiver:
         self._queue.add_rows(link, run)
 
     def enqueue_interleaved(self, link: Link, run: InterleavedRun) -> None:
-        """Enqueue several writers' rows received together, in arrival order."""
+        """Enqueue rows of several writers that were received together, in order."""
         name, observer = self._context.name, self._context.observer
         observer.rows_received(name, len(run.rows))
         newest = dict(zip(run.instance_names, run.tokens, strict=True))
@@ -121,26 +121,26 @@ class StreamReceiver:
         """Enqueue a marker in place of a row that could not be parsed."""
         self._queue.add(link, LostRow(instance_name))
 
-    def look_for_removed_writers(self, link: Link) -> None:
-        """Search for removed writers, and schedule fetching their rows."""
-        self._search.look(link)
+    def search_for_removed_writers(self, link: Link) -> None:
+        """Search for removed writers and fetch their rows, in the background."""
+        self._search.request(link)
 
     def enqueue_position(self, link: Link, position: PositionCommand) -> None:
-        """Enqueue a writer's POSITION; discard it at once if it is redundant."""
+        """Enqueue a writer's POSITION, or discard it if it is redundant."""
         context = self._context
         instance_name, token = position.instance_name, position.new_token
         context.observer.position_announced(context.name, instance_name, token)
         if position.prev_token == token:
-            # An instance has started; it may have replaced a removed writer.
-            self._search.look(link)
+            # The instance may have just started, in place of a removed writer.
+            self._search.request(link)
         if context.description.resettable:
             self._queue.add(link, position)
             return
         writer = link.writers.get((context.name, instance_name))
         current = context.stream.current_token(instance_name)
         is_below = token < current
-        # A POSITION that confirms a position reached without a row is not redundant: it
-        # starts a check with the source.
+        # If the current position was reached without a row, a POSITION that confirms it
+        # is not redundant: it causes a query to the source.
         is_redundant = is_below or (
             token == current
             and (
@@ -159,10 +159,10 @@ class StreamReceiver:
     def enqueue_reported_position(
         self, link: Link, instance_name: str, token: int, *, is_first: bool = False
     ) -> None:
-        """Enqueue the position that a writer reports to have announced.
+        """Enqueue a position that a writer reported through the extension.
 
-        It is handled after the rows and positions that arrived before it on the same
-        channel. If this reader is still behind it then, rows were lost.
+        The report is handled after the rows and positions that arrived before it. If
+        this reader is still behind the reported position then, rows were lost.
 
         :param is_first: whether the writer has just started.
         """
@@ -184,7 +184,7 @@ class StreamReceiver:
             self._queue.add(link, NewEpoch(instance_name, token, epoch))
 
     async def wait_until_empty(self) -> None:
-        """Wait until all enqueued items are handled."""
+        """Wait until all enqueued items have been handled."""
         await self._queue.wait_until_empty()
 
     def _consume(self, queued: tuple[Link, Item]) -> Awaitable[None] | None:

@@ -1,8 +1,8 @@
 """The search for removed writers, whose rows no instance announces.
 
 Theory of operation: a stream's source is queried for removed writers when a link comes
-up and whenever an instance starts, because a writer is removed when another one starts
-in its place. The result goes through the stream's queue, see
+up and whenever an instance starts, because a new instance may replace a removed writer.
+The result is added to the stream's queue; see
 :mod:`~synapse_replication.handlers.receiving.removed_writers`. Rows that arrive during
 the query are handled without delay.
 """
@@ -19,11 +19,11 @@ __all__ = ["RemovedWriterSearch"]
 
 
 class RemovedWriterSearch:
-    """Looks for the removed writers of one stream.
+    """The search for the removed writers of one stream.
 
     Use it in the reactor's thread only.
 
-    :param queue: the queue to which the writers found are added.
+    :param queue: the stream's queue, to which the found writers are added.
     """
 
     def __init__(self, context: StreamContext, queue: StreamQueue) -> None:
@@ -31,29 +31,29 @@ class RemovedWriterSearch:
         stream = context.stream
         self._source = stream if isinstance(stream, DrainableStream) else None
         self._queue = queue
-        # The links that requested the next search, in order.
+        # The links on whose behalf the next search is made, in order.
         self._waiting: dict[Link, None] = {}
-        self._is_looking = False
+        self._is_running = False
         self._attempts = 0
 
-    def look(self, link: Link) -> None:
-        """Look for removed writers, on behalf of a link."""
+    def request(self, link: Link) -> None:
+        """Request a search on behalf of a link."""
         if self._source is None or link.is_lost:
             return
         self._waiting[link] = None
-        if not self._is_looking:
-            self._is_looking = True
+        if not self._is_running:
+            self._is_running = True
             self._start()
 
     def _start(self) -> None:
         self._context.run_as_background_process(
-            f"replication_removed_writers_{self._context.name}", self._look
+            f"replication_removed_writers_{self._context.name}", self._run
         )
 
-    async def _look(self) -> None:
+    async def _run(self) -> None:
         assert self._source is not None
         while self._waiting:
-            # A link added from now on requires another search.
+            # A link that is added during this search requires another search.
             links, self._waiting = self._waiting, {}
             links = {link: None for link in links if not link.is_lost}
             if not links:
@@ -73,4 +73,4 @@ class RemovedWriterSearch:
             if found:
                 for link in links:
                     self._queue.add(link, FoundRemoved(found))
-        self._is_looking = False
+        self._is_running = False

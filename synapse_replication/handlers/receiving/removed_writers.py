@@ -1,8 +1,8 @@
-"""Draining of removed writers: their last rows are fetched.
+"""Draining of removed writers, that is, fetching their last rows.
 
-Theory of operation: each writer that a
+Theory of operation: for each writer that a
 :class:`~synapse_replication.handlers.receiving.removed_writer_search.RemovedWriterSearch`
-found gets a catch-up, as if it had announced its last row.
+has found, a catch-up is begun, as if the writer had announced its last row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["RemovedWriterDrains"]
 
 
 class RemovedWriterDrains:
-    """The drains of one stream.
+    """The drains of one stream's removed writers.
 
     Use it in the reactor's thread only.
     """
@@ -51,11 +51,11 @@ class RemovedWriterDrains:
             return
         known = link.writers.get((self._context.name, instance_name))
         if known is not None and known.is_connected and not is_deleted:
-            # The writer is connected, so it announces its rows itself.
+            # The writer is connected, so it will announce its rows itself.
             return
         writer = link.writer(self._context.name, instance_name)
         if writer.catch_up is not None:
-            writer.catch_up.want(upto_token)
+            writer.catch_up.add_claim(upto_token)
             return
         self._context.discard(
             instance_name, DiscardReason.SUPERSEDED_BY_POSITION, writer.drop_pending()
@@ -69,7 +69,7 @@ class RemovedWriterDrains:
         await self._catch_ups.run(writer, run)
 
     def _report_drained(self, link: Link, instance_name: str, token: int) -> None:
-        """Report that a removed writer is drained, once each time it is removed."""
+        """Report that a removed writer is drained, once after each removal."""
         writer = link.writers.pop((self._context.name, instance_name), None)
         if writer is not None or instance_name not in self._reported:
             self._reported.add(instance_name)
@@ -78,7 +78,7 @@ class RemovedWriterDrains:
             )
 
     def _is_draining(self, instance_name: str) -> bool:
-        """Return whether a drain of the writer runs or is scheduled."""
+        """Return whether a drain of the writer is running or scheduled."""
         link, run = self._running.get(instance_name, (None, None))
         if link is None or link.is_lost:
             return False

@@ -1,9 +1,10 @@
-"""Handles received rows of a stream: delivers them, or schedules catch-ups.
+"""Handling of received rows: they are delivered, or catch-ups are scheduled.
 
-Theory of operation: single rows of a live writer in ascending order take the fast path:
-they are decoded together and delivered without creating a coroutine. All others (parts
-of batches, late or unreadable rows, rows of a writer that is catching up) are sorted
-batch by batch, see :mod:`~synapse_replication.handlers.receiving.batches`.
+Theory of operation: on the fast path, rows of a live writer are decoded together and
+delivered without creating a coroutine; each row must be a batch of its own, and their
+tokens must be ascending. All other rows (parts of larger batches, late or unreadable
+rows, rows of a writer that is catching up) are sorted batch by batch; see
+:mod:`~synapse_replication.handlers.receiving.batches`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SLICE = 100
 
 
 class RowHandler:
-    """Handles the rows of one stream, of all its writers.
+    """Handler of the rows of one stream, from all its writers.
 
     Use it in the reactor's thread only.
     """
@@ -52,9 +53,10 @@ class RowHandler:
         return self._context.name
 
     def handle(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
-        """Handle rows of one writer; return an awaitable if it is not done yet.
+        """Handle rows of one writer.
 
-        It is usually done at once, so no coroutine is created.
+        :return: an awaitable if the rows are not handled completely yet; usually
+            ``None``, so that no coroutine is created.
         """
         context = self._context
         writer = link.writers.get((context.name, run.instance_name))
@@ -83,9 +85,11 @@ class RowHandler:
     def handle_slice(
         self, writer: LinkedWriter, tokens: list[Any], rows: list[bytes]
     ) -> Awaitable[None] | None:
-        """Handle a slice of one writer's rows; return an awaitable if not done yet.
+        """Handle a slice of one writer's rows.
 
-        :param tokens: one for each row; ``None`` if more rows of the same token follow.
+        :param tokens: the token of each row; ``None`` if more rows of the same token
+            follow.
+        :return: an awaitable if the rows are not handled completely yet.
         """
         context = self._context
         position = context.stream.current_token(writer.instance_name)
@@ -95,14 +99,14 @@ class RowHandler:
             or (typed := self._decoder.decode(rows)) is None
         ):
             return self._handle_slow_path(writer, tokens, rows)
-        batches = zip(tokens, [[row] for row in typed])  # noqa: B905 -- equal
+        batches = zip(tokens, [[row] for row in typed])  # noqa: B905 -- equal lengths
         return self._delivery.deliver(writer, batches)
 
     @staticmethod
     def _is_fast_path(
         writer: LinkedWriter, tokens: Sequence[Any], position: int
     ) -> bool:
-        """Return whether these are single rows of a live writer, ascending."""
+        """Return whether the rows of a slice can take the fast path."""
         return (
             writer.is_live
             and None not in tokens
@@ -113,21 +117,18 @@ class RowHandler:
     async def _handle_slow_path(
         self, writer: LinkedWriter, tokens: list[Any], rows: list[bytes]
     ) -> None:
-        """Handle rows that are not on the fast path.
-
-        These are parts of batches, late or unreadable rows, and rows of a writer that
-        is catching up.
-        """
-        whole = writer.gather(tokens, rows)
-        if whole:
-            await self._handle_batches(writer, whole)
-        if self._is_too_much(writer.pending):
-            # Do this last: the batches before it are complete.
+        """Handle rows that cannot take the fast path; see the module's docstring."""
+        complete = writer.gather(tokens, rows)
+        if complete:
+            await self._handle_batches(writer, complete)
+        if self._exceeds_bounds(writer.pending):
+            # Check this last: only now does the unfinished batch not contain the
+            # batches that have become complete.
             self._context.discard(
                 writer.instance_name, DiscardReason.CATCHING_UP, writer.drop_pending()
             )
 
-    def _is_too_much(self, pending: list[bytes]) -> bool:
+    def _exceeds_bounds(self, pending: list[bytes]) -> bool:
         options = self._context.options
         return (
             len(pending) > options.max_batch_rows
@@ -135,7 +136,7 @@ class RowHandler:
         )
 
     async def _handle_batches(
-        self, writer: LinkedWriter, whole: list[tuple[int, list[bytes]]]
+        self, writer: LinkedWriter, complete: list[tuple[int, list[bytes]]]
     ) -> None:
         """Deliver the deliverable batches; schedule a catch-up for the others."""
         instance_name, run = writer.instance_name, writer.catch_up
@@ -150,7 +151,7 @@ class RowHandler:
         )
         if run is not None:
             sorter.fetch_from = sorter.position = max(reader.current, run.cursor)
-        for token, texts in whole:
+        for token, texts in complete:
             reason = sorter.add(token, texts)
             if reason is not None:
                 self._context.discard(instance_name, reason, len(texts))
@@ -161,7 +162,7 @@ class RowHandler:
         if sorter.missed:
             self._fetch_again(writer, reader.undelivered_from, sorter.missed)
         if sorter.fetch_from is not None:
-            tokens = [token for token, _ in whole]
+            tokens = [token for token, _ in complete]
             self._catch_ups.schedule(writer, sorter.fetch_from, tokens)
 
     def _fetch_again(

@@ -1,14 +1,14 @@
-"""Tracks ranges that a position skipped without rows, so that it can be reverted.
+"""The ranges that positions skipped without rows, so that positions can be reverted.
 
 Theory of operation: a POSITION, or the end of a catch-up, advances a reader over tokens
 without rows. If that position was false, the rows of these tokens arrive later and look
 like late rows. :class:`SilentMoves` stores, for each writer, the last range that was
-skipped without a row (a *stretch*). No row in it was delivered, so fetching again from
-its start neither repeats nor loses a row. There is no cost per row: a stretch is valid
-only while the reader's position is at its end.
+skipped without a row. No row in this range was delivered, so fetching again from its
+start neither repeats nor loses a row. There is no cost per row: a range is valid only
+while the reader's position is at its end.
 
-A stretch covers between one and two :data:`WINDOW_SECONDS`, so that checking a writer
-that was idle for days does not query the range of all those days.
+A range covers the moves of the last one to two :data:`WINDOW_SECONDS`, so that checking
+a writer that was idle for days does not query the tokens of all these days.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import attrs
 
 __all__ = ["WINDOW_SECONDS", "SilentMoves"]
 
-#: The least time in s for which a move can be reverted.
+#: The time for which a move can be reverted at least, in s.
 WINDOW_SECONDS = 60.0
 
-#: The least time between two checks of a stretch with the source, in s.
+#: The shortest interval between two queries to the source about a range, in s.
 CHECK_SECONDS = 1.0
 
-#: The most writers that are tracked; beyond it, the least recent one is evicted.
+#: The largest number of tracked writers; beyond it, the least recent one is evicted.
 MAX_WRITERS = 1000
 
 
 @attrs.define
-class _Stretch:
+class _SkippedRange:
     start: int
     middle: int
     since: float
@@ -40,51 +40,54 @@ class SilentMoves:
     """The last range that each writer of one stream skipped without a row."""
 
     def __init__(self) -> None:
-        self._stretches: dict[str, _Stretch] = {}
+        self._ranges: dict[str, _SkippedRange] = {}
 
     def moved(self, instance_name: str, start: int, end: int, now: float) -> None:
         """Record that a position moved from ``start`` to ``end`` without a row.
 
         :param now: monotonic time in s.
         """
-        stretch = self._stretches.pop(instance_name, None)
-        if stretch is None or stretch.end != start:
-            stretch = _Stretch(start, start, now, end)
-            if len(self._stretches) >= MAX_WRITERS:
-                del self._stretches[next(iter(self._stretches))]
-        elif now - stretch.since > WINDOW_SECONDS:
-            stretch.start, stretch.middle, stretch.since = stretch.middle, start, now
-        stretch.end = end
-        self._stretches[instance_name] = stretch
+        skipped = self._ranges.pop(instance_name, None)
+        if skipped is None or skipped.end != start:
+            skipped = _SkippedRange(start, start, now, end)
+            if len(self._ranges) >= MAX_WRITERS:
+                del self._ranges[next(iter(self._ranges))]
+        elif now - skipped.since > WINDOW_SECONDS:
+            skipped.start, skipped.middle, skipped.since = skipped.middle, start, now
+        skipped.end = end
+        self._ranges[instance_name] = skipped
 
     def start_of(self, instance_name: str, position: int) -> int:
         """Return the token above which no row up to ``position`` was delivered.
 
-        This is ``position`` itself if a row reached it, or if its stretch is unknown.
+        This is ``position`` itself if a row reached it, or if no range is stored.
         """
-        stretch = self._stretches.get(instance_name)
-        if stretch is None or stretch.end != position:
+        skipped = self._ranges.get(instance_name)
+        if skipped is None or skipped.end != position:
             return position
-        return min(stretch.start, position)
+        return min(skipped.start, position)
 
     def start_to_check(self, instance_name: str, position: int, now: float) -> int:
-        """Return the same as :meth:`start_of`, or ``position`` if it was just checked.
+        """Return the token above which to query the source about a position.
+
+        This is the result of :meth:`start_of`, or ``position`` if the range was checked
+        within the last :data:`CHECK_SECONDS`.
 
         :param now: monotonic time in s.
         """
-        stretch = self._stretches.get(instance_name)
-        if stretch is None or stretch.end != position or now < stretch.check_from:
+        skipped = self._ranges.get(instance_name)
+        if skipped is None or skipped.end != position or now < skipped.check_from:
             return position
-        stretch.check_from = now + CHECK_SECONDS
-        return min(stretch.start, position)
+        skipped.check_from = now + CHECK_SECONDS
+        return min(skipped.start, position)
 
     def delivered(self, instance_name: str, token: int) -> None:
-        """Record that late rows of a stretch, up to ``token``, have been delivered."""
-        stretch = self._stretches.get(instance_name)
-        if stretch is not None:
-            stretch.start = max(stretch.start, token)
-            stretch.middle = max(stretch.middle, token)
+        """Record that late rows of a range, up to ``token``, have been delivered."""
+        skipped = self._ranges.get(instance_name)
+        if skipped is not None:
+            skipped.start = max(skipped.start, token)
+            skipped.middle = max(skipped.middle, token)
 
     def forget(self, instance_name: str) -> None:
-        """Remove the stretch of a writer, because its position was reverted."""
-        self._stretches.pop(instance_name, None)
+        """Remove the range of a writer, because its position was reverted."""
+        self._ranges.pop(instance_name, None)

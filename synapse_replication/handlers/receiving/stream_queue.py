@@ -1,4 +1,4 @@
-"""The queue of the rows and positions of one stream that arrived on any link."""
+"""The queue of one stream's rows and positions, from all links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["StreamQueue"]
 
 
 class StreamQueue(DrainedQueue[tuple[Link, Item]]):
-    """A queue of one stream's items and their links, handled one at a time.
+    """A queue of one stream's items, each with the link on which it arrived.
 
     :param consume: handles an item; see
         :class:`~synapse_replication.handlers.receiving.queue.DrainedQueue`.

@@ -1,10 +1,10 @@
 """The state of each writer on each link.
 
 Theory of operation: a *link* lasts from ``new_connection`` to ``lost_connection`` of
-one connection. State that is valid only if everything the writer sent was received is
-stored on the link, by (stream, writer), and is discarded with it: unfinished batches,
-whether a POSITION was handled, the running catch-up. So the state of different writers,
-connections or successive links is never mixed.
+one connection. State that is valid only if all of a writer's messages were received is
+stored on the link, by (stream, writer), and is dropped with the link: unfinished
+batches, whether a POSITION was handled, the running catch-up. The state of different
+writers or links is therefore never mixed.
 
 A writer is added to a link when its first POSITION on that link is handled. From then
 on it is either *live*, so that its rows are delivered as they arrive, or catching up.
@@ -23,16 +23,18 @@ from synapse_replication.streams.stream import StreamUpdateResult
 __all__ = ["CatchUpState", "Link", "LinkedWriter", "ReadAhead"]
 
 
-#: The most claims that are stored for one catch-up.
+#: The largest number of claims that are stored for one catch-up.
 MAX_CLAIMS = 100
 
 
 @attrs.define(eq=False)
 class ReadAhead:
-    """The next page of a catch-up, fetched while the current one is delivered.
+    """The next page of a catch-up, fetched while the current page is delivered.
 
-    :ivar from_token: the page has the rows above this token, up to ``upto_token``.
-    :ivar process: fires, without failing, when ``answer`` or ``error`` is set.
+    :ivar from_token: the token above which the page begins.
+    :ivar upto_token: the upper bound of the request for the page.
+    :ivar process: an awaitable that never fails, and fires when ``answer`` or ``error``
+        is set.
     :ivar answer: the rows, and whether they come from the writer's backlog.
     :ivar error: the error with which the fetch failed.
     """
@@ -50,20 +52,20 @@ class CatchUpState:
 
     :ivar cursor: the token up to which rows were delivered.
     :ivar target: the token up to which to fetch; it grows as new rows arrive.
-    :ivar restart_token: the position to rewind to first; ``None`` if there is none, or
-        once that is done.
+    :ivar restart_token: the position to rewind to first; ``None`` if no rewind is
+        needed, or after the rewind.
     :ivar epoch: the writer's new epoch, if that is the reason for the rewind.
     :ivar attempts: the number of failures since the last progress.
     :ivar retry: the scheduled next attempt, if any.
     :ivar is_queued: whether one of its steps is in the stream's queue.
     :ivar has_fetched: whether any page was fetched.
     :ivar is_full: whether any page came from a source other than the writer's backlog.
-    :ivar is_drain: whether its writer was removed, and so announces nothing.
+    :ivar is_drain: whether its writer was removed, and therefore announces nothing.
     :ivar ahead: the page that is being read ahead, if any.
-    :ivar claims: the tokens that were claimed, ascending; the target is the greatest of
-        them, until the source refutes it.
-    :ivar is_incomplete: whether other claims were omitted from ``claims``. If the
-        source refutes the greatest claim, an omitted one may be true.
+    :ivar claims: the tokens that were claimed, in ascending order. The target is the
+        greatest of these, until the source refutes it.
+    :ivar is_incomplete: whether claims were omitted from ``claims``. If the source
+        refutes the greatest claim, an omitted claim may be true.
     :ivar is_refuted: whether the source refuted all claims.
     """
 
@@ -85,15 +87,16 @@ class CatchUpState:
     def __attrs_post_init__(self) -> None:
         self.claims.append(self.target)
 
-    def want(self, token: int) -> None:
-        """Raise the target to ``token``, if it is lower, and record the claim."""
+    def add_claim(self, token: int) -> None:
+        """Record a claim, and raise the target to ``token`` if it is lower."""
         if self.ahead is not None and token <= self.ahead.upto_token:
-            # If the target was false, rows of that page may be newer than the page.
+            # If the page was requested up to a false target, its range may contain rows
+            # that were committed after the request.
             self.ahead = None
         index = bisect_left(self.claims, token)
         if index < len(self.claims) and self.claims[index] == token:
             return
-        # Record smaller claims as well, because the greatest one may be refuted.
+        # Record smaller claims, too, because the greatest claim may be refuted.
         self.claims.insert(index, token)
         self.target = max(self.cursor, self.claims[-1])
         self.is_refuted = False
@@ -104,9 +107,9 @@ class CatchUpState:
     def refute(self, last_token: int, tolerance: int = 0) -> None:
         """Drop all claims that are more than ``tolerance`` above ``last_token``.
 
-        The target becomes the greatest remaining claim. If none remains, nothing more
-        is fetched. Fetching up to ``last_token`` instead could skip rows: ids below it
-        may not be committed yet.
+        The target becomes the greatest remaining claim. If no claim remains, no more
+        rows are fetched. Fetching up to ``last_token`` instead could skip rows, because
+        rows below it may not be committed yet.
         """
         limit = last_token + tolerance
         self.claims = [claim for claim in self.claims if claim <= limit]
@@ -147,32 +150,39 @@ class LinkedWriter:
     def gather(
         self, tokens: Sequence[int | None], rows: Sequence[bytes]
     ) -> list[tuple[int, list[bytes]]]:
-        """Add rows; return the batches that are now complete, and retain the rest."""
-        whole = []
+        """Add rows, and return the batches that are now complete.
+
+        The rows of an unfinished batch are retained.
+        """
+        complete = []
         pending = self.pending
         for token, row in zip(tokens, rows, strict=True):
             pending.append(row)
             if token is not None:
-                whole.append((token, pending))
+                complete.append((token, pending))
                 pending = []
         self.pending = pending
-        return whole
+        return complete
 
     def drop_pending(self) -> int:
-        """Drop an unfinished batch, to be fetched; return the number of its rows."""
+        """Drop an unfinished batch and return the number of its rows.
+
+        The batch is fetched later.
+        """
         count = len(self.pending)
         if count:
             self.pending = []
             self.has_lost_rows = True
         return count
 
-    def lose_rows(self, ends_in_batch: bool | None) -> None:
-        """Record that rows were dropped after those of an unfinished batch.
+    def mark_rows_lost(self, ends_in_batch: bool | None) -> None:
+        """Record that the rows after those in ``pending`` were dropped from the queue.
 
-        Rows that were lost before remain so, because the dropped ones may be late.
+        If rows had been lost before, they still count as lost, because the dropped rows
+        may have been late rows.
 
-        :param ends_in_batch: whether the last of them belong to an unfinished batch;
-            ``None`` if no rows were dropped.
+        :param ends_in_batch: whether the last dropped rows belong to an unfinished
+            batch; ``None`` if no rows were dropped.
         """
         if ends_in_batch is None:
             self.drop_pending()
@@ -181,7 +191,7 @@ class LinkedWriter:
             self.has_lost_rows |= ends_in_batch
 
     def forget(self) -> None:
-        """Forget the writer, so that its queued rows are not delivered past a gap."""
+        """Remove the writer, so that its queued rows are not delivered past a gap."""
         self.link.writers.pop((self.stream_name, self.instance_name), None)
 
 
@@ -199,7 +209,7 @@ class Link:
     is_lost: bool = False
 
     def writer(self, stream_name: str, instance_name: str) -> LinkedWriter:
-        """Return a writer, adding it if it is new."""
+        """Return a writer; add it if it is new."""
         key = stream_name, instance_name
         writer = self.writers.get(key)
         if writer is None:
@@ -207,13 +217,13 @@ class Link:
         return writer
 
     def forget_writer(self, stream_name: str, instance_name: str) -> None:
-        """Forget a writer, unless it is catching up."""
+        """Remove a writer, unless it is catching up."""
         writer = self.writers.get((stream_name, instance_name))
         if writer is not None and writer.catch_up is None:
             writer.forget()
 
-    def lose(self) -> None:
-        """Abandon all catch-ups, together with their writers' state."""
+    def mark_lost(self) -> None:
+        """Mark the link as lost, and abandon its catch-ups and their writers' state."""
         self.is_lost = True
         for writer in list(self.writers.values()):
             if writer.catch_up is not None:

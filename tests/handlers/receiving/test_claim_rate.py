@@ -5,8 +5,8 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.receiving.claim_rate import (
-    MAX_AT_ONCE,
-    SECONDS_BETWEEN,
+    INTERVAL,
+    MAX_BURST,
     ClaimRate,
 )
 
@@ -20,17 +20,17 @@ class ClaimRateTests(SynchronousTestCase):
         not delayed.
         """
         rate = ClaimRate()
-        waits = [rate.wait_before("w", 5.0) for _ in range(MAX_AT_ONCE + 2)]
-        self.assertEqual(waits[:MAX_AT_ONCE], [0.0] * MAX_AT_ONCE)
-        self.assertAlmostEqual(waits[-2], SECONDS_BETWEEN)
-        self.assertAlmostEqual(waits[-1], 2 * SECONDS_BETWEEN)
+        waits = [rate.wait_before("w", 5.0) for _ in range(MAX_BURST + 2)]
+        self.assertEqual(waits[:MAX_BURST], [0.0] * MAX_BURST)
+        self.assertAlmostEqual(waits[-2], INTERVAL)
+        self.assertAlmostEqual(waits[-1], 2 * INTERVAL)
         self.assertEqual(rate.wait_before("v", 5.0), 0.0)
 
     def test_time_passes(self) -> None:
         """After a while, a full burst is allowed again."""
         rate = ClaimRate()
-        for _ in range(MAX_AT_ONCE):
+        for _ in range(MAX_BURST):
             rate.wait_before("w", 5.0)
-        now = 5.0 + MAX_AT_ONCE * SECONDS_BETWEEN
-        waits = [rate.wait_before("w", now) for _ in range(MAX_AT_ONCE)]
-        self.assertEqual(waits, [0.0] * MAX_AT_ONCE)
+        now = 5.0 + MAX_BURST * INTERVAL
+        waits = [rate.wait_before("w", now) for _ in range(MAX_BURST)]
+        self.assertEqual(waits, [0.0] * MAX_BURST)

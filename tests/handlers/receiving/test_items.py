@@ -90,13 +90,13 @@ class DroppedRangeTests(SynchronousTestCase):
                 lowest_position=8,
                 ends_in_batch=False,
                 rows=4,
-                far_upto=3000,
+                implausible_upto=3000,
             ),
         )
-        far = DroppedRange("w", True, lowest_position=4000, far_upto=4000)
+        far = DroppedRange("w", True, lowest_position=4000, implausible_upto=4000)
         self.assertEqual(self.coalesce(position(4000)), far)
         dropped = self.coalesce(run(5), far, run(2000))
-        self.assertEqual((dropped.upto, dropped.far_upto), (5, 4000))
+        self.assertEqual((dropped.upto, dropped.implausible_upto), (5, 4000))
 
     def test_a_reset(self) -> None:
         """After a reset, only later tokens count for the range."""

@@ -65,7 +65,7 @@ class CoalesceTests(SynchronousTestCase):
             RdataRun("s", "a", [5, 100], [b"x", b"y"]), PositionCommand("s", "a", 7, 99)
         )
         assert isinstance(left, DroppedRange)
-        self.assertEqual((left.upto, left.far_upto), (99, 100))
+        self.assertEqual((left.upto, left.implausible_upto), (99, 100))
 
     def test_rows_before_new_epoch_are_discarded(self) -> None:
         """Rows and reports before a new epoch are discarded."""

@@ -34,7 +34,7 @@ class LinkTests(SynchronousTestCase):
         link.writer("events", "a")
         link.writer("events", "b").catch_up = CatchUpState(0, 1, retry=retry)
         link.writer("events", "c").catch_up = CatchUpState(0, 1)
-        link.lose()
+        link.mark_lost()
         self.assertTrue(link.is_lost)
         self.assertEqual(list(link.writers), [("events", "a")])
         self.assertEqual(clock.getDelayedCalls(), [])
@@ -80,12 +80,12 @@ class LinkedWriterTests(SynchronousTestCase):
         ):
             dropped = writer()
             dropped.pending = [b"[]"] * is_pending
-            dropped.lose_rows(ends_in_batch)
+            dropped.mark_rows_lost(ends_in_batch)
             case = is_pending, ends_in_batch
             self.assertEqual(dropped.has_lost_rows, has_lost_rows, case)
             self.assertEqual(dropped.pending, [], case)
             dropped.has_lost_rows = True
-            dropped.lose_rows(ends_in_batch)
+            dropped.mark_rows_lost(ends_in_batch)
             self.assertTrue(dropped.has_lost_rows, case)
 
     def test_one_writer_per_name(self) -> None:
@@ -113,13 +113,13 @@ class CatchUpStateTests(SynchronousTestCase):
         """If the target is refuted, the highest claim below replaces it."""
         run = CatchUpState(5, 2**62)
         for token in (8, 7, 8, 9):
-            run.want(token)
+            run.add_claim(token)
         self.assertEqual(run.target, 2**62)
         run.refute(8)
         self.assertEqual((run.target, run.is_refuted), (8, False))
         run.refute(6)
         self.assertEqual((run.target, run.is_refuted), (5, True))
-        run.want(6)
+        run.add_claim(6)
         self.assertEqual((run.target, run.is_refuted), (6, False))
 
     def test_too_many_claims(self) -> None:
@@ -130,7 +130,7 @@ class CatchUpStateTests(SynchronousTestCase):
         """
         run = CatchUpState(0, 1)
         for token in range(1000, 1000 + 2 * MAX_CLAIMS):
-            run.want(token)
+            run.add_claim(token)
         self.assertEqual(len(run.claims), MAX_CLAIMS)
         self.assertTrue(run.is_incomplete)
         run.refute(500)
