@@ -26,8 +26,8 @@ EXPIRES_AFTER: Final = 600.0
 class DeclaredWriters:
     """The writers and instances that the configuration declares.
 
-    :param writers: the writers of each stream, by the stream's name; no writers if
-        every instance may write the stream.
+    :param writers: the writers of each stream, by the stream's name; an empty
+        collection if every instance may write the stream.
     :param instances: the names of further instances of the deployment.
     :ivar streams: the streams whose writers are declared.
     :ivar instances: all declared instances.
@@ -57,10 +57,10 @@ class WriterAdmission:
     def is_admitted(
         self, stream_name: str, instance_name: str, now: float
     ) -> tuple[bool, tuple[str, str] | None]:
-        """Return whether a pair is admitted, and the pair that was evicted for it.
+        """Admit a pair if possible; evict another pair to make room if necessary.
 
         :param now: monotonic time in s.
-        :return: the second item is ``None`` if no pair was evicted.
+        :return: whether the pair is admitted, and the evicted pair, if any.
         """
         if instance_name in self._instances:
             return True, None

@@ -152,7 +152,7 @@ class ReplicationDataHandler:
             reached.append(waiters.pop(0))
         if not waiters:
             del self._waiters[stream_name, instance_name]
-        # The list is up to date before the callbacks, because they may add waiters.
+        # The list was updated first, because the callbacks may add waiters.
         for waiter in reached:
             if waiter.time_out is not None:
                 waiter.time_out.cancel()

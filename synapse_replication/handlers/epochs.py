@@ -46,7 +46,7 @@ SETTLED_AFTER = 1.0
 #: replace it, in s: slightly longer than the interval of an idle instance's heartbeats.
 SILENT_AFTER = 6.0
 #: The shorter limit, in s, if all messages with the current epoch arrived within its
-#: first second: a real process sends further messages, a forged message may be alone.
+#: first second: the first message may be a forged one, after which no others arrive.
 UNCONFIRMED_AFTER = 4.0
 
 

@@ -170,7 +170,7 @@ class ReplicationCommandHandler(HostCommandHandler):
             self._channels.append(channel_name)
 
     def start_replication(self) -> tuple[str, ...]:
-        """Return the additional channels to subscribe to. Later, none can be added."""
+        """Return the additional channels to subscribe to, and refuse further ones."""
         self._is_started = True
         return tuple(self._channels)
 

@@ -17,7 +17,7 @@ from synapse_replication.streams.stream import Stream
 
 __all__ = ["MAX_USERS", "StreamTable", "SyncingUsers", "WriteNotifier"]
 
-#: The default limit of stored users, counted per device and instance.
+#: The default limit of stored users; each counts once per device and instance.
 MAX_USERS = 100_000
 
 
@@ -73,8 +73,8 @@ class SyncingUsers:
     It ignores all other commands: a stand-alone process has no caches, pushers or
     clients. A subclass can be configured as ``command_sink``.
 
-    :param max_users: the largest number of stored users, counted per device and
-        instance; beyond it, the least recently updated ones are evicted.
+    :param max_users: the largest number of stored users; each counts once per device
+        and instance. Beyond it, the least recently updated users are evicted.
     :param own: returns the users syncing with this process.
     """
 

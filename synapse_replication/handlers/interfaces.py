@@ -120,10 +120,11 @@ class RowSink(Protocol):
     ) -> Awaitable[None] | None:
         """Handle the rows of one token, in order.
 
-        Return an awaitable only if there is something to wait for. When it has
-        finished, ``Stream.current_token(instance_name)`` must be at or above ``token``,
-        and the stream's next token is delivered. If it fails, the failure is reported
-        and the writer's rows are fetched again.
+        Return an awaitable only if there is something to wait for; the stream's next
+        token is delivered after it has fired. By then, or when ``None`` is returned,
+        ``Stream.current_token(instance_name)`` must be at or above ``token``. If the
+        awaitable or this call fails, the failure is reported and the writer's rows are
+        fetched again.
         """
         ...
 
@@ -150,7 +151,7 @@ class EpochSink(Protocol):
     """
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
-        """Return the epoch of each ``(stream, writer)``. Called when starting."""
+        """Return the epoch of each ``(stream, writer)``. Called at startup."""
         ...
 
     def on_epoch(
@@ -260,7 +261,7 @@ class CommandSink(Protocol):
 
 
 class Notifier(Protocol):
-    """Notifies the streamer of writes."""
+    """Notifier of this process's writes."""
 
     def add_replication_callback(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` after each write of this process.

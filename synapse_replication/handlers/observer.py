@@ -49,9 +49,9 @@ class DiscardReason(enum.Enum):
     OLD_TOKEN = "old_token"
     REDUNDANT_POSITION = "redundant_position"
     SUPERSEDED_BY_POSITION = "superseded_by_position"  #: an unfinished batch
-    UNDECODABLE = "undecodable"  #: the range is fetched again
-    CATCHING_UP = "catching_up"  #: the queue was full; the range is fetched instead
-    HANDLER_FAILED = "handler_failed"  #: the host's sink failed; fetched again
+    UNDECODABLE = "undecodable"  #: a received row is fetched, a fetched row skipped
+    CATCHING_UP = "catching_up"  #: the row will be fetched instead
+    HANDLER_FAILED = "handler_failed"  #: the host's sink failed; the row is retried
     IMPLAUSIBLE = "implausible"  #: beyond the last token that exists
     REPEATED = "repeated"  #: an unchanged USER_SYNC, or a copy of a relayed command
 
@@ -108,8 +108,8 @@ class PeerHeartbeat:
     :ivar version: the version of this package that the peer runs; empty if not stated.
     :ivar where: the peer's location, for display; empty if not stated.
     :ivar is_leaving: whether this is a goodbye.
-    :ivar positions: by name of each stream that the peer writes, the reported token and
-        the time in s for which it had been at that token when it sent the message.
+    :ivar positions: for each stream that the peer writes, by name, a pair: the reported
+        token, and the time in s since the peer reached it, when the message was sent.
     """
 
     instance_name: str
@@ -121,7 +121,7 @@ class PeerHeartbeat:
 
 
 class ReplicationObserver:
-    """Base class of observers, whose methods do nothing."""
+    """Base class of observers. Its methods do nothing."""
 
     # -- commands, counted once per chunk ------------------------------------------
 
@@ -265,7 +265,7 @@ class ReplicationObserver:
     ) -> None:
         """Record that rows did not arrive although the writer reported their tokens.
 
-        They are fetched.
+        The rows are fetched.
         """
 
     def peer_heard(self, heartbeat: PeerHeartbeat) -> None:

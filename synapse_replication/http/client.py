@@ -9,9 +9,9 @@ including a retry, has a new random ``<txn_id>``. Stock instances answer 500 to 
 secret; instances that run this package answer 401.
 
 A request to an instance that speaks the extension also has the parameter ``epoch``; the
-instance answers 409 if its epoch differs. To a request with ``backlog=1`` it answers
-from its backlog, or 410 if the rows are not in its backlog. Requests to stock instances
-do not have these parameters.
+instance answers 409 if its epoch differs. A request with ``backlog=1`` is answered from
+the instance's backlog, or with 410 if the rows are not in the backlog. Requests to
+stock instances do not have these parameters.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class ReplicationResource(Resource):
         return self._backlog is not None
 
     def under_root(self) -> Resource:
-        """Return a root resource that serves this one at its path."""
+        """Return a root resource that serves this resource at its path."""
         root, synapse = Resource(), Resource()  # type: ignore[no-untyped-call]
         root.putChild(b"_synapse", synapse)
         synapse.putChild(b"replication", self)

@@ -27,7 +27,8 @@ def with_retries(
     response was lost can be repeated.
 
     :param random: returns a number in [0, 1), which shortens a delay by up to half.
-    :param attempts: the largest number of requests; the last error is raised.
+    :param attempts: the largest number of requests. If all of them fail, the last error
+        is raised.
     :param first_delay: the delay before the second request, in s; it is doubled before
         each further request.
     :param max_delay: the longest delay, in s.

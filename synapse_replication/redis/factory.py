@@ -194,7 +194,7 @@ class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
 
     @override
     def keep_alive(self) -> None:
-        # Without a reply within replyTimeout, txredisapi closes the connection.
+        # If no reply arrives within replyTimeout, txredisapi closes the connection.
         def failed(failure: Failure) -> None:
             self.cut(one_line(failure.value), CloseReason.TIMED_OUT)
 
@@ -205,12 +205,12 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     """A txredisapi factory that always reconnects and detects half-open connections.
 
     Use it with ``reactor.connectTCP``, ``connectSSL`` or ``connectUNIX``. The
-    positional arguments are those of txredisapi's factory, which Synapse passes.
+    positional arguments, which Synapse passes, are those of txredisapi's factory.
 
     :param replyTimeout: time limit of a reply, in s.
     :param clock: the reactor.
     :param observer: notified when a connection comes up, goes down or fails.
-    :param name: the connections' name for the observer.
+    :param name: the name under which the connections are reported to the observer.
     :param ping_interval: the interval between pings on each connection, in s.
     :param handshake_timeout: the time limit from connecting until the link is
         established, in s.
@@ -384,7 +384,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     def retry(self, connector: IConnector | None = None) -> None:
         """Schedule the next attempt, with a bounded delay.
 
-        It replaces the method of Twisted, which does not bound the delay.
+        This method replaces Twisted's own, because that does not bound the delay.
 
         :param connector: the connector that failed; ``None`` for the newest connector.
         """

@@ -44,12 +44,12 @@ _FEATURE = (
 
 
 class FencingState:
-    """State of fencing that outlives the single connections.
+    """State of fencing that outlives the individual connections.
 
     :ivar previous: the id that Redis assigned to the newest connection whose identity
         is known, and the connection's address as seen by Redis, which may differ from
         the local address due to address translation. Both are needed, because Redis
-        assigns the same ids again after a restart; so does another Redis.
+        assigns the same ids after a restart, as another Redis server does.
     :ivar is_unavailable: whether fencing is disabled, because Redis rejects the
         commands or does not support them.
     :ivar has_answered: whether the server has answered a fencing command at least once.

@@ -30,7 +30,7 @@ from synapse_replication.transport.buffers import read_buffers
 
 __all__ = ["RedisReplicationLink"]
 
-#: Time limit for the last acknowledgements, and also for closing afterwards, in s.
+#: Time limit of waiting for the last acknowledgements, and of closing afterwards, in s.
 STOP_TIMEOUT = 3.0
 #: Time limit of connecting, in s.
 CONNECT_TIMEOUT = 10.0

@@ -73,7 +73,7 @@ class RedisOptions:
     """Address, credentials and TLS of Redis. All connections of a process share them.
 
     :ivar path: the path of its Unix socket, which replaces host and port.
-    :ivar sentinel: the Sentinels that know its address, which replace host, port and
+    :ivar sentinel: the Sentinels that return its address; they replace host, port and
         path. The TLS options apply to connections to the Sentinels, too.
     :ivar username: an ACL user; ``None`` for the default user.
     :ivar dbid: the database of the external cache. Channels do not belong to a

@@ -68,7 +68,7 @@ class RedisSender:
     """Publisher of lines on channels, over the current connection.
 
     :param clock: the reactor.
-    :param name: the connection's name for the observer.
+    :param name: the name under which the connection is reported to the observer.
     :param on_lost: called on the next connection, before anything else is published,
         with the number of publishes that may have been lost. It must publish this
         instance's positions before it returns.

@@ -118,8 +118,8 @@ class RedisSenderProtocol(RedisProtocol):
         self.transport.write(b"".join(data))
         if not self._fence.identity_requested:
             self._fence.request_identity()
-        # Write to the socket now instead of in the reactor's next turn. Its result can
-        # be ignored, because the reactor will detect any error.
+        # Write to the socket now instead of in the reactor's next turn. The result of
+        # doWrite() can be ignored, because the reactor will detect any error.
         if self._has_do_write and not self.transport.disconnecting:
             self.transport.doWrite()
 
@@ -174,7 +174,7 @@ class RedisSenderProtocol(RedisProtocol):
 class SenderFactory(SynapseRedisFactory):
     """Factory for the connections of one :class:`RedisSender`.
 
-    :ivar fencing: the fencing state, which outlives the single connections.
+    :ivar fencing: the fencing state, which outlives the individual connections.
     """
 
     protocol = RedisSenderProtocol

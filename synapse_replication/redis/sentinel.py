@@ -12,8 +12,8 @@ that answered is queried first the next time. The queries are made
   them to the subscribers of the current master.
 
 A permanent subscription to ``+switch-master`` was considered and rejected: its
-connection can be half-open, and events that were published before it was subscribed are
-missed. A query always ends with an answer or a timeout.
+connection can be half-open, and events are missed while it is reconnecting. A query
+always ends with an answer or a timeout.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CHECK_INTERVAL = 5.0
 ANSWER_TIMEOUT = 3.0
 #: The longest accepted answer (a host and a port), in bytes.
 MAX_ANSWER_LENGTH = 4096
-#: The name of the connections to Sentinels for the observer.
+#: The name under which connections to Sentinels are reported to the observer.
 NAME = "redis_sentinel"
 
 
@@ -153,7 +153,7 @@ class SentinelMaster:
             except (SentinelError, OSError, ValueError) as error:
                 why = str(error)
             reasons.append(f"{address[0]}:{address[1]}: {why}")
-            # The next query begins with another Sentinel.
+            # Move the address to the end: the next query begins with another Sentinel.
             self._addresses.remove(address)
             self._addresses.append(address)
         raise SentinelError(

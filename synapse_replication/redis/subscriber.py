@@ -1,4 +1,4 @@
-"""The subscribed connection to Redis, which the command handler uses as a connection.
+"""The subscribed connection to Redis, one of the command handler's connections.
 
 Theory of operation: SUBSCRIBE is sent after AUTH. The handler is notified of the
 connection only when Redis has confirmed all channels. The handler then requests
@@ -264,12 +264,11 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             return
         self.transport.write(encode(b"PING"))
         self._pong_timer = Timeout(
-            self.factory.reactor_clock, self.factory.replyTimeout, self._silent
+            self.factory.reactor_clock, self.factory.replyTimeout, self._pong_timed_out
         )
 
-    def _silent(self) -> None:
-        # This applies even if messages still arrive: the outgoing direction may be
-        # broken.
+    def _pong_timed_out(self) -> None:
+        # Abort even if messages still arrive: the outgoing direction may be broken.
         self._pong_timer = None
         self.cut(
             f"no reply to PING within {self.factory.replyTimeout:g} s",

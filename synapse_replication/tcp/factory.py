@@ -61,7 +61,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
     It works with any stream endpoint (``tcp:``, ``ssl:``, ``unix:``). To shut down,
     stop the port first, then wait for :meth:`close_connections`.
 
-    :param limit: how much may be buffered for each peer that does not read.
+    :param limit: the limit of lines buffered for a peer that reads too slowly.
     :param extension: speaks the extension with peers that do; ``None`` to disable it.
     :param max_connections: the limit of simultaneous connections. At the limit, the
         oldest connection on which no NAME has arrived is closed to make room for a new
@@ -172,7 +172,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
     :param client_name: the name of this instance.
     :param jitter: returns a number from 0 to 1, which shortens each delay by up to
         half, so that many clients of one server do not reconnect at the same moment.
-    :param limit: how much may be buffered for a server that does not read.
+    :param limit: the limit of lines buffered for a server that reads too slowly.
     :param extension: speaks the extension if the server does; ``None`` to disable it.
     """
 

@@ -83,10 +83,11 @@ class BaseReplicationStreamProtocol(Protocol):
     :param handler: notified when the link comes up and goes down, and of the items
         that arrive on it. PING, NAME, SERVER, ERROR and refused lines are handled by
         this class instead.
-    :param observer: notified of refused lines and of the numbers of commands.
+    :param observer: notified of refused lines, and of the number of commands received
+        and sent.
     :param closed: called with this object when the connection has been lost, after all
         other objects were notified.
-    :param limit: how much may be buffered for a peer that does not read.
+    :param limit: the limit of lines buffered for a peer that reads too slowly.
     :param extension: speaks the extension with peers that do; ``None`` to disable it.
     :ivar name: label of the connection in logs and metrics; at a server, the peer's
         NAME as soon as it is received.
@@ -160,7 +161,7 @@ class BaseReplicationStreamProtocol(Protocol):
 
     @override
     def connectionMade(self) -> None:
-        # As a streaming producer, this object is paused when the buffer is full.
+        # The transport pauses this object, a streaming producer, if its buffer is full.
         self._transport.registerProducer(self, True)
         # Lines are already batched here; Nagle's algorithm would only add latency.
         if (set_no_delay := getattr(self.transport, "setTcpNoDelay", None)) is not None:
@@ -225,7 +226,7 @@ class BaseReplicationStreamProtocol(Protocol):
         self.send_lines(command.NAME, [encode_command(command)])
 
     def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
-        """Send lines of one command; ignored once the connection is closing."""
+        """Send lines of one command. If the connection is closing, do nothing."""
         if self._connection.send_lines(command_name, lines, self._clock.seconds()):
             self._observer.commands_sent(self.name, command_name, len(lines))
         self._flush()

@@ -36,10 +36,10 @@ _PEM_CERTIFICATE = re.compile(
     rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL
 )
 
-#: The meaning of OpenSSL errors and what to do, by the end of the error's message.
+#: Explanations of OpenSSL errors, by the end of the error's message.
 _MEANINGS = {
     "certificate verify failed": "the peer's certificate was not issued by an "
-    "authority that is trusted here, or has expired",
+    "authority that this process trusts, or has expired",
     "peer did not return a certificate": "the peer connected without a certificate; "
     "configure one for it",
     "alert certificate required": "the peer asks for a certificate; configure one for "
@@ -67,7 +67,8 @@ def client_context(
 
     The files are read for each connection.
 
-    :param hostname: the name or address that the server's certificate must have.
+    :param hostname: the name or address for which the server's certificate must be
+        valid.
     :param authority_file: a file of trusted PEM certificates, or a directory of such
         files; ``None`` to trust the system's certificates.
     :param certificate_file: the certificate to present if the server requests one,
@@ -149,9 +150,9 @@ def server_context(
         certificates.
     :param private_key_file: the certificate's private key; ``None`` if it is in the
         same file.
-    :param client_authority_file: a file, or a directory of files, with the authorities
-        one of which must have issued a client's certificate; ``None`` to require no
-        client certificates.
+    :param client_authority_file: a file, or a directory of files, with the PEM
+        certificates of the authorities that may issue clients' certificates; ``None``
+        to require no client certificates.
     :raises OSError: if a file cannot be read.
     :raises ValueError: if a file does not contain the expected PEM data.
     """

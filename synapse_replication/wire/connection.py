@@ -14,12 +14,12 @@ States::
          |                                                      ^
          +----------------------close, error--------------------+
 
-A client is established when it receives SERVER with the expected name; a server is
-established when it receives NAME; before that, it accepts only PING and ERROR. A
-server also closes the connection when it receives an HTTP request, so a web browser
-that is tricked into connecting cannot make the server act. In ``CLOSING``, received
-data is discarded and nothing more can be enqueued: a connection that was closed
-because of an error is never resumed.
+A client's end is established when it receives SERVER with the expected name; a server's
+end is established when it receives NAME. Before NAME, a server accepts only PING and
+ERROR. A server also closes the connection when it receives an HTTP request, so a web
+browser that is tricked into connecting cannot make the server act. In ``CLOSING``,
+received data is discarded and nothing more can be enqueued: a connection that was
+closed because of an error is never resumed.
 
 Bounds: a line has at most 16384 bytes in either direction. While the transport is
 paused, lines are buffered up to a :class:`PendingLimit` (10,000 lines and 16 MiB by
@@ -81,8 +81,8 @@ from synapse_replication.wire.time_limits import TimeLimits
 from synapse_replication.wire.wrong_peers import (
     HTTP_WORDS,
     find_http,
-    find_no_server,
     find_tls,
+    find_wrong_greeting,
     http_error,
     no_name_error,
 )
@@ -156,7 +156,7 @@ class LineConnection:
     :param role: which end this object is.
     :param server_name: the homeserver's name, which a client expects in SERVER.
     :param now: the current monotonic time, in s, as in all methods.
-    :param limit: how much may be buffered while the transport is paused.
+    :param limit: the limit of lines buffered while the transport is paused.
     :param speaks_extension: whether to speak the extension if the peer does.
     :ivar state: the current state.
     :ivar peer_name: the peer's NAME; ``None`` until it is received.
@@ -228,7 +228,7 @@ class LineConnection:
         self._line_start = lines.pop()
         too_long = self._cut_at_too_long_line(lines)
         if self._is_connecting:
-            wrong = find_http(lines) if self._is_server else find_no_server(lines)
+            wrong = find_http(lines) if self._is_server else find_wrong_greeting(lines)
             if wrong is not None:
                 self._reject(received, wrong, now)
         if self._speaks_extension and LINE_PREFIX in data:
@@ -339,8 +339,8 @@ class LineConnection:
         """Enqueue lines of one command, in order.
 
         :param lines: without their line ends; at least one.
-        :return: whether the lines were enqueued. If not, the connection is closing,
-            perhaps because the buffer is full: then this call has closed it.
+        :return: whether the lines were enqueued. If not, the connection is closing;
+            this call closes it if the buffer is full.
         :raises LineTooLongError: if a line is too long; no line is enqueued then.
         :raises LocalProtocolError: if a line contains a newline; no line is enqueued
             then.

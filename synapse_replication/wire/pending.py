@@ -15,7 +15,7 @@ WRITE_SIZE: Final = 65536
 
 @attrs.frozen
 class PendingLimit:
-    """Limit of the lines that are buffered for a peer that does not read.
+    """Limit of the lines that are buffered for a peer that reads too slowly.
 
     :ivar lines: the largest number of lines.
     :ivar bytes: their largest total size in bytes, line ends included.
@@ -39,7 +39,7 @@ class PendingLines:
         self.lines = self.bytes = 0
 
     def has_room(self, count: int, size: int) -> bool:
-        """Return whether ``count`` more lines of together ``size`` bytes fit."""
+        """Return whether ``count`` more lines, of ``size`` bytes in total, fit."""
         return (
             self.lines + count <= self._limit.lines
             and self.bytes + size <= self._limit.bytes

@@ -46,7 +46,8 @@ __all__ = [
 ]
 
 _BATCH = BATCH.encode()
-#: One digit less than the largest 64-bit integer: such tokens need no range check.
+#: Tokens of at most this many digits need no range check: the largest 64-bit integer
+#: has one more.
 _SAFE_DIGITS = 18
 
 
@@ -81,7 +82,7 @@ class InterleavedRun:
     rows: list[bytes]
 
     def part(self, start: int, end: int) -> InterleavedRun:
-        """Return a run of the rows from index ``start`` to just before ``end``."""
+        """Return a run of ``rows[start:end]``."""
         return InterleavedRun(
             self.stream_name,
             self.instance_names[start:end],
@@ -120,7 +121,7 @@ class RefusedLine:
     :ivar error: the reason why it is not valid.
     :ivar stream_name: the stream of the row that was lost with the line; ``None`` if it
         is unknown or the line is not RDATA.
-    :ivar instance_name: the row's writer; ``None`` like ``stream_name``.
+    :ivar instance_name: the row's writer; ``None`` if ``stream_name`` is ``None``.
     """
 
     error: RemoteProtocolError
@@ -233,7 +234,7 @@ def _read_other_line(line: bytes, words: list[bytes]) -> Command | RefusedLine:
         name = words[0].decode("utf-8", "replace")
         error: RemoteProtocolError = UnparsableLineError(name, "it is not UTF-8")
     except RemoteProtocolError as raised:
-        # The frames of the traceback have several references to a possibly long line.
+        # Drop the traceback, whose frames refer to the line, which may be long.
         error = raised.with_traceback(None)
         error.__context__ = None
     return _refused_line(words, error)

@@ -66,9 +66,9 @@ class TimeLimits:
             self._closing_since = min(now, self._closing_since + late)
 
     def expired(self, now: float, *, is_connecting: bool) -> str | None:
-        """Return a text about the expired limit of an open connection, if there is one.
+        """Return which time limit of an open connection has expired.
 
-        :return: the text for display; ``None`` if no limit has expired.
+        :return: text for display; ``None`` if no limit has expired.
         """
         if is_connecting and now >= self._handshake_ends:
             return (
@@ -88,14 +88,14 @@ class TimeLimits:
     def next_tick(
         self, now: float, *, is_open: bool, is_connecting: bool, is_paused: bool
     ) -> float:
-        """Return the delay until the next tick, in s, and record when that is due."""
+        """Return the delay until the next tick, in s, and record its due time."""
         due = self._closing_since + TIMEOUT
         if is_open:
             due = min(self._silence_ends, self._ping_due(is_paused))
             if is_connecting:
                 due = min(due, self._handshake_ends)
-        # Until the next tick, the peer's first PING or resumed writing may set a limit
-        # that expires earlier.
+        # Limit the delay: the peer's first PING, or resumed writing, may start a limit
+        # that expires before ``due``.
         delay = min(PING_INTERVAL, max(_SHORTEST_DELAY, due - now))
         self._tick_due = now + delay
         return delay

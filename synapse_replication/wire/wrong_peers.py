@@ -10,8 +10,8 @@ from synapse_replication.errors import RemoteProtocolError, excerpt
 __all__ = [
     "HTTP_WORDS",
     "find_http",
-    "find_no_server",
     "find_tls",
+    "find_wrong_greeting",
     "http_error",
     "no_name_error",
 ]
@@ -48,16 +48,16 @@ def find_tls(data: bytes) -> RemoteProtocolError | None:
 
 
 def find_http(lines: Iterable[bytes]) -> RemoteProtocolError | None:
-    """Return an error if a line is the request line of HTTP."""
+    """Return an error if one of the lines is an HTTP request line."""
     return http_error() if any(b" HTTP/1." in line for line in lines) else None
 
 
-def find_no_server(lines: Iterable[bytes]) -> RemoteProtocolError | None:
+def find_wrong_greeting(lines: Iterable[bytes]) -> RemoteProtocolError | None:
     """Return an error if the first line that a client receives is not SERVER."""
     first = next(filter(None, lines), None)
     if first is None or first.startswith(b"SERVER "):
         return None
-    # Enough to recognise HTTP or SSH, too short to reveal a secret.
+    # These bytes suffice to recognise HTTP or SSH, and are too few to reveal a secret.
     shown = excerpt(first.split(b" ")[0][:_FIRST_WORD])
     return RemoteProtocolError(
         f"the first line begins with '{shown}' instead of SERVER: is this the port of "

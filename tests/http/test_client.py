@@ -398,7 +398,7 @@ class RealSocketTests(TestCase):
 
         self.assertEqual(await ask(), 2)
         refusals: list[tuple[dict[str, Any], str]] = [
-            ({"trusted": other}, "not issued by an authority that is trusted here"),
+            ({"trusted": other}, "not issued by an authority that this process trusts"),
             ({"name": "by_name"}, "is not for localhost"),
             ({"own": None}, "asks for a certificate"),
             ({"own": other_pair}, "does not trust the authority"),

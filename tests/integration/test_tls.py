@@ -172,7 +172,7 @@ class TlsTests(DeploymentTestCase):
                 "misled",
                 "127.0.0.1",
                 self.tls(self.client, "other"),
-                "not issued by an authority that is trusted here",
+                "not issued by an authority that this process trusts",
             ),
             ("lost", "localhost", self.tls(self.client), "is not for localhost"),
         )

@@ -138,7 +138,7 @@ class CertificatesTests(TestCase):
         )
         self.assert_refused(
             "does not trust the authority",
-            "not issued by an authority that is trusted here",
+            "not issued by an authority that this process trusts",
         )
 
     async def test_server_of_another_authority(self) -> None:
@@ -149,7 +149,7 @@ class CertificatesTests(TestCase):
         other = PrivateAuthority(self.folder, "other")
         await self.connect(authority_file=other.certificate)
         self.assert_refused(
-            "not issued by an authority that is trusted here",
+            "not issued by an authority that this process trusts",
             "does not trust the authority",
         )
 

@@ -124,7 +124,7 @@ class AnnouncementHandler:
             await self._begin(writer, plan)
 
     async def handle_dropped_range(self, link: Link, item: DroppedRange) -> None:
-        """Catch up with the rows that were dropped from the full queue."""
+        """Begin a catch-up for the rows that were dropped from the full queue."""
         instance_name = item.instance_name
         key = self._context.name, instance_name
         if link.is_lost:

@@ -333,12 +333,13 @@ class CatchUpRunner:
             context.name, instance_name, run.target, last_token
         )
         context.discard(instance_name, DiscardReason.IMPLAUSIBLE, 1)
-        # After a failover to a standby, the source's last token may be slightly low.
+        # Tolerate a small distance: after a failover to a standby, the database's last
+        # token may be slightly too low.
         is_exact = context.description.held_in_memory
         distance = context.options.plausible_distance
         run.refute(last_token, 0 if is_exact else distance)
         if run.is_incomplete and is_exact:
-            # The writer itself is the source, and it has rows up to its last token.
+            # The writer itself is the source: all rows up to its last token exist.
             run.add_claim(last_token)
         elif run.is_incomplete:
             # The rows up to an omitted claim are fetched with the writer's next row.

@@ -1,9 +1,9 @@
-"""A rate limit of the catch-ups that claims about a writer's position cause.
+"""Rate limit of catch-ups that are caused by claims about a writer's position.
 
-Each POSITION after a gap, heartbeat or implausible row costs a query to the database or
-a request to the writer. Thousands of them must not occupy a reader for long: beyond a
-small burst, catch-ups are delayed, and one catch-up then covers all claims that have
-arrived in the meantime.
+Each heartbeat, implausible row, or POSITION after a gap may cost a query to the
+database or a request to the writer. Thousands of them must not occupy a reader for
+long: beyond a small burst, catch-ups are delayed, and one catch-up then covers all
+claims that have arrived in the meantime.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _IDLE = 0.0005
 
 
 class Pacer:
-    """Decision when the handling of rows yields to the reactor.
+    """Limiter of the work that is done on rows before yielding to the reactor.
 
     All streams of a process share this object: the data of one socket read often
     belongs to many streams, none of which would exceed the limits by itself.

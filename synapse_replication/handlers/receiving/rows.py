@@ -122,8 +122,8 @@ class RowHandler:
         if complete:
             await self._handle_batches(writer, complete)
         if self._exceeds_bounds(writer.pending):
-            # Check this last: only now does the unfinished batch not contain the
-            # batches that have become complete.
+            # Drop the unfinished batch only after the complete batches were handled,
+            # because drop_pending() marks the next batch as one with lost rows.
             self._context.discard(
                 writer.instance_name, DiscardReason.CATCHING_UP, writer.drop_pending()
             )

@@ -17,7 +17,7 @@ import attrs
 
 __all__ = ["WINDOW_SECONDS", "SilentMoves"]
 
-#: The time for which a move can be reverted at least, in s.
+#: The minimum time for which a move can be reverted, in s.
 WINDOW_SECONDS = 60.0
 
 #: The shortest interval between two queries to the source about a range, in s.
@@ -37,7 +37,7 @@ class _SkippedRange:
 
 
 class SilentMoves:
-    """The last range that each writer of one stream skipped without a row."""
+    """For each writer of a stream, the last range that was skipped without a row."""
 
     def __init__(self) -> None:
         self._ranges: dict[str, _SkippedRange] = {}

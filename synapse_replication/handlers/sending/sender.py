@@ -6,7 +6,7 @@ that token, not the newest committed token: to a reader, a POSITION means that e
 up to it was sent, so a row that did not arrive must be fetched.
 
 The first announcement on a connection has the same previous and new token. It makes no
-statement about earlier rows: a reader that has not delivered these fetches them.
+statement about earlier rows: a reader that has not delivered these will fetch them.
 
 See docs/failure-modes.rst: failure-unprompted-announcement.
 """

@@ -288,8 +288,7 @@ class ReplicationStreamer:
     def _announce(self, stream: Stream, last_sent: int, upto_token: int) -> None:
         description = stream.description
         if upto_token > last_sent:
-            # The ids may have no rows, for instance after a rollback; they must be
-            # announced, too.
+            # Ids without rows, for instance after a rollback, must be announced, too.
             if description.announce_own_moves_only and not stream.has_local_updates(
                 last_sent, upto_token
             ):

@@ -1,8 +1,8 @@
 """Buffer of the commands that were sent while there was no link.
 
 Theory of operation: rows and positions are not retained, because the POSITION on the
-next link makes readers fetch missed rows. The loss of any other command would not be
-recovered, so these are retained for the next link. Only the newest command about an
+next link makes readers fetch missed rows. The loss of other commands would not be
+recovered, so they are retained for the next link. Only the newest command about an
 object is retained: a USER_SYNC replaces an earlier USER_SYNC of the same instance, user
 and device; a FEDERATION_ACK replaces an earlier FEDERATION_ACK of the same instance; a
 USER_IP replaces an earlier USER_IP of the same user, device and address; any other

@@ -30,13 +30,13 @@ _INT64_MIN: Final = -(2**63)
 
 
 def parse_token(text: str) -> int:
-    """Parse a token: ``-?[0-9]+`` in ASCII, within a signed 64-bit integer.
+    """Parse a token: ``-?[0-9]+`` in ASCII, in the range of a signed 64-bit integer.
 
     :raises ValueError: if the text is not a token. The message does not quote it.
     """
     digits = text[1:] if text[:1] == "-" else text
-    # isdigit() alone accepts the digits of other scripts. The length is checked
-    # before int(), which takes time quadratic in it.
+    # isdigit() alone accepts the digits of other scripts. The length is checked before
+    # int() is called, because int() takes quadratic time.
     if not (digits.isascii() and digits.isdigit()):
         raise ValueError("the token is not a decimal number")
     if (
@@ -75,7 +75,7 @@ class Command(abc.ABC):
     def from_line(cls, line: str) -> Command:
         """Parse the part of a line after the command's name and the space.
 
-        :raises UnparsableLineError: if it is not valid for this command.
+        :raises UnparsableLineError: if the line is not valid for this command.
         """
 
     @abc.abstractmethod

@@ -59,9 +59,10 @@ __all__ = [
     "parse_token",
 ]
 
-#: Replaces the token in all but the last row of a batch.
+#: The word that replaces the token in all but the last row of a batch.
 BATCH: Final = "batch"
-#: One digit less than the largest 64-bit integer: such tokens need no range check.
+#: Tokens of at most this many digits need no range check: the largest 64-bit integer
+#: has one more.
 _SAFE_DIGITS: Final = 18
 
 
@@ -365,7 +366,7 @@ def parse_command_from_line(line: str) -> Command:
 
     :param line: without its end.
     :raises UnknownCommandError: if its first word is not a known command.
-    :raises UnparsableLineError: if the rest is not valid for the command.
+    :raises UnparsableLineError: if its fields are not valid for the command.
     """
     words = line.split(" ", 4)
     if len(words) == 5 and words[0] == "RDATA":

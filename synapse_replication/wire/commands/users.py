@@ -49,7 +49,7 @@ class UserSyncCommand(Command):
             cls._raise_unparsable("it has fewer than 4 fields")
         front, state, last_sync_ms = ends
         if state not in ("start", "end"):
-            cls._raise_unparsable("the second last field is neither start nor end")
+            cls._raise_unparsable("the syncing state is neither start nor end")
         ids = front.split(" ", 2)
         if len(ids) < 2 or "" in ids[:2]:
             cls._raise_unparsable("it has fewer than 4 fields")
