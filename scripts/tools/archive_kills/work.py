@@ -18,7 +18,7 @@ RETENTION_VARIABLE = "ARCHIVE_KILLS_RETENTION_HOURS"
 STATUS_REFUSED = 3
 _REFUSED = "refused: "
 #: A part of the error that a run raises if another run committed first.
-_FIRST = "first: one driver at a time"
+_CONFLICT = "Only one driver may write"
 _BATCH_IDS = 150
 _COMPACT_FILES = 3
 
@@ -58,4 +58,4 @@ def work(folder: str, kill: Kill | None) -> None:
         )
     except PipelineError as error:
         print(f"{_REFUSED}{error}", flush=True)  # noqa: T201
-        sys.exit(STATUS_REFUSED if _FIRST in str(error) else 1)
+        sys.exit(STATUS_REFUSED if _CONFLICT in str(error) else 1)

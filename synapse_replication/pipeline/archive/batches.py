@@ -1,7 +1,7 @@
 """Batches: the ids that the archive commits together.
 
-Complete rows are planned once, divided into parts by their ids, and archived batch by
-batch, so that a crash loses little work and progress is visible.
+The complete rows are planned once, divided into parts by their ids, and archived batch
+by batch, so that a crash loses little work and progress is visible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Batch", "batches_of"]
 class Batch:
     """Parts that are read together.
 
-    :ivar offsets: the offsets of their streams after this batch.
+    :ivar offsets: the offset of each stream of the parts, after this batch.
     """
 
     parts: tuple[Part, ...]
@@ -28,7 +28,7 @@ class Batch:
 
     @property
     def ids(self) -> int:
-        """The number of ids in its ranges, whether used or not."""
+        """The number of ids in the ranges of the parts, including ids without a row."""
         return sum(part.size for part in self.parts)
 
 
@@ -41,9 +41,9 @@ def batches_of(
     """Group parts into batches, one stream after another.
 
     :param parts: the parts, which cover all rows between ``start`` and ``end``.
-    :param limit: the most ids of a batch, unless a single part has more.
+    :param limit: the maximum number of ids in a batch, unless a single part has more.
     """
-    waiting: list[Part] = []
+    batch: list[Part] = []
     size = 0
     by_stream: dict[str, list[Part]] = {}
     for part in parts:
@@ -53,13 +53,13 @@ def batches_of(
     ordered = [part for name in sorted(by_stream) for part in by_stream[name]]
     left = {name: len(of_stream) for name, of_stream in by_stream.items()}
     for part in ordered:
-        if waiting and size + part.size > limit:
-            yield _batch(waiting, start, end, left)
-            waiting, size = [], 0
-        waiting.append(part)
+        if batch and size + part.size > limit:
+            yield _batch(batch, start, end, left)
+            batch, size = [], 0
+        batch.append(part)
         size += part.size
-    if waiting:
-        yield _batch(waiting, start, end, left)
+    if batch:
+        yield _batch(batch, start, end, left)
 
 
 def _batch(
@@ -72,8 +72,8 @@ def _batch(
     for part in parts:
         name = part.stream.name
         left[name] -= 1
-        # This batch or earlier ones have all rows of the stream up to the part's last
-        # id.
+        # All rows of the stream up to the last id of the part are in this batch or in
+        # earlier ones.
         offsets[name] = (
             start[name].towards(end[name], part.span.high) if left[name] else end[name]
         )

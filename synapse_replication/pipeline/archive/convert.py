@@ -1,9 +1,9 @@
 """Converts an archive of a version that did not use Delta tables.
 
 Such an archive has Parquet files with rows as JSON below ``rows/stream=NAME/day=DAY``,
-commands below ``wire/day=DAY``, and manifests of its batches below ``_meta``: the
-newest manifest of rows has the offsets, and those of the wire name the archived
-recordings. Rows retain their days, so that purged days are not added again.
+commands below ``wire/day=DAY``, and manifests of its batches below ``_meta``. The
+newest manifest of rows has the offsets; the manifests of the wire name the archived
+recordings. Rows retain their days, so that a later purge removes the same rows.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ def convert_archive(
 ) -> Converted:
     """Convert an archive to a new location; the old one is not changed.
 
-    :param tables: the columns of streams beyond the standard ones.
-    :param progress: gets a step per table, and counts the files that are converted.
-    :raises PipelineError: if the old archive cannot be read, or the new place contains
-        an archive.
+    :param tables: the columns of streams other than the standard ones.
+    :param progress: shows a step for each table, and counts the converted files.
+    :raises PipelineError: if the old archive cannot be read, or the new location
+        already contains an archive.
     """
     source = Path(old).absolute()
     _check(source)
     store = open_store(archive)
     if store.streams() or store.table(store.wire_uri) is not None:
         raise PipelineError(
-            f"{store.uri} has an archive; name a new location, or remove what a "
-            "conversion that was cut off left there"
+            f"{store.uri} contains an archive; choose a new location, or remove the "
+            "files there if they are from an interrupted conversion"
         )
     known = {**standard_tables(), **(tables or {})}
     offsets = _offsets(source)
@@ -83,8 +83,8 @@ def convert_archive(
         stream = unquote(folder.name.removeprefix("stream="))
         if stream not in known:
             raise PipelineError(
-                f"stream {stream} is not known; give the configuration that declares "
-                "it (-c)"
+                f"stream {stream} is unknown; pass the configuration that declares it "
+                "(-c)"
             )
         offset = offsets.get(stream, StreamOffset())
         if progress is not None:
@@ -101,13 +101,14 @@ def convert_archive(
 def _check(source: Path) -> None:
     if not (source / "_meta" / "archive.json").exists():
         raise PipelineError(
-            f"{source} is no archive of an older version: it has no _meta/archive.json"
+            f"{source} is not an archive of an older version: it has no "
+            "_meta/archive.json"
         )
     pending = sorted((source / "_meta").glob("*/*.pending.json"))
     if pending:
         raise PipelineError(
-            f"{pending[0]} belongs to a batch that was cut off; run 'pipeline archive "
-            "--once' of the version that made the archive, then convert"
+            f"{pending[0]} belongs to an interrupted batch; run 'pipeline archive "
+            "--once' of the version that created the archive, then convert"
         )
 
 
@@ -194,7 +195,7 @@ def _convert_wire(
 
 
 def _counted(paths: Iterable[Path], progress: JobProgress | None) -> Iterator[Path]:
-    """Yield paths in order, and count them."""
+    """Yield paths in order, and show how many have been yielded."""
     ordered = sorted(paths)
     for number, path in enumerate(ordered):
         if progress is not None:

@@ -82,7 +82,7 @@ def export_rows(
     try:
         count = _write(rows, temporary, format_)
         _tidy(temporary, FORMATS[format_])
-        # Fails if a folder that is not empty was created there in the meantime.
+        # This fails if another process has created a folder with files of that name.
         temporary.rename(folder)
     except OSError as error:
         raise PipelineError(f"cannot write {folder}: {error}") from error
@@ -96,8 +96,8 @@ def _rows(archive: ArchivedTables, stream: str | None) -> DataFrame:
         return archive.rows()
     if stream not in archive.streams:
         raise PipelineError(
-            f"--stream {excerpt(stream)}: the archive has no rows of it; it has those "
-            f"of {', '.join(archive.streams)}"
+            f"--stream {excerpt(stream)}: the archive has no rows of this stream; it "
+            f"has rows of {', '.join(archive.streams)}"
         )
     return archive.streams[stream]
 
@@ -133,7 +133,8 @@ def _write_as(rows: DataFrame, uri: str, format_: str) -> None:
     elif format_ == "jsonl":
         as_json_lines(rows).write.text(uri)
     else:
-        # Double the quotation marks, as RFC 4180 requires; Spark escapes them.
+        # Double quotation marks, as RFC 4180 requires. By default, Spark escapes them
+        # with a backslash.
         rows.write.csv(
             uri,
             header=True,
@@ -150,6 +151,6 @@ def _tidy(folder: Path, suffix: str) -> None:
         files = sorted(folder.glob("part-*"))
     for index, path in enumerate(files):
         path.rename(folder / f"rows-{index:05d}{suffix}")
-    for rest in folder.iterdir():
-        if not rest.name.startswith("rows-"):
-            rest.unlink()
+    for other in folder.iterdir():
+        if not other.name.startswith("rows-"):
+            other.unlink()

@@ -12,11 +12,11 @@ def as_json_lines(rows: DataFrame) -> DataFrame:
     """Convert each row to a line with a JSON object; ``row`` becomes an array.
 
     :param rows: rows with any columns; ``row``, if present, contains JSON.
-    :return: ``value``.
+    :return: a frame with the single column ``value``.
     """
     others = [name for name in rows.columns if name != "row"]
     named = rows.select(*rows.columns)
-    # Keep the order of the columns, and write null for missing values.
+    # Retain the order of the columns, and write null for missing values.
     plain = sf.to_json(
         sf.struct(*(sf.col(name) for name in others)), {"ignoreNullFields": "false"}
     )

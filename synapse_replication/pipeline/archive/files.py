@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DayWriter", "WrittenFile"]
 
-#: The most files that a task has open; the least recently used one is closed.
+#: The maximum number of files that a task has open. To open a further file, it closes
+#: the least recently used one.
 _OPEN_DAYS: Final = 16
 
 #: The columns whose minimum and maximum are stored in the log.
@@ -124,7 +125,7 @@ class DayWriter:
                 self._filesystem.create_dir(f"{self._root}/{folder}", recursive=True)
             path = f"{folder}/part-{uuid.uuid4()}.zstd.parquet"
             file = _OpenFile(path, f"{self._root}/{path}", self._filesystem, schema)
-        # Mark it as the most recently used.
+        # Mark the file as the most recently used one.
         self._open[day] = file
         return file
 
@@ -170,7 +171,7 @@ class _OpenFile:
 
 
 def _sync(path: Path) -> None:
-    """Sync a file to disk, before a commit refers to it."""
+    """Sync a file and its folder to disk, because a commit is going to refer to it."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
     sync_folder(path.parent)

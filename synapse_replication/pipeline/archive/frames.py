@@ -1,10 +1,9 @@
 """An archive as Spark data frames, without Delta's Java library.
 
-The list of a table's files comes from one version of its Delta log. Spark's Parquet
-reader reads the files of a local archive; those of an object store are read by pyarrow
-in tasks. A frame is therefore a snapshot: archiving, compacting or purging in the
-meantime does not change it, because replaced files are retained until a vacuum, by
-default for a week.
+The list of a table's files comes from one version of its Delta log, so a frame is a
+snapshot: it does not change while the archive is written, compacted or purged. Replaced
+files are retained until a vacuum, by default for a week. Spark's Parquet reader reads
+the files of a local archive. Tasks read those of an object store with pyarrow.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ ARCHIVE_KEYS: Final = (
     DAY,
 )
 
-#: The columns of these that a frame of all streams has by default.
+#: The schema of a frame of all streams without the content of rows.
 _KEYS_SCHEMA: Final = (
     "stream string NOT NULL, instance_name string NOT NULL, stream_id bigint NOT NULL, "
     "row_index int NOT NULL, written_ts timestamp, day date"
@@ -77,8 +76,8 @@ _DAY: Final = re.compile(rf"{DAY}=(\d{{4}}-\d\d-\d\d)/")
 class ArchivedTables:
     """The tables of an archive, each at one version.
 
-    :ivar streams: from stream to a frame of :data:`ARCHIVE_KEYS` and the typed columns
-        of its rows. A stream without rows may be missing.
+    :ivar streams: a frame for each stream, with :data:`ARCHIVE_KEYS` and the typed
+        columns of the stream's rows. A stream without rows may be missing.
     :ivar wire: the commands of recordings, with ARCHIVED_WIRE_SCHEMA; it may be empty.
     :ivar offsets: the offset up to which each stream is archived.
     :ivar purged: the ranges of rows that were purged.
@@ -140,13 +139,13 @@ class ArchivedTables:
         schema: str,
         *columns: str,
     ) -> DataFrame:
-        """Apply a function to the rows of all streams, where tasks read them.
+        """Apply a function to the rows of all streams, in the tasks that read them.
 
-        The rows do not pass through Spark; only what the function makes of them does.
+        Only the results of the function are passed to Spark, not the rows.
 
         :param work: called in each task with batches of ``stream`` and ``columns``.
         :param schema: the columns of the batches that ``work`` yields.
-        :param columns: the names of columns; null for streams that lack one.
+        :param columns: the names of columns. A column that a stream lacks is null.
         """
         files = [
             (stream, path)
@@ -159,7 +158,7 @@ class ArchivedTables:
         read = functools.partial(
             _map_files,
             self._store,
-            # Neighbours are of similar size: each task gets some of each size.
+            # Adjacent files have similar sizes: assign them to different tasks.
             [files[number::tasks] for number in range(tasks)],
             {
                 name: _chosen(_arrow(table), columns)
@@ -167,7 +166,7 @@ class ArchivedTables:
             },
             work,
         )
-        # A partition per number, without a shuffle.
+        # Create a partition for each number, so that no shuffle is needed.
         numbers = self._session.range(0, tasks, numPartitions=tasks)
         return numbers.mapInArrow(read, schema)
 
@@ -186,7 +185,7 @@ class ArchivedTables:
     def rows(self, *streams: str) -> DataFrame:
         """Return rows with ARCHIVED_ROWS_SCHEMA, with the content as JSON in ``row``.
 
-        This is slower than :meth:`keys`, and than the typed columns of :attr:`streams`.
+        This is slower than :meth:`keys` and the typed columns of :attr:`streams`.
 
         :param streams: the streams to read; by default all.
         """
@@ -201,8 +200,8 @@ class ArchivedTables:
 def bounds_of(actions: pa.Table) -> tuple[int, int]:
     """Return the least and the greatest token of the files of a table.
 
-    :param actions: the files, from the log. If one lacks statistics, any token is
-        within the bounds.
+    :param actions: the files, from the log. If a file lacks statistics, the bounds
+        include every token.
     """
     ends = []
     for name, any_id in (("min", -_MAX_ID), ("max", _MAX_ID)):
@@ -216,7 +215,7 @@ def bounds_of(actions: pa.Table) -> tuple[int, int]:
 
 
 def with_json(frame: DataFrame, table: StreamTable) -> DataFrame:
-    """Convert typed rows to rows of the wire, with ARCHIVED_ROWS_SCHEMA."""
+    """Convert typed rows to rows as on the wire, with ARCHIVED_ROWS_SCHEMA."""
     names = [
         name for name in ARCHIVED_ROWS_SCHEMA.names if name not in ("stream", "row")
     ]
@@ -249,7 +248,7 @@ def read_archive(
 
     :param tables: the columns of streams other than the standard ones; by default, they
         are read from the archive.
-    :raises PipelineError: if there is no archive, or it has an older format.
+    :raises PipelineError: if the archive does not exist, or has an older format.
     """
     store = open_archive(archive)
     known = {**standard_tables(), **(tables or {})}
@@ -353,7 +352,7 @@ def _arrow(table: DeltaTable) -> pa.Schema:
 
 
 def _chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """Return the fields of the columns that are named; null ones if there is none."""
+    """Return the fields of some columns, with the type null for missing columns."""
     return pa.schema(
         [
             schema.field(name) if name in schema.names else pa.field(name, pa.null())
@@ -371,7 +370,8 @@ def _map_files(
 ) -> Iterator[pa.RecordBatch]:
     """Apply a function to the rows of files, in a task.
 
-    :param tasks: the files of each task, as streams and paths.
+    :param tasks: the files of each task, as pairs of a stream and a path.
+    :param numbers: the indexes in ``tasks`` of the tasks to run, in the column ``id``.
     """
 
     def read() -> Iterator[pa.RecordBatch]:

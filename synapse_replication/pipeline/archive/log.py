@@ -4,10 +4,10 @@ A commit that adds rows of a stream contains the resulting offset of the stream,
 application transaction with the number of the batch. Rows and offset therefore become
 visible atomically. Delta Lake stores the number in its checkpoints, and rejects a
 second commit with the same number. Maintenance commits repeat offset and number, so
-that the newest commit always has them, even after the log was cleaned.
+that the newest commit always has them, even after the log has been cleaned.
 
-Each archived recording has an application transaction: its application id contains the
-name of the recording, its version is the size in bytes.
+Each archived recording has an application transaction. Its application id contains the
+name of the recording, and its version is the size of the recording in bytes.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = [
     "TableState",
     "archived_size",
     "commit_properties",
+    "committer_of",
     "purged_properties",
     "read_purged_ranges",
     "read_state",
     "recording_id",
-    "who_committed",
 ]
 
 #: The application id of the transactions of batches.
@@ -48,8 +48,8 @@ _BATCH: Final = "synapse_replication.batch"
 _WRITTEN_BY: Final = "synapse_replication.written_by"
 _PURGED: Final = "synapse_replication.purged"
 
-#: The number of commits that are read at a time, newest first.
-_LOOK_BACK: Final = (1, 20, 1000, None)
+#: How many commits, the newest ones, successive attempts search; ``None`` for all.
+_SEARCH_LIMITS: Final = (1, 20, 1000, None)
 
 
 @attrs.frozen
@@ -69,7 +69,7 @@ class TableState:
 def read_state(table: DeltaTable) -> TableState:
     """Read the progress of a table at its loaded version.
 
-    :raises PipelineError: if the log no longer contains it.
+    :raises PipelineError: if the log no longer contains the progress.
     """
     batch = table.transaction_version(APPLICATION)
     if batch is None:
@@ -80,14 +80,14 @@ def read_state(table: DeltaTable) -> TableState:
             return TableState(table.version(), batch, offset)
     raise PipelineError(
         f"the log of {table.table_uri} no longer contains the offset of batch {batch}: "
-        "it was cleaned by another program; restore the table from a backup, or "
+        "another program has cleaned the log; restore the table from a backup, or "
         "archive to a new location"
     )
 
 
 def _commits(table: DeltaTable) -> Iterator[dict[str, Any]]:
     seen = 0
-    for limit in _LOOK_BACK:
+    for limit in _SEARCH_LIMITS:
         found = table.history(limit)
         # Ignore commits after the loaded version: another driver may be running.
         yield from (
@@ -106,7 +106,7 @@ def commit_properties(
     :param state: the state after the commit.
     :param recordings: the names and sizes of the recordings that the commit adds.
     :param new: whether the commit adds the batch; false for maintenance, which repeats
-        it.
+        the number and the offset of the last batch.
     """
     from deltalake import CommitProperties, Transaction
 
@@ -126,8 +126,8 @@ def commit_properties(
     )
 
 
-def who_committed(table: DeltaTable, batch: int) -> str:
-    """Describe who committed a batch, and when."""
+def committer_of(table: DeltaTable, batch: int) -> str:
+    """Describe the process that committed a batch, with the time of the commit."""
     for commit in table.history(100):
         if commit.get(_BATCH) == str(batch):
             when = datetime.datetime.fromtimestamp(
@@ -143,7 +143,7 @@ def recording_id(name: str) -> str:
 
 
 def archived_size(table: DeltaTable, name: str) -> int | None:
-    """Return the size of a recording as archived; ``None`` if it is not archived."""
+    """Return the archived size of a recording; ``None`` if it is not archived."""
     return table.transaction_version(recording_id(name))
 
 
@@ -154,7 +154,8 @@ def archived_size(table: DeltaTable, name: str) -> int | None:
 class PurgedRange:
     """A range of rows that were purged from an archive.
 
-    :ivar first_token: the smallest purged token; ``last_token`` is the greatest.
+    :ivar first_token: the least purged token.
+    :ivar last_token: the greatest purged token.
     """
 
     stream: str
@@ -166,7 +167,7 @@ class PurgedRange:
 def read_purged_ranges(table: DeltaTable, stream: str) -> list[PurgedRange]:
     """Return the purged rows of a stream, one range per writer.
 
-    :raises PipelineError: if the record is damaged.
+    :raises PipelineError: if the table property is damaged.
     """
     text = table.metadata().configuration.get(_PURGED)
     try:

@@ -22,7 +22,7 @@ class ArchiveMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        place = ("stream", "instance_name")
+        labels = ("stream", "instance_name")
         self.rows = Counter(
             f"{_PREFIX}_rows", "Rows archived.", ("stream",), registry=registry
         )
@@ -45,13 +45,13 @@ class ArchiveMetrics:
         self.position = Gauge(
             f"{_PREFIX}_position",
             "Token up to which a writer's rows are archived.",
-            place,
+            labels,
             registry=registry,
         )
         self.lag = Gauge(
             f"{_PREFIX}_lag_ids",
-            "Ids between that token and the writer's position in the database.",
-            place,
+            "Ids between the archived token and the writer's position in the database.",
+            labels,
             registry=registry,
         )
         self.caught_up = Gauge(
@@ -79,12 +79,12 @@ class ArchiveMetrics:
                 self.position.labels(stream, "").set(offset.minimum)
 
     def set_lag(self, lag: Mapping[tuple[str, str], int], now: float) -> None:
-        """Set the distance of each ``(stream, writer)`` to the database, in ids.
+        """Set the number of ids by which each ``(stream, writer)`` is behind.
 
         :param now: the time, in s since 1970.
         """
-        for place, ids in lag.items():
-            self.lag.labels(*place).set(ids)
+        for labels, ids in lag.items():
+            self.lag.labels(*labels).set(ids)
         if not any(lag.values()):
             self.caught_up.set(now)
 
@@ -94,7 +94,7 @@ def serve_metrics(
 ) -> Callable[[], None]:
     """Serve the metrics over HTTP, in a separate thread.
 
-    :param port: the port; 0 for any free one.
+    :param port: the port; 0 for any free port.
     :return: a function that stops the server.
     :raises PipelineError: if the port cannot be used.
     """
@@ -102,7 +102,7 @@ def serve_metrics(
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise PipelineError(
-            f"cannot serve metrics on {host} port {port}: {error.strerror}; give "
+            f"cannot serve metrics on {host} port {port}: {error.strerror}; choose "
             "another --metrics-port"
         ) from error
 

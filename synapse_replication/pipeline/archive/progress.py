@@ -15,11 +15,15 @@ __all__ = ["Numbers", "PlainReporter", "Reporter", "TerminalReporter", "make_rep
 
 @attrs.define
 class Numbers:
-    """Totals since the start.
+    """The totals since the start of the job.
 
     :ivar rows: archived rows of streams.
     :ivar commands: archived commands of recordings.
-    :ivar behind: the number of ids between archive and database; ``None`` if unknown.
+    :ivar batches: committed batches.
+    :ivar recordings: archived recordings.
+    :ivar compacted_files: small files that were merged into larger ones.
+    :ivar behind: the number of ids by which the archive is behind the database;
+        ``None`` if unknown.
     :ivar rows_per_second: the rate of the last batch.
     """
 
@@ -33,12 +37,12 @@ class Numbers:
 
 
 class Reporter(Protocol):
-    """Is notified of each event of the job."""
+    """A display that is notified of each event of the job."""
 
-    def show(self, numbers: Numbers, what: str) -> None:
+    def show(self, numbers: Numbers, event: str) -> None:
         """Show the totals and the last event.
 
-        :param what: the last event, in a few words.
+        :param event: the last event, in a few words.
         """
         ...
 
@@ -58,12 +62,12 @@ class PlainReporter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Do nothing; the lines stay."""
+        """Do nothing: the lines remain in the log."""
 
-    def show(self, numbers: Numbers, what: str) -> None:
+    def show(self, numbers: Numbers, event: str) -> None:
         """Write a line."""
         elapsed = self._now() - self._started
-        self._out.write(f"{elapsed:8.1f} s  {what}; {_total(numbers)}\n")
+        self._out.write(f"{elapsed:8.1f} s  {event}; {_total(numbers)}\n")
         self._out.flush()
 
 
@@ -87,7 +91,7 @@ class TerminalReporter:
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
-    def show(self, numbers: Numbers, what: str) -> None:
+    def show(self, numbers: Numbers, event: str) -> None:
         """Update the line."""
         behind = numbers.behind
         self._progress.update(
@@ -95,7 +99,7 @@ class TerminalReporter:
             description=_total(numbers),
             completed=numbers.rows,
             total=None if behind is None else numbers.rows + behind,
-            last=what,
+            last=event,
         )
 
 

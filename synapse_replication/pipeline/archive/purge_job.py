@@ -24,9 +24,9 @@ def purge_archive(
 ) -> list[OldDay]:
     """Remove all days before a date, and return these days.
 
-    :param dry_run: whether to leave the archive as it is.
-    :param progress: gets a step per table, and counts files.
-    :raises PipelineError: if there is no archive, or it cannot be written.
+    :param dry_run: whether to only find the days, and not to remove them.
+    :param progress: shows a step for each table, and counts files.
+    :raises PipelineError: if the archive does not exist or cannot be written.
     """
     store = open_archive(archive)
     act = find_old_days if dry_run else purge_days

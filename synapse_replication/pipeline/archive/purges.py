@@ -1,10 +1,10 @@
 """Removes old days from an archive, and records which rows they had.
 
-First, a table property records the tokens to be purged, then one commit removes the
-days. After a crash between the two, the record covers rows that still exist; purging
-again removes them, and audits are not affected in the meantime. The commit is part of
-the table's history; a vacuum removes the files once no reader needs them. The offset
-does not change, so purged rows are not archived again.
+First, a table property records the tokens to be purged; then, one commit removes the
+days. After a crash between these steps, the property covers rows that still exist. This
+does not affect audits, and the next purge removes the rows. The commit is part of the
+table's history; a vacuum removes the files once no reader needs them. The offset does
+not change, so purged rows are not archived again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OldDay", "find_old_days", "purge_days"]
 
-#: The most attempts of a purge, each of which a driver's commit may invalidate.
+#: The maximum number of attempts to purge a table. An attempt fails if a driver commits
+#: at the same time.
 _ATTEMPTS: Final = 10
 
 
@@ -42,8 +43,9 @@ _ATTEMPTS: Final = 10
 class OldDay:
     """A day of a table that is to be purged.
 
-    :ivar stream: ``None`` for the wire.
-    :ivar size: the size of its files, in bytes.
+    :ivar stream: the name of the stream; ``None`` for the table of the wire.
+    :ivar rows: the number of rows.
+    :ivar size: the size of the files, in bytes.
     """
 
     stream: str | None
@@ -57,7 +59,7 @@ def find_old_days(
 ) -> list[OldDay]:
     """Return all days before a date, of streams and of the wire, in order.
 
-    :param progress: gets a step per table.
+    :param progress: shows a step for each table.
     :raises PipelineError: if the archive cannot be read.
     """
     return [
@@ -70,11 +72,11 @@ def find_old_days(
 def purge_days(
     store: ArchiveStore, before: datetime.date, progress: JobProgress | None = None
 ) -> list[OldDay]:
-    """Remove all days before a date; return what was removed.
+    """Remove all days before a date, and return these days.
 
-    It may be called while a driver is running.
+    A driver may be running at the same time.
 
-    :param progress: gets a step per table, and counts the files whose rows are
+    :param progress: shows a step for each table, and counts the files whose tokens are
         recorded.
     :raises PipelineError: if the archive cannot be read or written.
     """
@@ -87,13 +89,13 @@ def purge_days(
 def _tables(
     store: ArchiveStore, progress: JobProgress | None
 ) -> Iterator[tuple[str | None, DeltaTable]]:
-    places: list[tuple[str | None, str]] = [
+    tables: list[tuple[str | None, str]] = [
         *((stream, store.stream_uri(stream)) for stream in store.streams()),
         (None, store.wire_uri),
     ]
     if progress is not None:
-        progress.expect(len(places))
-    for stream, uri in places:
+        progress.expect(len(tables))
+    for stream, uri in tables:
         if progress is not None:
             progress.begin("recordings of the wire" if stream is None else stream)
         table = store.table(uri)
@@ -145,7 +147,7 @@ def _purge(
                 f"{DAY} < DATE '{before.isoformat()}'", commit_properties=properties
             )
         except CommitFailedError as error:
-            # A driver has committed in the meantime: start again with the new version.
+            # A driver has committed at the same time: try again with the new version.
             if attempt == _ATTEMPTS - 1:
                 raise _failed(table, error) from error
             table.update_incremental()
@@ -163,8 +165,11 @@ def _record(
     before: datetime.date,
     progress: JobProgress | None,
 ) -> bool:
-    """Record the rows to be purged; return false if rows were added meanwhile."""
-    noted = {action["path"] for action in _old_actions(table, before)}
+    """Record the tokens to be purged.
+
+    :return: false if rows were added to the old days at the same time.
+    """
+    recorded = {action["path"] for action in _old_actions(table, before)}
     ranges = [
         *read_purged_ranges(table, stream),
         *_ranges(store, stream, table, before, progress),
@@ -175,15 +180,15 @@ def _record(
         commit_properties=commit_properties(read_state(table), new=False),
     )
     table.update_incremental()
-    # If a driver adds rows to these days from now on, the delete is rejected.
-    return noted == {action["path"] for action in _old_actions(table, before)}
+    # If a driver adds rows to these days from now on, the deletion is rejected.
+    return recorded == {action["path"] for action in _old_actions(table, before)}
 
 
 def _failed(table: DeltaTable, error: Exception) -> PipelineError:
     reason = " ".join(str(error).split())
     return PipelineError(
-        f"cannot purge {table.table_uri}: {excerpt(reason)}; purge again once that is "
-        "resolved"
+        f"cannot purge {table.table_uri}: {excerpt(reason)}; resolve this, and purge "
+        "again"
     )
 
 

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ArchivedBatch", "RowsArchiver", "lag_of"]
 
-#: Spark's message if a worker took more than 10 s to start, a limit that cannot be
+#: Spark's message if a worker takes more than 10 s to start. That limit cannot be
 #: configured.
 _SLOW_START: Final = "Python worker failed to connect back"
 
-#: The number of tasks per core in a batch. With more, cores are idle for a smaller part
-#: of the time while the last tasks finish.
+#: The number of tasks per core in a batch. The more tasks there are, the shorter is the
+#: time in which cores are idle because only the last tasks are still running.
 _TASKS_PER_CORE: Final = 8
 
 #: The number of attempts to write a batch when workers are slow to start.
@@ -47,6 +47,8 @@ class ArchivedBatch:
     """A batch that was archived.
 
     :ivar rows: the number of rows of each stream.
+    :ivar files: the number of files.
+    :ivar seconds: the duration.
     :ivar left: the number of complete ids that are left for the next batches.
     """
 
@@ -59,8 +61,8 @@ class ArchivedBatch:
 class RowsArchiver:
     """Archives complete rows. Not thread-safe.
 
-    :param batch_ids: the most ids of a batch; ``None`` for :data:`_TASKS_PER_CORE`
-        tasks per core.
+    :param batch_ids: the maximum number of ids in a batch; ``None`` for as many as
+        :data:`_TASKS_PER_CORE` tasks per core read.
     :raises PipelineError: if a table of the archive cannot be read.
     """
 
@@ -92,30 +94,30 @@ class RowsArchiver:
         self,
         done: Callable[[ArchivedBatch], object],
         stopped: Callable[[], bool],
-        tell: Callable[[str], object],
+        report: Callable[[str], object],
     ) -> None:
         """Archive all rows that are complete at the time of the call.
 
         :param done: called after each batch.
         :param stopped: called between batches; returns whether to stop.
-        :param tell: called with further messages for the user.
-        :raises PipelineError: if it cannot continue. No rows are lost.
+        :param report: called with further messages for the user.
+        :raises PipelineError: if the database or the archive fails. No rows are lost.
         """
         parts, start, end = self._plan()
         left = sum(part.size for part in parts)
         if left:
-            tell(f"{left:,} ids to archive")
+            report(f"{left:,} ids to archive")
         for batch in batches_of(parts, start, end, self._batch_ids):
             if stopped():
                 return
             begun = time.monotonic()
-            rows, files = self._write(batch, tell)
+            rows, files = self._write(batch, report)
             left -= batch.ids
             done(ArchivedBatch(rows, files, time.monotonic() - begun, left))
         self.offsets.update(end)
 
     def lag(self) -> dict[tuple[str, str], int]:
-        """Return how many ids each ``(stream, writer)`` is behind the database.
+        """Return the number of ids by which each ``(stream, writer)`` is behind.
 
         :raises PipelineError: if the database cannot be reached.
         """
@@ -136,8 +138,8 @@ class RowsArchiver:
             selections = self._planner.select(txn)
             if not selections:
                 raise PipelineError(
-                    "the database has no table of any stream: is it the homeserver's? "
-                    "Tables of your own must be declared in the configuration (-c)"
+                    "the database has no table of any stream; is it the homeserver's? "
+                    "Declare tables of your own in the configuration (-c)"
                 )
             for selection in selections:
                 name = selection.stream.name
@@ -147,7 +149,7 @@ class RowsArchiver:
                     offset = table.state.offset
                     self._planner.check_not_ahead(txn, selection, offset, "the archive")
                     self.offsets[name] = offset
-                table.check_alone()
+                table.check_sole_driver()
             start = {s.stream.name: self.offsets[s.stream.name] for s in selections}
             end = self._planner.latest(txn, selections, start)
             parts = self._planner.parts(txn, selections, start, end)
@@ -165,7 +167,7 @@ class RowsArchiver:
         return table
 
     def _write(
-        self, batch: Batch, tell: Callable[[str], object]
+        self, batch: Batch, report: Callable[[str], object]
     ) -> tuple[dict[str, int], int]:
         today = datetime.datetime.now(datetime.timezone.utc).date()
         tasks = pack(batch.parts, None)
@@ -185,7 +187,7 @@ class RowsArchiver:
             except PipelineError as error:
                 if _SLOW_START not in str(error) or starts == _STARTS:
                     raise
-                tell(f"workers are slow to start; try {starts + 1} of {_STARTS}")
+                report(f"workers are slow to start; attempt {starts + 1} of {_STARTS}")
         self._watch(Point.WRITTEN)
         for stream in sorted(written):
             self._tables[stream].commit(written[stream], batch.offsets[stream])
@@ -202,9 +204,12 @@ class RowsArchiver:
 def lag_of(
     archived: Mapping[str, StreamOffset], database: Mapping[str, StreamOffset]
 ) -> dict[tuple[str, str], int]:
-    """Return how many ids each ``(stream, writer)`` is behind the database.
+    """Return the number of ids by which each ``(stream, writer)`` is behind.
 
-    Rows of a stream without positions are attributed to the writer ``""``.
+    A stream whose positions are not stored has the single writer ``""``.
+
+    :param archived: the offset up to which each stream is archived.
+    :param database: the newest offset of each stream in the database.
     """
     lag = {}
     for stream, latest in database.items():

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ENOUGH_FILES", "RETENTION_HOURS", "ArchiveSettings", "run_archive"]
 
-#: The number of small files of a day that are merged into one.
+#: The minimum number of small files in a day for which they are merged.
 ENOUGH_FILES: Final = 8
 
 #: How long replaced files are retained for readers, in hours.
 RETENTION_HOURS: Final = 168
 
-#: The number of batches with rows between two searches for small files.
+#: The number of batches between two searches for small files.
 _BATCHES_BETWEEN_COMPACTIONS: Final = 20
 
 #: The interval at which unused files are removed, in s.
@@ -60,15 +60,18 @@ class ArchiveSettings:
     """The settings of an archive run.
 
     :ivar archive: a folder, or ``s3://bucket/path``.
-    :ivar source: the database; ``None`` to archive recordings alone.
-    :ivar recordings: files, and folders of them.
+    :ivar source: the database; ``None`` to archive only recordings.
+    :ivar recordings: recordings, and folders that contain recordings.
     :ivar streams: the names of the streams to archive; empty for all.
     :ivar once: whether to stop when all rows that are complete now are archived.
     :ivar every: the interval in s at which the database and folders of recordings are
         read.
-    :ivar batch_ids: the most ids of a batch; ``None`` to choose it automatically.
-    :ivar compact_files: the number of small files of a day that are merged into one.
+    :ivar batch_ids: the maximum number of ids in a batch; ``None`` to derive it from
+        the number of cores.
+    :ivar compact_files: the minimum number of small files in a day for which they are
+        merged.
     :ivar retention_hours: how long replaced files are retained for readers, in hours.
+    :ivar master: the URL of the Spark master; ``None`` for this machine.
     """
 
     archive: str
@@ -108,13 +111,14 @@ def run_archive(
     with_signals: bool = False,
     watch: Watch = _pass,
 ) -> Numbers:
-    """Archive until ``stopping`` is set, or, with ``once``, until all is archived.
+    """Archive until ``stopping`` is set or, with ``once``, until nothing is left.
 
-    :param stopping: an event that another thread sets to end the run after its batch.
-    :param with_signals: whether SIGTERM and SIGINT end the run; only in the main
-        thread.
+    :param stopping: an event that another thread sets to end the run after the current
+        batch.
+    :param with_signals: whether SIGTERM and SIGINT end the run. This is possible only
+        in the main thread.
     :param watch: called at each :class:`Point`, for tests.
-    :raises PipelineError: if it cannot continue. No rows are lost.
+    :raises PipelineError: if the run cannot continue. No rows are lost.
     """
     stopping = stopping or threading.Event()
     # Check the options before Spark is started, to report errors without delay.
@@ -181,7 +185,9 @@ class _Archive:
         while True:
             self._archive_recordings()
             if self._rows is not None:
-                self._rows.archive(self._batch_done, self._stopping.is_set, self._tell)
+                self._rows.archive(
+                    self._batch_done, self._stopping.is_set, self._report
+                )
                 self._show_lag(self._rows)
             self._maintain(finished=True)
             if self._settings.once or self._stopping.wait(self._settings.every):
@@ -203,7 +209,7 @@ class _Archive:
         if rows:
             numbers.rows_per_second = rows / batch.seconds
             metrics.rows_per_second.set(numbers.rows_per_second)
-            self._tell(f"{rows:,} rows in {batch.files} files, {batch.seconds:.1f} s")
+            self._report(f"{rows:,} rows in {batch.files} files, {batch.seconds:.1f} s")
         self._maintain()
 
     def _show_lag(self, rows: RowsArchiver) -> None:
@@ -217,7 +223,7 @@ class _Archive:
         behind = sum(by_stream.values())
         if behind != self._numbers.behind:
             self._numbers.behind = behind
-            self._tell("looked at the database")
+            self._report("read the positions in the database")
 
     def _archive_recordings(self) -> None:
         if not self._settings.recordings:
@@ -227,7 +233,7 @@ class _Archive:
                 self._store, self._store.wire_uri, "the wire", WIRE_TABLE_SCHEMA
             )
         wire = self._wire
-        wire.check_alone()
+        wire.check_sole_driver()
         found = find_closed_recordings(self._settings.recordings)
         for recordings in plan_recordings(found, wire.archived_size):
             paths = [recording.path for recording in recordings]
@@ -243,7 +249,7 @@ class _Archive:
             self._numbers.recordings += len(paths)
             self._metrics.commands.inc(commands)
             self._batches_since_compaction += 1
-            self._tell(f"{commands:,} commands of {len(paths)} recordings")
+            self._report(f"{commands:,} commands of {len(paths)} recordings")
 
     # -- maintenance -------------------------------------------------------------------
 
@@ -274,7 +280,7 @@ class _Archive:
         if before:
             self._numbers.compacted_files += before
             self._metrics.compacted.inc(before)
-            self._tell(f"{before} small files merged into {after}")
+            self._report(f"{before} small files merged into {after}")
 
     def _vacuum(self) -> None:
         if not self._settings.once and time.monotonic() < self._next_vacuum:
@@ -286,15 +292,15 @@ class _Archive:
         self._watch(Point.VACUUMED)
         if removed:
             self._metrics.vacuumed.inc(removed)
-            self._tell(f"{removed} unused files removed")
+            self._report(f"{removed} unused files removed")
 
-    def _tell(self, what: str) -> None:
-        self._reporter.show(self._numbers, what)
+    def _report(self, event: str) -> None:
+        self._reporter.show(self._numbers, event)
 
 
 @contextmanager
 def _set_by_signals(stopping: threading.Event) -> Iterator[None]:
-    """Let SIGTERM and SIGINT end the run; a second one ends the process."""
+    """Set the event on SIGTERM or SIGINT; a second signal ends the process."""
     before: dict[int, Any] = {}
 
     def stop(number: int, frame: object) -> None:

@@ -32,7 +32,7 @@ __all__ = ["ArchiveStore", "open_archive", "open_store"]
 _STREAMS: Final = "streams"
 _WIRE: Final = "wire"
 
-#: The marker file of an archive in the format before version 2.
+#: A file that only archives in the format before Delta tables have.
 _OLD_DESCRIPTION: Final = "_meta/archive.json"
 
 #: The environment variables that configure access to an object store.
@@ -59,8 +59,8 @@ class ArchiveStore:
     """The location of an archive. It can be sent to tasks.
 
     :ivar uri: an absolute path, or ``s3://bucket/path``; without a slash at its end.
-    :ivar options: the options of the object store, including credentials. They must not
-        be shown.
+    :ivar options: the options of the object store. They may include credentials, so
+        they must not be printed or logged.
     """
 
     uri: str
@@ -68,7 +68,7 @@ class ArchiveStore:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a local folder."""
+        """Whether the archive is a local folder."""
         return "://" not in self.uri
 
     @property
@@ -141,7 +141,7 @@ class ArchiveStore:
         return found, path
 
     def path(self, uri: str) -> str:
-        """Return the path of a table of this archive for :meth:`filesystem`."""
+        """Return the path of a table in the file system of :meth:`filesystem`."""
         _, root = self.filesystem()
         return root + uri.removeprefix(self.uri)
 
@@ -173,7 +173,7 @@ def _s3(options: Mapping[str, str]) -> FileSystem:
 
 
 def _folder_name(stream: str) -> str:
-    """Encode a stream's name so that it is safe in paths and URIs, and not hidden."""
+    """Encode a stream's name, to be safe in paths and URIs, and not a hidden name."""
     encoded = "".join(
         chr(byte) if _PLAIN.match(bytes([byte])) else f"~{byte:02X}"
         for byte in stream.encode()
@@ -191,7 +191,7 @@ def open_store(archive: str | os.PathLike[str]) -> ArchiveStore:
     """Return the store of an archive that need not exist yet.
 
     :raises PipelineError: if the location is unusable, or has an archive of an older
-        format. The text then names the command that converts it.
+        format. In that case, the message names the command that converts it.
     """
     text = os.fspath(archive).rstrip("/")
     if "://" in text:
@@ -199,8 +199,8 @@ def open_store(archive: str | os.PathLike[str]) -> ArchiveStore:
     store = ArchiveStore(str(Path(text or "/").absolute()))
     if wrong := sorted(set(store.uri) & set("*?[]{}\\%#")):
         raise PipelineError(
-            f"{store.uri}: {' '.join(wrong)} cannot be in the name of an archive, as "
-            "Spark takes it for a pattern or a code; give another name"
+            f"{store.uri}: the path of an archive must not contain {' '.join(wrong)}, "
+            "which Spark interprets as a pattern or an escape; choose another path"
         )
     if Path(store.uri, _OLD_DESCRIPTION).exists():
         raise PipelineError(
@@ -215,12 +215,12 @@ def open_store(archive: str | os.PathLike[str]) -> ArchiveStore:
 def open_archive(archive: str | os.PathLike[str]) -> ArchiveStore:
     """Return the store of an archive that exists.
 
-    :raises PipelineError: if it does not exist, or has an older format.
+    :raises PipelineError: if the archive does not exist, or has an older format.
     """
     store = open_store(archive)
     if not store.streams() and store.table(store.wire_uri) is None:
         raise PipelineError(
-            f"{store.uri} is no archive: it has no table of a stream or of the wire; "
-            "'synapse-replication pipeline archive' makes one"
+            f"{store.uri} is not an archive: it has no table of a stream or of the "
+            "wire; 'synapse-replication pipeline archive' creates one"
         )
     return store

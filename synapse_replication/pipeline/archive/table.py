@@ -23,8 +23,8 @@ from synapse_replication.pipeline.archive.log import (
     TableState,
     archived_size,
     commit_properties,
+    committer_of,
     read_state,
-    who_committed,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.source.offsets import StreamOffset
@@ -45,7 +45,7 @@ TARGET_BYTES: Final = 256 * 2**20
 
 
 class Point(enum.Enum):
-    """Points at which writing can be interrupted; the kill tests use each of them."""
+    """A point of a run at which tests interrupt it, or kill the driver."""
 
     PLANNED = "planned"
     WRITTEN = "written"
@@ -56,7 +56,7 @@ class Point(enum.Enum):
     VACUUMED = "vacuumed"
 
 
-#: A function that is called at each point; only tests set one.
+#: A function that is called at each point; only tests pass one.
 Watch: TypeAlias = Callable[[Point], object]
 
 
@@ -105,7 +105,8 @@ class ArchiveTable:
     ) -> None:
         """Commit files, with the resulting offset or the recordings.
 
-        :raises PipelineError: if another driver was first. Nothing is added then.
+        :raises PipelineError: if another driver has committed first. In that case,
+            nothing is added.
         """
         from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -128,17 +129,17 @@ class ArchiveTable:
                 ),
             )
         except CommitFailedError as error:
-            raise self._refused(batch) from error
+            raise self._conflict(batch) from error
         except DeltaError as error:
             raise self._failed(error) from error
         table.update_incremental()
         self.state = attrs.evolve(new, version=table.version())
-        self.check_alone()
+        self.check_sole_driver()
 
-    def check_alone(self) -> None:
+    def check_sole_driver(self) -> None:
         """Check that no other driver has committed to the table.
 
-        :raises PipelineError: if one has.
+        :raises PipelineError: if another driver has committed.
         """
         if self._table is None:
             # The driver's first commit performs this check.
@@ -149,7 +150,7 @@ class ArchiveTable:
     def _check_batch(self, table: DeltaTable) -> None:
         found = table.transaction_version(APPLICATION) or 0
         if found != self.state.batch:
-            raise self._refused(found)
+            raise self._conflict(found)
 
     # -- maintenance -------------------------------------------------------------------
 
@@ -158,7 +159,7 @@ class ArchiveTable:
 
         Readers of older versions continue to use the old files.
 
-        :param enough_files: the least number of small files of a day to merge.
+        :param enough_files: the minimum number of small files in a day.
         :raises PipelineError: if the store fails.
         """
         from deltalake import WriterProperties
@@ -176,8 +177,7 @@ class ArchiveTable:
                     commit_properties=commit_properties(self.state, new=False),
                 )
             except CommitFailedError:
-                # The day was purged in the meantime. The others are merged the next
-                # time.
+                # The day was purged at the same time. Continue with the other days.
                 self._table.update_incremental()
                 continue
             except DeltaError as error:
@@ -243,11 +243,11 @@ class ArchiveTable:
             self._table = self._store.table(self.uri)
             if self._table is None:
                 raise self._failed(error) from error
-        self.check_alone()
+        self.check_sole_driver()
         return self._table
 
     def _evolve(self, table: DeltaTable) -> None:
-        """Add the columns that a newer version of this package has.
+        """Add the columns that the table lacks, because the stream's rows have changed.
 
         They are null in existing rows, whose files do not change.
         """
@@ -260,30 +260,31 @@ class ArchiveTable:
             found = known.get(field.name)
             if found is not None and found.type != field.type:
                 raise PipelineError(
-                    f"{self.uri}: column {field.name} is {found.type}, and is to be "
-                    f"{field.type} now: archive to a new place, or declare the type "
-                    "that it had"
+                    f"{self.uri}: the type of column {field.name} is {found.type}, but "
+                    f"the stream has {field.type}; archive to a new location, or "
+                    "declare the previous type"
                 )
         new = [field for field in wanted if field.name not in known]
         if not new:
             return
         _logger.info(
-            "%s gets new columns: %s", self.uri, ", ".join(field.name for field in new)
+            "adding columns to %s: %s", self.uri, ", ".join(field.name for field in new)
         )
         try:
             table.alter.add_columns(
                 new, commit_properties=commit_properties(self.state, new=False)
             )
         except CommitFailedError as error:
-            raise self._refused(self.state.batch + 1) from error
+            raise self._conflict(self.state.batch + 1) from error
         table.update_incremental()
 
-    def _refused(self, batch: int) -> PipelineError:
+    def _conflict(self, batch: int) -> PipelineError:
         table = self._store.table(self.uri)
-        who = "another driver" if table is None else who_committed(table, batch)
+        other = "another driver" if table is None else committer_of(table, batch)
         return PipelineError(
-            f"{self.name}: {who} has archived batch {batch} to {self.uri} first: one "
-            "driver at a time; stop one of them. Nothing is lost or duplicated"
+            f"{self.name}: {other} has archived batch {batch} to {self.uri}. Only one "
+            "driver may write to an archive; stop the other one. No rows are lost or "
+            "duplicated"
         )
 
     def _failed(self, error: Exception) -> PipelineError:

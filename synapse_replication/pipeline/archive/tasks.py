@@ -1,4 +1,4 @@
-"""The work of archive tasks: each reads rows and writes them to Parquet files."""
+"""The tasks of the archive job, which read rows and write them to Parquet files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_rows(
     tasks: Sequence[Sequence[Part]],
     today: datetime.date,
 ) -> dict[str, list[WrittenFile]]:
-    """Read parts from the database into files, on the executors.
+    """Write rows from the database to files, on the executors.
 
     :param tasks: the parts of each task.
     :param today: the day to assign to rows whose time of writing is unknown.
@@ -77,7 +77,7 @@ def write_recordings(
     paths: Sequence[Path],
     today: datetime.date,
 ) -> list[WrittenFile]:
-    """Read recordings into files of the table of the wire, on the executors.
+    """Write recordings to files of the table of the wire, on the executors.
 
     :param today: the day to assign to lines of recordings without a date.
     :raises PipelineError: if a recording cannot be read.

@@ -1,8 +1,8 @@
 """Archives each closed recording once.
 
 A recording is identified by its name without its folder, so that it may be moved to
-another folder. Its size is stored, to detect a recording that was continued after it
-was archived.
+another folder. The archive stores the size of each recording, to detect a recording
+that was continued after it had been archived.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from synapse_replication.pipeline.wire_lines import SUFFIXES
 
 __all__ = ["BATCH_BYTES", "Recording", "find_closed_recordings", "plan_recordings"]
 
-#: The most bytes of recordings in a batch, unless a single recording is larger.
+#: The maximum size of the recordings in a batch, in bytes, unless a single recording is
+#: larger.
 BATCH_BYTES: Final = 1024**3
 
 
@@ -27,7 +28,7 @@ BATCH_BYTES: Final = 1024**3
 class Recording:
     """A closed recording.
 
-    :ivar size: its size, in bytes.
+    :ivar size: the size of the file, in bytes.
     """
 
     path: Path
@@ -35,7 +36,7 @@ class Recording:
 
     @property
     def name(self) -> str:
-        """The name that identifies it."""
+        """The name that identifies the recording."""
         return self.path.name
 
 
@@ -44,10 +45,11 @@ def find_closed_recordings(
 ) -> list[Recording]:
     """Return the complete recordings among files and folders.
 
-    A folder may be empty. A file that a recorder is still writing has another suffix. A
-    file that is named explicitly is always included.
+    A folder may be empty. A file in a folder that a recorder is still writing is not
+    found, because it has another suffix. A file in ``paths`` is always included.
 
-    :raises PipelineError: if a path does not exist, or two recordings have one name.
+    :raises PipelineError: if a path does not exist, or if two recordings have the same
+        name.
     """
     found: dict[str, Recording] = {}
     for given in paths:
@@ -66,8 +68,8 @@ def find_closed_recordings(
             other = found.setdefault(file.name, Recording(file, file.stat().st_size))
             if other.path != file:
                 raise PipelineError(
-                    f"{file} and {other.path} have one name, by which the archive "
-                    "knows recordings: rename one"
+                    f"{file} and {other.path} have the same name, by which the archive "
+                    "identifies recordings; rename one of them"
                 )
     return list(found.values())
 
@@ -77,7 +79,7 @@ def plan_recordings(
     archived_size: Callable[[str], int | None],
     batch_bytes: int = BATCH_BYTES,
 ) -> Iterator[list[Recording]]:
-    """Return the new recordings, in batches.
+    """Yield the new recordings in batches.
 
     :param archived_size: returns the archived size of a recording by its name; ``None``
         if it is not archived.
@@ -90,15 +92,15 @@ def plan_recordings(
             new.append(recording)
         elif size != recording.size:
             raise PipelineError(
-                f"{recording.path} had {size} bytes when it was archived, and has "
-                f"{recording.size} now: its rest would be lost. Archive recordings "
-                "that are closed, as those of 'synapse-replication record' are, or "
-                "give it another name"
+                f"{recording.path} had {size} bytes when it was archived, and now has "
+                f"{recording.size}; the additional lines would not be archived. "
+                "Archive only closed recordings, such as those that "
+                "'synapse-replication record' writes, or rename this file"
             )
     while new:
-        taken = [new.pop(0)]
-        total = taken[0].size
+        batch = [new.pop(0)]
+        total = batch[0].size
         while new and total + new[0].size <= batch_bytes:
             total += new[0].size
-            taken.append(new.pop(0))
-        yield taken
+            batch.append(new.pop(0))
+        yield batch

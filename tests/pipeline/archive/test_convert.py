@@ -162,15 +162,15 @@ class ConvertTests(SynchronousTestCase):
         error = self.assertRaises(
             PipelineError, convert_archive, str(self.old), str(self.new)
         )
-        self.assertIn("was cut off", str(error))
+        self.assertIn("interrupted batch", str(error))
         self.assertFalse(self.new.exists())
         pending.unlink()
         error = self.assertRaises(
             PipelineError, convert_archive, str(self.new), str(self.old)
         )
-        self.assertIn("is no archive of an older version", str(error))
+        self.assertIn("is not an archive of an older version", str(error))
         convert_archive(str(self.old), str(self.new))
         error = self.assertRaises(
             PipelineError, convert_archive, str(self.old), str(self.new)
         )
-        self.assertIn("has an archive", str(error))
+        self.assertIn("contains an archive", str(error))

@@ -135,7 +135,7 @@ class ExportTests(SynchronousTestCase):
             *(shared_session(), str(self.folder), "new", "csv", None),
             stream="receipt",
         )
-        self.assertIn("it has those of receipts, to_device", str(error))
+        self.assertIn("it has rows of receipts, to_device", str(error))
 
     def test_folder_exists(self) -> None:
         """An existing folder is left unchanged."""

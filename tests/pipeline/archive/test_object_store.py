@@ -70,7 +70,7 @@ class ObjectStoreTests(SynchronousTestCase):
         second is refused by a conditional write.
         """
         error = self.assertRaises(PipelineError, open_archive, _PLACE)
-        self.assertIn("is no archive", str(error))
+        self.assertIn("is not an archive", str(error))
         store = open_store(_PLACE)
         first, second = open_table(store), open_table(store)
         add_rows_to(store, "receipts", receipts(1, 2, day=1), table=first)
@@ -80,7 +80,7 @@ class ObjectStoreTests(SynchronousTestCase):
             *(store, "receipts", receipts(1, 2, day=1)),
             table=second,
         )
-        self.assertIn("first: one driver at a time", str(error))
+        self.assertIn("Only one driver may write", str(error))
         for token in (3, 4):
             add_rows_to(store, "receipts", receipts(token, token, day=1), table=first)
         add_rows_to(store, "receipts", receipts(5, 5), table=first)

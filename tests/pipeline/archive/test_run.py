@@ -161,7 +161,7 @@ class ArchiveTests(SynchronousTestCase):
                 inner.append(self.archive())
 
         error = self.assertRaises(PipelineError, self.archive, watch=watch)
-        self.assertIn("first: one driver at a time", str(error))
+        self.assertIn("Only one driver may write", str(error))
         self.assertEqual(inner[0].rows, 20)
         self.assertEqual(keys_of(self.folder), read_keys(self.dsn))
 
@@ -191,8 +191,8 @@ class ArchiveTests(SynchronousTestCase):
         dsn, more = self.dsn, threading.Event()
 
         class Reporter(PlainReporter):
-            def show(self, numbers: Numbers, what: str) -> None:
-                super().show(numbers, what)
+            def show(self, numbers: Numbers, event: str) -> None:
+                super().show(numbers, event)
                 if numbers.rows == 60 and not more.is_set():
                     more.set()
                     add_rows(dsn, 15)
@@ -314,4 +314,4 @@ class RecordingTests(SynchronousTestCase):
                 self.assertNotIn(b"1.2.3.4", path.read_bytes(), path)
         self.record("a.jsonl", "PING 1", "PING 2", "PING 3", "PING 4")
         error = self.assertRaises(PipelineError, self.archive)
-        self.assertIn("its rest would be lost", str(error))
+        self.assertIn("the additional lines would not be archived", str(error))

@@ -95,7 +95,7 @@ class CommitTests(TableTests):
         second = open_table(self.folder)
         add_rows_to(self.folder, "receipts", receipts(4, 6), table=second)
         for attempt in (
-            first.check_alone,
+            first.check_sole_driver,
             lambda: add_rows_to(self.folder, "receipts", receipts(4, 6), table=first),
         ):
             error = self.assertRaises(PipelineError, attempt)
@@ -176,7 +176,7 @@ class EvolutionTests(TableTests):
             PipelineError, open_table, self.folder, "receipts", changed
         )
         self.assertIn("column room_id is ", str(error))
-        self.assertIn("archive to a new place", str(error))
+        self.assertIn("archive to a new location", str(error))
 
 
 class MaintenanceTests(TableTests):

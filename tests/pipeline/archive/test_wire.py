@@ -79,4 +79,4 @@ class PlanTests(SynchronousTestCase):
         error = self.assertRaises(
             PipelineError, self.plan, {"a": 5}, Recording(Path("a"), 6)
         )
-        self.assertIn("had 5 bytes when it was archived, and has 6 now", str(error))
+        self.assertIn("had 5 bytes when it was archived, and now has 6", str(error))

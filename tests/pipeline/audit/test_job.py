@@ -280,7 +280,7 @@ class AuditTests(SynchronousTestCase):
         ):
             result = CliRunner().invoke(audit_command, [*map(str, args)])
             self.assertEqual(result.exit_code, 2)
-            self.assertRegex(result.output, "cannot be reached|is no archive")
+            self.assertRegex(result.output, "cannot be reached|is not an archive")
             self.assertNotIn("hush", result.output)
 
     def _archive(self, dsn: str) -> Path:
