@@ -117,11 +117,11 @@ class RedisLink:
             if self.read_replies():
                 self._unfinished = 0
         except txredisapi.InvalidData as error:
-            self.cut(f"the server does not speak the Redis protocol: {error}")
+            self.abort(f"the server does not speak the Redis protocol: {error}")
             return
         self._unfinished += len(data)
         if self._unfinished > MAX_REPLY_LENGTH:
-            self.cut(f"a reply is longer than {MAX_REPLY_LENGTH} bytes")
+            self.abort(f"a reply is longer than {MAX_REPLY_LENGTH} bytes")
 
     # -- called or overridden by the protocols ------------------------------------
 
@@ -154,7 +154,7 @@ class RedisLink:
         """Reset the delay: the connection was used successfully."""
         self.factory.resetDelay()
 
-    def cut(self, why: str, reason: CloseReason = CloseReason.LOST) -> None:
+    def abort(self, why: str, reason: CloseReason = CloseReason.LOST) -> None:
         """Abort the connection and report the reason. The factory reconnects."""
         if not self._lost and not self._why:
             self._why = why
@@ -172,7 +172,7 @@ class RedisLink:
 
     def _handshake_timed_out(self) -> None:
         self._handshake_timer = None
-        self.cut(
+        self.abort(
             f"no answer within {self.factory.handshake_timeout:g} s; is the server "
             "Redis, and is TLS enabled at both ends or at neither?",
             CloseReason.TIMED_OUT,
@@ -188,7 +188,7 @@ class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
             self.link_established()
 
         def failed(failure: Failure) -> None:
-            self.cut(f"PING failed: {one_line(failure.value)}")
+            self.abort(f"PING failed: {one_line(failure.value)}")
 
         self.ping().addCallbacks(answered, failed)
 
@@ -196,7 +196,7 @@ class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
     def keep_alive(self) -> None:
         # If no reply arrives within replyTimeout, txredisapi closes the connection.
         def failed(failure: Failure) -> None:
-            self.cut(one_line(failure.value), CloseReason.TIMED_OUT)
+            self.abort(one_line(failure.value), CloseReason.TIMED_OUT)
 
         self.ping().addCallbacks(lambda _: self.link_proved(), failed)
 
@@ -301,15 +301,15 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             closed.callback(None)
             return closed
         self._closed = closed
-        timer = self.reactor_clock.callLater(timeout, self._cut_all)
+        timer = self.reactor_clock.callLater(timeout, self._abort_all)
         closed.addCallback(lambda _: timer.cancel() if timer.active() else None)
         for link in list(self.links):
             link.close()
         return closed
 
-    def _cut_all(self) -> None:
+    def _abort_all(self) -> None:
         for link in list(self.links):
-            link.cut("the connection did not close in time")
+            link.abort("the connection did not close in time")
 
     @override
     def startedConnecting(self, connector: IConnector) -> None:

@@ -14,7 +14,7 @@ rejection costs a connection.
 Publishing unacknowledged rows again was considered and rejected: if they had arrived
 already, the repeated rows would follow later rows of other instances, out of order.
 
-:class:`PublishLedger` is pure: its methods record what was published and acknowledged.
+:class:`PublishLedger` does no I/O: the sender reports publishes and losses to it.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class PublishConnection(Protocol):
         """Write encoded PUBLISH commands in a single write."""
         ...
 
-    def cut(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         """Abort the connection."""
         ...
 
@@ -166,7 +166,7 @@ class RedisSender:
         waiting = self._waiting
         waiting.add(publish)
         if waiting.size > self._max_pending_bytes:
-            protocol.cut(f"Redis does not read: {waiting.size} bytes are pending")
+            protocol.abort(f"Redis does not read: {waiting.size} bytes are pending")
             self._drop_protocol(protocol.unacknowledged)
         elif not protocol.has_socket or (not is_extension and waiting.is_quiet()):
             self.flush()
@@ -237,7 +237,7 @@ class RedisSender:
                 self._on_lost(self._ledger.lost)
             except Exception as error:  # noqa: BLE001 -- reported and retried
                 self._observer.failure("announcing positions again", error)
-                protocol.cut("this instance's positions could not be announced")
+                protocol.abort("this instance's positions could not be announced")
                 self._drop_protocol(0)
                 return
             self._ledger.lost = 0

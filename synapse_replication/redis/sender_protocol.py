@@ -163,7 +163,7 @@ class RedisSenderProtocol(RedisProtocol):
             # This publish and all later ones count as lost, so positions are announced
             # again.
             self._is_refused = True
-            self.cut(f"Redis rejects PUBLISH: {excerpt(str(refusal))}")
+            self.abort(f"Redis rejects PUBLISH: {excerpt(str(refusal))}")
         elif acknowledged and not self._proved:
             self._proved = True
             self.link_proved()

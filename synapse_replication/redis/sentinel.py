@@ -246,7 +246,7 @@ class MasterConnector:
         if not self.factory.links:
             self._inner.stopConnecting()
         for link in list(self.factory.links):
-            link.cut(f"Sentinel reports a new master, {master[0]}:{master[1]}")
+            link.abort(f"Sentinel reports a new master, {master[0]}:{master[1]}")
 
     def stopConnecting(self) -> None:
         """Stop the attempt in progress."""

@@ -221,7 +221,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             if not self._unconfirmed and not self.established:
                 self.subscribed()
         elif isinstance(reply, txredisapi.ResponseError) and self._unconfirmed:
-            self.cut(f"Redis rejects SUBSCRIBE: {reply}")
+            self.abort(f"Redis rejects SUBSCRIBE: {reply}")
         elif isinstance(reply, list):
             # The reply to PING.
             self._stop_pong_timer()
@@ -270,7 +270,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
     def _pong_timed_out(self) -> None:
         # Abort even if messages still arrive: the outgoing direction may be broken.
         self._pong_timer = None
-        self.cut(
+        self.abort(
             f"no reply to PING within {self.factory.replyTimeout:g} s",
             CloseReason.TIMED_OUT,
         )

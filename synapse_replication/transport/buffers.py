@@ -10,12 +10,12 @@ from typing import Any
 import attrs
 from twisted.protocols.policies import ProtocolWrapper
 
-__all__ = ["LARGEST_READ", "USUAL_READ", "ReadSize", "TransportBuffers", "read_buffers"]
+__all__ = ["DEFAULT_READ", "MAX_READ", "ReadSize", "TransportBuffers", "read_buffers"]
 
 #: A transport's default read size, in bytes.
-USUAL_READ = 65536
+DEFAULT_READ = 65536
 #: The largest read size, in bytes, used while the peer sends continuously.
-LARGEST_READ = 4 * USUAL_READ
+MAX_READ = 4 * DEFAULT_READ
 
 
 @attrs.frozen
@@ -43,14 +43,14 @@ class ReadSize:
     """
 
     def __init__(self) -> None:
-        self._size = USUAL_READ
+        self._size = DEFAULT_READ
 
     def received(self, transport: Any, length: int) -> None:
         """Set the size of the next read by the length of the last read, in bytes."""
         size = self._size
         if length >= size:
-            size = min(2 * size, LARGEST_READ)
-        elif size > USUAL_READ and 2 * length <= size:
+            size = min(2 * size, MAX_READ)
+        elif size > DEFAULT_READ and 2 * length <= size:
             size //= 2
         if size != self._size:
             self._size = transport.bufferSize = size

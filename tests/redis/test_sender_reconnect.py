@@ -113,7 +113,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.publish_rows(1)
         self.turn()
         for _ in range(2 * MAX_HANG_UPS):
-            self.memory.protocols[0].cut("no answer in time")
+            self.memory.protocols[0].abort("no answer in time")
             self.assertEqual(self.publish_again(), [_PING, _INFO])
 
     def test_nothing_to_fence(self) -> None:

@@ -18,7 +18,7 @@ from synapse_replication.redis.pacing import (
 )
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.subscriber import MAX_LINE_LENGTH, RedisSubscriber
-from synapse_replication.transport.buffers import USUAL_READ
+from synapse_replication.transport.buffers import DEFAULT_READ
 from synapse_replication.wire.commands.standard import (
     RemoteServerUpCommand,
     UserIpCommand,
@@ -79,7 +79,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         memory.establish()
         message = encode(b"message", b"hs", b"REMOTE_SERVER_UP a")
         memory.deliver_data(1, message * 2000)
-        self.assertEqual(vars(memory.transports[1])["bufferSize"], 2 * USUAL_READ)
+        self.assertEqual(vars(memory.transports[1])["bufferSize"], 2 * DEFAULT_READ)
 
     def test_messages_that_are_no_strings(self) -> None:
         """A message that is not a string aborts the link with a one-line reason."""
