@@ -1,7 +1,7 @@
-"""The public names; any name that is neither here nor in the manual may change.
+"""The public API. Names that are neither here nor in the manual may change.
 
-Names that other implementations introduced have the same meaning here. The names of
-the storage package are imported on first use, because the database driver is an extra.
+Names that Synapse introduced have the same meaning here. The names of the storage
+package are imported on first use, because the database driver is an extra.
 """
 
 from __future__ import annotations

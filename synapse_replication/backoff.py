@@ -9,7 +9,7 @@ import attrs
 
 __all__ = ["Backoff"]
 
-#: The largest exponent: a delay reaches any maximum before it; more could overflow.
+#: The largest exponent, to prevent an overflow. A delay reaches its maximum earlier.
 _MAX_EXPONENT = 60
 
 
@@ -19,9 +19,9 @@ class Backoff:
 
     :ivar initial: the delay after the first failure, in s.
     :ivar maximum: the longest delay, in s.
-    :ivar factor: the ratio of one delay to the one before it.
-    :ivar jitter: returns a number in [0, 1), half of which is the fraction by which the
-        delay is shortened, so that clients that failed together do not retry together.
+    :ivar factor: the ratio of each delay to the previous one.
+    :ivar jitter: returns a number in [0, 1). A delay is shortened by half this fraction
+        of it, so that clients that failed together do not retry together.
     """
 
     initial: float = 0.5

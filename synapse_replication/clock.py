@@ -74,7 +74,7 @@ class BackgroundProcesses:
         """
         process = Deferred.fromCoroutine(_run(func))
         if process.called and not isinstance(process.result, Failure):
-            # It ended synchronously, as most chunks of rows do: nothing to track.
+            # The task ended synchronously, as it does for most chunks of rows.
             return process
         return self._watch(description, process)
 

@@ -24,7 +24,7 @@ def write_durably(path: Path, content: bytes) -> None:
 def rename_durably(old: Path, new: Path) -> None:
     """Rename a file within its folder, and make the rename survive a power failure.
 
-    The caller has called ``fsync`` on the file itself.
+    The caller must have called ``fsync`` on the file itself.
 
     :raises OSError: if the file cannot be renamed.
     """

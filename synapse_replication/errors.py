@@ -14,7 +14,7 @@
     |       +-- ExtensionMessageError
     |       +-- UnknownExtensionError
     +-- TokenError                    a text or a pair of numbers is not a token
-    +-- StreamConfigurationError      streams and writers do not fit together
+    +-- StreamConfigurationError      a stream is declared or used wrongly
     +-- ConfigError                   the configuration is invalid; lists all problems
     +-- CatchUpError                  rows could not be fetched; a retry may help
     |   +-- HttpCatchUpError
@@ -24,15 +24,15 @@
     +-- PipelineError                 a Spark job cannot continue; says what to do
     |   +-- SparkMissingError         Java or PySpark is not installed
     +-- HostError                     the host failed on a command that has secrets
-    +-- HooksNotFoundError            a function that subscribes cannot be imported
+    +-- HooksNotFoundError            a function for hooks cannot be imported
     +-- HooksOverflowError            events arrived faster than hooks could run
     +-- StatusError                   a process did not return a valid status
     +-- SupervisorError               the service manager's environment is invalid
     +-- WaitTimeoutError              a position was not reached in time
     +-- ServerStartError              a private server of the test kit did not start
 
-The class says which side is at fault. Attributes carry the details, so that callers
-need not parse the message.
+The class of a protocol error shows which side is at fault. Attributes contain the
+details, so that callers need not parse the message.
 """
 
 from __future__ import annotations
@@ -86,11 +86,12 @@ def excerpt(text: str | bytes) -> str:
     return ascii(text)[1:-1]
 
 
-#: Matches from the name of a command that may carry an access token to the end.
+#: Matches a command that may contain an access token, from its name to the end.
 _SECRETIVE: Final = re.compile(
     r"\b(USER_IP|INVALIDATE_CACHE|RDATA caches)\b.*", re.DOTALL
 )
-#: The only part of an unknown line that may be shown: a word of a command name's form.
+#: The only part of an unknown line that may be shown: a word that looks like the name
+#: of a command.
 _NAME: Final = re.compile(r"[A-Z][A-Z_]{0,39}")
 
 
@@ -121,14 +122,14 @@ class LineTooLongError(LocalProtocolError):
     """A command was rejected before it was sent: its line is too long.
 
     :ivar command_name: the command, for instance ``"RDATA"``.
-    :ivar length: the length of the line in bytes, without its end.
+    :ivar length: the length of the line in bytes, without the line end.
     :ivar limit: the longest line that is allowed, in bytes.
     """
 
     def __init__(self, command_name: str, length: int, limit: int) -> None:
         super().__init__(
             f"{command_name} line of {length} bytes is longer than the {limit} "
-            "bytes that a peer accepts; send less in one row"
+            "bytes that a peer accepts; send smaller rows"
         )
         self.command_name = command_name
         self.length = length
@@ -220,7 +221,7 @@ class TokenError(ReplicationError):
 
 
 class StreamConfigurationError(ReplicationError):
-    """Streams, writers and sources do not fit together; raised at startup."""
+    """A stream is declared or used in a way that its configuration does not allow."""
 
 
 class ConfigProblem:
@@ -291,9 +292,11 @@ class HttpCatchUpError(CatchUpError):
 
 
 class HostError(ReplicationError):
-    """The host failed to handle a command; the host's message, without secrets.
+    """The host failed to handle a command that may contain secrets.
 
-    :ivar kind: the name of the class that the host raised.
+    The message is that of the host, without secrets.
+
+    :ivar kind: the name of the exception class that the host raised.
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -302,7 +305,7 @@ class HostError(ReplicationError):
 
 
 class HooksNotFoundError(ReplicationError):
-    """A configured function that subscribes to hooks cannot be imported."""
+    """A configured function that would subscribe to hooks cannot be imported."""
 
     def __init__(self, name: str, error: Exception) -> None:
         super().__init__(
@@ -342,16 +345,17 @@ class StorageError(ReplicationError):
 
 
 class SequenceBehindError(StorageError):
-    """A sequence would issue ids that count as used.
+    """A sequence is behind ids that are in use, and would allocate them again.
 
     :param suspect: what to examine if ``value`` is implausibly far beyond the
-        sequence; empty if ``value`` is plausible and the sequence may be moved to it.
+        sequence; empty if ``value`` is plausible and the sequence may be advanced to
+        it.
     :ivar sequence_name: the sequence.
     :ivar source: a description of where the greater value was found.
     :ivar sequence_value: the last value of the sequence.
     :ivar value: the greater value (its distance from zero).
-    :ivar hint: the SQL statement that repairs it; empty if the sequence must not be
-        moved.
+    :ivar hint: the SQL statement that advances the sequence; empty if the sequence must
+        not be advanced.
     """
 
     def __init__(

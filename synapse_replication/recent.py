@@ -1,4 +1,4 @@
-"""A dictionary with a bound, for what peers make up."""
+"""A dictionary with a limited number of entries, for keys that peers choose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ V = TypeVar("V")
 class RecentDict(OrderedDict[K, V]):
     """Retains the entries that were written last.
 
-    :param limit: how many at most; writing one more evicts the oldest.
+    :param limit: the most entries; adding another one evicts the oldest.
     """
 
     def __init__(self, limit: int) -> None:

@@ -11,7 +11,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape control characters: names and rows of others must not steer a terminal."""
+    """Escape control characters, so that a peer's text cannot control a terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

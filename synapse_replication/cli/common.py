@@ -21,7 +21,7 @@ __all__ = [
     "ModuleReady",
     "config_option",
     "examples",
-    "exit_with_mistakes",
+    "exit_with_problems",
     "get_reactor",
     "load_or_exit",
     "log_option",
@@ -38,11 +38,11 @@ config_option = click.option(
     required=True,
     metavar="FILE",
     help="A YAML file, or a folder of YAML files. May be repeated; for each top-level "
-    "key, the last file that has it wins.",
+    "key, the last file that contains it takes precedence.",
 )
 
 
-class ModuleReady(Exception):  # noqa: N818 -- it is none
+class ModuleReady(Exception):  # noqa: N818 -- it is not an error
     """Requests that a module be run as ``__main__`` after the command line returns.
 
     Frames of the command line below those of the module would lengthen the tracebacks
@@ -59,9 +59,9 @@ class ModuleReady(Exception):  # noqa: N818 -- it is none
 def examples(*commands: str) -> str:
     """Return the end of a command's help: commands to copy.
 
-    :param commands: each without the name of the program.
+    :param commands: the commands, without the name of the program.
     """
-    # The first line keeps click from filling the lines into a paragraph.
+    # The first line prevents click from joining the lines into a paragraph.
     lines = ["\b", "Examples:", *(f"  synapse-replication {each}" for each in commands)]
     return "\n".join(lines)
 
@@ -71,12 +71,12 @@ def load_or_exit(paths: Sequence[str], purpose: Purpose | None) -> ProcessConfig
     try:
         return load_config(paths, purpose)
     except ConfigError as error:
-        exit_with_mistakes(error)
+        exit_with_problems(error)
 
 
-def exit_with_mistakes(error: ConfigError) -> NoReturn:
+def exit_with_problems(error: ConfigError) -> NoReturn:
     """Print the problems in the configuration, and exit."""
-    what = counted(len(error.problems), "mistake")
+    what = counted(len(error.problems), "problem")
     lines = [click.style(f"{what} in the configuration:", fg="red", bold=True)]
     for problem in error.problems:
         where = (

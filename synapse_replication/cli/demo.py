@@ -13,7 +13,7 @@ from synapse_replication.errors import ReplicationError
 
 __all__ = ["demo_command"]
 
-_GOOD = "Nothing missing, duplicated or out of order; all positions agree."
+_GOOD = "No row is missing, duplicated or out of order; all positions agree."
 _BAD = "Rows were lost, duplicated or out of order, or positions differ."
 _INSTALL = "pip install 'synapse_replication[postgres-binary,servers]'"
 
@@ -46,7 +46,11 @@ _INSTALL = "pip install 'synapse_replication[postgres-binary,servers]'"
     show_default=True,
     help="How rows reach the readers.",
 )
-@click.option("--faults/--no-faults", default=True, help="Kill and restart midway.")
+@click.option(
+    "--faults/--no-faults",
+    default=True,
+    help="Kill a reader and restart Redis midway.",
+)
 @click.option(
     "--recording",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -58,8 +62,8 @@ def demo_command(
     """Replicate rows between real processes and check them.
 
     Starts a private PostgreSQL and Redis, a main process, three more writers and
-    two readers. Midway a reader is killed and Redis is restarted. Exit status 0
-    only if no row was missing, duplicated or out of order, and all positions agree.
+    two readers. Midway, a reader is killed and Redis is restarted. The exit status is
+    0 only if no row is missing, duplicated or out of order, and all positions agree.
     """
     try:
         import psycopg2  # noqa: F401 -- the processes of the demonstration need it

@@ -1,7 +1,8 @@
 """``synapse-replication exec``: runs a module of Synapse with this replication.
 
-Exit status 2 means that nothing was started; any other is that of the module. The
-caller of the command line runs the module when it catches ``ModuleReady``.
+Exit status 2 means that nothing was started; any other status is that of the module.
+The command raises :exc:`~synapse_replication.cli.common.ModuleReady`, whereupon
+:func:`synapse_replication.cli.main.main` runs the module.
 """
 
 from __future__ import annotations
@@ -88,14 +89,14 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     envvar=DISTANCE,
     default=PLAUSIBLE_DISTANCE,
     show_default=True,
-    help="The most ids that an announced position may be beyond its sequence.",
+    help="The most ids by which an announced position may exceed its sequence.",
 )
 @click.option(
     "--hooks",
     envvar=HOOKS,
     default="",
     metavar="NAMES",
-    help="Dotted names of functions (host, config) to call, which subscribe to hooks.",
+    help="Dotted names of functions (host, config) that subscribe to hooks.",
 )
 @click.option(
     "--tracing-endpoint",
@@ -105,7 +106,9 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     help="Send spans to this collector with OTLP over HTTP.",
 )
 @click.option("--list", "as_list", is_flag=True, help="Print the replaced parts.")
-@click.option("--strict", is_flag=True, help="Reject versions that were not tested.")
+@click.option(
+    "--strict", is_flag=True, help="Reject versions of Synapse that were not tested."
+)
 @click.option("-m", "module", metavar="MODULE", help="The module to run.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def exec_command(

@@ -1,4 +1,4 @@
-"""Filters and prints lines for ``synapse-replication follow``.
+"""Filters and printers of lines for ``synapse-replication follow``.
 
 Lines are received by :mod:`synapse_replication.app.passive`; this module does no I/O
 except writing to a stream. Access tokens in USER_IP lines are masked before any other
@@ -49,8 +49,9 @@ _MASK = "***"
 class Filters:
     """Selects the commands to print; an empty set selects all.
 
-    :ivar streams: names of streams; excludes commands without a stream.
-    :ivar writers: names of instances; excludes commands without an instance.
+    :ivar streams: names of streams; any name also excludes commands without a stream.
+    :ivar writers: names of instances; any name also excludes commands without an
+        instance.
     :ivar commands: names of commands.
     """
 
@@ -63,7 +64,7 @@ class Filters:
         return not self.commands or name in self.commands
 
     def admit_origin(self, command: Command | None) -> bool:
-        """Return whether commands of this stream and writer are selected.
+        """Return whether the stream and the writer of a command are selected.
 
         :param command: ``None`` if the line could not be parsed.
         """
@@ -75,7 +76,7 @@ class Filters:
 
 
 @attrs.frozen
-class SeenLine:
+class ReceivedLine:
     """A received line with its parsed command.
 
     :ivar time: the monotonic time of its arrival, in s.
@@ -94,7 +95,7 @@ class SeenLine:
     error: str
 
 
-def read_seen_line(time: float, channel: str, line: bytes) -> SeenLine:
+def parse_line(time: float, channel: str, line: bytes) -> ReceivedLine:
     """Parse a line, and mask secrets in it."""
     text = line.decode("utf-8", "replace")
     name = text.split(" ", 1)[0]
@@ -109,13 +110,13 @@ def read_seen_line(time: float, channel: str, line: bytes) -> SeenLine:
     if isinstance(command, UserIpCommand):
         command = attrs.evolve(command, access_token=_MASK)
         text = encode_command(command).decode()
-    return SeenLine(time, channel, text, name, command, error)
+    return ReceivedLine(time, channel, text, name, command, error)
 
 
 class LinePrinter(Protocol):
     """Prints one line."""
 
-    def __call__(self, seen: SeenLine) -> None:
+    def __call__(self, received: ReceivedLine) -> None:
         """Print a line."""
         ...
 
@@ -123,25 +124,25 @@ class LinePrinter(Protocol):
 class JsonPrinter:
     """Prints one JSON object per line.
 
-    The object has the keys of a recording (``t``, ``channel``, ``line``), and also
-    ``command`` with the command's fields, or ``error``.
+    The object has the keys of a recording (``t``, ``channel``, ``line``), the name of
+    the ``command``, and the command's fields or an ``error``.
     """
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
-    def __call__(self, seen: SeenLine) -> None:
+    def __call__(self, received: ReceivedLine) -> None:
         """Print a line as JSON."""
         entry: dict[str, Any] = {
-            "t": seen.time,
-            "channel": seen.channel,
-            "line": seen.line,
-            "command": seen.name,
+            "t": received.time,
+            "channel": received.channel,
+            "line": received.line,
+            "command": received.name,
         }
-        if seen.command is not None:
-            entry |= attrs.asdict(seen.command)  # type: ignore[arg-type]
+        if received.command is not None:
+            entry |= attrs.asdict(received.command)  # type: ignore[arg-type]
         else:
-            entry["error"] = seen.error
+            entry["error"] = received.error
         self._out.write(encode_json(entry).decode() + "\n")
 
 
@@ -152,17 +153,17 @@ class TextPrinter:
         self._console = Console(file=out, highlight=False, soft_wrap=True)
         self._started: float | None = None
 
-    def __call__(self, seen: SeenLine) -> None:
+    def __call__(self, received: ReceivedLine) -> None:
         """Print a line as text."""
         if self._started is None:
-            self._started = seen.time
-        # A style on the Text itself would also apply to everything appended.
-        text = Text().append(f"{seen.time - self._started:10.3f} ", style="dim")
-        text.append(f"{printable(seen.name):<12} ", style="bold cyan")
-        command = seen.command
+            self._started = received.time
+        # A style of the Text itself would also apply to all text appended to it.
+        text = Text().append(f"{received.time - self._started:10.3f} ", style="dim")
+        text.append(f"{printable(received.name):<12} ", style="bold cyan")
+        command = received.command
         if isinstance(command, RdataCommand):
             token = "batch" if command.token is None else str(command.token)
-            row = seen.line.split(" ", 4)[4]
+            row = received.line.split(" ", 4)[4]
             _append_origin(text, command.stream_name, command.instance_name)
             text.append(f" {token} ", style="yellow")
             text.append(printable(row), style="default")
@@ -170,9 +171,9 @@ class TextPrinter:
             _append_origin(text, command.stream_name, command.instance_name)
             text.append(f" {command.prev_token} -> {command.new_token}", style="yellow")
         elif command is not None:
-            text.append(printable(seen.line.partition(" ")[2]), style="default")
+            text.append(printable(received.line.partition(" ")[2]), style="default")
         else:
-            text.append(printable(seen.error), style="red")
+            text.append(printable(received.error), style="red")
         self._console.print(text)
 
 
@@ -203,10 +204,10 @@ class Follow:
         self._now = now
         self._positions: dict[tuple[str, str], int] = {}
 
-    def see(self, channel: str, line: bytes) -> None:
+    def receive(self, channel: str, line: bytes) -> None:
         """Process one line."""
-        seen = read_seen_line(self._now(), channel, line)
-        command = seen.command
+        received = parse_line(self._now(), channel, line)
+        command = received.command
         if not self._filters.admit_origin(command):
             return
         if isinstance(command, PositionCommand):
@@ -218,8 +219,8 @@ class Follow:
             self._positions[origin] = max(
                 command.token, self._positions.get(origin, command.token)
             )
-        if self._filters.admit_name(seen.name):
-            self._printer(seen)
+        if self._filters.admit_name(received.name):
+            self._printer(received)
 
     def positions(self) -> list[tuple[str, str, int]]:
         """Return the last position of each selected writer: (stream, writer, token)."""
@@ -241,11 +242,11 @@ def make_follower(
     :raises ConfigError: if the configured Redis or TCP endpoint cannot be used.
     """
     out = out or sys.stdout
-    gone = False
+    output_failed = False
 
     def end(error: OSError | None) -> None:
-        nonlocal gone
-        gone = True
+        nonlocal output_failed
+        output_failed = True
         # Python flushes standard output at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
         if error is None:
@@ -261,9 +262,9 @@ def make_follower(
         if with_positions:
             for stream, writer, token in follow.positions():
                 sys.stderr.write(f"{stream} {writer} {token}\n")
-        if not gone:
+        if not output_failed:
             out.flush()
 
-    start, stop = make_links(config, reactor, "follow", follow.see, observer)
+    start, stop = make_links(config, reactor, "follow", follow.receive, observer)
     follower = Follower(start, stop, at_end)
     return follower

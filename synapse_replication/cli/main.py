@@ -1,11 +1,11 @@
 """The command line: ``synapse-replication``.
 
 Exit status: 0 for success, 1 if something failed while running, 2 if the command or
-the configuration is invalid (nothing was started then). docs/commands.rst has the
-table for each command.
+the configuration is invalid (in that case, nothing was started). docs/commands.rst has
+a table for each command.
 
-Modules that only one command needs are imported when it runs, so that ``--help`` is
-fast and works without the extras.
+Modules that only one command needs are imported when that command runs, so that
+``--help`` is fast and works without the extras.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from synapse_replication.cli.common import (
     ModuleReady,
     config_option,
     examples,
-    exit_with_mistakes,
+    exit_with_problems,
     get_reactor,
     load_or_exit,
     log_option,
@@ -215,7 +215,7 @@ def check_config_command(config_paths: tuple[str, ...]) -> None:
     """Check the configuration and report all problems, without starting anything."""
     config = load_or_exit(config_paths, None)
     if problems := _find_startup_problems(config):
-        exit_with_mistakes(ConfigError(problems))
+        exit_with_problems(ConfigError(problems))
     role = "main process" if config.is_main else f"worker {config.instance_name}"
     click.echo(f"{config.server_name}, {role}: the configuration is valid.")
     for name, value in describe(config):
@@ -248,9 +248,10 @@ def _find_startup_problems(config: ProcessConfig) -> list[ConfigProblem]:
 
 
 def check_streams(names: Sequence[str], config: ProcessConfig) -> None:
-    """Check that all names are those of streams of a deployment.
+    """Check that a deployment has streams of these names.
 
-    :raises click.BadParameter: if one is neither a standard nor a declared stream.
+    :raises click.BadParameter: if a name is neither that of a standard stream nor that
+        of a declared stream.
     """
     known = {*STANDARD_STREAMS, *config.writers}
     for name in names:
@@ -263,20 +264,20 @@ def check_streams(names: Sequence[str], config: ProcessConfig) -> None:
 
 
 def describe(config: ProcessConfig) -> list[tuple[str, str]]:
-    """Describe what a process with this configuration would do, for the user."""
+    """Return what a process with this configuration would do, as labelled texts."""
     facts = []
     if config.redis is not None:
         redis = config.redis
         facts.append(("link", f"Redis at {redis.address}{' with TLS' * redis.use_tls}"))
-    facts += [("link", f"direct TCP to {place}") for place in config.tcp_connect]
-    facts += [("link", f"direct TCP on {place}") for place in config.tcp_listen]
+    facts += [("link", f"direct TCP to {endpoint}") for endpoint in config.tcp_connect]
+    facts += [("link", f"direct TCP on {endpoint}") for endpoint in config.tcp_listen]
     for listener in config.listeners:
-        place = listener.path or ", ".join(
+        where = listener.path or ", ".join(
             f"{address}:{listener.port}" for address in listener.addresses
         )
         serves = "direct TCP" if listener.direct_tcp else "HTTP"
         resources = ", ".join(sorted(listener.resources))
-        facts.append(("listens", f"{serves} on {place} {resources}".rstrip()))
+        facts.append(("listens", f"{serves} on {where} {resources}".rstrip()))
     mine = [
         stream
         for stream, writers in config.writers.items()
@@ -367,7 +368,8 @@ def main() -> NoReturn:
         sys.exit(0)
     # Otherwise inspect.stack() would search all modules for this frame's file.
     sys.modules.setdefault("synapse_replication.__main__", sys.modules["__main__"])
-    # Outside the handler, so that ModuleReady is not the context of its exceptions.
+    # Run the module outside the except clause, so that ModuleReady is not the context
+    # of its exceptions.
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.exit(0)
 

@@ -1,7 +1,7 @@
 """``synapse-replication positions show|check|repair``.
 
-The commands block, need no reactor, and can be run beside a deployment; ``repair`` of a
-sequence requires that all writers are stopped.
+The commands block and need no reactor. They can be run while a deployment is running,
+except ``repair`` without ``--seen``, which requires that all writers are stopped.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def show_command(config_paths: tuple[str, ...]) -> None:
 )
 @config_option
 def check_command(config_paths: tuple[str, ...]) -> None:
-    """Exit with 1 if anything disagrees, and print the SQL that repairs it."""
+    """Print disagreements and the SQL to repair them; exit with 1 if there are any."""
     with open_database(config_paths) as (connection, config):
         report = examine(connection.cursor(), id_streams(config))
     _print_problems(report.problems)
@@ -98,7 +98,7 @@ def check_command(config_paths: tuple[str, ...]) -> None:
     click.echo(f"{counted(len(present), 'stream')}, all positions agree")
 
 
-def _read_seen(
+def _parse_positions(
     context: object, parameter: object, values: Sequence[str]
 ) -> dict[str, int]:
     seen = {}
@@ -132,8 +132,8 @@ def _move_beyond(
             )
         if distance > 0 and not dry_run:
             last = skip_ids(cursor, sequence, distance)
-        verb = "would be moved" if dry_run and distance > 0 else "is"
-        click.echo(f"{name}: sequence {sequence} {verb} at {max(last, position)}")
+        verb = "would be advanced to" if dry_run and distance > 0 else "is at"
+        click.echo(f"{name}: sequence {sequence} {verb} {max(last, position)}")
 
 
 @positions.command(
@@ -145,13 +145,14 @@ def _move_beyond(
     ),
 )
 @config_option
-@click.option("--dry-run", is_flag=True, help="Print the statements, change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the statements; change nothing.")
 @click.option(
     "--seen",
     multiple=True,
-    callback=_read_seen,
+    callback=_parse_positions,
     metavar="STREAM=POSITION",
-    help="Move a stream's sequence beyond a reader's position; writers may run.",
+    help="Only advance a stream's sequence to a reader's position. Writers may be "
+    "running. May be repeated.",
 )
 def repair_command(
     config_paths: tuple[str, ...], dry_run: bool, seen: Mapping[str, int]
@@ -189,10 +190,11 @@ def _print_table(report: Report) -> None:
         greatest = str(max(state.farthest.values(), default=0) * state.stream.sign)
         first = [state.name, str(state.sequence_value), greatest]
         if not state.writers:
-            table.add_row(*first, "(anybody)")
+            table.add_row(*first, "(any instance)")
         for writer in state.writers:
             known = writer.stored is not None
-            name = writer.instance_name + ("" if writer.declared else " (no writer)")
+            name = writer.instance_name
+            name += "" if writer.declared else " (not a writer)"
             stored = str(writer.stored) if known else "none"
             table.add_row(*first, name, stored, str(writer.lag) if known else "")
             first = ["", "", ""]

@@ -75,7 +75,7 @@ def make_recorder(
         [LoggingObserver(Logger()), _LossObserver(guarded(files.roll))]
     )
     start_links, stop_links = make_links(
-        config, reactor, "record", guarded(files.see), observer
+        config, reactor, "record", guarded(files.write), observer
     )
     ticking = LoopingCall(guarded(files.tick))
     ticking.clock = reactor
@@ -109,7 +109,7 @@ def make_recorder(
     type=click.Path(file_okay=False, path_type=Path),
     help="The folder for the recordings; created if it is missing.",
 )
-@click.option("--gzip", "compressed", is_flag=True, help="Compress them.")
+@click.option("--gzip", "compressed", is_flag=True, help="Compress the recordings.")
 @click.option(
     "--roll-mib",
     type=click.FloatRange(min=0, min_open=True),

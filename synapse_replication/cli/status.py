@@ -62,7 +62,8 @@ class DeploymentStatus:
 
     :ivar processes: the statuses that were received, by instance name.
     :ivar unreachable: why a process did not answer, by instance name.
-    :ivar not_asked: instances that send heartbeats and are not in ``instance_map``.
+    :ivar not_asked: instances that send heartbeats but are not in ``instance_map``, so
+        that their status was not requested.
     """
 
     processes: Mapping[str, ProcessStatus]
@@ -71,7 +72,7 @@ class DeploymentStatus:
 
     @property
     def is_well(self) -> bool:
-        """Whether no process has a problem that needs an operator."""
+        """Whether all processes answered, and none has a problem for an operator."""
         return not self.unreachable and not any(
             status.stalled or status.duplicates or status.is_cut_off
             for status in self.processes.values()
@@ -82,7 +83,8 @@ class StatusService(Service):
     """Requests the status of all processes, once or periodically until it is stopped.
 
     :param clock: schedules the requests.
-    :param ask: returns an awaitable of one process's status as JSON, by its name.
+    :param fetch: requests the status of a process, by its name; returns an awaitable of
+        the status as JSON.
     :param names: the names of the processes.
     :param show: called with each status of the deployment.
     :param at_end: called when the service has finished.
@@ -97,7 +99,7 @@ class StatusService(Service):
     def __init__(
         self,
         clock: Any,
-        ask: Callable[[str], Any],
+        fetch: Callable[[str], Any],
         names: tuple[str, ...],
         show: Callable[[DeploymentStatus], object],
         at_end: Callable[[], object],
@@ -105,7 +107,7 @@ class StatusService(Service):
         close: Callable[[], Any] = lambda: None,
         watch: bool,
     ) -> None:
-        self._ask = ask
+        self._fetch = fetch
         self._close = close
         self._names = names
         self._show = show
@@ -142,11 +144,11 @@ class StatusService(Service):
             self._at_end()
 
     def _update(self) -> Deferred[None]:
-        return Deferred.fromCoroutine(self._ask_all())
+        return Deferred.fromCoroutine(self._fetch_all())
 
-    async def _ask_all(self) -> None:
+    async def _fetch_all(self) -> None:
         answers = await gatherResults(
-            [Deferred.fromCoroutine(self._ask_one(name)) for name in self._names]
+            [Deferred.fromCoroutine(self._fetch_one(name)) for name in self._names]
         )
         found = dict(zip(self._names, answers, strict=True))
         processes = {
@@ -154,7 +156,7 @@ class StatusService(Service):
             for name, answer in found.items()
             if isinstance(answer, ProcessStatus)
         }
-        heard = {
+        alive = {
             member.instance_name
             for status in processes.values()
             for member in status.members
@@ -163,14 +165,14 @@ class StatusService(Service):
         deployment = DeploymentStatus(
             processes,
             {name: text for name, text in found.items() if isinstance(text, str)},
-            tuple(sorted(heard.difference(self._names))),
+            tuple(sorted(alive.difference(self._names))),
         )
         self.is_well = deployment.is_well
         self._show(deployment)
 
-    async def _ask_one(self, name: str) -> ProcessStatus | str:
+    async def _fetch_one(self, name: str) -> ProcessStatus | str:
         try:
-            return decode_status(await self._ask(name))
+            return decode_status(await self._fetch(name))
         except ReplicationError as error:
             return str(error)
 
@@ -190,7 +192,7 @@ def render(deployment: DeploymentStatus) -> RenderableType:
         parts += _render_process(name, deployment.processes[name], verdicts[name])
     if deployment.not_asked:
         names = ", ".join(deployment.not_asked)
-        parts.append(_text(f"Not shown, because not in instance_map: {names}"))
+        parts.append(_text(f"Not shown, because they are not in instance_map: {names}"))
     parts.append(_writers(deployment))
     return Group(*parts)
 
@@ -278,8 +280,8 @@ def status_command(
     names = tuple(sorted(config.instance_map))
     if not names:
         click.echo(
-            "synapse-replication: instance_map is empty; list the processes with the "
-            "addresses of their replication listeners in it",
+            "synapse-replication: instance_map is empty; add the processes and the "
+            "addresses of their replication listeners",
             err=True,
         )
         sys.exit(2)

@@ -4,7 +4,7 @@
 channel; ``line`` the command; the optional ``time_ms`` is the time of arrival in ms
 since the Unix epoch. Other keys are ignored.
 
-The caller supplies the bytes.
+This module opens no files: the functions have binary files as arguments.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RecordingError(ReplicationError):
     """A line does not have the format of a recording.
 
     :ivar number: the line number, from 1.
-    :ivar reason: what is wrong with it.
+    :ivar reason: what is wrong with the line.
     """
 
     def __init__(self, number: int, reason: str) -> None:
@@ -82,7 +82,7 @@ class Record:
 
 
 class LineSource(Protocol):
-    """The interface of a binary file that is required here."""
+    """The part of the interface of a binary file that is required here."""
 
     def readline(self, size: int, /) -> bytes:
         """Return a line with its line end, or its first ``size`` bytes."""
@@ -92,7 +92,7 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def is_compressed(file: IO[bytes]) -> bool:
-    """Return whether a file is compressed with gzip or xz, and rewind it."""
+    """Return whether a file is compressed with gzip or xz, and rewind the file."""
     start = file.read(len(_XZ_MAGIC))
     file.seek(0)
     return start.startswith((_GZIP_MAGIC, _XZ_MAGIC))

@@ -1,4 +1,4 @@
-"""Reads recordings of traffic from files.
+"""Reading of recordings from files.
 
 :mod:`synapse_replication.recordings.format` describes the format. Files may be
 compressed with gzip or xz.

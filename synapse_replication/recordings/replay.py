@@ -1,10 +1,10 @@
-"""Replays a recording of traffic through the real parser and the real handler.
+"""Replay of a recording of traffic through the real parser and the real handler.
 
-Theory of operation: the handler gets a host whose streams have no initial position and
-no source, because missing rows cannot be fetched. If the recording begins in the middle
-of a writer's rows, a POSITION is inserted before the first of them, because the
-deployment had sent one earlier. No operation waits, so each chunk has been processed
-when ``received`` returns.
+Theory of operation: the streams of the handler's host have no initial position and no
+source, because missing rows cannot be fetched. If a recording begins in the middle of a
+writer's rows, a POSITION is inserted before the first row, in place of the POSITION
+that was sent before the recording began. No operation waits, so each chunk has been
+processed when ``received`` returns.
 
 Lines, commands, rows and batches are counted as they are read; everything that depends
 on positions comes from the handler's events.
@@ -168,7 +168,7 @@ class _Notifier:
 
 
 class _Connection:
-    """The connection on which the recording arrives; it discards what is sent."""
+    """The connection on which the recording arrives; commands sent to it are lost."""
 
     name = "recording"
     relays = False
@@ -274,7 +274,8 @@ class _Replay:
                 self.report.batches[name] += 1
         if key not in self._begun:
             self._begun.add(key)
-            # Stands for the POSITION that was sent before the recording began.
+            # Insert a POSITION in place of the one that was sent before the recording
+            # began.
             before = PositionCommand(name, writer, _NOWHERE, _NOWHERE)
             self._handler.received(self._connection, [before])
 
@@ -313,7 +314,7 @@ def _why_unparsable(item: ReceivedItem) -> RemoteProtocolError | None:
 
 
 def replay_records(records: Iterable[Record | RecordingError]) -> Report:
-    """Replay a recording through parser and handler, and return the report."""
+    """Replay a recording through the parser and the handler; return the report."""
     replay = _Replay()
     for chunk in _chunks(records):
         good = [each for each in chunk if isinstance(each, Record)]

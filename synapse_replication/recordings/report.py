@@ -14,9 +14,10 @@ __all__ = ["EXPLANATIONS", "Gap", "Report", "Unparsable", "describe"]
 
 _Key: TypeAlias = tuple[str, str]
 
-#: The most unparsable lines that are listed; further ones are only counted.
+#: The most unparsable lines that are listed; further lines are only counted.
 _MAX_UNPARSABLE = 1000
-#: Discards that lose no data, with the explanation. All others may lose data.
+#: The expected reasons of discards, which lose no data, with an explanation of each.
+#: Discards for other reasons may lose data.
 EXPLANATIONS: Mapping[DiscardReason, str] = {
     DiscardReason.OLD_TOKEN: "sent again, at or below the position of its writer",
     DiscardReason.REDUNDANT_POSITION: "repeats a known position",
@@ -86,7 +87,7 @@ class Report:
 
     @property
     def is_clean(self) -> bool:
-        """Whether every line was parsed, and each discard is explained."""
+        """Whether every line was parsed, and every discard has an expected reason."""
         return not (
             self.unparsable_lines
             or self.failures

@@ -1,9 +1,10 @@
-"""Writes recordings to a folder, one file at a time.
+"""Writing of recordings to a folder, one file at a time.
 
 A file is written as ``NAME.jsonl.partial``, and renamed to ``NAME.jsonl`` once it is
-complete and synced, so that readers never see an incomplete file. ``NAME`` begins with
-the time of its first line in UTC, so names sort by time. The next start completes a
-``.partial`` file that a kill left behind, without an incomplete last line.
+complete and synced, so that readers never find an incomplete file under that name.
+``NAME`` begins with the time of its first line in UTC, so names sort by time. If the
+process is killed, the next start completes its ``.partial`` file, without an incomplete
+last line.
 
 Each line has the keys of a recording (``t``, ``channel``, ``line``), and ``time_ms``.
 USER_IP, which contains addresses and access tokens, is never written.
@@ -33,7 +34,6 @@ _PARTIAL: Final = ".partial"
 _REPAIRED: Final = ".repaired"
 _USER_IP: Final = UserIpCommand.NAME.encode()
 _BUFFER_BYTES: Final = 256 * 1024
-_COPIED_AT_ONCE: Final = 1024 * 1024
 
 
 class RecordingWriteError(ReplicationError):
@@ -61,13 +61,13 @@ class _Open:
 
 
 class RecordingFiles:
-    """Writes lines to files in a folder that no other process may record into.
+    """Writes lines to files in a folder, of which it is the only writer.
 
     Memory use is bounded by a buffer. Not thread-safe. The methods block on the disk.
 
     :param folder: the folder; created if it is missing.
-    :param roll_bytes: the size of lines in bytes after which a file is closed.
-    :param roll_seconds: the time in s after its first line when a file is closed.
+    :param roll_bytes: the size of its lines at which a file is closed, in bytes.
+    :param roll_seconds: the age of its first line at which a file is closed, in s.
     :param compressed: whether to compress the files with gzip.
     :param now: returns a monotonic time in s.
     :param wall: returns the time in s since the Unix epoch.
@@ -102,14 +102,15 @@ class RecordingFiles:
             except BlockingIOError:
                 lock.close()
                 raise RecordingWriteError(
-                    f"another process records into {folder}: give each its own folder"
+                    f"another process records into {folder}; use a folder for each "
+                    "process"
                 ) from None
             self._lock = lock
             for path in sorted(folder.glob(f"*{_PARTIAL}")):
-                _make_whole(path)
+                _complete_partial(path)
 
-    def see(self, channel: str, line: bytes) -> None:
-        """Write a line, unless it contains personal data.
+    def write(self, channel: str, line: bytes) -> None:
+        """Write a line, unless it is a USER_IP command.
 
         :raises RecordingWriteError: if it cannot be written; earlier lines remain.
         """
@@ -133,9 +134,10 @@ class RecordingFiles:
     def tick(self) -> None:
         """Sync the file to disk, and close it if it is old enough.
 
-        Call it once a second: a crash of the machine then loses at most that much.
+        Call it once a second, so that a crash of the machine loses at most the lines of
+        about one second.
 
-        :raises RecordingWriteError: if it cannot be written.
+        :raises RecordingWriteError: if the file cannot be written.
         """
         current = self._current
         if current is None:
@@ -152,7 +154,7 @@ class RecordingFiles:
     def roll(self) -> None:
         """Close the file, if there is one; the next line begins a new file.
 
-        :raises RecordingWriteError: if it cannot be written.
+        :raises RecordingWriteError: if the file cannot be written.
         """
         current, self._current = self._current, None
         if current is None:
@@ -170,7 +172,7 @@ class RecordingFiles:
     def close(self) -> None:
         """Close the file, and release the folder's lock.
 
-        :raises RecordingWriteError: if it cannot be written.
+        :raises RecordingWriteError: if the file cannot be written.
         """
         try:
             self.roll()
@@ -194,8 +196,8 @@ class RecordingFiles:
         return _Open(path, raw, file, self._now())
 
 
-class _explaining_os_errors:  # noqa: N801 -- a context, used like a function
-    """Converts an ``OSError`` to one that says what to do."""
+class _explaining_os_errors:  # noqa: N801 -- used like a function
+    """Context manager that converts an ``OSError`` to a :exc:`RecordingWriteError`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -208,13 +210,13 @@ class _explaining_os_errors:  # noqa: N801 -- a context, used like a function
     ) -> None:
         if isinstance(error, OSError):
             raise RecordingWriteError(
-                f"cannot record into {self._folder}: {error.strerror}; correct that "
+                f"cannot record into {self._folder}: {error.strerror}; correct this "
                 "and restart; earlier recordings remain"
             ) from error
 
 
-def _make_whole(partial: Path) -> None:
-    """Complete a file that a kill truncated, with its complete lines."""
+def _complete_partial(partial: Path) -> None:
+    """Complete the file of a process that was killed; drop an incomplete last line."""
     name = partial.with_suffix("")
     repaired = partial.with_suffix(_REPAIRED)
     if name.exists():
@@ -226,11 +228,11 @@ def _make_whole(partial: Path) -> None:
     with partial.open("rb") as read, repaired.open("wb") as raw:
         if compressed:
             with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
-                for line in _whole_lines(gzip.GzipFile(fileobj=read)):
+                for line in _complete_lines(gzip.GzipFile(fileobj=read)):
                     packed.write(line)
                     lines += 1
         else:
-            for line in _whole_lines(read):
+            for line in _complete_lines(read):
                 raw.write(line)
                 lines += 1
         raw.flush()
@@ -242,7 +244,7 @@ def _make_whole(partial: Path) -> None:
     partial.unlink()
 
 
-def _whole_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
+def _complete_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
     while True:
         try:
             line = file.readline()

@@ -63,7 +63,7 @@ class DemoTests(SynchronousTestCase):
         output = self.demo()
         self.assertIn("Killing reader1", output)
         self.assertIn("Restarting Redis", output)
-        self.assertIn("Nothing missing, duplicated or out of order", output)
+        self.assertIn("No row is missing, duplicated or out of order", output)
 
     def test_direct_tcp(self) -> None:
         """Over direct TCP the demo runs without Redis."""

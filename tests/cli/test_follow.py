@@ -16,7 +16,7 @@ from synapse_replication.cli.follow import (
     Follow,
     make_follower,
     make_printer,
-    read_seen_line,
+    parse_line,
 )
 from synapse_replication.config.process import Purpose, load_config
 from synapse_replication.errors import ReplicationError
@@ -31,7 +31,7 @@ class FollowTests(SynchronousTestCase):
         self.now = 10.0
         self.subject = Follow(make_printer(out, as_json), filters, lambda: self.now)
         for line in lines:
-            self.subject.see("s", line)
+            self.subject.receive("s", line)
             self.now += 0.25
         return out.getvalue()
 
@@ -123,7 +123,7 @@ class FollowTests(SynchronousTestCase):
         )
         os.environ["TERM"] = "xterm"
         out = Terminal()
-        make_printer(out, as_json=False)(read_seen_line(1.0, "x", b"PING 17"))
+        make_printer(out, as_json=False)(parse_line(1.0, "x", b"PING 17"))
         self.assertIn("\x1b[1;36mPING", out.getvalue())
 
     def test_long_line_is_one_line(self) -> None:

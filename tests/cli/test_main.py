@@ -99,7 +99,7 @@ class CheckConfigTests(FilesMixin):
         self.assertEqual(
             result.output,
             f"""\
-2 mistakes in the configuration:
+2 problems in the configuration:
 
   {file}:2: redis.port
     input should be a valid integer, unable to parse string as an integer
@@ -121,7 +121,7 @@ class CheckConfigTests(FilesMixin):
         )
         result = self.run_cli("check-config", "-c", path)
         self.assertEqual(result.exit_code, 2, result.output)
-        self.assertIn("3 mistakes", result.output)
+        self.assertIn("3 problems", result.output)
         for key in ("row_sink.module", "direct_tcp.connect", "direct_tcp.listen"):
             self.assertIn(f"synapse_replication.{key}\n", result.output)
 

@@ -67,7 +67,7 @@ class MakeRecorderTests(FilesMixin):
         self.assertEqual(self.closed(), [])
         self.protocol.connectionLost(Failure(ConnectionLost()))
         self.assertEqual(self.closed(), [["SERVER x.test", "POSITION events w 1 2"]])
-        self.files.see("x", b"PING 1")
+        self.files.write("x", b"PING 1")
         self.recorder.stopService()
         self.assertEqual(self.closed()[1:], [["PING 1"]])
         self.assertNotIn(b"REPLICATE", self.transport.value())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.cli.follow import JsonPrinter, read_seen_line
+from synapse_replication.cli.follow import JsonPrinter, parse_line
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
 from synapse_replication.pipeline.wire_lines import read_recordings
@@ -124,7 +124,7 @@ class ReadRecordingsTests(SynchronousTestCase):
     def test_nothing_of_user_ip_is_read(self) -> None:
         """Only the name of USER_IP is kept, whatever form its line has."""
         printed = io.StringIO()
-        JsonPrinter(printed)(read_seen_line(1.0, "hs.test", USER_IP.encode()))
+        JsonPrinter(printed)(parse_line(1.0, "hs.test", USER_IP.encode()))
         path = self.write(
             "a.jsonl",
             entry(USER_IP),

@@ -53,7 +53,7 @@ class RecordingFilesTests(SynchronousTestCase):
     def test_line(self) -> None:
         """A line has both times, the channel, and the exact line received."""
         files = self.record()
-        files.see("x.test", b'RDATA caches m batch ["f", ["x"],  1]')
+        files.write("x.test", b'RDATA caches m batch ["f", ["x"],  1]')
         files.close()
         (name,) = self.names()
         self.assertTrue(name.startswith("20261121T200000.000Z-"), name)
@@ -74,7 +74,7 @@ class RecordingFilesTests(SynchronousTestCase):
     def test_partial_until_closed(self) -> None:
         """A file has a name that readers ignore until it is closed."""
         files = self.record()
-        files.see("x", b"PING 1")
+        files.write("x", b"PING 1")
         (name,) = self.names()
         self.assertTrue(name.endswith(f"{self.suffix()}.partial"), name)
         files.close()
@@ -87,7 +87,7 @@ class RecordingFilesTests(SynchronousTestCase):
         """
         files = self.record(roll_bytes=150)
         for number in range(7):
-            files.see("x", b"PING %d" % number)
+            files.write("x", b"PING %d" % number)
         files.close()
         self.assertEqual(len(self.names()), 3)
         self.assertEqual(
@@ -103,7 +103,7 @@ class RecordingFilesTests(SynchronousTestCase):
         files = self.record()
         files.tick()
         self.assertEqual(self.names(), [])
-        files.see("x", b"PING 1")
+        files.write("x", b"PING 1")
         self.time += 59
         files.tick()
         self.assertTrue(self.names()[0].endswith(".partial"))
@@ -118,7 +118,7 @@ class RecordingFilesTests(SynchronousTestCase):
         synced: list[int] = []
         self.patch(os, "fsync", synced.append)
         files = self.record()
-        files.see("x", b"PING 1")
+        files.write("x", b"PING 1")
         self.assertEqual(synced, [])
         files.tick()
         files.tick()
@@ -132,10 +132,10 @@ class RecordingFilesTests(SynchronousTestCase):
     def test_no_personal_data(self) -> None:
         """USER_IP is not written, in any spelling or on any channel."""
         files = self.record()
-        files.see("x", b'USER_IP @u:s ["syt_secret","1.2.3.4","agent","DEV",17]')
-        files.see("x", b' USER_IP\t["syt_secret"]')
-        files.see("x.test/USER_IP", b"1.2.3.4")
-        files.see("x", b"PING 1")
+        files.write("x", b'USER_IP @u:s ["syt_secret","1.2.3.4","agent","DEV",17]')
+        files.write("x", b' USER_IP\t["syt_secret"]')
+        files.write("x.test/USER_IP", b"1.2.3.4")
+        files.write("x", b"PING 1")
         files.close()
         self.assertEqual(self.lines(self.names()[0]), ["PING 1"])
 
@@ -143,7 +143,7 @@ class RecordingFilesTests(SynchronousTestCase):
         """After a kill, complete lines are recovered and an incomplete one is not."""
         files = self.record()
         for number in range(3):
-            files.see("x", b"PING %d" % number)
+            files.write("x", b"PING %d" % number)
         files.tick()
         (name,) = self.names()
         content = (self.folder / name).read_bytes()
@@ -164,7 +164,7 @@ class RecordingFilesTests(SynchronousTestCase):
     def test_killed_during_repair(self) -> None:
         """A recovery that was interrupted is completed at the next start."""
         files = self.record()
-        files.see("x", b"PING 1")
+        files.write("x", b"PING 1")
         files.close()
         (name,) = self.names()
         (self.folder / f"{name}.partial").write_bytes(b"old")
@@ -183,7 +183,7 @@ class RecordingFilesTests(SynchronousTestCase):
     def test_full_disk(self) -> None:
         """A full disk is an error with the folder and a hint."""
         files = self.record()
-        files.see("x", b"PING 1")
+        files.write("x", b"PING 1")
         self.assertIsNotNone(files._current)
         full = os.open("/dev/full", os.O_WRONLY)
         current = files._current
@@ -191,7 +191,7 @@ class RecordingFilesTests(SynchronousTestCase):
         os.dup2(full, current.raw.fileno())
         os.close(full)
         error = self.assertRaises(RecordingWriteError, files.tick)
-        self.assertIn("No space left on device; correct that and restart", str(error))
+        self.assertIn("No space left on device; correct this and restart", str(error))
         self.assertIn(str(self.folder), str(error))
         self.assertRaises(RecordingWriteError, files.close)
 

@@ -51,7 +51,7 @@ __all__ = ["archive_command"]
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often to look for new rows and recordings.",
+    help="The interval between two searches for new rows and recordings.",
 )
 @click.option(
     "--batch-ids",

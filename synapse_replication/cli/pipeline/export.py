@@ -1,4 +1,4 @@
-"""``synapse-replication pipeline export``: write rows of the archive to files."""
+"""``synapse-replication pipeline export``: writes rows of the archive to files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from synapse_replication.cli.pipeline.options import (
 
 __all__ = ["FORMATS", "export_command"]
 
-#: The output formats. Repeated here, so that help does not import Spark.
+#: The output formats. They are repeated here, so that help does not import Spark.
 FORMATS = ("parquet", "csv", "jsonl")
 
 
@@ -42,14 +42,14 @@ FORMATS = ("parquet", "csv", "jsonl")
 @click.option(
     "--stream",
     metavar="NAME",
-    help="Rows of one stream, with a column for each of their fields; all streams, "
-    "with rows as JSON, if not given.",
+    help="Export only this stream, with a column for each field of its rows. By "
+    "default, all streams are exported, with rows as JSON.",
 )
 @click.option(
     "--where",
     metavar="SQL",
-    help="Only rows for which this is true: an expression over the columns, such as "
-    "\"stream = 'events' AND day >= '2026-01-31'\".",
+    help="Export only the rows for which this expression over the columns is true, for "
+    "instance \"stream = 'events' AND day >= '2026-01-31'\".",
 )
 @master_option
 @json_option
@@ -64,8 +64,8 @@ def export_command(
 ) -> None:
     """Write rows of an archive to files that other programs read.
 
-    Columns are those of the stream's table, or of rows as JSON. In jsonl, row is an
-    array; in csv and parquet it is its text.
+    Without --stream, the column row has each row as JSON: as an array in jsonl, as the
+    text of an array in csv and parquet.
     """
     from synapse_replication.pipeline.archive.export_job import run_export
 

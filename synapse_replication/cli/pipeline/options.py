@@ -49,7 +49,7 @@ class _WrongSettingsError(click.ClickException):
 master_option = click.option(
     "--master",
     metavar="URL",
-    help="Where Spark runs, for instance spark://host:7077; this machine if not given.",
+    help="Where Spark runs, for instance spark://host:7077; by default, this machine.",
 )
 
 archive_option = click.option(
@@ -78,7 +78,10 @@ def source_options(command: _Command) -> _Command:
 
 
 def optional_source_options(command: _Command) -> _Command:
-    """Like :func:`source_options`, but ``settings`` is ``None`` without an option."""
+    """Add the same options as :func:`source_options`, but as optional ones.
+
+    Without them, ``settings`` is ``None``.
+    """
     return _source_options(command, required=False)
 
 
@@ -89,16 +92,16 @@ def _source_options(command: _Command, *, required: bool) -> _Command:
         "config_paths",
         multiple=True,
         metavar="FILE",
-        help="The homeserver's YAML file, or a folder of them. May be repeated: "
-        "later files win per top-level key.",
+        help="The homeserver's YAML file, or a folder of them. May be repeated; for "
+        "each top-level key, the last file that contains it takes precedence.",
     )
     @click.option(
         "--dsn",
         envvar=DSN_VARIABLE,
         metavar="DSN",
-        help="The database as libpq writes it, in place of -c. Best put into the "
-        f"environment variable {DSN_VARIABLE}, or without its password: libpq finds "
-        "that in ~/.pgpass.",
+        help="A connection string of libpq for the database, instead of -c. Keep the "
+        f"password off the command line: set the environment variable {DSN_VARIABLE}, "
+        "or store the password in ~/.pgpass.",
     )
     @click.pass_context
     @functools.wraps(command)
@@ -112,11 +115,11 @@ def _source_options(command: _Command, *, required: bool) -> _Command:
     ) -> Any:
         typed = ctx.get_parameter_source("dsn") is ParameterSource.COMMANDLINE
         if config_paths and typed:
-            raise click.UsageError("give -c or --dsn, not both", ctx)
+            raise click.UsageError("use -c or --dsn, not both", ctx)
         settings = _settings(config_paths, dsn)
         if settings is None and required:
             raise click.UsageError(
-                "which database? Give -c with the homeserver's configuration, or "
+                "no database was named: use -c with the homeserver's configuration, or "
                 f"--dsn, or set {DSN_VARIABLE}",
                 ctx,
             )

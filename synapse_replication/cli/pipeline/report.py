@@ -31,7 +31,7 @@ __all__ = ["report_command"]
 @click.option(
     "--archive",
     metavar="DIR",
-    help="Use the rows of this archive instead of the database's, and its recordings.",
+    help="Use the rows and recordings of this archive, instead of the database.",
 )
 @click.option(
     "--recording",
@@ -57,7 +57,8 @@ __all__ = ["report_command"]
 @click.option(
     "--identify",
     is_flag=True,
-    help="Show the names of rooms and users instead of hashes with a discarded key.",
+    help="Show the names of rooms and users instead of keyed hashes, whose key is not "
+    "stored.",
 )
 @master_option
 def report_command(
@@ -73,7 +74,7 @@ def report_command(
 ) -> None:
     """Write a page about streams and writers: rows over time, lags, shares, findings.
 
-    The rows come from the database or an archive; recordings add what was sent. The
+    The rows come from the database or an archive, and the traffic from recordings. The
     page is one HTML file that needs no network; each plot is also written as a PNG.
     """
     if settings is None and not archive and not recordings:

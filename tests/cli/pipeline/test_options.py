@@ -67,7 +67,7 @@ class SourceOptionsTests(SynchronousTestCase):
         """Giving both ``-c`` and ``--dsn`` is refused."""
         done = run(strict, "-c", "x.yaml", "--dsn", "dbname=a")
         self.assertEqual(done.exit_code, 2)
-        self.assertIn("give -c or --dsn, not both", done.output)
+        self.assertIn("use -c or --dsn, not both", done.output)
 
     def test_none(self) -> None:
         """Without a database, the error lists the three ways to name one."""
