@@ -68,7 +68,7 @@ class ApiTests(SynchronousTestCase):
         self.assertEqual(found - hidden - set(api.__all__), set())
 
     def test_known_names(self) -> None:
-        """Names known from other implementations are public."""
+        """The names that other implementations use are public."""
         self.assertEqual(KNOWN - set(api.__all__), set())
 
     def test_unknown_name(self) -> None:

@@ -85,7 +85,7 @@ class JournalTests(SynchronousTestCase):
         again = self.open()
         self.assertEqual(again.saved_epochs(), {("typing", "w"): "a"})
         self.assertEqual(again.saved_positions(), {("typing", "w"): 9})
-        # This also holds if the position was not set back before.
+        # A new epoch resets the token even if no position was set back before.
         again.on_epoch("typing", "w", "b")
         for opened in (again, self.open()):
             self.assertEqual(opened.saved_epochs(), {("typing", "w"): "b"})

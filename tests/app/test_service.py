@@ -119,7 +119,7 @@ class ProcessServiceTests(FilesMixin):
         self.reactor.pump([DRAIN_TIMEOUT] * 10)
 
     def test_a_step_of_the_clock(self) -> None:
-        """A step of the wall clock makes no writer appear stalled."""
+        """After a step of the wall clock, no writer appears stalled."""
         process = self.make()
         process.startService()
         self.reactor.advance(86_400)

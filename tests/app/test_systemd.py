@@ -200,7 +200,7 @@ class SystemdNotifierTests(SynchronousTestCase):
         )
 
     def test_watchdog(self) -> None:
-        """The watchdog is fed at its interval, from the start on."""
+        """The watchdog is fed at its interval, beginning at startup."""
         self.notifier.start()
         for _ in range(60):
             self.clock.advance(0.5)

@@ -50,8 +50,8 @@ class LoadDeploymentTests(FilesMixin):
 
     def test_no_database(self) -> None:
         """
-        If the database is missing, the error names two remedies; without streams none
-        is needed.
+        If the database is missing, the error names two remedies; without streams, no
+        database is needed.
         """
         error = self.assertRaises(
             ConfigError, load_deployment, [self.write("a.yaml", "server_name: x")]

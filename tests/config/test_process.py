@@ -175,7 +175,10 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertEqual(config.tcp_connect, ("tls:h:1",))
 
     def test_direct_tcp_to_several(self) -> None:
-        """A reader of several writers connects to each, since none relays rows."""
+        """
+        A reader of several writers connects to each writer, because writers do not
+        relay rows.
+        """
         config = self.load(
             HOMESERVER,
             WORKER,

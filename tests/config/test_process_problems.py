@@ -94,7 +94,7 @@ stream_writers: {receipts: 3, evnts: [persister1], typing: [a, a]}
         self.assertIn("worker_listeners[0].tls", "".join(found))
 
     def test_streams_declared_twice(self) -> None:
-        """A stream that is declared twice, or has an unknown writer, is a problem."""
+        """A stream that is declared twice, or has an unknown writer, is reported."""
         found = self.problems_of(
             HOMESERVER,
             """\

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.config.sanity`, by whole configurations."""
+"""Tests for :mod:`synapse_replication.config.sanity`, with complete configurations."""
 
 from __future__ import annotations
 

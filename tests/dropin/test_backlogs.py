@@ -147,8 +147,8 @@ class ServingTests(HostTestCase):
 
     def test_refusals(self) -> None:
         """
-        A wrong secret is refused with 401 in any case, another epoch with 409, and a
-        range outside the backlog with 410.
+        A wrong secret is always refused with 401, another epoch with 409, and a range
+        outside the backlog with 410.
         """
         self.send_rows()
         treq = self.serve()

@@ -114,7 +114,9 @@ class MonitoringTests(SynchronousTestCase):
             self.assertIn(f"{name} cannot be imported", str(caught.exception))
 
     def test_systemd(self) -> None:
-        """STATUS and WATCHDOG are sent to systemd; READY is left to the host."""
+        """
+        STATUS and WATCHDOG are sent to systemd, but not READY, which the host sends.
+        """
         folder = tempfile.TemporaryDirectory(prefix="notify-")
         self.addCleanup(folder.cleanup)
         path = str(Path(folder.name) / "socket")

@@ -22,7 +22,7 @@ from tests.handlers.fixtures import Receiving, Row, receiving
 
 
 class ConnectionTests(SynchronousTestCase):
-    """Connections that are made and lost."""
+    """Tests for new and lost connections."""
 
     def setUp(self) -> None:
         self.stream = SourceStream("events", Row, instance_name="writer")

@@ -12,7 +12,7 @@ from synapse_replication.wire.rdata import RefusedLine, read_lines
 from tests.handlers.fixtures import receiving
 
 _TOKEN = "syt_bm9ib2R5"
-#: Valid and invalid JSON that is no row of the stream.
+#: Valid and invalid JSON that is not a row of the stream.
 _BAD_ROWS = st.sampled_from(
     [
         b"",

@@ -32,7 +32,7 @@ class UserSyncDeduplicatorTests(SynchronousTestCase):
 
     def test_changes_are_no_repeat(self) -> None:
         """
-        Another state, user, device or instance, or a much later time, is no repeat.
+        Another state, user, device or instance, or a much later time, is not a repeat.
         """
         self.assertFalse(self.syncs.is_repeat(START, 0))
         for other in (
@@ -55,7 +55,7 @@ class UserSyncDeduplicatorTests(SynchronousTestCase):
         self.assertFalse(self.syncs.is_repeat(START, 59 + REFRESH_AFTER))
 
     def test_forgotten(self) -> None:
-        """After ``forget`` or ``forget_process``, the same state is no repeat."""
+        """After ``forget`` or ``forget_process``, the same state is not a repeat."""
         other = attrs.evolve(START, instance_id="w2")
         self.syncs.is_repeat(START, 0)
         self.syncs.is_repeat(other, 0)

@@ -51,7 +51,7 @@ class CompositeObserverTests(SynchronousTestCase):
         self.assertEqual(self.calls, ["a events 3", "b events 3"])
 
     def test_contexts_end_in_reverse_order(self) -> None:
-        """Contexts begin in order and end in reverse, also after an exception."""
+        """Contexts begin in order and end in reverse order, even after an exception."""
         composite = CompositeObserver(
             [Recorder("a", self.calls), Recorder("b", self.calls)]
         )

@@ -266,9 +266,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         )
 
     def test_unsubscribe(self) -> None:
-        """
-        An unsubscribed callback is not called, and unsubscribing twice does nothing.
-        """
+        """An unsubscribed callback is not called; unsubscribing again has no effect."""
         ends: list[Callable[[], None]] = []
         ends.append(self.hooks.subscribe(LinkUp, self.events.append))
         ends.append(self.hooks.subscribe(LinkUp, lambda event: ends[0]()))
@@ -299,7 +297,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertEqual(len(self.hooks._roles), MAX_MEMBERS)
 
     def test_stop(self) -> None:
-        """After stop() no delayed call is left."""
+        """After stop(), no delayed call remains."""
         self.hooks.start()
         self.take(3)
         self.hooks.stop()

@@ -23,7 +23,7 @@ class TracingObserverTests(SynchronousTestCase):
         self.observer = TracingObserver(self.tracer, "example.com")
 
     def test_a_background_process_is_a_trace_of_its_own(self) -> None:
-        """A background process begins a trace of its own, outside the request's."""
+        """A background process begins a separate trace, outside the request's trace."""
         with (
             self.tracer.start_as_current_span("request"),
             self.observer.background_process("queue-events"),
@@ -110,7 +110,10 @@ class TracingObserverTests(SynchronousTestCase):
             self.assertIsNone(span.parent)
 
     def test_a_position_that_is_written(self) -> None:
-        """Persisting a position is a trace of its own, and never the current span."""
+        """
+        Persisting a position is a separate trace, and its span is never the current
+        one.
+        """
         with self.tracer.start_as_current_span("request"):
             writing = self.observer.position_write("events", "w1", 7)
             writing.__enter__()
@@ -134,7 +137,7 @@ class TracingObserverTests(SynchronousTestCase):
         self.assertFalse(span.status.is_ok)
 
     def test_many_rows(self) -> None:
-        """10,000 rows make at most one span for each queue that is drained."""
+        """10,000 rows cause at most one span for each queue that is drained."""
         fixture = receiving(observer=self.observer)
         fixture.receive("POSITION events w 0 0")
         self.exporter.clear()

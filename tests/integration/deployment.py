@@ -96,7 +96,7 @@ class DeploymentTestCase(SynchronousTestCase):
             connection.commit()
         redis = shared_redis()
         self.shared: dict[str, Any] = {
-            # A channel of its own on a shared Redis.
+            # Each test has its own channel on the shared Redis.
             "server_name": f"{self.folder.name}.test",
             "database": {"name": "psycopg2", "args": {"dsn": dsn, "cp_max": 3}},
             "redis": {"enabled": True, "host": redis.host, "port": redis.port},

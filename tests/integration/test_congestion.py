@@ -133,7 +133,7 @@ class CongestionTests(TestCase):
         before = len(self.server.connections)
         peer = socket.socket()
         self.addCleanup(peer.close)
-        # Small, so that the kernel buffers little.
+        # The receive buffer is small, so that the kernel buffers little data.
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         peer.connect(("127.0.0.1", self._port_number()))
         peer.setblocking(False)

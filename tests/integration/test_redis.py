@@ -45,7 +45,7 @@ class RedisAddressTests(DeploymentTestCase):
         self.assertTrue(all("U" in each for each in flags), flags)
 
     def test_sentinel(self) -> None:
-        """Redis is found by a Sentinel with another password, also after a failover."""
+        """Redis is found by a Sentinel with another password, even after a failover."""
         redis = self.start_redis()
         replica = private_replica(redis)
         self.addCleanup(replica.stop)

@@ -58,7 +58,7 @@ _SCHEMA = """
 
 
 class TortureTests(SynchronousTestCase):
-    """Four writers, two readers, and faults."""
+    """Tests with four writers, two readers and faults."""
 
     def setUp(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="torture-"))
@@ -251,7 +251,8 @@ class TortureTests(SynchronousTestCase):
         No id is used twice, no open block counts as complete, every committed row
         reaches each reader once, and in the end all positions agree.
         """
-        # A new reader starts at the writers' positions, so start it first.
+        # Start the readers first, because a new reader starts at the writers'
+        # positions.
         for name in _READERS:
             self.start(name)
         self.wait_until("all read", lambda: all(map(self.status, _READERS)))

@@ -28,7 +28,7 @@ class ReplayTests(SynchronousTestCase):
     """Tests for the report of a recording."""
 
     def test_the_full_recording(self) -> None:
-        """The report of a real deployment's recording has the known counts."""
+        """The report of a real deployment's recording has the expected counts."""
         report = replay_records(read_recording(FULL_RECORDING))
         value = report.to_json()
 

@@ -227,7 +227,7 @@ class BackOffTests(SynchronousTestCase):
         self.assertLess(retries(memory, "redis_out")[-1][1], 1)
 
     def test_stopped(self) -> None:
-        """After a stop, nothing is retried and no timer is left."""
+        """After a stop, nothing is retried and no timer remains."""
         memory = MemoryLink()
         memory.establish()
         closing = [memory.factory(index).close(3.0) for index in (0, 1)]

@@ -36,7 +36,10 @@ class FencingTests(SynchronousTestCase):
         return ConnectionFence(self.state, execute, is_possible=is_possible)
 
     def test_named_and_ended(self) -> None:
-        """A new connection kills the newest earlier one whose address is known."""
+        """
+        A new connection kills the newest of the earlier connections whose addresses are
+        known.
+        """
         first = self.fence()
         first.kill_previous()
         self.assertEqual(self.asked, [])

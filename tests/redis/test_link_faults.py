@@ -115,7 +115,7 @@ class FaultTests(RealRedisTestCase):
         self.assertEqual(slow.handler.gaps, [])
 
     async def test_frozen(self) -> None:
-        """Both connections notice a Redis that does not answer."""
+        """Both connections detect a Redis that does not answer."""
         redis = self.start_redis()
         peer = self.start_peer(by_port(redis), interval=0.2)
         await peer.up()
@@ -150,8 +150,8 @@ class FaultTests(RealRedisTestCase):
             await self.write_on(writer, 3)
             proxy.cut(cut)
             await self.write_on(writer, 3)
-            # If publishes are cut, no later row may reveal the loss, so none is
-            # written. If only PINGs are cut, arriving rows must not hide that.
+            # If publishes are cut, no later row is written, because it would reveal the
+            # loss. If only PINGs are cut, rows that arrive must not hide the cut.
             while not all(
                 any(event[:2] == ("lost", name) for event in peer.events.all)
                 for peer in (writer, reader)
@@ -296,7 +296,7 @@ class TlsTests(RealRedisTestCase):
         return RedisOptions(self.redis.host, self.redis.tls_port, tls=tls)
 
     async def test_tls(self) -> None:
-        """Rows are sent over TLS, also those published right before the stop."""
+        """Rows, including those published right before the stop, are sent over TLS."""
         reader = self.start_peer(self.options(self.tls))
         writer = Peer(self.reactor, self.options(self.tls), self.server_name)
         await reader.up()

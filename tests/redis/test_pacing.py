@@ -1,4 +1,4 @@
-"""Tests of when Redis counts as behind and as ready again."""
+"""Tests of the conditions under which a link is behind and ready again."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         return int(self.sql("SELECT last_value FROM foobar_seq")[0][0])
 
     def test_healthy(self) -> None:
-        """Ids without rows are no problem, and the report contains all values."""
+        """Ids without rows are not a problem, and the report contains all values."""
         self.set_sequence(9)
         self.sql("DELETE FROM foobar WHERE stream_id = 7")
         report = self.examine()

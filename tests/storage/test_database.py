@@ -267,8 +267,8 @@ class DatabaseTests(PostgresMixin, TestCase):
 
     async def test_close(self) -> None:
         """
-        close() waits for running transactions, may be called twice, and fails later
-        ones.
+        close() waits for running transactions, makes later ones fail, and may be called
+        twice.
         """
         running = self.database.transact("sleep", lambda txn: txn.execute("SELECT 1"))
         await defer.gatherResults([self.database.close(), self.database.close()])

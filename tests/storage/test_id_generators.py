@@ -114,7 +114,7 @@ class SteppedTests(SteppedTestCase):
             script: list[Callable[..., object]] = [
                 database.run,
                 database.answer,
-                # Driven by hand, a coroutine continues only on send().
+                # A coroutine that the test drives continues only on send().
                 partial(coroutine.send, None),
             ]
             for step in script[: min(steps, 2)]:
@@ -255,8 +255,8 @@ class SteppedTests(SteppedTestCase):
 
     def test_remote_advance_during_the_fetch_in_a_transaction(self) -> None:
         """
-        If a transaction in another thread fetches ids meanwhile, our position stays
-        below its id.
+        If another writer announces greater ids while a transaction in another thread
+        fetches one, our position stays below the fetched id.
         """
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
         fetched, advanced = threading.Event(), threading.Event()

@@ -88,7 +88,8 @@ class PostgresTests(PostgresMixin, TestCase):
             async with ids.get_next() as id_:
                 await self.database.transact("insert", lambda txn: insert(txn, id_))
 
-        # Driven by hand: first it waits for its id, then for its transaction.
+        # The test drives the coroutine, which first waits for its id, then for its
+        # transaction.
         coroutine = write()
         fetching: Any = coroutine.send(None)
         await defer.DeferredList([fetching])

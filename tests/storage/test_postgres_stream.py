@@ -156,7 +156,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual((page.upto_token, page.limited), (14, True))
 
     def test_a_token_is_never_split(self) -> None:
-        """A token with more rows than a page is returned whole."""
+        """All rows of a token are returned together, even if they exceed a page."""
         self.execute(
             "INSERT INTO orders SELECT token, 'w1', 'i', n FROM "
             "(VALUES (2, 1), (3, 150), (4, 2), (5, 3)) AS v (token, count), "
@@ -181,7 +181,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual((page.upto_token, page.limited), (5, False))
 
     def test_empty_range_makes_no_query(self) -> None:
-        """An empty range makes no query."""
+        """An empty range causes no query."""
         result = self.wait(self.make().get_updates_since("w1", 5, 5))
 
         self.assertEqual(result, StreamUpdateResult([], 5, False))

@@ -212,7 +212,7 @@ class PusherExampleTests(OrdersTestCase):
         self.reactor.pump([0, 0])
 
     def test_a_slow_writer(self) -> None:
-        """Rows that a slow writer commits late are pushed in order, none twice."""
+        """Rows that a slow writer commits late are pushed once and in order."""
         self.start()
         self.insert((2, "writer1"))
         self.deliver("writer1", 2)

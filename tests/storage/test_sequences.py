@@ -298,7 +298,10 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(stored, {"first": 3, "second": 1})
 
     def test_without_declared_writers(self) -> None:
-        """Without declared writers the sequence is the position, and none is stored."""
+        """
+        Without declared writers, the sequence is the position, and no position is
+        stored.
+        """
         self.store(first=2)
         self.write_rows("first", 3)
         self.set_sequence(6)

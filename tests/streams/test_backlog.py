@@ -71,7 +71,10 @@ class StreamBacklogTests(SynchronousTestCase):
         self.assertEqual((backlog.start, backlog.rows), (2, 3))
 
     def test_hole(self) -> None:
-        """An unknown range clears the backlog; one known to be empty does not."""
+        """
+        A range with unknown rows clears the backlog; a range that is certainly empty
+        does not.
+        """
         backlog = self.make()
         backlog.add(1, [batch(2)])
         backlog.skip_range(2, 5)

@@ -307,7 +307,9 @@ class PlanDroppedRangeTests(SynchronousTestCase):
         )
 
     def test_not_resettable(self) -> None:
-        """A lower position of a stream that is not resettable is no reset."""
+        """
+        A lower position of a stream that is not resettable does not count as a reset.
+        """
         for was_reset in (False, True):
             self.check((_AT_A_ROW, None, 5, 3, Gap(5, 5)), was_reset=was_reset)
 

@@ -198,13 +198,13 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(reader.current_token("a"), 8)
 
     def test_reader_announces_nothing_of_its_own(self) -> None:
-        """The position of an instance that is no writer is persisted-up-to."""
+        """The position of an instance that is not a writer is persisted-up-to."""
         reader = WriterPositions("reader", ["a", "b"], {"a": 3, "b": 5})
         self.assertEqual(reader.current_token("reader"), 3)
         self.assertEqual(reader.all_positions(), {"a": 3, "b": 5})
 
     def test_sequence_was_set_back(self) -> None:
-        """An id that is already known or announced is not used again."""
+        """An id that is already registered or announced is not used again."""
         positions = WriterPositions("a", ["a", "b"], {"a": 40, "b": 40})
         fetch = positions.begin_fetch()
         positions.advance("b", 42)

@@ -19,7 +19,7 @@ class StreamTests(SynchronousTestCase):
     """The description of a stream."""
 
     def test_promises_nothing_by_default(self) -> None:
-        """By default, a stream is stored, ordered and not resettable."""
+        """By default, a stream is in the database, ordered and not resettable."""
         description = StreamDescription("s", RawRowCodec("s"))
         self.assertEqual(
             (

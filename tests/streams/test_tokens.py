@@ -148,7 +148,7 @@ class TextTests(SynchronousTestCase):
         )
 
     def test_no_tokens(self) -> None:
-        """Text that is no token is refused; the error contains it."""
+        """Text that is not a token is refused; the error contains the text."""
         for text in (
             "", "m", "x", "-5", "+5", "5 ", "1_0", "\u0665", "m5~1", "m5~1.x", "m~1.5",
             "m5~9.7", "m5~a.7", str(2**63), "m5~1.7.8",

@@ -72,7 +72,7 @@ class ClientApiTests(SynchronousTestCase):
 
     def test_refusal(self) -> None:
         """
-        A rejected request raises with status and body, and does not show the token.
+        A rejected request raises an error with status and body, but without the token.
         """
         self.server.status = 403
         self.server.answer = {"errcode": "M_FORBIDDEN"}
@@ -88,7 +88,7 @@ class ClientApiTests(SynchronousTestCase):
 
     def test_timeline_messages(self) -> None:
         """
-        The texts of a room's messages are returned in order, without redacted ones.
+        The texts of a room's messages are returned in order, without redacted messages.
         """
         events = [
             {"type": "m.room.message", "content": {"body": "1"}},

@@ -405,7 +405,9 @@ class ProcessTests(SynchronousTestCase):
         self.assertEqual(self.reader.observer.restarted, ["w"])
 
     def test_goodbye(self) -> None:
-        """After a clean stop, the reader knows that the writer has left."""
+        """
+        After a clean stop of the writer, the reader shows that the writer has left.
+        """
         self.start()
         self.advance(1)
         assert self.writer.extension is not None

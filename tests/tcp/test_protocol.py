@@ -114,7 +114,7 @@ class GreetingTests(ProtocolTestCase):
         )
 
     def test_lost(self) -> None:
-        """The handler is notified of the loss once, and no timer is left."""
+        """The handler is notified of the loss once, and no timer remains."""
         protocol = self.connected_server()
         protocol.connectionLost(Failure(ConnectionLost("broken pipe")))
         self.assertEqual(self.handler.calls, ["new", "lost"])
@@ -236,7 +236,7 @@ class TimeTests(ProtocolTestCase):
         )
 
     def test_half_open(self) -> None:
-        """Both ends of a half-open connection notice it within 60 s."""
+        """Both ends of a half-open connection close it within 60 s."""
         server, client = self.make_server(), self.make_client()
         link = Link(server, client)
         link.pump()
@@ -331,7 +331,7 @@ class PairTests(ProtocolTestCase):
 
     def test_close(self) -> None:
         """
-        When one end closes, both handlers are notified, and the other end knows the
+        When one end closes, both handlers are notified, and the other end receives the
         reason.
         """
         here, there = RecordingHandler(), RecordingHandler()

@@ -261,7 +261,7 @@ class FindTests(SynchronousTestCase):
         self.assertEqual(find_redis({variable: str(redis)}), redis)
 
     def test_path(self) -> None:
-        """A binary on ``PATH`` is used, also behind a symbolic link."""
+        """A binary on ``PATH`` is used, even behind a symbolic link."""
         for name in ("postgres", "initdb", "redis-server"):
             self.make(name, b"\x7fELF")
         linked = self.folder / "linked"

@@ -71,7 +71,7 @@ class CertificatesTests(TestCase):
             end.transport.loseConnection()
 
     async def connect(self, hostname: str = "main.example", **more: Any) -> None:
-        """Connect to a server that asks for a certificate."""
+        """Connect to a server that requests a certificate."""
         options = {
             "authority_file": self.authority.certificate,
             "certificate_file": self.client.certificate,

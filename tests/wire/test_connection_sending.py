@@ -185,7 +185,7 @@ class TimeTests(SynchronousTestCase):
             self.assertTrue(drain(connection).startswith(b"ERROR ping timeout"))
 
     def test_any_bytes_end_silence(self) -> None:
-        """Any received bytes count, even part of a line."""
+        """Any received bytes, even part of a line, count as a sign of life."""
         connection = server()
         connection.receive_data(b"PING 1\n", 0.0)
         for now in (20.0, 40.0, 60.0):

@@ -68,7 +68,8 @@ class ReadLinesTests(SynchronousTestCase):
 
     def test_interleaved_streams(self) -> None:
         """
-        A stream with a single writer becomes a plain run, whatever the others are.
+        A stream with a single writer becomes a plain run, whatever runs other streams
+        become.
         """
         lines = [
             rdata("events", "w1", 1, b"[1]"),
@@ -142,7 +143,7 @@ class ReadLinesTests(SynchronousTestCase):
         self.assertEqual(read_lines([]), [])
 
     def test_other_commands(self) -> None:
-        """Every other command is decoded as such."""
+        """Every other command is decoded as a command."""
         for line, command in LINES.items():
             if command.NAME != "RDATA":
                 self.assertEqual(read_lines([line.encode()]), [command])

@@ -103,7 +103,7 @@ class StatusPageTests(TestCase):
         self.assertEqual(wide[0], wide[1], "the page scrolls sideways")
 
     def save_screenshot(self, browser: Any, name: str) -> None:
-        """Save a screenshot if the environment asks for it."""
+        """Save a screenshot if the environment variable is set."""
         folder = os.environ.get("SYNAPSE_REPLICATION_SCREENSHOTS")
         if folder:
             browser.save_screenshot(str(Path(folder) / f"{name}.png"))

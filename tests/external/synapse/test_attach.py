@@ -57,8 +57,8 @@ class AttachTests(SynchronousTestCase):
         config = folder / "reader.yaml"
         config.write_text(yaml.safe_dump(_reader_config(self.journal)))
         shared = ("-c", str(self.deployment.config_file))
-        # ``follow`` sends no REPLICATE, so it must be subscribed before the reader
-        # sends one.
+        # ``follow`` sends no REPLICATE: it must be subscribed before the reader sends
+        # one.
         subscribers = self._count_subscribers()
         self.follower = OurProcess(folder / "follow.jsonl", "follow", *shared, "--json")
         self.addCleanup(self.follower.stop)

@@ -291,7 +291,7 @@ class IdTests(HomeserverTestCase):
         self.assertEqual(again.get_positions(), {"first": 8, "second": 9})
 
     async def test_counting_down(self) -> None:
-        """A stream that counts down has ids below zero, the first of them -1."""
+        """A stream that counts down has ids below zero, of which the first is -1."""
         await self._make_table()
         ids = await self._make(writers=["first"], positive=False)
         for expected in (-1, -2):

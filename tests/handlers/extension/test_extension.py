@@ -86,7 +86,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.texts(), [row(1), row(2)])
 
     def test_lost_position(self) -> None:
-        """A heartbeat makes a writer live whose POSITION was lost."""
+        """If the POSITION of a writer was lost, a heartbeat makes the writer live."""
         late = ExtensionProcess(self.bus, "late")
         self.bus.drop = lambda message: message.sender == "w"
         self.bus.deliver()
@@ -228,7 +228,9 @@ class GapTests(ExtensionTests):
                 self.assertNotIn("streams", json.loads(message.payload))
 
     def test_memory_streams_are_not_retained(self) -> None:
-        """Rows of a stream held in memory are not retained in the backlog as well."""
+        """
+        Rows of a stream held in memory are not retained a second time in the backlog.
+        """
         self.writer.write(1, "a", stream="typing")
         self.writer.skip(3, "typing")
         self.writer.write(1, "a")

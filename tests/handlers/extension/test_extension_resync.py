@@ -36,7 +36,7 @@ class ResyncTests(ExtensionTests):
         self.assertEqual(self.reader.observer.backlog_answers, [("events", "w", None)])
 
     def test_restarted_reader(self) -> None:
-        """A restarted reader learns the epochs first and resumes from the backlog."""
+        """A restarted reader receives the epochs first and resumes from the backlog."""
         self.write(1, 2)
         self.bus.advance(1)
         reader = ExtensionProcess(self.bus, "r2")
@@ -81,7 +81,7 @@ class ResyncTests(ExtensionTests):
 
     def test_writer_that_hangs(self) -> None:
         """
-        A writer that did not answer a backlog request is not asked again for 30 s.
+        A writer that did not answer a backlog request receives no further one for 30 s.
         """
         self.write(1)
         self.writer.refusal = 0
@@ -126,7 +126,7 @@ class ResyncTests(ExtensionTests):
         promoted.events.local_token = 2
         promoted = ExtensionProcess(self.bus, "w2", epoch="p2", writes=["events"])
         promoted.skip(2)
-        # A reader starts a new writer at the position that the stream had.
+        # For a new writer, a reader starts at the position that the stream had.
         self.reader.events.advance("w2", 2)
         self.bus.deliver()
         self.reader.leave()
@@ -143,7 +143,7 @@ class ResyncTests(ExtensionTests):
 
     def test_goodbye(self) -> None:
         """
-        A goodbye reports the last position; its sender is not asked for its backlog.
+        A goodbye reports the last position; no backlog is requested from its sender.
         """
         self.bus.drop = rows_of(2)
         self.write(1, 2)

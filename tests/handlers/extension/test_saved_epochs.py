@@ -102,7 +102,7 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(len(reader.observer.resets), 1)
 
     def test_batch_before_the_epoch(self) -> None:
-        """A batch during which the epoch is first received is delivered whole."""
+        """A batch during which the epoch is first received is delivered completely."""
         reader = self.restart_reader(5, 6, epoch=None, token=6)
         self.bus.drop = lambda message: message.is_extension
         self.bus.deliver()

@@ -145,7 +145,7 @@ class FloodTests(SynchronousTestCase):
 
 
 class NearTests(SynchronousTestCase):
-    """Plausible positions that are believed and turn out to be false."""
+    """Tests for plausible positions that are believed and turn out to be false."""
 
     def test_row_in_skipped_range(self) -> None:
         """Rows within a skipped range are delivered once."""

@@ -99,7 +99,7 @@ class DroppedRangeTests(SynchronousTestCase):
         self.assertEqual((dropped.upto, dropped.implausible_upto), (5, 4000))
 
     def test_a_reset(self) -> None:
-        """After a reset, only later tokens count for the range."""
+        """A range that contains a reset covers only tokens after the reset."""
         self.assertEqual(
             self.coalesce(run(90), position(2), run(3)),
             DroppedRange(
@@ -115,7 +115,9 @@ class DroppedRangeTests(SynchronousTestCase):
         )
 
     def test_a_stream_that_cannot_be_reset(self) -> None:
-        """A lower position of a stream that is not resettable is no reset."""
+        """
+        A lower position of a stream that is not resettable does not count as a reset.
+        """
         dropped = DroppedRange("w", resettable=False)
         dropped.add_rows(run(90))
         dropped.add_position(position(2))

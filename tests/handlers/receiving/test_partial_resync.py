@@ -46,12 +46,14 @@ class PartialResyncTests(SynchronousTestCase):
         self.answer = HttpCatchUpError("GET", "url", status, "no")
 
     def test_stock_writer(self) -> None:
-        """A writer that does not speak the extension is never asked."""
+        """No backlog is requested from a writer that does not speak the extension."""
         self.assertIsNone(self.fetch())
         self.assertEqual(self.asked, [])
 
     def test_writer_without_backlog(self) -> None:
-        """A writer with the extension but without a backlog is never asked."""
+        """
+        No backlog is requested from a writer that has the extension but no backlog.
+        """
         self.epochs.observe("w", "abc", 0, has_backlog=False)
         self.assertIsNone(self.fetch())
         self.assertEqual(self.asked, [])

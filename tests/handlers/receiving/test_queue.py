@@ -52,7 +52,8 @@ class DrainedQueueTests(SynchronousTestCase):
 
     def test_lengths_are_reported(self) -> None:
         """
-        The queue's length is reported when items wait, and when none waits any more.
+        The queue's length is reported when items wait, and when the queue is empty
+        again.
         """
         self.is_held = True
         for item in "abc":
@@ -79,7 +80,10 @@ class DrainedQueueTests(SynchronousTestCase):
         self.assertEqual(self.consumed, ["a"])
 
     def test_one_process_for_all_waiting_items(self) -> None:
-        """Items that arrive meanwhile are handled by the same background process."""
+        """
+        Items that arrive while an item is handled are handled by the same background
+        process.
+        """
         self.is_held = True
         for item in "abc":
             self.queue.put(item, 1, 10)

@@ -244,7 +244,7 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(fixture.texts()[-1], ("w", 8, ["d"]))
 
     def test_position_interrupts_batch(self) -> None:
-        """A batch that its writer's own POSITION interrupts is fetched whole."""
+        """A batch that its writer's own POSITION interrupts is fetched completely."""
         fixture = receiving()
         fixture.stream.persist("w", 6, ["a"], ["b"])
         fixture.receive("POSITION events w 0 0", 'RDATA events w batch ["a"]')

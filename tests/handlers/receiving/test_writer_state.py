@@ -123,8 +123,8 @@ class CatchUpStateTests(SynchronousTestCase):
         self.assertEqual((run.target, run.is_refuted), (6, False))
 
     def test_too_many_claims(self) -> None:
-        """Beyond the limit, the lowest claims are dropped, and none replaces a refuted
-        target.
+        """Beyond the limit, the lowest claims are dropped, and no claim replaces a
+        refuted target.
 
         The rows up to the sequence's last token may not all be committed.
         """

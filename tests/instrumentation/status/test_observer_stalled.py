@@ -105,7 +105,7 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
 
     def test_a_new_link_forgets_failures(self) -> None:
-        """A writer that is live on a new link has no failure left."""
+        """For a writer that is live on a new link, no failure is reported any more."""
         self.go_live(150)
         self.observer.catch_up_failed(EVENT, CatchUpError("no"), 1, 5.0)
         self.clock.advance(20)

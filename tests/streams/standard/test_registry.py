@@ -35,8 +35,8 @@ NAMES = [
     "quarantined_media",
 ]
 
-#: Rows as a real deployment sends them; for the five streams that never carried any,
-#: rows made from their fields.
+#: Rows as a real deployment sends them; for the five streams without recorded rows,
+#: rows that were constructed from their fields.
 ROWS: dict[str, list[Any]] = {
     "events": [["state", ["!r", "m.room.create", "", None]]],
     "backfill": [["$e", "!r", "m.room.message", None, None, "$other"]],

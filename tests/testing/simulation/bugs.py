@@ -214,7 +214,7 @@ class _IgnoresRemovedWriters(PostgresStream):
 
 
 class _FindsRemovedWritersOnce(PostgresStream):
-    """Does not notice the removal of a writer while running."""
+    """Does not detect the removal of a writer while running."""
 
     _has_searched = False
 

@@ -26,7 +26,10 @@ PLAN = Plan(Path("recording"), 0, 5.0, use_redis=True)
 
 class CountCatchUpsTests(SynchronousTestCase):
     def test_all_streams_are_added_up(self) -> None:
-        """Only the counts of the histogram are added up."""
+        """
+        The counts of the histogram are added up for all streams; its buckets and sums
+        are not.
+        """
         name = "synapse_replication_catch_up_seconds"
         self.assertEqual(
             count_catch_ups(
@@ -91,7 +94,7 @@ class FaultDeploymentTests(SynchronousTestCase):
         self.assertEqual(module["config"]["skip"], 7)
 
     def test_classic_wire(self) -> None:
-        """Without the extension, it is disabled in every process."""
+        """In a scenario without the extension, every process disables it."""
         deployment = FaultDeployment(PLAN, Needs(extension=False), 0)
         self.addCleanup(deployment.close)
         deployment.start_servers()

@@ -98,8 +98,8 @@ class OwnWritesTests(SynchronousTestCase):
 
     def test_moved(self) -> None:
         """
-        Tables that were moved are written by the new writers in turn; memory is not
-        moved.
+        Tables that were moved are written by the new writers in turn; streams in memory
+        are not moved.
         """
         script = [
             Write("events", "event_writer1", [["a"]], 0),

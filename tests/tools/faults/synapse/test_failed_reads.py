@@ -40,7 +40,9 @@ class UsersOfFailedReadsTests(SynchronousTestCase):
         self.assertEqual(users_of_failed_reads(lines), {"@bob:b"})
 
     def test_other_requests(self) -> None:
-        """Neither an error, nor another request, nor another transaction counts."""
+        """
+        An error, another request and another transaction do not count as failed reads.
+        """
         for lines in (
             [failed("GET-3"), answered("GET-3", "@bob:b", status=500)],
             [failed("GET-3"), answered("GET-3", "@bob:b", path="notifications")],
