@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator
-from contextlib import contextmanager
+from types import TracebackType
 
 from synapse_replication.streams.positions import WriterPositions
 
@@ -31,14 +30,27 @@ class LockedPositions:
         """The greatest finished id; perhaps outdated, because it is read unlocked."""
         return self._positions.max_finished
 
-    @contextmanager
-    def locked(self) -> Generator[WriterPositions, None, None]:
+    @property
+    def mark(self) -> tuple[int | None, ...]:
+        """The positions' mark, read without the lock."""
+        return self._positions.mark
+
+    def locked(self) -> LockedPositions:
         """Return a context manager that holds the lock and yields the positions."""
-        try:
-            with self._lock:
-                yield self._positions
-        finally:
-            self._finish_pending()
+        return self
+
+    def __enter__(self) -> WriterPositions:
+        self._lock.acquire()
+        return self._positions
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+        self._finish_pending()
 
     def finish(self, ids: list[int]) -> None:
         """Finish ids without blocking: now, or when the lock is released."""

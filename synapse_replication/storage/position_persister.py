@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
@@ -76,12 +76,10 @@ class PositionPersister:
             "instance_name": self._instance_name,
             "stream_id": self._stream.sign * local,
         }
-        writing = ExitStack()
-        writing.enter_context(
-            self._observer.position_write(
-                self._stream.stream_name, self._instance_name, local
-            )
+        writing = self._observer.position_write(
+            self._stream.stream_name, self._instance_name, local
         )
+        writing.__enter__()
         self._database.transact(
             "persist_position",
             lambda txn: txn.execute(self._statement, parameters),
@@ -94,9 +92,13 @@ class PositionPersister:
         )
 
     def _upserted(
-        self, _: object, local: int, waiting: list[Deferred[None]], writing: ExitStack
+        self,
+        _: object,
+        local: int,
+        waiting: list[Deferred[None]],
+        writing: AbstractContextManager[object],
     ) -> None:
-        writing.close()
+        writing.__exit__(None, None, None)
         self._observer.position_persisted(
             self._stream.stream_name, self._instance_name, local
         )
@@ -109,7 +111,7 @@ class PositionPersister:
         failure: Failure,
         local: int,
         waiting: list[Deferred[None]],
-        writing: ExitStack,
+        writing: AbstractContextManager[object],
     ) -> None:
         # Do not fail the waiters: their rows are committed.
         assert failure.value is not None
