@@ -16,8 +16,15 @@ __all__ = ["SequenceReader", "generators"]
 class SequenceReader(Protocol):
     """An id generator that can read its sequence."""
 
-    def get_announceable_token(self) -> int:
-        """Return the position that this process may announce."""
+    def get_announceable_token(self, *, follows_others: bool = True) -> int:
+        """Return the position that this process may announce.
+
+        :param follows_others: whether it must soon follow the ids of other writers.
+        """
+        ...
+
+    def get_mark(self) -> tuple[int | None, ...]:
+        """Return a value that changes whenever an own id becomes announceable."""
         ...
 
     def get_max_allocated_token(self) -> Awaitable[int]:

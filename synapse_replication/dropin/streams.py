@@ -15,6 +15,7 @@ is read once, before any row or POSITION can be delivered, when no cache can be 
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,11 +31,16 @@ from synapse_replication.streams.standard.registry import (
 )
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
 
-__all__ = ["HostRowCodec", "HostStream", "HostStreams"]
+__all__ = ["REUSE_SECONDS", "HostRowCodec", "HostStream", "HostStreams"]
 
 #: A name that no instance has. For an unknown name, the host returns the position that
 #: all writers have reached together.
 _UNKNOWN_WRITER = ""
+
+#: The time in s for which the own position of a stream is reused if no own id was
+#: finished. The position also follows the ids of other writers, and is read every
+#: second for that.
+REUSE_SECONDS = 0.9
 
 
 class HostRowCodec(RowCodec[Any]):
@@ -85,6 +91,7 @@ class HostStream:
         a sequence; otherwise ``None``.
     :param plausible_distance: the maximum number of ids by which a plausible position
         exceeds the last known id.
+    :param seconds: returns a monotonic time in s.
     :ivar original: the host's own object.
     """
 
@@ -97,8 +104,15 @@ class HostStream:
         trusts_ids: bool = False,
         ids: SequenceReader | None = None,
         plausible_distance: int = PLAUSIBLE_DISTANCE,
+        seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self.original = stream
+        self._seconds = seconds
+        # The own position that was read last, the mark of the ids before that, and
+        # when to read it again even if the mark is the same.
+        self._own_token = 0
+        self._own_mark: tuple[int | None, ...] | None = None
+        self._own_due = 0.0
         self._plausible_distance = plausible_distance
         self._ids = ids
         self._read_sequence = None if ids is None else ids.get_max_allocated_token
@@ -195,12 +209,24 @@ class HostStream:
         """Return the position that this process, as a writer, may announce.
 
         If this package's generator supplies the ids, the position is never beyond the
-        sequence, even if other writers announced greater positions.
+        sequence, even if other writers announced greater positions. The position is
+        reused for :data:`REUSE_SECONDS` unless an own id was finished: the host
+        notifies of a write without the name of its stream, and the streamer then reads
+        the positions of all streams.
         """
-        token = int(self.original.current_token(self._instance_name))
-        if self._ids is None:
-            return token
-        return min(token, abs(self._ids.get_announceable_token()))
+        ids = self._ids
+        if ids is None:
+            return int(self.original.current_token(self._instance_name))
+        # Before the position is read, so that no later change is missed.
+        mark, now = ids.get_mark(), self._seconds()
+        if mark != self._own_mark or now >= self._own_due:
+            announceable = ids.get_announceable_token(
+                follows_others=not self.description.announce_own_moves_only
+            )
+            token = int(self.original.current_token(self._instance_name))
+            self._own_token = min(token, abs(announceable))
+            self._own_mark, self._own_due = mark, now + REUSE_SECONDS
+        return self._own_token
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
         """Return whether this process may have written rows after ``from_token``.
@@ -279,6 +305,7 @@ class HostStreams:
                 trusts_ids=trusts_ids,
                 ids=find_generator(instance_name, name),
                 plausible_distance=distance,
+                seconds=hs.get_reactor().seconds,
             )
             for name, cls in classes.items()
         }

@@ -224,16 +224,23 @@ class MultiWriterIdGenerator:
         with self._positions.locked() as positions:
             return self._sign * positions.current_token(instance_name)
 
-    def get_announceable_token(self) -> int:
+    def get_announceable_token(self, *, follows_others: bool = True) -> int:
         """Return the position that this instance may send.
 
         It does not exceed the known value of the sequence. Call it in the reactor's
         thread.
+
+        :param follows_others: whether the position must soon follow the ids of other
+            writers, for which the sequence is read.
         """
         with self._positions.locked() as positions:
-            token, must_check = positions.announceable, positions.is_beyond_sequence
-        self._sequence_check.start_if_due(is_needed=must_check)
+            token, is_beyond = positions.announceable, positions.is_beyond_sequence
+        self._sequence_check.start_if_due(is_needed=is_beyond and follows_others)
         return self._sign * token
+
+    def get_mark(self) -> tuple[int | None, ...]:
+        """Return a value that changes whenever an own id becomes announceable."""
+        return self._positions.mark
 
     def get_writer_position(self, instance_name: str) -> int:
         """Return the latest position that a writer announced to this instance."""

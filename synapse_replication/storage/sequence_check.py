@@ -49,7 +49,7 @@ class SequenceCheck:
     Use it in the reactor's thread, except :meth:`hold_back`.
 
     :param locked: returns a context manager that locks and yields the positions.
-    :param on_checked: called after each successful read.
+    :param on_checked: called after a read from which something new was learned.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class SequenceCheck:
         self._is_running = False
         held_back, self._held_back = self._held_back, {}
         with self._locked() as positions:
-            positions.set_allocated(last)
+            is_news = positions.set_allocated(last) or bool(held_back)
             for instance_name, id_ in held_back.items():
                 if id_ <= last:
                     positions.advance(instance_name, id_)
@@ -137,7 +137,8 @@ class SequenceCheck:
             if id_ > last:
                 error = ImplausiblePositionError(name, instance_name, id_, last)
                 self._observer.failure(f"accepting a position of {name}", error)
-        self._on_checked()
+        if is_news:
+            self._on_checked()
 
     def _failed(self, failure: Failure) -> None:
         self._is_running = False

@@ -240,10 +240,23 @@ class WriterPositions:
             self._allocated is None or id_ <= self._allocated + self._plausible_distance
         )
 
-    def set_allocated(self, id_: int) -> None:
-        """Record that the sequence has allocated all ids up to ``id_``."""
+    @property
+    def mark(self) -> tuple[int | None, ...]:
+        """A value that changes whenever :attr:`announceable` passes an own id.
+
+        It may be read without the lock.
+        """
+        return (self._announced, self._persisted_upto, self._local, self._allocated)
+
+    def set_allocated(self, id_: int) -> bool:
+        """Record that the sequence has allocated all ids up to ``id_``.
+
+        :return: whether that was unknown.
+        """
         if self._allocated is not None and id_ > self._allocated:
             self._allocated = id_
+            return True
+        return False
 
     @property
     def local(self) -> int:

@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.streams import (
+    REUSE_SECONDS,
     HostRowCodec,
     HostStream,
     HostStreams,
@@ -39,6 +40,28 @@ class HostRowCodecTests(SynchronousTestCase):
         self.assertRaises(RowDecodeError, self.codec.from_json, [1])
 
 
+class FakeIds:
+    """An id generator.
+
+    :ivar asked: whether each read of the token should follow other writers.
+    """
+
+    def __init__(self) -> None:
+        self.token = 7
+        self.mark = 0
+        self.asked: list[bool] = []
+
+    def get_announceable_token(self, *, follows_others: bool = True) -> int:
+        self.asked.append(follows_others)
+        return self.token
+
+    def get_mark(self) -> tuple[int | None, ...]:
+        return (self.mark,)
+
+    async def get_max_allocated_token(self) -> int:
+        return self.token
+
+
 class HostStreamTests(SynchronousTestCase):
     """Tests for HostStream."""
 
@@ -64,6 +87,28 @@ class HostStreamTests(SynchronousTestCase):
         stream = HostStream(FakeStream("events", {"w": 7}, local_token=5), "w")
         self.assertEqual(stream.minimal_local_current_token(), 7)
         self.assertTrue(stream.has_local_updates(5, 7))
+
+    def test_announced_is_reused(self) -> None:
+        """
+        The announceable token is read again only after an own id was finished, or after
+        almost a second.
+        """
+        ids, now = FakeIds(), [5.0]
+        original = FakeStream("events", {"w": 7})
+        stream = HostStream(original, "w", ids=ids, seconds=lambda: now[0])
+        self.assertEqual(stream.minimal_local_current_token(), 7)
+        original.tokens["w"] = ids.token = 8
+        self.assertEqual(stream.minimal_local_current_token(), 7)
+        ids.mark += 1
+        self.assertEqual(stream.minimal_local_current_token(), 8)
+        original.tokens["w"] = 9
+        now[0] += REUSE_SECONDS
+        # The announceable token does not exceed that of the generator.
+        self.assertEqual(stream.minimal_local_current_token(), 8)
+        self.assertEqual(ids.asked, [True] * 3)
+        caches = HostStream(FakeStream("caches"), "w", ids=ids)
+        caches.minimal_local_current_token()
+        self.assertEqual(ids.asked[3:], [False])
 
     def test_shared_token(self) -> None:
         """

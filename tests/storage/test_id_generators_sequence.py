@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from twisted.internet import defer
 from twisted.logger import capturedLogs, formatEvent
 
 from synapse_replication.errors import SequenceBehindError, StreamConfigurationError
-from synapse_replication.storage.sequence_check import CHECK_SECONDS
+from synapse_replication.storage.sequence_check import CHECK_SECONDS, RECHECK_SECONDS
 from synapse_replication.streams.positions import WriterPositions
 from tests.storage.doubles import (
     FakeCursor,
@@ -99,6 +100,31 @@ class SequenceTests(SteppedTestCase):
         self.database.settle()
         self.assertEqual((self.ids.get_announceable_token(), self.poked), (9, 1))
         self.assertEqual(self.database.descriptions, ["check_sequence"])
+
+    def test_position_need_not_follow_others(self) -> None:
+        """
+        If the position need not follow other writers, the sequence is read only when
+        that is due anyway, and nobody is notified unless it has advanced.
+        """
+        self.with_sequence()
+        token = partial(self.ids.get_announceable_token, follows_others=False)
+        self.database.sequence = 9
+        self.ids.advance("other", 9)
+        self.assertEqual((token(), self.database.descriptions), (7, []))
+        for _ in range(2):
+            self.reactor.advance(RECHECK_SECONDS)
+            token()
+            self.database.settle()
+        self.assertEqual((token(), self.poked), (9, 1))
+        self.assertEqual(self.database.descriptions, ["check_sequence"] * 2)
+
+    def test_mark(self) -> None:
+        """The mark changes when an own id can be announced, and not by itself."""
+        self.with_sequence()
+        before = self.ids.get_mark()
+        self.assertEqual(self.ids.get_mark(), before)
+        self.assert_position_advances()
+        self.assertNotEqual(self.ids.get_mark(), before)
 
     def test_near_position_that_is_made_up(self) -> None:
         """

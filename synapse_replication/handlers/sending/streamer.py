@@ -211,11 +211,15 @@ class ReplicationStreamer:
             if torture:
                 await self._host.clock.sleep(self._random.random() * torture / 1000)
             try:
-                if await self._send_slice(stream):
+                if self._has_work(stream) and await self._send_slice(stream):
                     unfinished.append(stream)
             except Exception as error:  # noqa: BLE001 -- reported to the observer
                 self._observer.sending_failed(stream.description.name, error)
         return unfinished
+
+    def _has_work(self, stream: Stream) -> bool:
+        # Most streams have none, and this is cheaper than starting a coroutine.
+        return stream.description.name in self._partial_pages or self._has_moved(stream)
 
     async def _send_slice(self, stream: Stream) -> bool:
         """Send at most one slice of a stream; return whether it has more rows."""
