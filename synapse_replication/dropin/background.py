@@ -1,25 +1,24 @@
-"""Long-lived background processes of the host, each for one kind of short work.
+"""Background processes of the host that are used for many pieces of short work.
 
-Theory of operation: the host spends 25 to 50 µs on a background process: on a log
-context, metrics and a span. Handling a row takes less time. A background process that
-has finished its work therefore waits for further work of the same kind, which then runs
-in the same log context. It waits without a timeout, until the host shuts down.
+Theory of operation: the host spends 25 to 50 µs on starting a background process: a log
+context, metrics, a span. Handling a row takes less time. Therefore, one background
+process of each kind is kept until the host shuts down, without a timer. It does
+nothing but hold its log context open, in which all work of its kind runs. Most work
+never waits for anything; it then runs in a plain call, without a Deferred.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from types import CoroutineType, coroutine
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 
 from synapse_replication.dropin.bridges import make_yieldable
 
-__all__ = ["MAX_IDLE", "BackgroundProcessPool"]
-
-#: The maximum number of waiting background processes of one kind; further ones end.
-MAX_IDLE = 2
+__all__ = ["BackgroundProcessPool"]
 
 _Function = Callable[[], Awaitable[Any]]
 
@@ -27,11 +26,9 @@ _Function = Callable[[], Awaitable[Any]]
 class _Work:
     """A piece of work; awaiting it follows the host's rules for log contexts."""
 
-    __slots__ = ("_is_done", "_waiters", "description", "func")
+    __slots__ = ("_is_done", "_waiters")
 
-    def __init__(self, description: str, func: _Function) -> None:
-        self.description = description
-        self.func = func
+    def __init__(self) -> None:
         self._is_done = False
         self._waiters: list[Deferred[None]] = []
 
@@ -50,7 +47,7 @@ class _Work:
 
 
 class BackgroundProcessPool:
-    """Runs work in background processes of the host, and reuses them.
+    """Runs work in log contexts of background processes of the host.
 
     Use it in the reactor's thread only.
 
@@ -61,8 +58,9 @@ class BackgroundProcessPool:
     def __init__(self, run: Callable[[str, _Function], Deferred[Any]]) -> None:
         self._run = run
         self._context = importlib.import_module("synapse.logging.context")
-        #: The waiting processes, by description; each Deferred is fired with work.
-        self._idle: dict[str, list[Deferred[_Work]]] = {}
+        #: The log context of each kind of work, by description.
+        self._held: dict[str, Any] = {}
+        self._held_until: list[Deferred[None]] = []
         self._is_stopped = False
 
     def start(self, description: str, func: _Function) -> Awaitable[None]:
@@ -71,50 +69,104 @@ class BackgroundProcessPool:
         :param description: the name of the log context.
         :return: an awaitable that resolves when ``func`` has ended, and never raises.
         """
-        work = _Work(description, func)
-        idle = self._idle.get(description)
-        if not idle:
-            # Remove the work from the list, or the process would keep it alive.
-            first = [work]
-            self._run(description, lambda: self._repeat(first.pop()))
+        work = _Work()
+        held = self._held
+        if description not in held and not self._is_stopped:
+            self._run(description, lambda: self._hold(description))
+        if description not in held:
+            self._run(description, lambda: self._finish(work, func()))
             return work
-        process = idle.pop()
-        context = self._context
-        if context.current_context() is context.SENTINEL_CONTEXT:
-            process.callback(work)
+        set_context = self._context.set_current_context
+        previous = set_context(held[description])
+        try:
+            running = _run(func)
+            waiting = running.send(None)
+        except StopIteration:
+            self._end(work)
+        except Exception as error:  # noqa: BLE001 -- raised in a process of the host
+            self._end(work)
+            self._fail(description, error)
         else:
-            # The process sets its own log context, and clears it when it waits or ends.
-            with context.PreserveLoggingContext():
-                process.callback(work)
+            self._continue(description, work, _resume(running, waiting))
+        finally:
+            set_context(previous)
         return work
 
     def stop(self) -> None:
-        """End the waiting processes; a busy process ends when its work is done."""
+        """End the background processes. Later work has a process of its own."""
         self._is_stopped = True
-        for idle in self._idle.values():
-            while idle:
-                idle.pop().cancel()
+        self._held.clear()
+        held_until, self._held_until = self._held_until, []
+        with self._context.PreserveLoggingContext():
+            for until in held_until:
+                until.callback(None)
 
-    async def _repeat(self, work: _Work) -> None:
-        idle = self._idle.setdefault(work.description, [])
+    async def _hold(self, description: str) -> None:
+        until: Deferred[None] = Deferred()
+        self._held[description] = self._context.current_context()
+        self._held_until.append(until)
+        await make_yieldable(until)
+
+    def _continue(self, description: str, work: _Work, rest: Awaitable[None]) -> None:
+        """Continue waiting work, which sets its log context itself when it resumes."""
+
+        async def run() -> None:
+            error = None
+            try:
+                await rest
+            except Exception as raised:  # noqa: BLE001 -- raised in another process
+                error = raised
+            # Leave no log context to what the reactor calls next.
+            self._context.set_current_context(self._context.SENTINEL_CONTEXT)
+            self._end(work)
+            if error is not None:
+                self._fail(description, error)
+
+        Deferred.fromCoroutine(run())
+
+    def _fail(self, description: str, error: BaseException) -> None:
+        """Raise an error in a background process, so that the host logs it."""
+        self._run(description, lambda: _raise(error))
+
+    async def _finish(self, work: _Work, running: Awaitable[Any]) -> None:
+        try:
+            await running
+        finally:
+            self._end(work)
+
+    def _end(self, work: _Work) -> None:
+        waiters = work.finish()
+        if waiters:
+            with self._context.PreserveLoggingContext():
+                for waiter in waiters:
+                    waiter.callback(None)
+
+
+def _run(func: _Function) -> Coroutine[Any, Any, Any]:
+    running = func()
+    return running if isinstance(running, CoroutineType) else _await(running)
+
+
+async def _await(running: Awaitable[Any]) -> None:
+    await running
+
+
+@coroutine
+def _resume(
+    running: Coroutine[Any, Any, Any], waiting: Any
+) -> Generator[Any, Any, None]:
+    """Drive a coroutine that was started by hand and waits for something."""
+    try:
         while True:
             try:
-                await work.func()
-            finally:
-                waiters = work.finish()
-                if waiters:
-                    with self._context.PreserveLoggingContext():
-                        for waiter in waiters:
-                            waiter.callback(None)
-            del work, waiters
-            if self._is_stopped or len(idle) >= MAX_IDLE:
-                return
-            more: Deferred[_Work] = Deferred()
-            idle.append(more)
-            try:
-                work = await make_yieldable(more)
-            except CancelledError:
-                # The host shuts down.
-                if more in idle:
-                    idle.remove(more)
-                return
+                value = yield waiting
+            except BaseException as error:  # noqa: BLE001 -- passed on
+                waiting = running.throw(error)
+            else:
+                waiting = running.send(value)
+    except StopIteration:
+        return
+
+
+async def _raise(error: BaseException) -> None:
+    raise error
