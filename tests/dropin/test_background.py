@@ -45,7 +45,7 @@ class BackgroundProcessPoolTests(SynchronousTestCase):
     async def wait(self, waiting: Awaitable[None]) -> None:
         await waiting
 
-    def test_used_again(self) -> None:
+    def test_reused(self) -> None:
         """All work of one kind runs in the log context of one background process."""
         for _ in range(3):
             self.successResultOf(self.start("a"))

@@ -22,6 +22,7 @@ from synapse_replication.wire.extension import (
     StreamPosition,
     encode_message,
     parse_message,
+    parse_rows_message,
 )
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -110,6 +111,39 @@ class ExtensionMessageTests(SynchronousTestCase):
     def test_round_trip(self, message: ExtensionMessage) -> None:
         """An encoded message is decoded to the same message."""
         self.assertEqual(parse_message(encode_message(message)), message)
+
+    @settings(derandomize=True, deadline=None)
+    @given(_MESSAGES)
+    def test_rows_message(self, message: ExtensionMessage) -> None:
+        """The short way to parse a message of type ``rows`` has the same result."""
+        rows = parse_rows_message(encode_message(message))
+        if rows is None:
+            return
+        self.assertIs(message.type, MessageType.ROWS)
+        ((stream_name, position),) = message.positions.items()
+        self.assertEqual(
+            rows, (message.instance_name, message.epoch, stream_name, position.token)
+        )
+
+    def test_usual_rows_message(self) -> None:
+        """The short way applies to a message as a writer sends it, and to no other."""
+        message = parse_message(with_(type="rows"))
+        self.assertEqual(
+            parse_rows_message(encode_message(message)), ("w1", "abc", "events", 1847)
+        )
+        for wrong in (
+            with_(type="rows"),
+            encode_message(parse_message(with_())),
+            encode_message(parse_message(with_(type="rows", where="h\u00e9"))),
+            encode_message(parse_message(with_(type="rows", positions={}))),
+            encode_message(message).replace(b"1847", b"01847"),
+            encode_message(message).replace(b"1847", b"1" * 19),
+            encode_message(message).replace(b"w1", b""),
+            encode_message(message).replace(b"w1", b"a b"),
+            encode_message(message).replace(b"w1", b"x" * 256),
+            encode_message(message) + b" ",
+        ):
+            self.assertIsNone(parse_rows_message(wrong))
 
     def test_newer_peer(self) -> None:
         """Another version or type raises its own error; unknown fields are counted."""

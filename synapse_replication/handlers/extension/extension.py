@@ -28,7 +28,7 @@ Stock peers do not receive messages of the extension. Passive processes do not u
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 import attrs
@@ -50,6 +50,7 @@ from synapse_replication.wire.extension import (
     StreamPosition,
     encode_message,
     parse_message,
+    parse_rows_message,
 )
 
 __all__ = [
@@ -207,6 +208,14 @@ class ReplicationExtension:
         self, connection: ExtensionConnection, payload: bytes
     ) -> None:
         """Handle one message, in order with the link's other items. Never raises."""
+        rows = parse_rows_message(payload)
+        if rows is not None:
+            name, epoch, stream_name, token = rows
+            if name != self._name:
+                self._rows_announced(connection, name, epoch, {stream_name: token})
+                return
+            if epoch == self.epoch:
+                return
         try:
             message = parse_message(payload)
         except RemoteProtocolError as error:
@@ -225,10 +234,7 @@ class ReplicationExtension:
         name, epoch, kind = message.instance_name, message.epoch, message.type
         tokens = {stream: pos.token for stream, pos in message.positions.items()}
         if kind is MessageType.ROWS:
-            # If the epoch is not known yet, ignore the position: the next heartbeat
-            # contains the epoch and all positions.
-            if self._epochs.epoch_of(name) == epoch:
-                self._handler.writer_reported(connection, name, tokens)
+            self._rows_announced(connection, name, epoch, tokens)
             return
         status = self._epochs.observe(
             name, epoch, self._clock.seconds(), has_backlog=message.has_backlog
@@ -258,6 +264,18 @@ class ReplicationExtension:
             self._epochs.leave(name, epoch)
         elif kind is MessageType.HELLO:
             self._answer_soon(is_new=status is not EpochStatus.SAME)
+
+    def _rows_announced(
+        self,
+        connection: ExtensionConnection,
+        instance_name: str,
+        epoch: str,
+        tokens: Mapping[str, int],
+    ) -> None:
+        # If the epoch is not known yet, ignore the position: the next heartbeat
+        # contains the epoch and all positions.
+        if self._epochs.epoch_of(instance_name) == epoch:
+            self._handler.writer_reported(connection, instance_name, tokens)
 
     def _report_duplicate(self, message: ExtensionMessage, other: str) -> None:
         locations = [where for where in (message.where, other) if where]
