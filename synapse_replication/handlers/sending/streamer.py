@@ -219,7 +219,7 @@ class ReplicationStreamer:
 
     def _has_work(self, stream: Stream) -> bool:
         # Most streams have none, and this is cheaper than starting a coroutine.
-        return stream.description.name in self._partial_pages or self._has_moved(stream)
+        return stream.description.name in self._partial_pages or self._must_send(stream)
 
     async def _send_slice(self, stream: Stream) -> bool:
         """Send at most one slice of a stream; return whether it has more rows."""
