@@ -113,15 +113,16 @@ class SequenceCheck:
             known, is_writer = positions.max_finished, positions.is_writer
         last = read_sequence(txn, self._stream.sequence)
         if is_writer and 0 < known - last <= self._stream.plausible_distance:
+            behind = last
+            last = skip_ids(txn, self._stream.sequence, known - behind)
             _log.warn(
-                "{stream} was announced up to {known}, but sequence {sequence} is at "
-                "{last}; advancing the sequence",
+                "{stream} was announced up to {known}, but sequence {sequence} was at "
+                "{behind}; the sequence was advanced",
                 stream=self._stream.stream_name,
                 known=known,
                 sequence=self._stream.sequence,
-                last=last,
+                behind=behind,
             )
-            last = skip_ids(txn, self._stream.sequence, known - last)
         return last
 
     def _succeeded(self, last: int) -> None:
