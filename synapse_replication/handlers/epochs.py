@@ -66,7 +66,7 @@ class _Peer:
     since: float
     last_seen: float
     has_backlog: bool = True
-    is_gone: bool = False
+    said_goodbye: bool = False
     stale: deque[str] = attrs.Factory(lambda: deque(maxlen=MAX_STALE))
     changes_left: float = MAX_CHANGES
 
@@ -98,7 +98,7 @@ class PeerEpochs:
     def epoch_of(self, instance_name: str) -> str | None:
         """Return the current epoch; ``None`` if the peer is unknown or said goodbye."""
         peer = self._peers.get(instance_name)
-        return None if peer is None or peer.is_gone else peer.epoch
+        return None if peer is None or peer.said_goodbye else peer.epoch
 
     def has_backlog(self, instance_name: str) -> bool:
         """Return whether a peer retains a backlog; false if it is unknown."""
@@ -118,7 +118,7 @@ class PeerEpochs:
             peer, status = _Peer(epoch, now, now), EpochStatus.FIRST
         elif epoch == peer.epoch:
             status = EpochStatus.SAME
-        elif epoch in peer.stale and not peer.is_gone and not peer.is_silent(now):
+        elif epoch in peer.stale and not peer.said_goodbye and not peer.is_silent(now):
             is_late = now - peer.since < SETTLED_AFTER
             self._peers[instance_name] = peer
             return EpochStatus.LATE if is_late else EpochStatus.DUPLICATE
@@ -133,7 +133,7 @@ class PeerEpochs:
             status = EpochStatus.NEW
         peer.last_seen = now
         peer.has_backlog = has_backlog
-        peer.is_gone = False
+        peer.said_goodbye = False
         # Insert the peer last: the order is by the time of the last message.
         self._peers[instance_name] = peer
         return status
@@ -142,7 +142,7 @@ class PeerEpochs:
         """Record that a peer said goodbye."""
         peer = self._peers.get(instance_name)
         if peer is not None and peer.epoch == epoch:
-            peer.is_gone = True
+            peer.said_goodbye = True
 
 
 class HandledEpochs:
@@ -157,7 +157,7 @@ class HandledEpochs:
     def __init__(self, stream_name: str, sink: RowSink) -> None:
         self._name = stream_name
         self._sink = sink if isinstance(sink, EpochSink) else None
-        # The rows of an evicted writer are fetched again.
+        # If a writer is evicted, its rows are fetched again.
         self._epochs: RecentDict[str, str] = RecentDict(MAX_INSTANCES)
         if self._sink is not None:
             self._epochs |= {

@@ -22,7 +22,7 @@ MAX_USERS = 100_000
 
 
 class WriteNotifier:
-    """Notifier that calls registered functions, such as the streamer's."""
+    """Notifier that calls the registered functions after each write."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], None]] = []

@@ -32,8 +32,8 @@ def without_secrets(error: Exception, command: Command) -> Exception:
     text = str(error)
     for secret in secrets:
         text = text.replace(secret, "***")
-    # The new error is returned, not raised, so that it has no __context__: the original
-    # error would be logged with it.
+    # Return the new error instead of raising it: otherwise the original error would be
+    # its __context__, and would be logged with it.
     return HostError(type(error).__name__, text).with_traceback(error.__traceback__)
 
 

@@ -1,10 +1,10 @@
-"""Timeouts that tolerate a clock that steps.
+"""Timeouts that tolerate steps of the clock.
 
 Theory of operation: the reactor's clock may step forward by more than a whole timeout
-without any code having run: a laptop was suspended, a virtual machine was paused, the
-system clock was set, a test advanced it. A plain timeout would then fire at once,
-before the reactor could read an answer that has already arrived. A timeout is therefore
-split into consecutive delayed calls; a step of the clock can fire at most one of them.
+without any code having run, for instance because a laptop was suspended, a virtual
+machine was paused or the system clock was set. A plain timeout would then fire before
+the reactor could read an answer that has already arrived. A timeout is therefore split
+into consecutive delayed calls; a step of the clock can fire at most one of them.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _MEANINGS = {
     "authority that this process trusts, or has expired",
     "peer did not return a certificate": "the peer connected without a certificate; "
     "configure one for it",
-    "alert certificate required": "the peer asks for a certificate; configure one for "
+    "alert certificate required": "the peer requires a certificate; configure one for "
     "this process",
     "alert unknown ca": "the peer does not trust the authority of this process's "
     "certificate",

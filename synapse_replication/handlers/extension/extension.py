@@ -324,7 +324,7 @@ class ReplicationExtension:
             self._backlog.of(stream_name).add(prev_token, batches)
 
     def position_advanced(self, stream_name: str, token: int) -> None:
-        """Record a position up to which rows were not sent by the streamer.
+        """Record a position whose rows the streamer did not send.
 
         These rows are not retained in the backlog.
         """

@@ -177,7 +177,7 @@ class AnnouncementHandler:
         known = link.writers.get((self._context.name, instance_name))
         run = None if known is None else known.catch_up
         if run is not None and run.epoch == epoch:
-            # The epoch was reported again before the catch-up has rewound the stream.
+            # The epoch was reported again before the catch-up rewound the stream.
             return
         is_new = self._context.stream.current_token(instance_name) == 0
         if is_new and run is None and not (known and known.pending):

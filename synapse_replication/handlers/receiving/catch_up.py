@@ -110,7 +110,7 @@ class CatchUpRunner:
                     f"handling rows of {self._context.name}", error
                 )
         elif error is not None:
-            self._try_again(writer, run, error)
+            self._schedule_retry(writer, run, error)
         elif writer.link.is_lost:
             writer.forget()
         elif not self._must_wait(writer, run):
@@ -162,7 +162,7 @@ class CatchUpRunner:
                 return
             await self._advance_to_target(writer, run)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
-            self._try_again(writer, run, error)
+            self._schedule_retry(writer, run, error)
             return
         self._finish(writer, run)
 
@@ -345,7 +345,7 @@ class CatchUpRunner:
             # The rows up to an omitted claim are fetched with the writer's next row.
             writer.has_lost_rows = True
 
-    def _try_again(
+    def _schedule_retry(
         self, writer: LinkedWriter, run: CatchUpState, error: Exception
     ) -> None:
         context, observer = self._context, self._context.observer

@@ -85,6 +85,6 @@ class PartialResync:
 
     def _skip_for_a_while(self, instance_name: str) -> None:
         now = self._clock.seconds()
-        still = self._skipped_until.items()
-        self._skipped_until = {name: until for name, until in still if until > now}
+        entries = self._skipped_until.items()
+        self._skipped_until = {name: until for name, until in entries if until > now}
         self._skipped_until[instance_name] = now + SKIP_FOR

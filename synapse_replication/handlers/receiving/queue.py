@@ -50,9 +50,9 @@ class Pacer:
         self._max_rows = max_rows
         self._max_seconds = max_seconds
         self._breaks = 0
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._rows = 0
         self._started = self._last_work = self._clock.seconds()
 
@@ -65,7 +65,7 @@ class Pacer:
         """Return whether a break is due. Call it before each piece of work."""
         now = self._clock.seconds()
         if now - self._last_work > _IDLE:
-            self._begin()
+            self._reset()
         return self._rows >= self._max_rows or now - self._started >= self._max_seconds
 
     async def take_break(self) -> None:
@@ -76,7 +76,7 @@ class Pacer:
         # resets the counts.
         if self._breaks == breaks:
             self._breaks += 1
-            self._begin()
+            self._reset()
 
 
 @attrs.define

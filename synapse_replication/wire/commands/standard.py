@@ -269,7 +269,7 @@ def _rdata_head(stream_name: str, instance_name: str) -> bytes:
 
 @attrs.frozen
 class FederationAckCommand(Command):
-    """Acknowledgement by a federation sender of the ``federation`` stream's rows.
+    """A federation sender's acknowledgement of rows of the ``federation`` stream.
 
     :ivar instance_name: the federation sender; ``None`` in the older form.
     :ivar token: the token up to which it has handled all rows.
