@@ -23,8 +23,8 @@ class CommandsOut:
     """Sends commands without rows to the other instances: ``host.send``.
 
     Call its methods in the reactor's thread. Commands may be sent once the process
-    starts its services (``startService``). Channels must be subscribed to earlier, when
-    the functions of ``modules`` are called.
+    starts its services (``startService``). Subscribe to channels earlier, in the
+    functions of ``modules``.
 
     :param identity: the identity of this process.
     :param clock: supplies the time of commands that are sent without one.

@@ -157,7 +157,7 @@ class BoundedSite(Site):
         #: The open connections, the least recently used first.
         self._channels: OrderedDict[_BoundedChannel, None] = OrderedDict()
 
-    # mypy: the base class has a function that returns a wrapper which supports HTTP/2.
+    # mypy: in the base class, this is a function that returns a wrapper for HTTP/2.
     protocol = _BoundedChannel  # type: ignore[assignment]
 
     @override

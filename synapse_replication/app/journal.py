@@ -17,7 +17,7 @@ recorded position is lost if the process is killed. If the process is killed dur
 write, the incomplete last line is removed at the next start, and its rows are fetched
 again.
 
-Each process needs a file of its own. Configure a worker to use one by::
+Each process needs a file of its own. Configure it in the file of a worker::
 
     synapse_replication:
       row_sink:

@@ -27,7 +27,7 @@ def load_factory(
     :param files: the configuration files, for the error.
     :return: a function with the host as argument, which calls the imported function
         with the host and the section's ``config``.
-    :raises ConfigError: if it cannot be imported, or is not callable.
+    :raises ConfigError: if the function cannot be imported, or is not callable.
     """
     module_name, _, name = config.module.rpartition(".")
 
@@ -69,7 +69,7 @@ class Factories:
 def load_factories(config: ProcessConfig) -> Factories:
     """Import the functions that the configuration names.
 
-    :raises ConfigError: if one or more cannot be imported.
+    :raises ConfigError: if a function cannot be imported.
     """
     problems: list[ConfigProblem] = []
 

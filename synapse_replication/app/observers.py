@@ -32,7 +32,7 @@ SAMPLE_EVERY = 5.0
 class ProcessObservers:
     """Status, hooks, metrics, log and spans of one process.
 
-    :ivar observer: receives all events, and passes them to all of these.
+    :ivar observer: receives all events, and passes them to all parts.
     :ivar registry: the registry of the metrics.
     """
 

@@ -101,8 +101,8 @@ def run_service(
     :param reactor: a reactor that has not run yet.
     :param make: creates the service; called in the running reactor.
     :param stderr: the stream for the error that prevents the start.
-    :return: the exit status: 1 if the service could not be made or started, or
-        failed to stop.
+    :return: the exit status: 1 if the service could not be created or started, or
+        failed to stop; otherwise 0.
     """
     process = _Process(reactor, make, stderr or sys.stderr)
     reactor.callWhenRunning(process.start)

@@ -357,7 +357,7 @@ class ProcessService(Service):
             link.start()
         except (OSError, ValueError) as error:
             raise self._config_error(
-                "redis", str(error), "correct the file that it names"
+                "redis", str(error), "correct the file that the error names"
             ) from error
         self._observers.watch_buffers(link.buffers)
         self._stops.add("closing the Redis connections", link.stop)

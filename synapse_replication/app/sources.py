@@ -81,7 +81,7 @@ def make_sources(
     streams = declared_streams(config)
 
     async def largest_token(stream_name: str) -> int | None:
-        """Return the last value of the stream's sequence, ``None`` without one."""
+        """Return the last value of the stream's sequence; ``None`` if it has none."""
         declared = streams.get(stream_name)
         sequence = None if declared is None else declared.sequence
         if sequence is None:

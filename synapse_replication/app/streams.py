@@ -95,7 +95,7 @@ class StreamSetup:
         self._saved: Positions = {}
         #: The stored positions by stream and writer; tokens as on the wire.
         self._stored: dict[str, dict[str, int]] = {}
-        #: For removed writers without rows to fetch: tokens above which they have none.
+        #: Tokens above which removed writers have no rows, by stream and writer.
         self._skipped: dict[tuple[str, str], int] = {}
 
     async def run(self, sink: RowSink) -> None:

@@ -1,9 +1,9 @@
 """Shared fetches of ids from a sequence, for many callers: :class:`IdFetcher`.
 
 The commit of a fetch waits for the disk, although it writes no row. An asynchronous
-commit would be wrong: after a crash of the server, the sequence could allocate an id a
-second time that an instance had already announced as finished, if the transaction that
-used the id was rolled back.
+commit would be wrong: after a crash of the server, the sequence could allocate the same
+ids again, although their first transactions may have been rolled back, and the ids
+announced as finished.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def best_lookup(txn: Any, column: IdColumn) -> Lookup:
 def read_sequence(txn: Any, sequence: str) -> int:
     """Return the last id that a sequence allocated.
 
-    If it has allocated none, return the id before its first one.
+    If it has allocated none, return its first id minus one.
     """
     txn.execute(queries.sequence_state(sequence))
     last_value, is_called = txn.fetchone()

@@ -46,7 +46,7 @@ def read_page(
             {
                 "instance_name": instance_name,
                 "after": from_token,
-                # Rows beyond the end of the page would be read again with the next.
+                # Rows beyond the end of this page would be read again with the next.
                 "up_to": upto,
                 "limit": limit,
             },

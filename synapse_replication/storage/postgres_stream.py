@@ -64,7 +64,7 @@ class WriterIds(Protocol):
         ...
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
-        """Return a writer's position; for this process, the announceable one."""
+        """Return a writer's position; for this process, the announceable position."""
         ...
 
     def get_announceable_token(self) -> int:

@@ -2,9 +2,9 @@
 
 Theory of operation: a writer inserts its position into ``stream_positions`` before it
 allocates its first id, and each declared writer deletes, when it starts, the positions
-of undeclared ones. So a writer without a stored position does not write: its committed
-rows are final, and no instance announces them. Readers must fetch up to its greatest
-row in the tables.
+of undeclared writers. So a writer without a stored position does not write: its
+committed rows are final, and no instance announces them. Readers must fetch its rows
+from the tables, up to the greatest one.
 
 The sequence is read before the stored positions. If a removed writer is declared again
 in between, it stores its position before it allocates ids, and these are greater than
@@ -84,8 +84,8 @@ class WriterSurvey:
     :ivar stored: the positions in ``stream_positions``.
     :ivar greatest: the greatest row of each removed writer that has rows above the
         position from which the search began.
-    :ivar absent: the writers without a stored position whose names the reader knows or
-        which are in ``greatest``.
+    :ivar absent: the writers without a stored position, among those that the reader
+        knows and those in ``greatest``.
     :ivar open_transactions: the open transactions that have written to the tables.
     :ivar last_row: the greatest id of a row that was found, of any writer. If an absent
         writer returns, its new ids are greater, so ``last_row`` is a valid position for

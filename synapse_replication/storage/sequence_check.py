@@ -2,7 +2,7 @@
 
 Theory of operation: a committed id never exceeds its sequence, so the sequence can
 verify announcements. An announced id far beyond the known value of the sequence is held
-back until the sequence has been read again, and ignored if it still exceeds it.
+back until the sequence has been read again, and ignored if it exceeds the new value.
 
 An instance may also announce another writer's id as its own position, but only after it
 has read a sequence that covers that id; it reads the sequence at most once per
@@ -34,12 +34,12 @@ __all__ = ["CHECK_SECONDS", "RECHECK_SECONDS", "SequenceCheck"]
 
 _log = Logger()
 
-#: The minimum interval between two reads of a sequence, in s. A new implausible id is
-#: checked without waiting for it.
+#: The minimum interval between two reads of a sequence, in s. It does not apply when an
+#: implausible id has been announced.
 CHECK_SECONDS = 1.0
 
-#: The time, in s, after which a sequence is read again although no announced id exceeds
-#: its known value: after a failover to a standby, the sequence may be behind that.
+#: The interval, in s, at which a sequence is read even if no announced id exceeds its
+#: known value: after a failover to a standby, the sequence may be behind that value.
 RECHECK_SECONDS = 10.0
 
 

@@ -1,1 +1,1 @@
-"""Streams, rows, tokens and positions: pure, without I/O."""
+"""Streams, rows, tokens and positions: pure logic without I/O."""

@@ -5,8 +5,8 @@ stream that this instance wrote in ``(start, end]``. A reader whose position is 
 above ``start`` can fetch its missing rows from here; any other reader queries the
 database.
 
-The range never has a hole. Each addition names a token before which no row is missing;
-if that token is not ``end``, rows may be missing in between, and the backlog restarts
+The range never has a hole. Each addition states the token that precedes its first row.
+If that token is not ``end``, rows may be missing in between, and the backlog restarts
 with the addition. When a bound is exceeded, the oldest rows are removed, a whole token
 at a time.
 """

@@ -78,7 +78,7 @@ class MemoryStream:
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
     :param plausible_distance: the most by which a writer's announced position may
-        exceed its known one without a request to the writer.
+        exceed its known position without a request to the writer.
     :raises StreamConfigurationError: if a bound is below 1.
     """
 
@@ -300,7 +300,7 @@ class MemoryStream:
                 if token > from_token:
                     yield token, (text,)
         if self._log:
-            # Every token has one entry, so the index of a token follows from the first.
+            # Every token has one entry, so its index is its distance to the first.
             start = max(0, from_token + 1 - self._log[0].token)
             for index in range(start, len(self._log)):
                 entry = self._log[index]

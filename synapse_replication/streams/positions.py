@@ -4,10 +4,10 @@ Theory of operation. Every id of a stream comes from one sequence, which all wri
 share and which only grows. An id is *finished* once its transaction has committed or
 can never commit. :class:`WriterPositions` is notified
 
-- when ids are about to be fetched (:meth:`~WriterPositions.begin_fetch`), which ids
-  were fetched (:meth:`~WriterPositions.end_fetch`), and when they are finished
+- before ids are fetched (:meth:`~WriterPositions.begin_fetch`), after they were fetched
+  (:meth:`~WriterPositions.end_fetch`), and when they are finished
   (:meth:`~WriterPositions.finish`);
-- of the positions that other writers announce (:meth:`~WriterPositions.advance`);
+- when another writer announces a position (:meth:`~WriterPositions.advance`);
 
 and derives from one consistent state
 

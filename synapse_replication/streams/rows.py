@@ -130,7 +130,7 @@ def _describe(error: BaseException) -> str:
 class DecodedRows(Generic[RowT]):
     """Decoded rows.
 
-    :ivar rows: in the order of the texts.
+    :ivar rows: the rows, in the order of the texts.
     :ivar with_extra_fields: the number of rows from a newer peer whose unknown last
         fields were skipped.
     """

@@ -142,7 +142,7 @@ class MultiWriterStreamToken:
     def is_before_or_eq(self, other: MultiWriterStreamToken) -> bool:
         """Return whether ``other`` covers every row that this token covers.
 
-        The order is partial: it may be false in both directions.
+        The order is partial: of two tokens, neither may cover the other.
         """
         return self.stream <= other.stream and all(
             position <= other.get_stream_pos_for_instance(writer)

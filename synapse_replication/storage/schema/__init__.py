@@ -1,8 +1,8 @@
 """The tables that this package needs, created by numbered deltas.
 
 A stand-alone main process runs :func:`prepare_database` when it starts. A released
-delta is never changed; a later one corrects it. An existing ``stream_positions`` of a
-homeserver is left unchanged.
+delta is never changed, but corrected by a later delta. An existing ``stream_positions``
+of a homeserver is left unchanged.
 
 See docs/failure-modes.rst: failure-migration-twice.
 """
@@ -27,7 +27,8 @@ _MAKE_VERSION = """
 def prepare_database(txn: Any) -> int:
     """Apply the deltas that a database lacks, in one transaction.
 
-    The caller must commit it. An advisory lock serializes concurrent processes.
+    The caller must commit the transaction. An advisory lock serializes concurrent
+    processes.
 
     :param txn: a cursor.
     :return: the number of deltas applied, 0 if the database is up to date.

@@ -252,7 +252,7 @@ class AccountDataStreamRow:
 
 @attrs.frozen
 class ProfileUpdatesStreamRow:
-    """A user's profile changed, or its visibility did.
+    """A user's profile, or its visibility, changed.
 
     :ivar action: for instance ``update`` or ``joined_room``.
     :ivar affected_fields: for instance ``["displayname"]``.
