@@ -85,7 +85,7 @@ class PassiveRedisLinkTests(TestCase):
         seen: list[tuple[str, bytes]] = []
         all_seen: Deferred[None] = Deferred()
 
-        def see(channel: str, line: bytes) -> None:
+        def record(channel: str, line: bytes) -> None:
             seen.append((channel, line))
             if len(seen) == 3:
                 all_seen.callback(None)
@@ -102,7 +102,7 @@ class PassiveRedisLinkTests(TestCase):
             reactor,
             RedisOptions(redis.host, redis.port),
             "follow.test",
-            see,
+            record,
             observer,
         )
         redis.command("CONFIG", "RESETSTAT")

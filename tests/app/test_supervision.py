@@ -230,7 +230,7 @@ class SupervisedProcessTests(FilesMixin):
         self.assertEqual(len(self.reload()), 1)
 
     def test_every_setting(self) -> None:
-        """Any change, except of the log level, is reported as needing a restart."""
+        """Any change except one of the log level is reported as needing a restart."""
         config = self.read_config()
         for field in attrs.fields(ProcessConfig):
             if field.name in ("files", "warnings", "log_level"):

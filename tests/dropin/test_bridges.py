@@ -169,7 +169,7 @@ class ForeignHandlerTests(SynchronousTestCase):
         self.assertNotIn("syt_abc", repr(error))
 
     def test_foreign_handler_is_bridged(self) -> None:
-        """A foreign handler is bridged."""
+        """A foreign handler is wrapped in a :class:`ForeignHandler`."""
         handler = as_connection_handler(
             self.original, self.hs.run_as_background_process, self.hs.observer
         )

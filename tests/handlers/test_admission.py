@@ -60,7 +60,7 @@ class WriterAdmissionTests(SynchronousTestCase):
 
 
 class HandlerTests(SynchronousTestCase):
-    """How the command handler treats undeclared writers."""
+    """Tests for the command handler with undeclared writers."""
 
     def setUp(self) -> None:
         self.streams = [SourceStream(name, Row) for name in ("events", "caches")]

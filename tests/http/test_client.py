@@ -280,7 +280,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertIn("longer than 100 bytes", str(error))
 
     def test_url(self) -> None:
-        """Errors show the URL, with TLS or of a Unix socket."""
+        """Errors show the URL, including that of TLS or of a Unix socket."""
         for location, shown in (
             (InstanceLocation(tls=True), "https://writer.example:9093/_synapse/"),
             (InstanceLocation(host="::1", port=80), "http://[::1]/_synapse/"),

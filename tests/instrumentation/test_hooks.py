@@ -118,7 +118,7 @@ class ReplicationHooksTests(SynchronousTestCase):
 
     def test_persisted_positions(self) -> None:
         """
-        Only the newest persisted position is reported, and each failure to persist.
+        Only the newest persisted position is reported, but each failure to persist one.
         """
         self.subscribe_all()
         for token in (3, 4):

@@ -38,8 +38,8 @@ class RedisAddressTests(DeploymentTestCase):
         self.start_both()
         self.write_upto(5)
         self.wait_for_rows(5)
-        # Not counting the connection of the test itself.
         self.assertEqual(len(redis.clients("pubsub")), 2)
+        # The third one is the connection of the test itself.
         self.assertEqual(len(redis.clients("normal")), 3)
         flags = {client["flags"] for client in redis.clients("pubsub")}
         self.assertTrue(all("U" in each for each in flags), flags)

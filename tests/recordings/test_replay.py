@@ -93,7 +93,7 @@ class ReplayTests(SynchronousTestCase):
         )
 
     def test_a_recording_may_begin_in_the_middle(self) -> None:
-        """Rows before the first POSITION of a recording count."""
+        """Rows before the first POSITION of a recording are counted."""
         report = replay_lines(
             'RDATA to_device w batch ["@1:x"]',
             'RDATA to_device w 70 ["@2:x"]',

@@ -140,7 +140,7 @@ class HandshakeTests(SynchronousTestCase):
         """If Redis requires a password and none is configured, the report says so."""
         memory = MemoryLink()
         for index in (0, 1):
-            # To CLIENT INFO and PING, or to SUBSCRIBE.
+            # The errors answer CLIENT INFO and PING, or SUBSCRIBE.
             memory.deliver_data(
                 index, b"-NOAUTH Authentication required.\r\n" * (2 - index)
             )

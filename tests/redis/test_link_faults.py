@@ -66,7 +66,7 @@ class FaultTests(RealRedisTestCase):
         return writer, reader
 
     async def test_outbound_only(self) -> None:
-        """Only the sending connection is lost, repeatedly: every gap is announced."""
+        """If only the sending connection is lost repeatedly, every gap is announced."""
         redis = self.start_redis()
         writer, reader = await self.start_pair(redis)
         for _ in range(5):

@@ -63,7 +63,10 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertEqual(len(self.written), 1)
 
     def test_one_write_a_turn(self) -> None:
-        """All publishes soon after a write become one write at the end of the turn."""
+        """
+        All publishes that follow a write closely become one write at the end of the
+        turn.
+        """
         self.memory.establish()
         self.publish_rows(1, 2)
         self.sender.publish("USER_IP", "hs/USER_IP", [b"USER_IP x"])

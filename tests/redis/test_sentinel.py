@@ -198,7 +198,7 @@ class SentinelTests(SynchronousTestCase):
                     self.reactor.connectors[index].stoppedConnecting = True
                     self.refuse(index)
         asked = len(self.host_ports)
-        # In 60 s: three queries of two Sentinels, every 5 s or so.
+        # About every 5 s, both Sentinels are queried up to three times.
         self.assertGreater(asked, 24)
         self.assertLess(asked, 150)
 

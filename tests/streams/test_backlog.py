@@ -118,9 +118,9 @@ class StreamBacklogTests(SynchronousTestCase):
         exact = self.make(max_rows=2)
         exact.add(0, [batch(1), batch(2)])
         self.assertEqual(exact.rows, 2)
-        nothing = self.make(max_rows=0)
-        nothing.add(0, [batch(1)])
-        self.assertIsNone(nothing.read(0, 1))
+        empty = self.make(max_rows=0)
+        empty.add(0, [batch(1)])
+        self.assertIsNone(empty.read(0, 1))
 
     def test_pages(self) -> None:
         """A page is limited and never splits a token."""

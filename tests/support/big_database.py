@@ -24,7 +24,7 @@ __all__ = ["SHARES", "WRITERS", "big_config", "fill_database"]
 #: The writers.
 WRITERS = ("writer1", "writer2", "writer3", "writer4")
 
-#: How rows are divided among streams.
+#: The shares of the streams in the rows.
 SHARES: Mapping[str, float] = MappingProxyType(
     {
         "events": 0.40,

@@ -28,7 +28,7 @@ _SUBSCRIBE = b"SUBSCRIBE"
 
 
 class Cut(enum.Enum):
-    """Which bytes are dropped."""
+    """The bytes that are dropped."""
 
     PUBLISHES = "publishes"  #: sent by a process on a publishing connection
     REPLIES = "replies"  #: received by a process on a publishing connection

@@ -143,8 +143,8 @@ class SourceStreamTests(SynchronousTestCase):
 
     def test_local_updates(self) -> None:
         """
-        Own rows advance the own token; the answer whether there are any is certain or a
-        guess.
+        Rows of this instance advance its token; with ``is_guess``,
+        ``has_local_updates`` returns true for ranges without rows, too.
         """
         stream = SourceStream("s", Row, instance_name="w")
         stream.persist("w", 3, ["a"])

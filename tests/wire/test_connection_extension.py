@@ -12,7 +12,7 @@ from synapse_replication.wire.rdata import RdataRun
 
 
 class ExtensionTests(SynchronousTestCase):
-    """Which connections use the extension, and when."""
+    """Tests for the conditions under which a connection uses the extension."""
 
     def client(self, *, speaks: bool = True) -> LineConnection:
         connection = LineConnection(

@@ -25,7 +25,7 @@ return [...document.querySelectorAll('main *')]
     .map(e => e.outerHTML.slice(0, 80));
 """
 
-#: Each plot is in the page twice, for wide and narrow windows; one of them is shown.
+#: Each plot is in the page twice, for wide and narrow windows; only one is shown.
 _DRAWN = """
 return [...document.querySelectorAll('svg.plot')]
     .filter(svg => svg.getClientRects().length).map(svg => {

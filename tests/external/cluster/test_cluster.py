@@ -91,7 +91,7 @@ class ClusterTests(SynchronousTestCase):
 
     def test_reads_elsewhere(self) -> None:
         """
-        Two executors, neither of them the driver nor with a reactor, read all
+        Two executors, which are not the driver and import no reactor, read all
         partitions, for a batch and for a streaming query.
         """
         register_probe(self.session, str(self.notes))

@@ -23,6 +23,7 @@ class FarTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [5, 6])
 
     def test_plain(self) -> None:
+        """An implausible POSITION without a range has no effect."""
         process = live()
         process.receive(f"POSITION events w {FAR} {FAR}")
         self.assert_contained(process)
@@ -62,6 +63,7 @@ class FarTests(SynchronousTestCase):
         self.assertEqual(process.texts()[1:], [("w", 6, ["a", "b"])])
 
     def test_heartbeat(self) -> None:
+        """An implausible position in a heartbeat has no effect."""
         process = live()
         process.handler.writer_reported(process.connection, "w", {"events": FAR})
         self.assert_contained(process)

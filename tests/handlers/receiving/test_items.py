@@ -47,7 +47,7 @@ class DroppedRangeTests(SynchronousTestCase):
         )
 
     def test_an_unfinished_batch(self) -> None:
-        """Whether the dropped rows end within a batch is retained."""
+        """A range records whether the dropped rows end within a batch."""
         self.assertEqual(
             self.coalesce(run(5, None)),
             DroppedRange("w", True, lowest=5, upto=5, rows=2, ends_in_batch=True),
@@ -55,7 +55,7 @@ class DroppedRangeTests(SynchronousTestCase):
         self.assertFalse(self.coalesce(run(5, None), run(6)).ends_in_batch)
 
     def test_only_the_beginning_of_a_batch(self) -> None:
-        """Rows without a token set no range."""
+        """If only rows without a token are dropped, no range is set."""
         self.assertEqual(
             self.coalesce(run(None)),
             DroppedRange("w", True, rows=1, ends_in_batch=True),

@@ -167,7 +167,7 @@ class DrainedQueueTests(SynchronousTestCase):
 
 
 class PacerTests(SynchronousTestCase):
-    """When work should yield to the reactor."""
+    """Tests for the conditions under which work yields to the reactor."""
 
     def setUp(self) -> None:
         self.reactor = Clock()

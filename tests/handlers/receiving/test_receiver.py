@@ -296,7 +296,7 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.requests, [("w", 0, 9)])
 
     def test_oversized_batch_after_complete_one(self) -> None:
-        """Only the batch that is too large is fetched, not the one before it."""
+        """Only the batch that is too large is fetched, not the previous one."""
         fixture = receiving(receiver=ReceiverOptions(max_batch_rows=2))
         fixture.stream.persist("w", 9, *([str(n)] for n in range(4)))
         fixture.receive("POSITION events w 0 0")
