@@ -106,7 +106,7 @@ class _GuardedReader:
         """Feed the data before the last possible header of a large array.
 
         :return: the remaining data, from that header on.
-        :raises InvalidData: if one of the possible headers is a header.
+        :raises InvalidData: if the data contains such a header.
         """
         starts = [match.start() for match in _LARGE_IN_CHUNK.finditer(data)]
         if _LARGE.match(data):

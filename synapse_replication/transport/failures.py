@@ -40,8 +40,8 @@ def destination(connector: IConnector) -> str:
 
 
 def at(where: str, why: str) -> str:
-    """Return the reason for a failure, after its location, if the location is known.
+    """Return the reason for a failure, prefixed with its location.
 
-    :param where: the location, for instance ``HOST:PORT``; empty if unknown.
+    :param where: the location, for instance ``HOST:PORT``; empty for no prefix.
     """
     return f"{where}: {why}" if where else why

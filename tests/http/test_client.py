@@ -400,7 +400,7 @@ class RealSocketTests(TestCase):
         refusals: list[tuple[dict[str, Any], str]] = [
             ({"trusted": other}, "not issued by an authority that this process trusts"),
             ({"name": "by_name"}, "is not for localhost"),
-            ({"own": None}, "asks for a certificate"),
+            ({"own": None}, "the peer requires a certificate"),
             ({"own": other_pair}, "does not trust the authority"),
             ({"name": "plain"}, ""),
         ]

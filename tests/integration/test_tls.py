@@ -147,7 +147,7 @@ class TlsTests(DeploymentTestCase):
         self.wait_until("good connects", lambda: "Connected" in self.log_of("good"))
         self.wait_until(
             "the reason in the log of bare",
-            lambda: "asks for a certificate" in self.log_of("bare"),
+            lambda: "the peer requires a certificate" in self.log_of("bare"),
         )
         self.assertNotIn("Connected", self.log_of("bare"))
 
@@ -161,7 +161,7 @@ class TlsTests(DeploymentTestCase):
         self.wait_until_up("main")
         # The certificate is for 127.0.0.1 only.
         cases = (
-            ("bare", "127.0.0.1", self.tls(None), "asks for a certificate"),
+            ("bare", "127.0.0.1", self.tls(None), "the peer requires a certificate"),
             (
                 "stranger",
                 "127.0.0.1",

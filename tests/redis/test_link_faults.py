@@ -317,7 +317,7 @@ class TlsTests(RealRedisTestCase):
             self.options(RedisTlsOptions(self.authority.certificate))
         )
         for name in ("'redis'", "'redis_out'"):
-            await peer.happened("again", name, "asks for a certificate")
+            await peer.happened("again", name, "the peer requires a certificate")
 
     async def test_another_name(self) -> None:
         """A server certificate for another name is refused and reported."""

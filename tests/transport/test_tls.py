@@ -128,7 +128,7 @@ class CertificatesTests(TestCase):
     async def test_client_without_certificate(self) -> None:
         """A client without a certificate is rejected; both ends have the reason."""
         await self.connect(certificate_file=None, private_key_file=None)
-        self.assert_refused("asks for a certificate", "without a certificate")
+        self.assert_refused("the peer requires a certificate", "without a certificate")
 
     async def test_client_of_another_authority(self) -> None:
         """A client certificate of another authority is rejected."""

@@ -127,7 +127,7 @@ class DroppedRange:
             self._claim(max(tokens))
             tokens = [token for token in tokens if self.is_plausible(token)]
         if tokens:
-            self._reach(min(tokens), max(tokens))
+            self._extend(min(tokens), max(tokens))
         self.rows += len(run.rows)
         self.ends_in_batch = run.tokens[-1] is None
 
@@ -139,14 +139,14 @@ class DroppedRange:
         else:
             if self.resettable and self.upto is not None and token < self.upto:
                 self._reset()
-            self._reach(None, token)
+            self._extend(None, token)
         self._announce(token)
 
     def add_range(self, dropped: DroppedRange) -> None:
         """Add a range of the writer's rows that were dropped earlier."""
         if dropped.was_reset:
             self._reset()
-        self._reach(dropped.lowest, dropped.upto)
+        self._extend(dropped.lowest, dropped.upto)
         if dropped.implausible_upto is not None:
             self._claim(dropped.implausible_upto)
         self.rows += dropped.rows
@@ -171,7 +171,7 @@ class DroppedRange:
         self.was_reset = True
         self.lowest = self.upto = None
 
-    def _reach(self, lowest: int | None, upto: int | None) -> None:
+    def _extend(self, lowest: int | None, upto: int | None) -> None:
         if lowest is not None and (self.lowest is None or lowest < self.lowest):
             self.lowest = lowest
         if upto is not None and (self.upto is None or upto > self.upto):
