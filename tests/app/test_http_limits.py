@@ -156,7 +156,7 @@ class ConnectionTests(SiteTestCase):
     """Tests for the maximum number of connections."""
 
     def test_longest_idle_is_aborted(self) -> None:
-        """At the limit, the connection that was idle longest is aborted."""
+        """At the limit, the connection that has been idle the longest is aborted."""
         used, used_transport = self.connect()
         _, idle = self.connect()
         half, half_transport = self.connect()

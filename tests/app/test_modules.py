@@ -37,7 +37,7 @@ class LoadFactoriesTests(FilesMixin):
         )
 
     def test_no_names(self) -> None:
-        """Without names there are no factories."""
+        """Without configured names, there are no factories."""
         self.assertEqual(self.load("  {}\n"), Factories(None, None, []))
 
     def test_unresolvable_names(self) -> None:

@@ -50,7 +50,7 @@ class ReaderIdsTests(SynchronousTestCase):
         self.assertEqual(ids.get_current_token_for_writer("a"), 9)
 
     def test_reset(self) -> None:
-        """If a stream is reset, its position goes back."""
+        """If a stream is reset, its position decreases."""
         ids = self.make()
         ids.advance("a", 0)
         self.assertEqual(ids.get_current_token_for_writer("a"), 0)

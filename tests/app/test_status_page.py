@@ -250,7 +250,8 @@ class AssessmentTests(PageMixin):
 
     def test_no_link_and_only_writing(self) -> None:
         """
-        Without a link, an instance that only writes is reported as bad after a while.
+        After ten seconds without a link, an instance that only writes is reported as
+        bad.
         """
         self.observer = StatusObserver("x.test", "me", monotonic=self.clock.seconds)
         self.observer.connection_failed("redis", "refused", 1.0)

@@ -198,7 +198,8 @@ class StreamSetupTests(TestCase):
 
     async def test_saved_position_beyond_all_rows(self) -> None:
         """
-        A saved position slightly beyond the sequence and all rows is also set back.
+        A saved position that is only slightly beyond the sequence and all rows is set
+        back, too.
         """
         self.store(a=7, b=9)
         host = await self.set_up(SavingSink({("notes", "a"): 30, ("notes", "b"): 4}))
@@ -321,7 +322,7 @@ class StreamSetupTests(TestCase):
 
     async def test_removed_writer_returns(self) -> None:
         """
-        A writer that was removed and returns may have earlier rows, so no range is
+        If a removed writer returns, it may have earlier rows; therefore no range is
         reported.
         """
         self.store(a=7)
@@ -336,7 +337,7 @@ class StreamSetupTests(TestCase):
         self.execute("SELECT setval('notes_seq', 20)")
 
     async def test_removed_writer_with_rows(self) -> None:
-        """Missing rows of a removed writer are reported before there is any link."""
+        """Missing rows of a removed writer are reported even before a link is up."""
         self.store(a=7, b=9)
         self.write_as_removed("gone", 3, 5)
         sink = SavingSink({("notes", "a"): 3, ("notes", "gone"): 3})

@@ -43,7 +43,7 @@ class SpanExportTests(FilesMixin):
             self.assertFalse(span.is_recording())
         self.assertIsNone(export.stop(MemoryReactorClock()))
 
-    def test_not_for_all(self) -> None:
+    def test_not_global(self) -> None:
         """The tracer is not installed globally."""
         export = export_of(self.load(tracing={"endpoint": "http://127.0.0.1:1"}))
         assert export._provider is not None

@@ -46,7 +46,7 @@ class HintsTests(SynchronousTestCase):
             ],
         )
 
-    def test_unknown_keys_of_ours(self) -> None:
+    def test_unknown_own_keys(self) -> None:
         """
         An unknown key of the project's section is reported with a suggestion or the
         known keys.

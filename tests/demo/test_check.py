@@ -78,7 +78,9 @@ class CompareTests(SynchronousTestCase):
         self.assertFalse(found.is_good)
 
     def test_not_caught_up(self) -> None:
-        """A reader without a position, or behind the writer, is not good."""
+        """
+        If a reader has no position, or is behind the writer, the tally is not good.
+        """
         found = compare("events", "w1", "r1", [], [])
         self.assertIsNone(found.final_position)
         self.assertFalse(found.is_good)

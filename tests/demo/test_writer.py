@@ -120,7 +120,7 @@ class ScriptWriterTests(SynchronousTestCase):
         self.assertEqual(host.failures, ["no"])
 
     def test_stops_before_a_later_write(self) -> None:
-        """A stop ends soon, however late the next write is due."""
+        """A stop finishes promptly, however late the next write is due."""
         self.begin_file.touch()
         host = self.start(self.write, rate=0.01)
         ended = self.writer.stopService()

@@ -137,7 +137,7 @@ class HostCommandsTests(SynchronousTestCase):
             self.assertEqual(self._call(hs, "on_cancel_task", "t"), calls)
 
     def test_syncing_users(self) -> None:
-        """Users who are syncing here are reported with the current time."""
+        """Users who sync with this instance are reported with the current time."""
         hs = FakeHomeserver()
         hs.reactor.advance(3)
         users = list(HostCommands(hs).get_currently_syncing_users())

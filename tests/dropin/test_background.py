@@ -64,7 +64,7 @@ class BackgroundProcessPoolTests(SynchronousTestCase):
         self.assertEqual((self.started, self.ended), (["a"], []))
 
     def test_several_steps(self) -> None:
-        """Work may wait several times, also for something that fails."""
+        """Work may wait several times, even for a Deferred that fails."""
         results: list[object] = []
         first: Deferred[str] = Deferred()
         second: Deferred[str] = Deferred()

@@ -228,7 +228,10 @@ class ServingTests(HostTestCase):
         self.assertEqual(self.ask(self.serve(), url=url), (200, "the host"))
 
     def test_bounds(self) -> None:
-        """The environment sets the bounds of the backlog, which is also monitored."""
+        """
+        The environment sets the bounds of the backlog, whose size is exported as
+        metrics.
+        """
         watched: list[Any] = []
         self.hs.monitoring.metrics.watch_backlog = watched.append
         os.environ.update({ROWS: "1", BYTES: "1000"})
@@ -309,7 +312,7 @@ class RequestTests(HostTestCase):
         self.assertTrue(self.protocol.transport.disconnecting)
 
     def test_socket(self) -> None:
-        """An instance that listens on a Unix socket is queried there."""
+        """An instance that listens on a Unix socket is queried on this socket."""
         response = self.ask("v")
         path, factory, *_ = self.reactor.unixClients[0]
         self.assertEqual(path, "/run/v.sock")

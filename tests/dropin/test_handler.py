@@ -54,7 +54,10 @@ class HandlerTests(SynchronousTestCase):
         self.connection = SingleCommandConnection()
 
     def test_new_connection(self) -> None:
-        """On a new foreign connection, only the users syncing here are sent."""
+        """
+        On a new foreign connection, only the users that sync with this instance are
+        sent.
+        """
         self.handler.new_connection(self.connection)
         self.assertEqual(
             self.connection.sent, [UserSyncCommand("abc", "@u:test", "D", True, 0)]
@@ -182,8 +185,8 @@ class StartAndStopTests(SynchronousTestCase):
         hs.reactor.advance(0)
         self.successResultOf(stopped)
         self.assertEqual(self.ended, ["no more", "closed"] * 2)
-        # The host's own shutdown handler runs, too; the connections are closed only
-        # once.
+        # Although the host's own shutdown handler runs, too, connections are closed
+        # only once.
         (stop,) = self.hs.at_shutdown
         self.assertEqual((stop["phase"], stop["eventType"]), ("during", "shutdown"))
         stop["shutdown_func"]()

@@ -38,7 +38,7 @@ class Sink:
 
 
 class EpochSavingSink(Sink):
-    """A sink that saves epochs, too."""
+    """A sink that also saves epochs."""
 
     def saved_epochs(self) -> dict[tuple[str, str], str]:
         return {("events", "w"): "a"}
@@ -64,7 +64,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         )
 
     def test_epochs(self) -> None:
-        """Epochs are passed to a sink that saves them; the position stays."""
+        """Epochs are passed to a sink that saves them; the position does not change."""
         self.assertEqual(self.data.saved_epochs(), {})
         self.assertIsNone(self.data.on_epoch("events", "w", "b"))
         self.stream.advance("w", 3)
@@ -122,7 +122,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.assertEqual(self.stream.current_token("w"), 5)
 
     def test_late_rows_do_not_rewind(self) -> None:
-        """A late row does not move the position back; a position may."""
+        """A late row does not decrease the position, but a reported position may."""
         self.rows(5)
         self.rows(3)
         self.assertEqual(self.stream.current_token("w"), 5)

@@ -30,7 +30,9 @@ class PeerEpochsTests(SynchronousTestCase):
         self.epochs = PeerEpochs()
 
     def test_restart(self) -> None:
-        """The newest epoch is current; a delayed message of a stale one is late."""
+        """
+        The newest epoch is current; a delayed message of a stale epoch counts as late.
+        """
         self.assertIsNone(self.epochs.epoch_of("w"))
         self.assertEqual(self.epochs.observe("w", "a", 0), EpochStatus.FIRST)
         self.assertEqual(self.epochs.observe("w", "a", 5), EpochStatus.SAME)

@@ -1,4 +1,4 @@
-"""Hostile and broken input among good lines: no good row is lost, no secret leaks."""
+"""Tests that invalid input among valid lines neither loses a row nor leaks a secret."""
 
 from __future__ import annotations
 
@@ -70,14 +70,16 @@ _HOSTILE = st.one_of(
 
 
 class HostileTests(SynchronousTestCase):
-    """Rows of a good writer arrive in order among arbitrary other lines."""
+    """
+    Tests that rows of a correct writer arrive in order among arbitrary other lines.
+    """
 
     @settings(derandomize=True, deadline=None, max_examples=300)
     @given(st.lists(_HOSTILE | st.none(), max_size=30), st.integers(1, 5))
     def test_no_good_line_is_lost(
         self, plan: list[bytes | tuple[bytes, bytes] | None], chunk: int
     ) -> None:
-        """Each good row is delivered once; errors are reported without secrets."""
+        """Each valid row is delivered once; errors are reported without secrets."""
         process = receiving()
         lines = [b"POSITION events w 0 0"]
         token = 0

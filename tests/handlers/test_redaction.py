@@ -53,7 +53,7 @@ class WithoutSecretsTests(SynchronousTestCase):
         self.assertIn("in failing", printed)
 
     def test_cause_is_redacted(self) -> None:
-        """A token in the cause of an error is removed, too."""
+        """A token in the cause of an error is removed as well."""
         error = self.shown("syt_secret", USER_IP, as_cause=True)
         self.assertNotIn("syt_secret", "".join(traceback.format_exception(error)))
 

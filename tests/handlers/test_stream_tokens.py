@@ -64,7 +64,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_two_waiters(self) -> None:
-        """Two waiters for one token both wake; one for a lower token wakes earlier."""
+        """Both waiters for one token wake; a waiter for a lower token wakes earlier."""
         self.reach("b", 5)
         waiting = [self.wait(3), self.wait(3), self.wait(1, a=2)]
         self.reach("a", 2)

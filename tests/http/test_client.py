@@ -145,7 +145,8 @@ class HttpCatchUpClientTests(SynchronousTestCase):
 
     def test_writer_that_hangs(self) -> None:
         """
-        A request for the backlog has a short timeout, since there is another source.
+        A request for the backlog has a short timeout, because the rows have another
+        source.
         """
         self.events.stuck = Deferred()
         client = self.make_client()
@@ -186,7 +187,8 @@ class HttpCatchUpClientTests(SynchronousTestCase):
 
     def test_wrong_secret(self) -> None:
         """
-        The error for a wrong secret has a hint and no secret, not even an echoed one.
+        The error for a wrong secret has a hint, but no secret, not even one that the
+        response repeats.
         """
         error = self.fail_to_fetch(self.make_client(secret="wrong"))
         self.assertEqual(error.status, 401)
@@ -197,7 +199,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertNotIn("wrong", str(error).replace("wrong secret", ""))
 
     def test_stock_refusal(self) -> None:
-        """Stock answers 500 to a wrong secret, and the hint says so."""
+        """Stock answers 500 to a wrong secret; the hint mentions this."""
         stock = Canned(500, b'{"errcode":"M_UNKNOWN","error":"Internal server error"}')
         error = self.fail_to_fetch(self.make_client(stock))
         self.assertEqual(error.status, 500)

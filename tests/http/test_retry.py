@@ -52,7 +52,7 @@ class WithRetriesTests(SynchronousTestCase):
     async def fetch(
         self, instance_name: str, from_token: int, upto_token: int, limit: int
     ) -> StreamUpdateResult:
-        """Fail with the next status, or return a page if there is none left."""
+        """Fail with the next status, or return a page if no status remains."""
         self.asked += 1
         if self.statuses:
             raise HttpCatchUpError("GET", "http://x", self.statuses.pop(0), "no")

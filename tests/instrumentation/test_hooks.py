@@ -111,7 +111,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         )
 
     def test_reset(self) -> None:
-        """A stream that went backwards is reported with both positions."""
+        """A reset stream is reported with its old and its new position."""
         self.subscribe_all()
         self.observer.stream_reset("typing", "w1", 9, 2)
         self.assertEqual(self.take(), [StreamReset("typing", "w1", 9, 2)])

@@ -96,7 +96,10 @@ class DirectTcpResyncTests(DeploymentTestCase):
             connection.commit()
 
     def test_partial_resync(self) -> None:
-        """The missed rows come from the writer's backlog, even if the table is gone."""
+        """
+        The missed rows come from the writer's backlog, even if the table does not
+        exist.
+        """
         before = read_resyncs(self.reader_metrics())
         self.refuse_connections()
         self.write_upto(20)

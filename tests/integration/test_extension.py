@@ -99,7 +99,7 @@ class Process:
         self.streamer.start()
 
     def write(self, readers: list[Process], *tokens: int) -> None:
-        """Persist rows here and at the readers, and send them."""
+        """Persist rows in this process and at the readers, and send them."""
         name = self.host.identity.instance_name
         for token in tokens:
             for process in (self, *readers):

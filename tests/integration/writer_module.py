@@ -1,4 +1,4 @@
-"""A module that tests load into a process to write as many tokens as a file says."""
+"""A module that tests load into a process to write the number of tokens in a file."""
 
 from __future__ import annotations
 

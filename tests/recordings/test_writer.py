@@ -173,7 +173,9 @@ class RecordingFilesTests(SynchronousTestCase):
         self.assertEqual(self.lines(name), ["PING 1"])
 
     def test_two_recorders(self) -> None:
-        """A second recorder in the same folder fails with an error that says so."""
+        """
+        A second recorder in the same folder fails with an error that states the reason.
+        """
         first = self.record()
         error = self.assertRaises(RecordingWriteError, self.record)
         self.assertIn("another process records into", str(error))

@@ -25,7 +25,9 @@ def retries(memory: MemoryLink, name: str) -> list[tuple[str, float]]:
 
 
 class KeepAliveTests(SynchronousTestCase):
-    """A half-open connection is noticed within 60 s, in either direction."""
+    """
+    Tests that a connection that is half-open in either direction is closed within 60 s.
+    """
 
     def test_half_open(self) -> None:
         """
@@ -137,7 +139,9 @@ class HandshakeTests(SynchronousTestCase):
         self.assertEqual(len(retries(memory, "redis_out")), 1)
 
     def test_password_missing(self) -> None:
-        """If Redis requires a password and none is configured, the report says so."""
+        """
+        If Redis requires a password and none is configured, the report states this.
+        """
         memory = MemoryLink()
         for index in (0, 1):
             # The errors answer CLIENT INFO and PING, or SUBSCRIBE.

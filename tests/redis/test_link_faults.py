@@ -306,13 +306,15 @@ class TlsTests(RealRedisTestCase):
         await reader.events.until(lambda: reader.handler.seen == 5000)
 
     async def test_other_authority(self) -> None:
-        """A server with an untrusted authority is refused; the report says why."""
+        """
+        A server with an untrusted authority is refused; the report states the reason.
+        """
         other = PrivateAuthority(self.folder, "other")
         peer = self.start_peer(self.options(RedisTlsOptions(other.certificate)))
         await peer.happened("again", "'redis'", "certificate verify failed")
 
     async def test_no_certificate(self) -> None:
-        """The report says if Redis requires a client certificate."""
+        """If Redis requires a client certificate, the report states this."""
         peer = self.start_peer(
             self.options(RedisTlsOptions(self.authority.certificate))
         )

@@ -151,7 +151,7 @@ class ReconnectTests(RedisSenderTestCase):
         again = encode_publishes(b"hs", [_POSITION, b"USER_SYNC 2"])
         again += encode_publishes(b"hs/USER_IP", [b"USER_IP x"])
         self.assertEqual(self.lose_and_connect(), b"".join(again))
-        # They were not acknowledged this time either.
+        # The commands were not acknowledged this time, either.
         self.assertEqual(self.lose_and_connect(), b"".join(again))
         self.memory.acknowledge()
         self.assertEqual(self.lose_and_connect(), b"")

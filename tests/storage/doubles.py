@@ -95,7 +95,7 @@ class Step:
 
 
 class SteppedDatabase:
-    """Runs each transaction, and reports its outcome, only when the test says so.
+    """Runs each transaction, and reports its outcome, only when a test requests it.
 
     :ivar sequence: the last value of the one sequence.
     :ivar persisted: the positions that were upserted.

@@ -33,7 +33,7 @@ def foobar(*writers: str, negative: bool = False) -> IdStream:
 
 
 class SteppedTestCase(SynchronousTestCase):
-    """One process on a database that advances only when the test says so."""
+    """One process on a database that advances only when a test requests it."""
 
     def setUp(self) -> None:
         self.database = SteppedDatabase()

@@ -89,7 +89,8 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         problem = self.only_problem()
         self.assertIs(problem.kind, ProblemKind.SEQUENCE_BEHIND)
         self.assertIn("foobar_seq is at 7, but table foobar contains 20", problem.text)
-        # The statements tried above are not rolled back: sequences never are.
+        # The statements tried above are not rolled back, because changes of sequences
+        # never are.
         self.set_sequence(7)
         self.repair()
         self.assertEqual(self.sequence(), 20)
@@ -105,7 +106,9 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual((self.sequence(), self.stored()["first"]), (30, 30))
 
     def test_position_implausibly_far_ahead(self) -> None:
-        """A position that was never allocated is set back; the sequence stays."""
+        """
+        A position that was never allocated is set back; the sequence does not change.
+        """
         self.sql(
             "UPDATE stream_positions SET stream_id = 4611686018427387904 "
             "WHERE instance_name = 'second'"
@@ -137,7 +140,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.stored(), {"first": 5, "second": 7})
 
     def test_wrong_sign(self) -> None:
-        """A position with the wrong sign keeps its distance from zero."""
+        """A position with the wrong sign is negated."""
         self.sql("UPDATE stream_positions SET stream_id = -5 WHERE stream_id = 5")
         self.assertIs(self.only_problem().kind, ProblemKind.WRONG_SIGN)
         self.repair()
@@ -174,7 +177,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.store(first=5)
 
     def test_all_at_once(self) -> None:
-        """Damage of several kinds is repaired together, and no position moves back."""
+        """Damage of several kinds is repaired together, and no position decreases."""
         self.sql("DROP INDEX stream_positions_idx")
         self.write_rows("first", 20)
         self.store(first=40, gone=3, second=-7)

@@ -140,7 +140,7 @@ class DatabaseTests(PostgresMixin, TestCase):
         self.assertEqual(len(attempts), MAX_ATTEMPTS)
 
     async def test_deadlock_is_retried(self) -> None:
-        """Two transactions that deadlock both succeed in the end."""
+        """If two transactions deadlock, both eventually succeed."""
         barrier = threading.Barrier(2)
         first_attempt = [True, True]
 

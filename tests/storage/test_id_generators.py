@@ -17,7 +17,9 @@ from tests.storage.id_generator_case import SteppedTestCase
 
 
 class SteppedTests(SteppedTestCase):
-    """Tests for one process on a database that advances only when the test says so."""
+    """
+    Tests for one process on a database that advances only when the test requests it.
+    """
 
     def test_one_block(self) -> None:
         """

@@ -113,7 +113,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual((list(page.updates), page.upto_token), ([], 7))
         page = self.wait(stream.get_updates_since("w2", 9, 2**62))
         self.assertEqual((list(page.updates), page.last_token), ([], 7))
-        # A sequence may be a little behind, after a switch to a standby.
+        # After a switch to a standby, a sequence may be slightly behind.
         page = self.wait(stream.get_updates_since("w2", 6, 100_007))
         self.assertEqual((page.upto_token, page.last_token), (100_007, None))
 

@@ -168,7 +168,9 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.load("first").announced, 9)
 
     def test_sequence_raised_to_tables(self) -> None:
-        """With raise_to_tables, a sequence is moved forward to the rows, never back."""
+        """
+        With raise_to_tables, a sequence is advanced to the rows, and never decreased.
+        """
         self.write_rows("first", 9)
         for stands_at, announced in ((5, 9), (9, 9), (12, 9)):
             self.set_sequence(stands_at)

@@ -86,7 +86,8 @@ class StandardQueriesTests(SynchronousTestCase):
 
     def test_bounds(self) -> None:
         """
-        The lower bound is exclusive and the upper inclusive, also for ids below zero.
+        Even for ids below zero, the lower bound is exclusive and the upper one
+        inclusive.
         """
         for name, writer in ON_THE_WIRE:
             expected = [

@@ -51,7 +51,7 @@ class PlanCatchUpTests(SynchronousTestCase):
         self.assertEqual(plan_catch_up(13, 10, 12), Redundant())
 
     def test_reset_of_stored_stream(self) -> None:
-        """The position of a stored stream is moved back without a fetch."""
+        """The position of a stored stream is decreased without a fetch."""
         self.assertEqual(plan_catch_up(90, 10, 12, resettable=True), Reset(12, 12))
 
     def test_reset_of_memory_stream(self) -> None:

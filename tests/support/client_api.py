@@ -269,7 +269,7 @@ class ApiUser:
         )
 
     def set_display_name(self, name: str) -> None:
-        """Change the profile, and so the member event of each joined room."""
+        """Change the profile, which changes the member event of each joined room."""
         self.call(
             "PUT", f"/profile/{_quote(self.user_id)}/displayname", {"displayname": name}
         )

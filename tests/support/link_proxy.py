@@ -81,7 +81,7 @@ class LinkProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self, what: Cut) -> None:
-        """Drop these bytes from now on, also on new connections."""
+        """Drop these bytes from now on, including those on new connections."""
         with self._lock:
             self._cut = what
 

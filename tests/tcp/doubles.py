@@ -146,7 +146,8 @@ class PausingTransport(StringTransport):
 class Link:
     """Two connected protocols; ``pump`` moves the data between them.
 
-    :ivar is_cut: data is lost without either end noticing: a half-open connection.
+    :ivar is_cut: data is lost without notice to either end, as on a half-open
+        connection.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from tests.handlers.fixtures import Row
 
 
 class MemoryHostTests(SynchronousTestCase):
-    """Tests for a host whose time advances only when the test says so."""
+    """Tests for a host whose time advances only when the test advances it."""
 
     def test_implements_host(self) -> None:
         """The host has the given streams, and replicates those that it writes."""
@@ -58,7 +58,7 @@ class MemoryHostTests(SynchronousTestCase):
         self.assertEqual(rung, [1])
 
     def test_commands(self) -> None:
-        """Calls are recorded, and answered or failed as the test says."""
+        """Calls are recorded, and answered or failed as the test specifies."""
         commands = MemoryHost().commands
         commands.syncing = [SyncingUser("@a:b", None, 1)]
         self.assertEqual(len(list(commands.get_currently_syncing_users())), 1)
@@ -108,7 +108,7 @@ class MemoryConnectionTests(SynchronousTestCase):
 
 
 class SourceStreamTests(SynchronousTestCase):
-    """Tests for a stream whose store answers when the test says so."""
+    """Tests for a stream whose store answers when the test requests it."""
 
     def test_pages_do_not_split_tokens(self) -> None:
         """A page ends between tokens, and reports whether there are more."""
@@ -156,7 +156,7 @@ class SourceStreamTests(SynchronousTestCase):
 
 
 class RecordingSinkTests(SynchronousTestCase):
-    """Tests for a sink that accepts rows when the test says so."""
+    """Tests for a sink that accepts rows when the test requests it."""
 
     def test_records_and_advances(self) -> None:
         """Rows are recorded and never move the stream back; positions may."""
@@ -171,7 +171,7 @@ class RecordingSinkTests(SynchronousTestCase):
         self.assertEqual(stream.current_token("w"), 1)
 
     def test_held_and_failing(self) -> None:
-        """A call is held until it is released, or fails, as the test says."""
+        """A call is held until the test releases it or lets it fail."""
         sink = MemoryHost(SourceStream("s", Row)).rows
         sink.failures = [None, ValueError()]
         sink.is_held = True

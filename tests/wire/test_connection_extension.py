@@ -83,7 +83,7 @@ class ExtensionTests(SynchronousTestCase):
             self.assertEqual(words, ["a", "1", "5", "6", "2", "3", "b"])
 
     def test_nothing_after_the_end(self) -> None:
-        """Lines after an ERROR are ignored, messages too."""
+        """Lines after an ERROR, including messages, are ignored."""
         connection = self.client()
         received = connection.receive_data(
             b"PING 1 replication_ext/1\nERROR no\nREPLICATION_EXT {}\n", 0.0

@@ -95,7 +95,7 @@ class StatusPageTests(TestCase):
 
     def check_width(self, browser: Any) -> None:
         """Check that the page does not scroll sideways."""
-        # A phone zooms out where something is too wide: innerWidth grows.
+        # A phone zooms out if an element is too wide, which increases innerWidth.
         page = "const page = document.documentElement; "
         wide = browser.execute_script(
             page + "return [page.scrollWidth, page.clientWidth]"
@@ -188,7 +188,7 @@ class StatusPageTests(TestCase):
         return self.in_browser("light", 390, steps)
 
     def test_process_gone(self) -> Deferred[None]:
-        """If its process is gone, the page says that the status is out of date."""
+        """If its process has ended, the page states that the status is out of date."""
 
         def steps(browser: Any) -> None:
             self.wait_for_text(browser, "All rows arrive")
@@ -211,10 +211,7 @@ class StatusPageTests(TestCase):
         return self.in_browser("light", 1200, steps)
 
     def test_process_hangs(self) -> Deferred[None]:
-        """
-        If its process hangs, the page says that the status is out of date, until the
-        process answers again.
-        """
+        """While its process hangs, the page states that the status is out of date."""
 
         def steps(browser: Any) -> None:
             self.wait_for_text(browser, "All rows arrive")

@@ -1,4 +1,4 @@
-"""Tests for the data source on a cluster: where it runs, and what it reads."""
+"""Tests for the data source on a cluster: the processes that read, and the rows."""
 
 from __future__ import annotations
 

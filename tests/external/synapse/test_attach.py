@@ -24,7 +24,7 @@ from tests.support.synapse_process import WorkerSpec
 
 skip = skip_reason("synapse")
 
-#: Streams with rows after the users of a two-process deployment wrote.
+#: The streams that have rows after the users of a two-process deployment have written.
 WRITTEN = {
     "account_data",
     "caches",
@@ -96,7 +96,7 @@ class AttachTests(SynchronousTestCase):
         ]
 
     def _differences(self) -> list[Any]:
-        """Return where a reader's position differs from the table's."""
+        """Return the differences between the readers' positions and the table's."""
         stored = stored_positions(self.deployment)
         return [
             (key, positions.get(key), token)
@@ -115,7 +115,7 @@ class AttachTests(SynchronousTestCase):
         the main process, end at the positions in ``stream_positions``, and miss no
         event.
         """
-        # Every stream is announced to both before anything is written.
+        # Every stream is announced to both processes before anything is written.
         eventually(
             "all streams are announced",
             lambda: (

@@ -97,7 +97,8 @@ class ResyncTests(ExtensionTests):
 
     def test_failed(self) -> None:
         """
-        If backlog and database both fail, the resync counts as failed and is retried.
+        If both the backlog and the database fail, the resync counts as failed and is
+        retried.
         """
         self.write(1)
         self.writer.refusal = 410

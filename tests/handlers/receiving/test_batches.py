@@ -83,7 +83,9 @@ class BatchSorterTests(SynchronousTestCase):
         )
 
     def test_late_and_idempotent(self) -> None:
-        """Late rows of an idempotent stream are delivered; the position stays."""
+        """
+        Late rows of an idempotent stream are delivered; the position does not change.
+        """
         self.check(
             sorter(idempotent=True),
             (9, b"r", _DELIVERED),

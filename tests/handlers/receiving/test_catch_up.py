@@ -59,7 +59,9 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.current_token("w"), 6)
 
     def test_host_is_ahead_of_the_target(self) -> None:
-        """A catch-up does not move back a position that the host advanced meanwhile."""
+        """
+        A catch-up does not decrease a position that the host advanced in the meantime.
+        """
         fixture = receiving()
         fixture.stream.is_held = True
         fixture.receive("POSITION events w 5 5")
@@ -145,7 +147,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(fixture.host.rows.tokens("a"), [1, 2])
 
     def test_next_page_is_prefetched(self) -> None:
-        """While the sink handles a page, exactly one more is fetched."""
+        """While the sink handles a page, exactly one further page is fetched."""
         fixture = receiving(page_rows=1)
         for n in range(1, 4):
             fixture.stream.persist("w", n, [str(n)])

@@ -198,7 +198,7 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(process.host.observer.ahead, [("events", "w", 9, 5)])
 
     def test_an_old_row_that_was_delivered(self) -> None:
-        """A row that arrives twice is discarded, also after a skipped range."""
+        """A row that arrives a second time is discarded, even after a skipped range."""
         process = live()
         process.receive("POSITION events w 5 9", 'RDATA events w 5 ["five"]')
         self.assertEqual(tokens(process), [5])

@@ -80,7 +80,9 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.requests, [])
 
     def test_late_rows_of_idempotent_streams_are_delivered(self) -> None:
-        """A late row of an idempotent stream is delivered; the position stays."""
+        """
+        A late row of an idempotent stream is delivered; the position does not change.
+        """
         fixture = receiving(idempotent=True)
         fixture.receive("POSITION events w 0 0", 'RDATA events w 5 ["a"]')
         fixture.receive('RDATA events w 4 ["b"]', 'RDATA events w 5 ["c"]')

@@ -123,7 +123,7 @@ class ResetTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.current_token("w"), 0)
 
     def test_stored_stream_rewinds_without_fetch(self) -> None:
-        """A reset of a stored stream moves the position back without a fetch."""
+        """A reset of a stored stream decreases the position without a fetch."""
         fixture = receiving(resettable=True)
         fixture.receive("POSITION events w 0 9", "POSITION events w 4 4")
         self.assertEqual(fixture.stream.requests, [])

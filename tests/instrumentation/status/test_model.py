@@ -59,7 +59,7 @@ class StatusTests(SynchronousTestCase):
         self.assertEqual(decode_status(encode_status(STATUS)), STATUS)
 
     def test_no_status(self) -> None:
-        """Text that is not a status is rejected with an error that says so."""
+        """Text that is not a status is rejected with an error that states this."""
         for text in (b"", b"[]", b"{}", b"<html>", b'{"writers": 3}', b"\xff"):
             error = self.assertRaises(StatusError, decode_status, text)
             self.assertIn("not a status", str(error))
