@@ -54,7 +54,7 @@ class WriterAdmission:
         #: When each undeclared pair was last seen, in s; oldest first.
         self._last_seen: OrderedDict[tuple[str, str], float] = OrderedDict()
 
-    def is_admitted(
+    def admit(
         self, stream_name: str, instance_name: str, now: float
     ) -> tuple[bool, tuple[str, str] | None]:
         """Admit a pair if possible; evict another pair to make room if necessary.

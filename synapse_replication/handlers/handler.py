@@ -277,7 +277,7 @@ class ReplicationCommandHandler(HostCommandHandler):
 
         If another writer is evicted to make room for it, forget that writer's state.
         """
-        is_admitted, evicted = self._admission.is_admitted(
+        is_admitted, evicted = self._admission.admit(
             stream_name, instance_name, self._host.clock.seconds()
         )
         if evicted is not None:

@@ -256,7 +256,9 @@ class HttpCatchUpClient:
             the instance does not serve a status, for instance because it is stock.
         """
         path = ("status",)
-        _, body = await self._ask("status", instance_name, path, {}, STATUS_TIMEOUT)
+        _, body = await self._send_get(
+            "status", instance_name, path, {}, STATUS_TIMEOUT
+        )
         return body
 
     async def _get(
@@ -269,7 +271,7 @@ class HttpCatchUpClient:
         path = ("get_repl_stream_updates", stream_name, self._make_txn_id())
         headers: dict[str, str] = {}
         with self._observer.asking_for_rows(stream_name, instance_name, headers):
-            shown, body = await self._ask(
+            shown, body = await self._send_get(
                 stream_name, instance_name, path, query, timeout, headers
             )
         try:
@@ -280,7 +282,7 @@ class HttpCatchUpClient:
             ) from error
         return StreamUpdateResult(answer.updates, answer.upto_token, answer.limited)
 
-    async def _ask(
+    async def _send_get(
         self,
         what: str,
         instance_name: str,

@@ -66,12 +66,12 @@ def read_buffers(transport: Any) -> TransportBuffers:
         len(getattr(transport, "dataBuffer", b""))
         - getattr(transport, "offset", 0)
         + getattr(transport, "_tempDataLen", 0),
-        _ask_kernel(transport, termios.TIOCOUTQ),
-        _ask_kernel(transport, termios.FIONREAD),
+        _query_kernel(transport, termios.TIOCOUTQ),
+        _query_kernel(transport, termios.FIONREAD),
     )
 
 
-def _ask_kernel(transport: Any, request: int) -> int:
+def _query_kernel(transport: Any, request: int) -> int:
     get_handle = getattr(transport, "getHandle", None)
     if get_handle is None:
         return 0

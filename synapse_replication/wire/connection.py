@@ -151,11 +151,11 @@ class Received:
 
 
 class LineConnection:
-    """One end of a connection.
+    """One end of a connection. All times (``now``) are monotonic, in s.
 
     :param role: which end this object is.
     :param server_name: the homeserver's name, which a client expects in SERVER.
-    :param now: the current monotonic time, in s, as in all methods.
+    :param now: the current time.
     :param limit: the limit of lines buffered while the transport is paused.
     :param speaks_extension: whether to speak the extension if the peer does.
     :ivar state: the current state.

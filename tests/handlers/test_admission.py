@@ -33,7 +33,7 @@ class WriterAdmissionTests(SynchronousTestCase):
         self.admission = WriterAdmission(DECLARED)
 
     def admits(self, stream: str, writer: str, now: float = 0) -> bool:
-        return self.admission.is_admitted(stream, writer, now)[0]
+        return self.admission.admit(stream, writer, now)[0]
 
     def test_instances_of_the_deployment(self) -> None:
         """Every instance of the deployment may write every stream."""
@@ -54,7 +54,7 @@ class WriterAdmissionTests(SynchronousTestCase):
         self.assertTrue(self.admits("caches", "w1", EXPIRES_AFTER - 1))
         self.assertTrue(self.admits("caches", "s0", EXPIRES_AFTER - 1))
         self.assertEqual(
-            self.admission.is_admitted("caches", "one more", EXPIRES_AFTER),
+            self.admission.admit("caches", "one more", EXPIRES_AFTER),
             (True, ("caches", "s1")),
         )
 
