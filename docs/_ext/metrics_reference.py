@@ -29,7 +29,7 @@ class MetricsReference(Directive):
         ]
         for row in rows:
             lines += [f"   * - {row[0]}", *(f"     - {cell}" for cell in row[1:])]
-        lines += ["", f"Each also has the label ``{SERVER_NAME_LABEL}``."]
+        lines += ["", f"Every metric also has the label ``{SERVER_NAME_LABEL}``."]
         container = nodes.container()
         source = "instrumentation/metrics.py"
         self.state.nested_parse(StringList(lines, source=source), 0, container)

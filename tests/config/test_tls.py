@@ -54,7 +54,8 @@ class TlsTests(FilesMixin):
 
     def test_own_keys(self) -> None:
         """
-        The project's own certificate serves both ends, and overrides that of Synapse.
+        Listeners and clients use the project's own certificate, which overrides that of
+        Synapse.
         """
         config = self.load(
             {
@@ -81,7 +82,8 @@ class TlsTests(FilesMixin):
 
     def test_unusable_files(self) -> None:
         """
-        A TLS file that is missing, empty or does not match is reported with its key.
+        A TLS file that is missing or empty, or a key without its certificate, is
+        reported.
         """
         empty = self.write("empty.pem", "")
         other_pair = PrivateAuthority(self.folder, "other").issue("stranger")

@@ -14,7 +14,7 @@ class PageTests(SynchronousTestCase):
     """Pages of fetched rows."""
 
     def test_pages_to_the_end(self) -> None:
-        """A long range is paged through, each row once, in order."""
+        """A long range is fetched in pages; each row is delivered once and in order."""
         fixture = receiving(page_rows=2)
         for n in range(1, 8):
             fixture.stream.persist("w", n, [str(n)])
@@ -238,7 +238,7 @@ class FailureTests(SynchronousTestCase):
             [1, 2, 4, 8, 8],
         )
 
-    def test_failure_does_not_connect(self) -> None:
+    def test_failure_does_not_make_writer_live(self) -> None:
         """Rows that arrive after a failed catch-up wait for its successful retry."""
         fixture = receiving()
         fixture.stream.persist("w", 4, ["a"])
@@ -317,7 +317,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(len(fixture.host.observer.catch_up_failures), 1)
 
     def test_failed_rows_are_redelivered(self) -> None:
-        """Rows that the sink rejected are fetched again, from the first of them."""
+        """Rows are fetched again from the first one that the sink rejected."""
         fixture = receiving()
         fixture.receive("POSITION events w 0 0")
         for n in (1, 2, 3):

@@ -27,7 +27,7 @@ class ClaimRateTests(SynchronousTestCase):
         self.assertEqual(rate.wait_before("v", 5.0), 0.0)
 
     def test_time_passes(self) -> None:
-        """After a while, a full burst is allowed again."""
+        """After enough time, a full burst is allowed again."""
         rate = ClaimRate()
         for _ in range(MAX_BURST):
             rate.wait_before("w", 5.0)

@@ -65,7 +65,7 @@ class StatusTests(SynchronousTestCase):
             self.assertIn("not a status", str(error))
 
     def test_stalled(self) -> None:
-        """``stalled`` returns the stalled writers only."""
+        """``stalled`` returns only the stalled writers."""
         self.assertEqual(STATUS.stalled, (STALLED,))
 
     def test_one_line(self) -> None:
@@ -110,8 +110,8 @@ class DescribeProcessTests(SynchronousTestCase):
 
     def test_worst_first(self) -> None:
         """
-        Problems are described before work in progress, and that before normal
-        operation.
+        Problems are described before work in progress, and work in progress before
+        normal operation.
         """
         fetching = WriterStatus(
             "events", "w1", Condition.CATCHING_UP, 12_134, 98_311, 86_177, 3.0, 100
