@@ -104,7 +104,7 @@ class ReplicationDataHandler:
     def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> Awaitable[None] | None:
-        """Deliver a position, then set the stream's position, which it may lower."""
+        """Deliver a position, then set the stream's position, even to a lower token."""
         waiting = self._sink.on_position(stream_name, instance_name, token)
         if waiting is not None:
             return self._advance_after(

@@ -58,7 +58,7 @@ class Pacing:
         """Update ``was_behind``."""
         self.was_behind = self.was_behind or self.is_behind(unacknowledged, now)
 
-    def share(self, unacknowledged: int, now: float) -> None:
+    def record_other_traffic(self, unacknowledged: int, now: float) -> None:
         """Record other traffic, which lowers the limits for a while."""
         self._shared_until = now + SHARED_WINDOW
         # The sender may exceed the lower limit already.

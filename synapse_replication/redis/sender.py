@@ -162,7 +162,9 @@ class RedisSender:
         # is written together with the page.
         is_extension = command_name == EXTENSION
         if len(lines) < SHORT_LINES and not is_extension:
-            self._pacing.share(protocol.unacknowledged, self._clock.seconds())
+            self._pacing.record_other_traffic(
+                protocol.unacknowledged, self._clock.seconds()
+            )
         waiting = self._waiting
         waiting.add(publish)
         if waiting.size > self._max_pending_bytes:

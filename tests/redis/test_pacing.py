@@ -34,9 +34,9 @@ class PacingTests(SynchronousTestCase):
 
     def test_other_traffic(self) -> None:
         """With other traffic, the lower watermarks apply for a while."""
-        self.pacing.share(SHARED_HIGH_WATERMARK - 1, 10.0)
+        self.pacing.record_other_traffic(SHARED_HIGH_WATERMARK - 1, 10.0)
         self.assertFalse(self.pacing.was_behind)
-        self.pacing.share(SHARED_HIGH_WATERMARK, 10.0)
+        self.pacing.record_other_traffic(SHARED_HIGH_WATERMARK, 10.0)
         self.assertTrue(self.pacing.was_behind)
         during, after = 10.0 + SHARED_WINDOW - 0.01, 10.0 + SHARED_WINDOW
         self.assertTrue(self.pacing.is_behind(SHARED_HIGH_WATERMARK, during))

@@ -158,7 +158,7 @@ class ReplicationExtension:
         self._last_heartbeat = self._last_answer = -math.inf
         self._tick: DelayedCall | None = None
         self._answer: DelayedCall | None = None
-        self._has_left = False
+        self._has_stopped = False
         command_handler.listen_to_sending(self)
 
     # -- starting and stopping --------------------------------------------------------
@@ -175,7 +175,7 @@ class ReplicationExtension:
         self._tick = self._answer = None
         self._send(self._message(MessageType.GOODBYE))
         # Send nothing afterwards, because peers treat any message as proof of life.
-        self._has_left = True
+        self._has_stopped = True
 
     def _on_tick(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.
@@ -189,7 +189,7 @@ class ReplicationExtension:
     def extension_up(self, connection: ExtensionConnection) -> None:
         """Send hello on a new link, before anything else."""
         self._connections.append(connection)
-        if self._has_left:
+        if self._has_stopped:
             return
         hello = self._message(MessageType.HELLO)
         if connection.is_direct and len(self._followed) <= MAX_FOLLOWED:
@@ -263,7 +263,7 @@ class ReplicationExtension:
         if is_leaving:
             self._epochs.leave(name, epoch)
         elif kind is MessageType.HELLO:
-            self._answer_soon(is_new=status is not EpochStatus.SAME)
+            self._schedule_answer(is_new=status is not EpochStatus.SAME)
 
     def _rows_announced(
         self,
@@ -283,8 +283,8 @@ class ReplicationExtension:
             message.instance_name, " and ".join(locations)
         )
 
-    def _answer_soon(self, *, is_new: bool) -> None:
-        if self._has_left:
+    def _schedule_answer(self, *, is_new: bool) -> None:
+        if self._has_stopped:
             return
         due = self._last_answer + self._options.answer_interval
         wait = due - self._clock.seconds()
@@ -377,7 +377,7 @@ class ReplicationExtension:
         self._send(self._message(MessageType.HEARTBEAT))
 
     def _send(self, message: ExtensionMessage, stream_name: str | None = None) -> None:
-        if self._connections and not self._has_left:
+        if self._connections and not self._has_stopped:
             payload = encode_message(message)
             # Copy the list: sending may drop a connection from it.
             for connection in tuple(self._connections):

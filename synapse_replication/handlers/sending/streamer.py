@@ -5,9 +5,9 @@ another round. In each round, the loop visits the streams that this instance wri
 sends a slice of each stream's rows; it ends when no stream has more rows. A stream with
 many pending rows therefore delays the others by at most one slice. Rows that were
 fetched beyond a slice are sent in the next round. While a link is behind, streams with
-more than a slice are paused, so that other streams need not wait until all of their
-rows are sent. If all remaining streams are paused, the loop ends; it is restarted when
-the link is ready again, or lost.
+more than a slice are paused, so that their rows do not delay the other streams. If all
+remaining streams are paused, the loop ends; it is restarted when the link is ready
+again, or lost.
 
 An announced position comes from a single read of the stream's own token, *before* the
 rows are fetched. Every row of this instance at or below that token is committed and

@@ -67,7 +67,7 @@ def _subject(command: Any, line: str) -> Hashable:
     return line
 
 
-class _OneName:
+class _RetainedCommands:
     """The retained commands of one name, oldest first.
 
     :ivar size: the total size of their lines, in bytes.
@@ -111,7 +111,7 @@ class UnsentCommands:
         self._dropped = dropped
         self._max_commands = max_commands
         self._max_bytes = max_bytes
-        self._by_name: dict[str, _OneName] = {}
+        self._by_name: dict[str, _RetainedCommands] = {}
         self._order = 0
 
     def __len__(self) -> int:
@@ -125,7 +125,7 @@ class UnsentCommands:
         if name == ClearUserSyncsCommand.NAME:
             self._forget_syncs(command)
         line = command.to_line()
-        of_name = self._by_name.setdefault(name, _OneName())
+        of_name = self._by_name.setdefault(name, _RetainedCommands())
         self._order += 1
         of_name.put(_subject(command, line), self._order, len(line), command)
         while (
