@@ -163,8 +163,7 @@ class LineConnection:
     :ivar extension_agreed: whether both ends speak the extension.
     :ivar close_reason: why the connection was closed; ``None`` while it is open.
     :ivar close_text: the reason as text for display; empty while it is open.
-    :ivar close_hangs: whether closing has taken too long, so that the transport must
-        be aborted.
+    :ivar close_hangs: whether closing takes so long that the transport must be aborted.
     """
 
     def __init__(
@@ -326,8 +325,7 @@ class LineConnection:
                 )
                 self._reject(received, RemoteProtocolError(text), now)
             case ErrorCommand():
-                # Stock peers quote the line that they could not parse: it may contain
-                # a secret.
+                # Stock peers quote unparsable lines, which may contain secrets.
                 text = excerpt(without_lines(command.data))
                 self._close(CloseReason.PEER_ERROR, text, now)
             case _:
@@ -336,14 +334,13 @@ class LineConnection:
     # -- sending --------------------------------------------------------------------
 
     def send_lines(self, command_name: str, lines: Sequence[bytes], now: float) -> bool:
-        """Enqueue lines of one command, in order.
+        """Enqueue lines of one command, in order: all of them or none.
 
         :param lines: without their line ends; at least one.
         :return: whether the lines were enqueued. If not, the connection is closing;
             this call closes it if the buffer is full.
-        :raises LineTooLongError: if a line is too long; no line is enqueued then.
-        :raises LocalProtocolError: if a line contains a newline; no line is enqueued
-            then.
+        :raises LineTooLongError: if a line is too long.
+        :raises LocalProtocolError: if a line contains a newline.
         """
         longest = max(map(len, lines))
         if longest > MAX_LINE_LENGTH:
@@ -424,8 +421,7 @@ class LineConnection:
     def connection_lost(self, clean: bool, text: str) -> None:
         """Record that the transport was disconnected.
 
-        :param clean: true if the peer closed the connection; false if the transport
-            failed.
+        :param clean: whether the peer closed the connection; else the transport failed.
         :param text: the reason, for display.
         """
         self.state = ConnectionState.CLOSED
