@@ -20,8 +20,8 @@ class Backoff:
     :ivar initial: the delay after the first failure, in s.
     :ivar maximum: the longest delay, in s.
     :ivar factor: the ratio of each delay to the previous one.
-    :ivar jitter: returns a number in [0, 1). A delay is shortened by half this fraction
-        of it, so that clients that failed together do not retry together.
+    :ivar jitter: returns a number in [0, 1). Half of it is the fraction by which a
+        delay is shortened, so that clients that failed together do not retry together.
     """
 
     initial: float = 0.5

@@ -23,7 +23,7 @@
     |   +-- ImplausiblePositionError  a position that its stream has not reached
     +-- PipelineError                 a Spark job cannot continue; says what to do
     |   +-- SparkMissingError         Java or PySpark is not installed
-    +-- HostError                     the host failed on a command that has secrets
+    +-- HostError                     the host failed on a command that may have secrets
     +-- HooksNotFoundError            a function for hooks cannot be imported
     +-- HooksOverflowError            events arrived faster than hooks could run
     +-- StatusError                   a process did not return a valid status
@@ -119,7 +119,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class LineTooLongError(LocalProtocolError):
-    """A command was rejected before it was sent: its line is too long.
+    """A command was rejected before it was sent, because its line is too long.
 
     :ivar command_name: the command, for instance ``"RDATA"``.
     :ivar length: the length of the line in bytes, without the line end.

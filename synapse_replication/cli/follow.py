@@ -49,9 +49,10 @@ _MASK = "***"
 class Filters:
     """Selects the commands to print; an empty set selects all.
 
-    :ivar streams: names of streams; any name also excludes commands without a stream.
-    :ivar writers: names of instances; any name also excludes commands without an
-        instance.
+    :ivar streams: names of streams; unless empty, commands without a stream are
+        excluded.
+    :ivar writers: names of instances; unless empty, commands without an instance are
+        excluded.
     :ivar commands: names of commands.
     """
 

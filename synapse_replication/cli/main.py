@@ -264,7 +264,7 @@ def check_streams(names: Sequence[str], config: ProcessConfig) -> None:
 
 
 def describe(config: ProcessConfig) -> list[tuple[str, str]]:
-    """Return what a process with this configuration would do, as labelled texts."""
+    """Return pairs of a label and a text that say what a process would do."""
     facts = []
     if config.redis is not None:
         redis = config.redis

@@ -117,7 +117,7 @@ def _move_beyond(
     *,
     dry_run: bool,
 ) -> None:
-    """Advance sequences beyond the positions that readers have reached."""
+    """Advance sequences to the positions that readers have reached."""
     for name, position in seen.items():
         if name not in streams:
             raise StorageError(f"there is no stream {name} with a sequence")

@@ -100,8 +100,7 @@ def read_shared(
     """Read and merge files.
 
     :param problems: problems are added to this list.
-    :return: the merged files, and the valid sections; ``None`` if no valid section is
-        left.
+    :return: the merged files, and the valid sections (``None`` if there are none).
     :raises ConfigError: if no file can be read.
     """
     merged = read_files(paths, problems)

@@ -35,7 +35,7 @@ def unprotected_listeners(
     """Find the listeners that any client may use.
 
     :param key: the key of this process's listeners.
-    :param has_secret: whether HTTP requests must have a secret.
+    :param has_secret: whether HTTP requests must contain a secret.
     :return: for each such listener, the key's path, what is wrong, and the hint; none
         if the operator allows unprotected listeners.
     """

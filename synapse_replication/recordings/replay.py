@@ -191,7 +191,8 @@ class _Replay:
         self.report = report = Report()
         observer = _Observer(report)
         self._processes = BackgroundProcesses(observer)
-        # Contains a space, so that it differs from every instance of a recording.
+        # The name contains a space, so it differs from every instance's name in a
+        # recording.
         self.identity = Identity("recorded", "this replay", "")
         self.clock: Clock = _Clock()
         self.streams: StreamDirectory = self

@@ -61,13 +61,13 @@ class _Open:
 
 
 class RecordingFiles:
-    """Writes lines to files in a folder, of which it is the only writer.
+    """Writes lines to files in a folder that no other process records into.
 
     Memory use is bounded by a buffer. Not thread-safe. The methods block on the disk.
 
     :param folder: the folder; created if it is missing.
-    :param roll_bytes: the size of its lines at which a file is closed, in bytes.
-    :param roll_seconds: the age of its first line at which a file is closed, in s.
+    :param roll_bytes: the size in bytes, before compression, at which a file is closed.
+    :param roll_seconds: the age in s at which a file is closed.
     :param compressed: whether to compress the files with gzip.
     :param now: returns a monotonic time in s.
     :param wall: returns the time in s since the Unix epoch.

@@ -23,7 +23,7 @@ EXIT_ERRORS = 1
 
 
 class AuditIncompleteError(click.ClickException):
-    """The audit failed; its exit status differs from that of an audit with errors."""
+    """The audit itself failed, as opposed to an audit that found errors."""
 
     exit_code = 2
 

@@ -31,7 +31,7 @@ __all__ = [
     "source_options",
 ]
 
-#: The environment variable in place of ``--dsn``.
+#: The environment variable that is used if ``--dsn`` is not given.
 DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
 
 #: Modules of the extra ``spark``.

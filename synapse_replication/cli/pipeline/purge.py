@@ -11,6 +11,7 @@ import click
 
 from synapse_replication.cli.common import examples
 from synapse_replication.cli.pipeline.options import archive_option, json_option
+from synapse_replication.text import counted
 
 if TYPE_CHECKING:
     from synapse_replication.pipeline.archive.purges import OldDay
@@ -30,7 +31,7 @@ __all__ = ["purge_command"]
     required=True,
     type=click.DateTime(["%Y-%m-%d"]),
     metavar="DATE",
-    help="Remove all days before this one, YYYY-MM-DD in UTC.",
+    help="Remove all days before this date, YYYY-MM-DD in UTC.",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Print what would be removed; change nothing."
@@ -59,7 +60,8 @@ def purge_command(
             f"{day.size / 1e6:.1f} MB"
         )
     rows, size = sum(day.rows for day in days), sum(day.size for day in days)
-    what = f"{len(days)} days of tables with {rows} rows, {size / 1e6:.1f} MB"
+    partitions = counted(len(days), "daily partition")
+    what = f"{partitions} with {rows} rows, {size / 1e6:.1f} MB"
     if not days:
         click.echo(f"nothing is older than {before.date()}")
     elif dry_run:

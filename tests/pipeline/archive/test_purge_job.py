@@ -132,7 +132,7 @@ class PurgeTests(SynchronousTestCase):
             purge_command, [*arguments, "--dry-run"], catch_exceptions=False
         )
         self.assertIn("2026-01-01  receipts: 2 rows", result.output)
-        self.assertIn("would be removed: 2 days of tables with 4 rows", result.output)
+        self.assertIn("would be removed: 2 daily partitions with 4 rows", result.output)
         self.assertEqual(keys_of(self.folder), self.before)
         self.assertEqual(read_purged_ranges(self.table(), "receipts"), [])
         result = CliRunner().invoke(
