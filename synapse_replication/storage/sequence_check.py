@@ -40,7 +40,7 @@ CHECK_SECONDS = 1.0
 
 #: The interval, in s, at which a sequence is read even if no announced id exceeds its
 #: known value: after a failover to a standby, the sequence may be behind that value.
-RECHECK_SECONDS = 10.0
+RECHECK_SECONDS = 30.0
 
 
 class SequenceCheck:

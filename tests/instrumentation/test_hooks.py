@@ -198,6 +198,22 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.observer.peer_heard(heartbeat_of("w2"))
         self.assertEqual(self.take(1), [PeerOnline("w2", "host:1")])
 
+    def test_timer(self) -> None:
+        """There is a timer only while there are callbacks and until the stop."""
+        self.hooks.start()
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+        unsubscribe = self.hooks.subscribe(CaughtUp, self.events.append)
+        self.hooks.subscribe(Stalled, self.events.append)()
+        self.take(3)
+        self.assertEqual(len(self.reactor.getDelayedCalls()), 1)
+        unsubscribe()
+        self.take(2)
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+        self.hooks.subscribe(CaughtUp, self.events.append)
+        self.assertEqual(len(self.reactor.getDelayedCalls()), 1)
+        self.hooks.stop()
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
     def test_stalled_and_caught_up(self) -> None:
         """A stalled writer is reported once, and again when it is live."""
         self.subscribe_all()

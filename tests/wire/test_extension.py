@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
@@ -21,6 +22,7 @@ from synapse_replication.wire.extension import (
     MessageType,
     StreamPosition,
     encode_message,
+    make_rows_encoder,
     parse_message,
     parse_rows_message,
 )
@@ -144,6 +146,27 @@ class ExtensionMessageTests(SynchronousTestCase):
             encode_message(message) + b" ",
         ):
             self.assertIsNone(parse_rows_message(wrong))
+
+    @settings(derandomize=True, deadline=None)
+    @given(_MESSAGES, _INT64, _TOKEN, st.builds(StreamPosition, _INT64, _INT64))
+    def test_rows_encoder(
+        self,
+        message: ExtensionMessage,
+        time_ms: int,
+        stream_name: str,
+        position: StreamPosition,
+    ) -> None:
+        """The encoder of messages of type ``rows`` has the same result."""
+        expected = attrs.evolve(
+            message,
+            type=MessageType.ROWS,
+            time_ms=time_ms,
+            positions={stream_name: position},
+        )
+        self.assertEqual(
+            make_rows_encoder(message)(time_ms, stream_name, position),
+            encode_message(expected),
+        )
 
     def test_newer_peer(self) -> None:
         """Another version or type raises its own error; unknown fields are counted."""

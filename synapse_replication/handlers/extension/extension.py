@@ -49,6 +49,7 @@ from synapse_replication.wire.extension import (
     MessageType,
     StreamPosition,
     encode_message,
+    make_rows_encoder,
     parse_message,
     parse_rows_message,
 )
@@ -159,13 +160,25 @@ class ReplicationExtension:
         self._tick: DelayedCall | None = None
         self._answer: DelayedCall | None = None
         self._has_stopped = False
+        #: A message with the fields that are the same in all messages.
+        self._blank = ExtensionMessage(
+            MessageType.HEARTBEAT,
+            self._name,
+            self.epoch,
+            0,
+            {},
+            where,
+            __version__,
+            has_backlog=backlog is not None,
+        )
+        self._encode_rows = make_rows_encoder(self._blank)
         command_handler.listen_to_sending(self)
 
     # -- starting and stopping --------------------------------------------------------
 
     def start(self) -> None:
         """Start sending heartbeats."""
-        self._tick = self._clock.call_later(self._options.busy_interval, self._on_tick)
+        self._tick_later(self._options.busy_interval)
 
     def stop(self) -> None:
         """Send goodbye as the last message. Call it after all rows have been sent."""
@@ -173,16 +186,24 @@ class ReplicationExtension:
             if call is not None and call.active():
                 call.cancel()
         self._tick = self._answer = None
-        self._send(self._message(MessageType.GOODBYE))
+        self._send_message(MessageType.GOODBYE)
         # Send nothing afterwards, because peers treat any message as proof of life.
         self._has_stopped = True
 
     def _on_tick(self) -> None:
+        due = self._last_heartbeat + self._options.idle_interval
+        wait = due - self._clock.seconds()
+        if wait > 0 and not self._has_advanced:
+            # A hello was answered in the meantime.
+            self._tick_later(wait)
+            return
         # Reschedule first, so that an exception cannot stop the timer.
-        self._tick = self._clock.call_later(self._options.busy_interval, self._on_tick)
-        idle = self._clock.seconds() - self._last_heartbeat
-        if self._has_advanced or idle >= self._options.idle_interval:
-            self._send_heartbeat()
+        self._has_advanced = False
+        self._tick_later(self._options.idle_interval)
+        self._send_heartbeat()
+
+    def _tick_later(self, delay: float) -> None:
+        self._tick = self._clock.call_later(delay, self._on_tick)
 
     # -- connections ------------------------------------------------------------------
 
@@ -198,7 +219,7 @@ class ReplicationExtension:
 
     def sending_resumed(self) -> None:
         """Send hello again: earlier messages may not have arrived."""
-        self._send(self._message(MessageType.HELLO))
+        self._send_message(MessageType.HELLO)
 
     def extension_down(self, connection: ExtensionConnection) -> None:
         """Remove a link that is down."""
@@ -316,9 +337,8 @@ class ReplicationExtension:
         """Send the position before rows that are about to be sent; retain the rows."""
         position = self._positions.get(stream_name)
         if position is not None and self._connections:
-            self._send(
-                self._message(MessageType.ROWS, {stream_name: position}), stream_name
-            )
+            now = self._clock.time_msec()
+            self._send(self._encode_rows(now, stream_name, position), stream_name)
         self._set_position(stream_name, batches[-1][0])
         if self._backlog is not None and self.retains(stream_name):
             self._backlog.of(stream_name).add(prev_token, batches)
@@ -345,40 +365,35 @@ class ReplicationExtension:
         if position is None or position.token != token:
             now = self._clock.time_msec()
             self._positions[stream_name] = StreamPosition(token, now)
-            self._has_advanced = True
+            if not self._has_advanced:
+                self._has_advanced = True
+                if self._tick is not None and self._tick.active():
+                    self._tick.cancel()
+                    self._tick_later(self._options.busy_interval)
 
     # -- messages ----------------------------------------------------------------------
 
-    def _message(
-        self, kind: MessageType, positions: dict[str, StreamPosition] | None = None
-    ) -> ExtensionMessage:
+    def _message(self, kind: MessageType) -> ExtensionMessage:
         now = self._clock.time_msec()
-        if positions is None:
-            positions = {
-                name: self._positions.get(name)
-                or StreamPosition(self._handler.last_sent_token(stream), now)
-                for stream in self._host.streams.get_streams_to_replicate()
-                for name in [stream.description.name]
-            }
-        return ExtensionMessage(
-            kind,
-            self._name,
-            self.epoch,
-            now,
-            positions,
-            self._where,
-            __version__,
-            has_backlog=self._backlog is not None,
-        )
+        positions = {
+            name: self._positions.get(name)
+            or StreamPosition(self._handler.last_sent_token(stream), now)
+            for stream in self._host.streams.get_streams_to_replicate()
+            for name in [stream.description.name]
+        }
+        return attrs.evolve(self._blank, type=kind, time_ms=now, positions=positions)
 
     def _send_heartbeat(self) -> None:
         self._has_advanced = False
         self._last_heartbeat = self._clock.seconds()
-        self._send(self._message(MessageType.HEARTBEAT))
+        self._send_message(MessageType.HEARTBEAT)
 
-    def _send(self, message: ExtensionMessage, stream_name: str | None = None) -> None:
+    def _send_message(self, kind: MessageType) -> None:
         if self._connections and not self._has_stopped:
-            payload = encode_message(message)
+            self._send(encode_message(self._message(kind)))
+
+    def _send(self, payload: bytes, stream_name: str | None = None) -> None:
+        if not self._has_stopped:
             # Copy the list: sending may drop a connection from it.
             for connection in tuple(self._connections):
                 if stream_name is None or self._handler.sends(connection, stream_name):
