@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from synapse_replication.pipeline.audit.checks.ids import known_ids, packed
-from synapse_replication.pipeline.audit.checks.sightings import BUCKET_BITS, Place
+from synapse_replication.pipeline.audit.checks.sightings import BUCKET_BITS, Source
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA, ROWS_SCHEMA
 from tests.pipeline.shared_session import shared_session
 
@@ -74,7 +74,7 @@ def ids_of_rows(
     tables: DataFrame,
     archive: DataFrame,
     tokens: DataFrame,
-    kept: Collection[str],
+    persisted: Collection[str],
     nameless: Collection[str] = (),
     *,
     bucket_bits: int = BUCKET_BITS,
@@ -84,10 +84,10 @@ def ids_of_rows(
     :param nameless: streams whose tables and archive do not tell the writer.
     """
     return known_ids(
-        packed(tables, Place.TABLES, nameless, bucket_bits=bucket_bits),
-        packed(archive, Place.ARCHIVE, nameless, bucket_bits=bucket_bits),
+        packed(tables, Source.TABLES, nameless, bucket_bits=bucket_bits),
+        packed(archive, Source.ARCHIVE, nameless, bucket_bits=bucket_bits),
         tokens,
-        kept,
+        persisted,
     )
 
 

@@ -77,12 +77,12 @@ def _print(found: Bootstrap, settings: PipelineSettings) -> None:
             change.instance_name,
             "none" if change.old is None else str(change.old),
             str(change.new) if change.is_written else "",
-            change.fate.value,
+            change.treatment.value,
             style="bold" if change.is_written else None,
         )
         previous = change.stream
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    for stream, token in sorted(found.nobody.items()):
+    for stream, token in sorted(found.without_writer.items()):
         click.echo(
             f"{stream}: rows up to {token} have no writer; they affect no position"
         )
@@ -103,9 +103,9 @@ def _describe(found: Bootstrap, *, written: bool) -> dict[str, Any]:
                 "writer": change.instance_name,
                 "old": change.old,
                 "new": change.new,
-                "change": change.fate.name.lower(),
+                "change": change.treatment.name.lower(),
             }
             for change in found.changes
         ],
-        "rows_of_nobody": dict(found.nobody),
+        "rows_of_nobody": dict(found.without_writer),
     }

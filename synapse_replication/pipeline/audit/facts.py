@@ -1,6 +1,6 @@
 """The facts about a deployment that an audit needs: its streams and their progress.
 
-The driver reads them in one read-only transaction, by indexes.
+The driver reads them in one read-only transaction.
 """
 
 from __future__ import annotations
@@ -50,18 +50,19 @@ _KINDS: Final[Mapping[ProblemKind, Kind]] = MappingProxyType(
 class AuditFacts:
     """The facts about the streams of a deployment.
 
-    :ivar kept: the names of streams whose ids a sequence of the database allocates.
+    :ivar persisted: the names of streams whose ids a sequence of the database
+        allocates.
     :ivar in_memory: the names of streams that restart with their writer.
     :ivar idempotent: the names of streams whose late rows are delivered.
-    :ivar nameless: the names of streams whose tables do not contain the writer.
-    :ivar tables: the tables of each stream in ``kept``.
-    :ivar last_allocated: the last id that the sequence of each stream allocated.
-    :ivar reach: the greatest token of each stream in its sequence or positions.
+    :ivar nameless: the names of streams with a table that does not record the writer.
+    :ivar tables: the tables of each stream in ``persisted``.
+    :ivar last_allocated: the last id that the sequence of each stream has allocated.
+    :ivar reach: the greatest token in the sequence or the positions of each stream.
     :ivar writers: the writers of each stream, from configuration and positions.
-    :ivar findings: the findings from sequences, tables and positions alone.
+    :ivar findings: the findings from comparing sequences, tables and positions.
     """
 
-    kept: frozenset[str]
+    persisted: frozenset[str]
     in_memory: frozenset[str]
     idempotent: frozenset[str]
     nameless: frozenset[str]
@@ -71,13 +72,13 @@ class AuditFacts:
     writers: Mapping[str, frozenset[str]]
     findings: Sequence[Finding]
 
-    def sole_writers(self, heard: Iterable[tuple[str, str]]) -> dict[str, str]:
-        """Return the writer of each nameless stream that has only one.
+    def sole_writers(self, received: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """Return the writer of each nameless stream that has a single writer.
 
-        :param heard: pairs of a stream and a writer in recordings.
+        :param received: pairs of a stream and a writer in recordings.
         """
         writers = {name: set(self.writers[name]) for name in self.nameless}
-        for stream, writer in heard:
+        for stream, writer in received:
             if stream in writers:
                 writers[stream].add(writer)
         return {
@@ -111,7 +112,7 @@ def read_facts(settings: PipelineSettings) -> AuditFacts:
     }
     described = {stream.name: stream.description for stream in streams}
     return AuditFacts(
-        kept=frozenset(states),
+        persisted=frozenset(states),
         in_memory=frozenset(n for n, d in described.items() if d.held_in_memory),
         idempotent=frozenset(n for n, d in described.items() if d.idempotent),
         nameless=frozenset(

@@ -1,6 +1,6 @@
 """The kinds of an audit's findings, their severities, and the columns of a finding.
 
-docs/pipeline.rst describes the meaning, the certainty and the remedy of each kind.
+docs/pipeline.rst says what each kind means, how certain it is, and what to do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SAMPLES", "SEVERITIES", "Kind", "Severity", "finding", "sample"]
 
-#: The most lines or rows in the evidence of one finding.
+#: The maximum number of lines or rows in the evidence of one finding.
 SAMPLES: Final = 10
 
 
@@ -28,7 +28,7 @@ class Severity(enum.Enum):
     ERROR = "error"
     #: A fault that did no harm, or one that cannot be proved.
     WARNING = "warning"
-    #: Occurs in sound deployments, too; helps to interpret the other findings.
+    #: Occurs in healthy deployments, too; helps to interpret the other findings.
     INFO = "info"
 
 
@@ -101,7 +101,7 @@ def finding(
 ) -> list[Column]:
     """Return the columns of FINDINGS_SCHEMA, for a ``select``.
 
-    An omitted column is taken from the column with the name of the parameter.
+    For an omitted parameter, the column of the same name is used.
 
     :param kind: a kind, or a column with the values of kinds.
     :param message: texts and columns, concatenated to a sentence.
@@ -110,7 +110,7 @@ def finding(
     parts = [
         sf.lit(part)
         if isinstance(part, str)
-        else sf.coalesce(part.cast("string"), sf.lit("nobody"))
+        else sf.coalesce(part.cast("string"), sf.lit("an unknown writer"))
         for part in message
     ]
     fields = [column.alias(name) for name, column in evidence.items()]
@@ -151,5 +151,5 @@ def sample(rank: Column, *fields: Column) -> Column:
     :param rank: the rank of a row within its group, from 1.
     :param fields: the fields of the objects, which are sorted by the first field.
     """
-    kept = sf.when(rank <= SAMPLES, sf.struct(*fields))
-    return sf.array_sort(sf.collect_list(kept))
+    first = sf.when(rank <= SAMPLES, sf.struct(*fields))
+    return sf.array_sort(sf.collect_list(first))

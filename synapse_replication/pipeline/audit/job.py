@@ -1,4 +1,4 @@
-"""The audit job, which checks whether any rows were lost."""
+"""The audit job, which checks whether rows were lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from synapse_replication.pipeline.audit.checks.ids import (
 )
 from synapse_replication.pipeline.audit.checks.sightings import (
     PACKED_SCHEMA,
-    Place,
+    Source,
     pack,
 )
 from synapse_replication.pipeline.audit.checks.wire import (
@@ -129,7 +129,7 @@ def run_audit(
             return show(findings, sys.stdout)
 
 
-def _say_nothing(step: str) -> None:
+def _show_nothing(step: str) -> None:
     """Ignore the step: no progress is shown."""
 
 
@@ -140,7 +140,7 @@ def audited(
     *,
     recordings: Sequence[str | os.PathLike[str]] = (),
     archive: ArchivedTables | None = None,
-    begin: Callable[[str], object] = _say_nothing,
+    begin: Callable[[str], object] = _show_nothing,
 ) -> Iterator[DataFrame]:
     """Audit a deployment; yield a data frame of FINDINGS_SCHEMA, worst first.
 
@@ -165,7 +165,7 @@ def audited(
         if few:
             # So few rows do not need as many partitions as the scan produced.
             ids = ids.coalesce(session.sparkContext.defaultParallelism)
-        begin("judge what differs")
+        begin("check the differences")
         found = [
             local_frame(session, FINDINGS_SCHEMA, facts.findings),
             two_writers_findings(ids),
@@ -208,7 +208,7 @@ def _wire_findings(
     :param sole: the only writer of each stream whose tables do not record the writer.
     """
     return [
-        order_findings(tokens, facts.kept, facts.idempotent),
+        order_findings(tokens, facts.persisted, facts.idempotent),
         reset_findings(tokens, facts.in_memory),
         not_seen_findings(ids, tokens, facts.idempotent, sole),
     ]
@@ -233,9 +233,11 @@ def _archive_findings(
 
 @contextlib.contextmanager
 def _interpreted(session: SparkSession, *, few: bool) -> Iterator[None]:
-    """Disable code generation for few rows, which take longer to compile than to run.
+    """Disable code generation within the context, if there are few rows.
 
-    :param few: whether there are few rows; nothing is changed otherwise.
+    A query over few rows takes longer to compile than to run.
+
+    :param few: whether there are few rows; otherwise, nothing is changed.
     """
     before = session.conf.get(_CODEGEN)
     if few:
@@ -269,7 +271,7 @@ def _wire(
 
 
 def _archived_wire(session: SparkSession, archive: ArchivedTables | None) -> DataFrame:
-    """Read the recordings of an archive, under names that no file can have."""
+    """Return the lines of an archive, with recording names that no file can have."""
     if archive is None:
         return local_frame(session, WIRE_SCHEMA)
     name = sf.concat(sf.lit("archive/wire/"), sf.col("recording"))
@@ -314,8 +316,8 @@ def _ids(
         _in_tables(session, settings, facts),
         _in_archive(session, archive, facts),
         tokens,
-        facts.kept,
-        heard=_bounds(on_wire),
+        facts.persisted,
+        received=_bounds(on_wire),
         archived={} if archive is None else archive.id_bounds(),
         last_ids=sum(facts.reach.values()),
     )
@@ -326,9 +328,9 @@ def _in_tables(
 ) -> DataFrame:
     """Return the packed sightings of ids in the tables of the database.
 
-    Reads beyond the positions, because rows committed there count, too.
+    Rows beyond the positions are included, because they may be committed, too.
     """
-    work = functools.partial(pack, place=Place.TABLES, nameless=facts.nameless)
+    work = functools.partial(pack, source=Source.TABLES, nameless=facts.nameless)
     reach = json.dumps(facts.reach)
     return map_rows(session, settings, work, PACKED_SCHEMA, endingToken=reach)
 
@@ -339,7 +341,7 @@ def _in_archive(
     """Return the packed sightings of ids in the archive."""
     if archive is None:
         return local_frame(session, PACKED_SCHEMA)
-    work = functools.partial(pack, place=Place.ARCHIVE, nameless=facts.nameless)
+    work = functools.partial(pack, source=Source.ARCHIVE, nameless=facts.nameless)
     columns = ("instance_name", "stream_id", "row_index")
     return archive.map_rows(work, PACKED_SCHEMA, *columns)
 
@@ -347,7 +349,7 @@ def _in_archive(
 def _repeated(
     session: SparkSession, ids: DataFrame, archive: ArchivedTables
 ) -> DataFrame:
-    """Return the archived rows of ids of which the archive may have a row twice.
+    """Return the archived rows of the ids that have ``repeated`` set.
 
     Only the range of each stream that contains these ids is read.
     """
@@ -372,7 +374,7 @@ def _texts(
     archive: ArchivedTables | None,
     reach: Mapping[str, int],
 ) -> DataFrame:
-    """Return the rows of the first few lost ids of each line.
+    """Return the rows of the first few ids that each line has lost.
 
     Only the range of each stream that contains these ids is read.
 

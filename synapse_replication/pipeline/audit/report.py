@@ -24,10 +24,10 @@ __all__ = ["Counts", "print_findings", "print_json", "write_findings"]
 #: The number of findings of each severity.
 Counts = Counter[Severity]
 
-#: The most errors, and the most warnings, that are printed individually.
+#: The maximum number of errors, and of warnings, that are printed individually.
 MAX_SHOWN: Final = 100
 
-#: The most characters of evidence that are printed for each.
+#: The maximum number of characters of a finding's evidence that are printed.
 _MAX_EVIDENCE: Final = 600
 
 
@@ -51,7 +51,7 @@ def print_json(findings: DataFrame, out: TextIO) -> Counts:
 
 
 def write_findings(findings: DataFrame, folder: str) -> None:
-    """Write findings as one Parquet file and as lines of JSON, in place of older ones.
+    """Write findings as one Parquet file and as lines of JSON; replace older files.
 
     :param findings: findings with FINDINGS_SCHEMA; few enough for this process.
     :param folder: the folder, which is created if it is missing.
@@ -71,7 +71,7 @@ def write_findings(findings: DataFrame, folder: str) -> None:
 
 
 def print_findings(findings: DataFrame, out: TextIO) -> Counts:
-    """Print errors and warnings, and totals of all other findings.
+    """Print errors and warnings, and the totals of all other findings.
 
     :param findings: findings with FINDINGS_SCHEMA.
     """
@@ -110,12 +110,12 @@ def _print_finding(row: Row, out: TextIO) -> None:
         where.append(
             str(row.first_token) if same else f"{row.first_token}-{row.last_token}"
         )
-    place = " ".join(str(part) for part in where if part is not None)
+    location = " ".join(str(part) for part in where if part is not None)
     evidence = row.evidence
     if len(evidence) > _MAX_EVIDENCE:
         evidence = evidence[:_MAX_EVIDENCE] + " ..."
     out.write(
-        f"{row.severity.upper()} {row.kind} {printable(place)}\n"
+        f"{row.severity.upper()} {row.kind} {printable(location)}\n"
         f"  {printable(row.message)}\n"
         f"  evidence: {printable(evidence)}\n"
     )

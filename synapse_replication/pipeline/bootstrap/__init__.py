@@ -1,1 +1,1 @@
-"""Positions computed from the tables, for a deployment that lost them."""
+"""The job that computes positions from the tables, if a deployment has lost them."""

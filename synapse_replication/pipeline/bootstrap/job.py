@@ -20,7 +20,7 @@ from synapse_replication.pipeline.bootstrap.plan import (
 from synapse_replication.pipeline.bootstrap.positions import farthest_tokens
 from synapse_replication.pipeline.bootstrap.store import (
     IdRange,
-    check_nobody_writes,
+    check_no_writers,
     connected,
     id_ranges,
     read_farthest,
@@ -44,33 +44,34 @@ __all__ = [
     "write_bootstrap",
 ]
 
-#: Reads ranges of ids from a database, given its connection parameters.
+#: A function that reads ranges of ids. It gets the database's connection parameters.
 Reader = Callable[[Mapping[str, Any], Sequence[IdRange]], "list[Found]"]
 
 _FOUND_SCHEMA = "stream string, table string, instance_name string, token long"
 
-#: The number of partitions per core, so that faster tasks take over more of them.
+#: The number of partitions per core. With more than one, a core that finishes early
+#: reads further partitions.
 _PARTITIONS_PER_CORE = 2
 
 
 @attrs.frozen
 class Bootstrap:
-    """The positions that were found, and the changes to write.
+    """The state of the streams, and the changes to write.
 
-    :ivar nobody: for each stream, the greatest token of rows without a writer in tables
-        that have a column for it.
+    :ivar without_writer: the greatest token of each stream in rows that have no writer,
+        although their table has a column for it.
     """
 
     histories: Sequence[StreamHistory]
     changes: Sequence[Change]
-    nobody: Mapping[str, int]
+    without_writer: Mapping[str, int]
 
 
 def run_bootstrap(settings: PipelineSettings, *, master: str | None) -> Bootstrap:
     """Compute the positions of all writers in a new Spark session.
 
     :param master: the URL of the Spark master; ``None`` for this machine.
-    :raises PipelineError: for the same reasons as :func:`read_bootstrap`.
+    :raises PipelineError: if :func:`read_bootstrap` raises it.
     """
     with (
         JobProgress(sys.stderr, 2) as progress,
@@ -81,7 +82,7 @@ def run_bootstrap(settings: PipelineSettings, *, master: str | None) -> Bootstra
             progress=progress,
         ) as session,
     ):
-        progress.begin("look for the last row of each writer")
+        progress.begin("find the last row of each writer")
         return read_bootstrap(settings, functools.partial(read_with_spark, session))
 
 
@@ -99,27 +100,28 @@ def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
             before = read_histories(cursor, settings)
             if not before:
                 raise PipelineError(
-                    "this database has none of the tables of a homeserver's streams"
+                    "the database has no table of a homeserver's stream; is it the "
+                    "homeserver's?"
                 )
-            check_nobody_writes(cursor, before, before)
+            check_no_writers(cursor, before, before)
             ranges = id_ranges(cursor, before)
             found = read(settings.conninfo, ranges)
             now = read_histories(cursor, settings)
-            check_nobody_writes(cursor, before, now)
+            check_no_writers(cursor, before, now)
     histories = [history.with_found(found) for history in now]
     check_histories(histories)
     columns = {(h.name, c.table): c.writer_column for h in now for c in h.tables}
-    nobody: dict[str, int] = {}
+    without_writer: dict[str, int] = {}
     for stream, table, writer, token in found:
         if writer is None and columns[stream, table] is not None:
-            nobody[stream] = max(token, nobody.get(stream, 0))
-    return Bootstrap(histories, plan_positions(histories), nobody)
+            without_writer[stream] = max(token, without_writer.get(stream, 0))
+    return Bootstrap(histories, plan_positions(histories), without_writer)
 
 
 def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
     """Write the changes in one transaction.
 
-    :raises PipelineError: if writers are running. Nothing is written then.
+    :raises PipelineError: if writers are running. In that case, nothing is written.
     """
     with (
         connected(settings.conninfo, readonly=False) as connection,

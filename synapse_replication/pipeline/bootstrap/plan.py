@@ -1,11 +1,12 @@
-"""Plans the contents of ``stream_positions`` from the contents of the tables. Pure.
+"""Plans the contents of ``stream_positions`` from the contents of the tables.
 
 A position means that all rows of its writer up to that id are committed. While no
-writer runs, no transaction is in flight, so any id up to the greatest one of the stream
-would be true. A writer with rows nevertheless gets the id of its own last row, as its
-homeserver would have stored, and no position decreases. Only a writer without rows, or
-one of a stream whose tables do not contain the writer, gets the greatest id of the
-stream: a lower position would delay every reader that waits for all writers.
+writer runs, no transaction is in progress, so any id up to the stream's greatest one
+would be a correct position. A writer with rows nevertheless gets the id of its own last
+row, which the homeserver would have stored, and no position decreases. Only a writer
+without rows, or a writer of a stream whose tables do not record the writer, gets the
+greatest id of the stream: a lower position would delay every reader that waits for all
+writers. The functions perform no I/O.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = [
     "plan_positions",
 ]
 
-#: Stream, table, writer (``None`` where the row does not tell), its greatest token.
+#: A stream, a table, a writer (``None`` for rows without one), and the greatest token.
 Found = tuple[str, str, str | None, int]
 
 
@@ -40,7 +41,7 @@ class StreamHistory:
     :ivar name: the name on the wire.
     :ivar positions_name: the name in ``stream_positions``.
     :ivar sequence: the sequence that allocates the ids.
-    :ivar tables: the existing tables with these ids.
+    :ivar tables: the id columns of the existing tables.
     :ivar negative: whether ids are negative in tables and in ``stream_positions``.
     :ivar writers: the declared writers; ``None`` if they are unknown.
     :ivar sequence_value: the last allocated id.
@@ -82,8 +83,8 @@ class PlannedChange(enum.Enum):
 
     NEW = "new"
     FORWARD = "forward"
-    KEPT = "as it is"
-    UNDECLARED = "no writer any more: left alone"
+    KEPT = "unchanged"
+    UNDECLARED = "not a writer any more: unchanged"
 
 
 @attrs.frozen
@@ -100,38 +101,39 @@ class Change:
     instance_name: str
     old: int | None
     new: int | None
-    fate: PlannedChange
+    treatment: PlannedChange
 
     @property
     def is_written(self) -> bool:
         """Whether the position has to be written."""
-        return self.fate in (PlannedChange.NEW, PlannedChange.FORWARD)
+        return self.treatment in (PlannedChange.NEW, PlannedChange.FORWARD)
 
 
 def check_histories(histories: Iterable[StreamHistory]) -> None:
     """Verify that no sequence is behind its tables or a stored position.
 
-    :raises PipelineError: if one is behind; names the sequence and both values.
+    :raises PipelineError: if a sequence is behind. The message names the sequence and
+        both values.
     """
     behind = []
     for history in histories:
         last = history.sequence_value
         behind += [
-            f"sequence {history.sequence} of {history.name} stands at {last}, but "
-            f"table {table} holds {history.sign * token}"
+            f"sequence {history.sequence} of {history.name} is at {last}, but table "
+            f"{table} has the id {history.sign * token}"
             for table, token in history.farthest.items()
             if token > last
         ]
         # A stream without rows has the position 1, although no id was allocated.
         behind += [
-            f"sequence {history.sequence} of {history.name} stands at {last}, but "
-            f"{writer} is stored at {stored}"
+            f"sequence {history.sequence} of {history.name} is at {last}, but the "
+            f"stored position of {writer} is {stored}"
             for writer, stored in history.stored.items()
             if history.sign * stored > max(last, 1)
         ]
     if behind:
         raise PipelineError(
-            "; ".join(behind) + ": ids would be given out twice. Stop all writers, and "
+            "; ".join(behind) + ": ids would be allocated twice. Stop all writers, and "
             "run 'synapse-replication positions repair' first"
         )
 
@@ -150,19 +152,19 @@ def _plan(history: StreamHistory) -> Sequence[Change]:
     changes = []
     for writer in sorted({*declared, *history.found, *history.stored}):
         old = history.stored.get(writer)
-        new, fate = old, PlannedChange.KEPT
+        new, treatment = old, PlannedChange.KEPT
         if writer not in declared:
-            fate = PlannedChange.UNDECLARED
+            treatment = PlannedChange.UNDECLARED
         elif greatest:
             token = history.sign * history.found.get(writer, greatest)
             if old is None:
-                new, fate = token, PlannedChange.NEW
+                new, treatment = token, PlannedChange.NEW
             elif token * history.sign > old * history.sign:
-                new, fate = token, PlannedChange.FORWARD
+                new, treatment = token, PlannedChange.FORWARD
         elif old is None:
             # A stream without rows: its writers store their positions themselves.
             continue
         changes.append(
-            Change(history.name, history.positions_name, writer, old, new, fate)
+            Change(history.name, history.positions_name, writer, old, new, treatment)
         )
     return changes

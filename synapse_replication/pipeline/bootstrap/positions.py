@@ -1,4 +1,4 @@
-"""Aggregates the greatest tokens of writers."""
+"""A query for the greatest token of each writer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["farthest_tokens"]
 def farthest_tokens(parts: DataFrame) -> DataFrame:
     """Return the greatest token of each stream, table and writer over its parts.
 
-    :param parts: ``stream``, ``table``, ``instance_name`` (null if the table does not
-        store it), ``token``.
+    :param parts: ``stream``, ``table``, ``instance_name`` (null for rows without a
+        writer), ``token``.
     :return: the same columns.
     """
     found = parts.select("stream", "table", "instance_name", "token")

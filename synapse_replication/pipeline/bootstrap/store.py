@@ -25,7 +25,7 @@ from synapse_replication.streams.table import IdColumn, TableStream
 
 __all__ = [
     "IdRange",
-    "check_nobody_writes",
+    "check_no_writers",
     "connected",
     "id_ranges",
     "read_farthest",
@@ -36,7 +36,7 @@ __all__ = [
 #: The number of ids that one query covers.
 RANGE_WIDTH = 250_000
 
-#: The most ranges of one table; beyond it, the ranges become wider.
+#: The maximum number of ranges of one table. A larger table has wider ranges.
 MAX_RANGES = 2000
 
 _WRITING = """
@@ -57,7 +57,7 @@ _LOCK_TABLE = "LOCK TABLE stream_positions IN SHARE ROW EXCLUSIVE MODE"
 class IdRange:
     """A range of a table's ids that one query covers.
 
-    :ivar sql: selects each writer and its greatest token in
+    :ivar sql: the query for each writer and its greatest token in
         ``(%(after)s, %(up_to)s]``.
     """
 
@@ -103,7 +103,8 @@ def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistor
 
     The histories lack the greatest tokens, which :func:`read_farthest` reads.
 
-    :raises PipelineError: if ``stream_positions`` has a writer of a stream twice.
+    :raises PipelineError: if ``stream_positions`` has two rows for a writer of a
+        stream.
     """
     stored: dict[str, dict[str, int]] = {}
     if _exists(cursor, "stream_positions"):
@@ -113,7 +114,7 @@ def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistor
         for name, writer, stream_id in cursor.fetchall():
             if writer in stored.setdefault(name, {}):
                 raise PipelineError(
-                    f"stream_positions has {writer} of {name} twice; run "
+                    f"stream_positions has two rows for {writer} of {name}; run "
                     "'synapse-replication positions repair' first"
                 )
             stored[name][writer] = stream_id
@@ -151,20 +152,20 @@ def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistor
     return histories
 
 
-def check_nobody_writes(
+def check_no_writers(
     cursor: Any, before: Sequence[StreamHistory], now: Sequence[StreamHistory]
 ) -> None:
     """Check that no writer is running.
 
     :param before: the histories as read at the beginning.
     :param now: the same histories, read again.
-    :raises PipelineError: if one is running; the message lists the evidence.
+    :raises PipelineError: if a writer is running. The message lists the evidence.
     """
     signs = []
     for old, new in zip(before, now, strict=True):
         if old.sequence_value != new.sequence_value:
             signs.append(
-                f"sequence {new.sequence} went from {old.sequence_value} to "
+                f"sequence {new.sequence} changed from {old.sequence_value} to "
                 f"{new.sequence_value}"
             )
         elif old.stored != new.stored:
@@ -182,7 +183,7 @@ def check_nobody_writes(
     if signs:
         raise PipelineError(
             f"writers are running: {'; '.join(signs[:5])}. Rows that they have not "
-            "committed yet could be skipped; stop all writers, and run this again"
+            "committed yet could be skipped; stop all writers, and try again"
         )
 
 
@@ -213,7 +214,9 @@ def write_positions(
     before: Sequence[StreamHistory],
     changes: Sequence[Change],
 ) -> None:
-    """Write positions if none has changed since they were read; the caller commits.
+    """Write positions, if none has changed since the histories were read.
+
+    The caller commits the transaction.
 
     :raises PipelineError: if a writer is running, or a position would decrease.
     """
@@ -221,7 +224,7 @@ def write_positions(
     cursor.execute(queries.LOCK_POSITIONS)
     cursor.execute(DELTAS[0])
     cursor.execute(_LOCK_TABLE)
-    check_nobody_writes(cursor, before, read_histories(cursor, settings))
+    check_no_writers(cursor, before, read_histories(cursor, settings))
     for history in before:
         for change in changes:
             if change.stream == history.name and change.is_written:
@@ -236,7 +239,7 @@ def write_positions(
                 if cursor.rowcount != 1:
                     raise PipelineError(
                         f"the position of {change.instance_name} in {change.stream} "
-                        "has advanced in the meantime; nothing was written"
+                        "has advanced since it was read; nothing was written"
                     )
 
 

@@ -1,7 +1,7 @@
 """Computes the contents of a report with Spark.
 
-The size of the results that reach the driver is bounded, independent of the input:
-windows are limited, and so is the number of events, findings, rooms and users.
+The size of the results that reach the driver does not depend on the input: the numbers
+of windows, events, findings, rooms and users are limited.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ReportInputs", "collect_report"]
 
-#: The most rooms, and the most users, that are shown.
+#: The maximum number of rooms, and of users, that are shown.
 MAX_HOT = 15
 
 MAX_EVENTS = 50
 MAX_FINDINGS = 200
 
-#: The most windows that a given window length may produce.
+#: The maximum number of windows that a requested window length may produce.
 MAX_WINDOWS = 2000
 
 _T = TypeVar("_T")
@@ -55,7 +55,7 @@ _T = TypeVar("_T")
 class ReportInputs:
     """The input of a report.
 
-    :ivar rows: the columns of ROWS_SCHEMA, or ``room_id`` and ``user_id`` in place of
+    :ivar rows: rows with ROWS_SCHEMA, or with ``room_id`` and ``user_id`` instead of
         ``row``; ``None`` if only recordings are given.
     :ivar wire: the lines of recordings, with WIRE_SCHEMA; ``None`` if there are none.
     :ivar findings: an audit's findings, with FINDINGS_SCHEMA; ``None`` without an
@@ -78,7 +78,8 @@ def collect_report(
 ) -> ReportData:
     """Count rows and lines, and fetch the results.
 
-    :param window_s: the window of plots, in s; chosen automatically if ``None``.
+    :param window_s: the length of a plot's window, in s; ``None`` to choose it by the
+        period of the data.
     :param identify: whether to show the names of rooms and users.
     :param now: the time of the report, in UTC; by default the current time.
     :raises PipelineError: if there would be too many windows.
@@ -93,7 +94,7 @@ def collect_report(
         rows = report_rows.with_names(rows)
     wire = None
     if inputs.wire is not None:
-        # Several queries read it.
+        # Cache the lines, because several queries read them.
         wire = inputs.wire.select(*WIRE_SCHEMA.names).persist()
     try:
         if rows is not None:
@@ -110,16 +111,16 @@ def collect_report(
 
 
 def _add_rows(data: ReportData, rows: DataFrame, window_s: int | None) -> ReportData:
-    places = report_rows.by_place(rows).persist()
+    counts = report_rows.by_row_index(rows).persist()
     try:
         totals = _fetch(
-            report_rows.totals(places).orderBy("stream", "instance_name"), WriterTotal
+            report_rows.totals(counts).orderBy("stream", "instance_name"), WriterTotal
         )
         batches = _fetch(
-            report_rows.batch_sizes(places).orderBy("stream", "bucket"), BatchBucket
+            report_rows.batch_sizes(counts).orderBy("stream", "bucket"), BatchBucket
         )
     finally:
-        places.unpersist()
+        counts.unpersist()
     window = _window(
         window_s,
         (total.first_ts for total in totals),
@@ -245,17 +246,17 @@ def _utc(value: Any) -> Any:
 
 
 def _window(
-    asked: int | None,
+    requested: int | None,
     first: Iterable[datetime.datetime | None],
     last: Iterable[datetime.datetime | None],
 ) -> int:
     begin = min((time for time in first if time), default=None)
     end = max((time for time in last if time), default=None)
-    if asked is None:
+    if requested is None:
         return choose_window(begin, end)
-    if begin and end and (end - begin).total_seconds() / asked > MAX_WINDOWS:
+    if begin and end and (end - begin).total_seconds() / requested > MAX_WINDOWS:
         raise PipelineError(
-            f"--window {asked}: there would be more than {MAX_WINDOWS} windows from "
-            f"{begin:%Y-%m-%d} to {end:%Y-%m-%d}; take longer ones"
+            f"--window {requested}: there would be more than {MAX_WINDOWS} windows "
+            f"from {begin:%Y-%m-%d} to {end:%Y-%m-%d}; choose a longer window"
         )
-    return asked
+    return requested

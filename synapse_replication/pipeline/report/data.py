@@ -24,7 +24,7 @@ __all__ = [
     "hide_names",
 ]
 
-#: The most windows in a plot.
+#: The maximum number of windows in a plot.
 MAX_WINDOWS = 120
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
@@ -92,10 +92,11 @@ class LagLine:
 class BatchBucket:
     """The number of tokens of a stream whose number of rows is in a range.
 
-    :ivar bucket: the lower bound of the range, in rows; the upper bound is twice as
-        large.
-    :ivar largest: the largest token of the stream, in rows; ``p50`` and ``p99`` are
-        percentiles of the stream, in rows.
+    :ivar bucket: the lower bound of the range, in rows. The upper bound, which is
+        excluded, is twice as large.
+    :ivar p50: the median number of rows of the stream's tokens.
+    :ivar p99: the 99th percentile of that number.
+    :ivar largest: the greatest number of rows of a token of the stream.
     """
 
     stream: str
@@ -111,7 +112,7 @@ class StreamEvent:
     """A POSITION that makes readers catch up, or that resets the stream.
 
     :ivar kind: ``catch-up`` or ``reset``.
-    :ivar known: the last token of the writer before it.
+    :ivar known: the last token of the writer before the POSITION.
     """
 
     kind: str
@@ -179,13 +180,14 @@ class Notes:
 class ReportData:
     """The contents of a report.
 
+    :ivar made: the time at which the report was made, in UTC.
     :ivar sources: descriptions of the sources, for display.
-    :ivar rows_window: the window of ``over_time``, in s; ``wire_window`` is that of the
-        recordings.
-    :ivar wire_relative: whether the recordings have no date. Their times are then
-        relative to the beginning of each, expressed as a time after 1970-01-01.
-    :ivar event_count: the number of all events, of which ``events`` has the last ones.
-    :ivar identified: whether the names of rooms and users are the real ones.
+    :ivar rows_window: the length of a window of ``over_time``, in s.
+    :ivar wire_window: the length of a window of ``arrived``, in s.
+    :ivar wire_relative: whether the recordings have no date. If so, times are relative
+        to the beginning of each recording, and are stored as times after 1970-01-01.
+    :ivar event_count: the number of all events; ``events`` contains only the last ones.
+    :ivar identified: whether the names of rooms and users are shown, not hashes.
     :ivar findings: errors and warnings, worst first; ``None`` without an audit.
     :ivar notes: all other findings, grouped.
     :ivar finding_count: the number of all findings, by severity.

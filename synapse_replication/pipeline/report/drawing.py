@@ -47,10 +47,11 @@ COLOURS = 8
 class Plot:
     """A rendered plot.
 
-    :ivar name: the name of its file, without the suffix.
-    :ivar title: its title, which is also the text for screen readers.
+    :ivar name: the name of the plot's file, without the suffix.
+    :ivar title: the title, which is also the text for screen readers.
     :ivar svg: an SVG element for a wide HTML page.
-    :ivar narrow: the same for a narrow page.
+    :ivar narrow: an SVG element for a narrow HTML page.
+    :ivar png: the plot as a PNG image.
     """
 
     name: str
@@ -64,10 +65,10 @@ class Plot:
 class Style:
     """The style of a plot.
 
-    :ivar series: the colours of series, the last one that of :data:`OTHERS`.
+    :ivar series: the colours of series; the last one is for :data:`OTHERS`.
     :ivar width: the width in inches, divided into at most ``columns`` panels.
-    :ivar names: the most entries in a line of the legend.
-    :ivar ticks: the most ticks of a time axis.
+    :ivar names: the maximum number of entries in a line of the legend.
+    :ivar ticks: the maximum number of ticks of a time axis.
     """
 
     text: str
@@ -181,8 +182,8 @@ def make_panels(
 def use_time(style: Style, axes: Any, *, relative: bool = False) -> None:
     """Format an axis as times.
 
-    :param relative: whether times are relative to the beginning, expressed as times
-        after 1970-01-01.
+    :param relative: whether times are relative to the beginning of a recording, and
+        stored as times after 1970-01-01.
     """
     locator = _dates.AutoDateLocator(minticks=3, maxticks=style.ticks)
     axes.xaxis.set_major_locator(locator)
@@ -263,7 +264,8 @@ def _for_page(svg: str, name: str, form: str) -> str:
     """Turn an SVG file into an element for an HTML page."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # The ids of groups (figure_1, axes_1 ...) are unused, and equal in all drawings.
+    # Remove the ids of groups (figure_1, axes_1 ...): they are unused, and would not be
+    # unique on the page.
     svg = re.sub(r'<g id="[^"]*"(/?)>', r"<g\1>", svg)
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)

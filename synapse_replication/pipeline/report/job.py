@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run_report", "write_report"]
 
-#: The steps without those of an audit: start Spark, count, draw.
+#: The number of steps besides those of an audit: start Spark, count, draw.
 _STEPS: Final = 3
 
 
@@ -57,7 +57,7 @@ def run_report(
     :param window: the length of a plot's window, in s.
     :param identify: whether to show the names of rooms and users.
     :param master: the Spark master URL; see :func:`make_session`.
-    :raises PipelineError: if something cannot be read or written.
+    :raises PipelineError: if an input cannot be read, or the report cannot be written.
     """
     # Check the arguments first, because starting Spark takes a while.
     folder = new_folder(out)
@@ -99,7 +99,7 @@ def run_report(
 def write_report(data: ReportData, folder: Path) -> None:
     """Write the page and the plots; the folder appears once it is complete.
 
-    :raises PipelineError: if it exists, or cannot be written.
+    :raises PipelineError: if the folder exists or cannot be written.
     """
     # Import these here: they are slow to import, and counting does not need them.
     from synapse_replication.pipeline.report.page import render_page
@@ -134,13 +134,13 @@ def _read(
         sources.append(f"rows and recordings of the archive {archived.uri}")
         rows = archived.keys(*ABOUT)
         wire = archived.wire.select(*WIRE_SCHEMA.names)
-        # Do not count rows of the archive twice.
+        # Do not count recordings of the archive twice.
         given = [path for path in given if archived.lacks(path)]
         if not recordings and wire.isEmpty():
             wire = None
     elif settings is not None:
         sources.append(f"rows that the {_name_of(settings)} has now")
-        # Otherwise each query would read the database again.
+        # Cache the rows: otherwise, each query would read the database again.
         rows = with_names(read_rows(session, settings)).persist()
         stack.callback(rows.unpersist)
     if given:

@@ -18,7 +18,7 @@ __all__ = ["Verdict", "judge", "render_page"]
 
 @attrs.frozen
 class Verdict:
-    """The overall result, shown first.
+    """The overall result, which the page shows first.
 
     :ivar tone: ``good``, ``busy`` or ``bad``.
     """
@@ -96,7 +96,7 @@ def _moment(value: datetime.datetime | None) -> str:
 
 
 def _passed(value: datetime.datetime | None) -> str:
-    """Format a relative time, which is expressed as a time after 1970-01-01."""
+    """Format a relative time, which is stored as a time after 1970-01-01."""
     return "unknown" if value is None else f"+{_duration(value.timestamp() * 1000)}"
 
 

@@ -187,7 +187,7 @@ def _shares(
     rows = _sum((total.stream, total.rows) for total in totals)
     streams = [name for name, _ in rows.most_common(_MAX_BARS)][::-1]
     figure, (axes,) = make_panels(style, 1, height=0.9 + 0.3 * len(streams))
-    places = range(len(streams))
+    offsets = range(len(streams))
     left = [0.0] * len(streams)
     for name in (*writers, OTHERS):
         of_writer = _sum(
@@ -200,7 +200,7 @@ def _shares(
             continue
         widths = [100 * of_writer[stream] / rows[stream] for stream in streams]
         axes.barh(
-            places,
+            offsets,
             widths,
             left=left,
             height=0.7,
@@ -209,7 +209,7 @@ def _shares(
             edgecolor=style.back,
         )
         left = [low + width for low, width in zip(left, widths, strict=True)]
-    axes.set_yticks(places, streams)
+    axes.set_yticks(offsets, streams)
     axes.set_xlim(0, 100)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} %"))
     axes.grid(visible=False, axis="y")
@@ -282,5 +282,5 @@ def _sum(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
 
 
 def _top(counted: Counter[str]) -> list[str]:
-    """Return the names that get a colour of their own, the largest first."""
+    """Return the names with the largest counts, which get colours of their own."""
     return [name for name, _ in counted.most_common(COLOURS - 1)]

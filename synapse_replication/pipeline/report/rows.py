@@ -1,7 +1,7 @@
 """The report's queries over rows: counts by writer, time, batch size, room and user.
 
 Unless stated otherwise, ``rows`` has the columns of ROWS_SCHEMA except ``row``. The
-time of a row is the time at which it was written, if its table stores that.
+time of a row is the time at which it was written; null if its table does not record it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = [
     "ABOUT",
     "ACCURACY",
     "batch_sizes",
-    "by_place",
+    "by_row_index",
     "hottest",
     "over_time",
     "totals",
@@ -41,13 +41,13 @@ def with_names(rows: DataFrame) -> DataFrame:
     """
     return rows.select(
         *(name for name in rows.columns if name != "row"),
-        _place(_ROOMS, events=True).alias("room_id"),
-        _place(_USERS, events=False).alias("user_id"),
+        _value_at(_ROOMS, events=True).alias("room_id"),
+        _value_at(_USERS, events=False).alias("user_id"),
     )
 
 
-def by_place(rows: DataFrame) -> DataFrame:
-    """Count rows by their index within their token; other queries use the result.
+def by_row_index(rows: DataFrame) -> DataFrame:
+    """Count rows by their index within their token, as input of other queries.
 
     The rows of a token are numbered from 0. The number of rows with index ``n`` is the
     number of tokens with more than ``n`` rows, so batch sizes can be computed without
@@ -67,15 +67,15 @@ def by_place(rows: DataFrame) -> DataFrame:
     )
 
 
-def totals(places: DataFrame) -> DataFrame:
+def totals(counts: DataFrame) -> DataFrame:
     """Count the rows of each writer, with their first and last token and time.
 
-    :param places: the result of :func:`by_place`.
+    :param counts: the result of :func:`by_row_index`.
     :return: ``stream``, ``instance_name``, ``rows``, ``tokens``, ``first_token``,
         ``last_token``, ``timed``, ``first_ts``, ``last_ts``.
     """
     begun = sf.when(sf.col("row_index") == 0, sf.col("rows")).otherwise(0)
-    by_writer = places.groupBy("stream", "instance_name").agg(
+    by_writer = counts.groupBy("stream", "instance_name").agg(
         sf.sum("rows").alias("rows"),
         sf.sum(begun).alias("tokens"),
         sf.min("first_token").alias("first_token"),
@@ -112,17 +112,17 @@ def over_time(rows: DataFrame, window_s: int) -> DataFrame:
     return counted.select("stream", "instance_name", "start", "rows")
 
 
-def batch_sizes(places: DataFrame) -> DataFrame:
+def batch_sizes(counts: DataFrame) -> DataFrame:
     """Count tokens by the number of rows that share them.
 
-    :param places: the result of :func:`by_place`.
+    :param counts: the result of :func:`by_row_index`.
     :return: ``stream``, ``bucket`` (the lower bound of sizes: 1, 2, 4, 8 ...),
         ``tokens``, and the stream's ``p50``, ``p99`` and ``largest``, in rows.
     """
     in_order = Window.partitionBy("stream").orderBy("row_index")
     longer = sf.coalesce(sf.lead("rows").over(in_order), sf.lit(0))
     sizes = (
-        places.groupBy("stream", "row_index")
+        counts.groupBy("stream", "row_index")
         .agg(sf.sum("rows").alias("rows"))
         .select(
             "stream",
@@ -159,8 +159,8 @@ def batch_sizes(places: DataFrame) -> DataFrame:
 def hottest(rows: DataFrame, limit: int) -> DataFrame:
     """Find the rooms and the users to which most rows refer.
 
-    :param rows: with ``room_id`` and ``user_id``.
-    :param limit: the most rooms, and the most users.
+    :param rows: rows with the columns ``room_id`` and ``user_id``.
+    :param limit: the maximum number of rooms, and of users.
     :return: ``kind`` (``room`` or ``user``), ``name``, ``rows``.
     """
     rooms, users = (
@@ -188,7 +188,7 @@ def _bucket(size: Column) -> Column:
     return sf.pow(sf.lit(2), sf.floor(sf.log2(size))).cast("long").alias("bucket")
 
 
-def _places(field: str) -> dict[str, str]:
+def _json_paths(field: str) -> dict[str, str]:
     """Return the path of a field in the JSON rows of each stream."""
     found = {}
     for stream in STANDARD_STREAMS.values():
@@ -200,11 +200,11 @@ def _places(field: str) -> dict[str, str]:
     return found
 
 
-_ROOMS = _places("room_id")
-_USERS = _places("user_id")
+_ROOMS = _json_paths("room_id")
+_USERS = _json_paths("user_id")
 
 
-def _place(paths: Mapping[str, str], *, events: bool) -> Column:
+def _value_at(paths: Mapping[str, str], *, events: bool) -> Column:
     found = sf.lit(None).cast("string")
     for stream, path in paths.items():
         found = sf.when(

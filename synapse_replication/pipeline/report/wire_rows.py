@@ -23,7 +23,8 @@ __all__ = [
 def since_beginning(wire: DataFrame) -> DataFrame:
     """Set ``received_ts`` to the time since the beginning of the line's recording.
 
-    Each recording then begins on 1970-01-01. Use it for recordings without a date.
+    In the result, each recording begins on 1970-01-01. This is for recordings without a
+    date.
     """
     recording = Window.partitionBy("recording")
     passed = sf.col("t") - sf.min("t").over(recording)
@@ -98,22 +99,22 @@ def lags(arrived: DataFrame, rows: DataFrame | None) -> DataFrame:
                     sf.col("stream") == "caches",
                     sf.timestamp_millis(sf.get_json_object("row", "$[2]").cast("long")),
                 )
-            ).alias("told_ts"),
+            ).alias("wire_ts"),
         )
     )
     if rows is None:
-        timed = tokens.select("*", sf.col("told_ts").alias("written_ts"))
+        timed = tokens.select("*", sf.col("wire_ts").alias("written_ts"))
     else:
         written = (
             rows.select(*key, "written_ts")
             .where(sf.col("written_ts").isNotNull() & (sf.col("stream") != "caches"))
             .groupBy(*key)
-            .agg(sf.max("written_ts").alias("in_table_ts"))
+            .agg(sf.max("written_ts").alias("table_ts"))
         )
         timed = tokens.join(written, on=key, how="left").select(
             *key,
             "received_ts",
-            sf.coalesce("told_ts", "in_table_ts").alias("written_ts"),
+            sf.coalesce("wire_ts", "table_ts").alias("written_ts"),
         )
     lag = (sf.unix_micros("received_ts") - sf.unix_micros("written_ts")) / 1000
     return timed.select(
@@ -122,7 +123,7 @@ def lags(arrived: DataFrame, rows: DataFrame | None) -> DataFrame:
 
 
 def lag_percentiles(late: DataFrame, window_s: int | None) -> DataFrame:
-    """Return percentiles of lags, by stream and window, or of each stream as a whole.
+    """Return percentiles of lags, by stream and window, or only by stream.
 
     :param late: the result of :func:`lags`.
     :param window_s: the length of a window, in s; ``None`` for one window per stream.

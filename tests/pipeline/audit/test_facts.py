@@ -61,7 +61,7 @@ class FactsTests(SynchronousTestCase):
         """
         self.sql("INSERT INTO stream_positions VALUES ('orders', 'a', -25)")
         facts = self.facts()
-        self.assertEqual(facts.kept, {"orders"})
+        self.assertEqual(facts.persisted, {"orders"})
         self.assertEqual(facts.nameless, {"orders"})
         self.assertEqual(facts.tables, {"orders": ("orders",)})
         self.assertEqual(facts.last_allocated, {"orders": 20})
@@ -78,8 +78,8 @@ class FactsTests(SynchronousTestCase):
         self.assertEqual(facts.sole_writers([]), {"orders": "a"})
         self.assertEqual(facts.sole_writers([("events", "b")]), {"orders": "a"})
         self.assertEqual(facts.sole_writers([("orders", "b")]), {})
-        nobody = attrs.evolve(facts, writers={"orders": frozenset()})
-        self.assertEqual(nobody.sole_writers([("orders", "b")]), {"orders": "b"})
+        unknown = attrs.evolve(facts, writers={"orders": frozenset()})
+        self.assertEqual(unknown.sole_writers([("orders", "b")]), {"orders": "b"})
 
     def test_healthy(self) -> None:
         """If positions and sequence agree, there is no finding."""

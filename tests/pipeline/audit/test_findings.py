@@ -56,7 +56,7 @@ class FindingTests(SynchronousTestCase):
 
     def test_columns(self) -> None:
         """
-        A field that is not given is the column of its name; a null name reads "nobody".
+        An omitted field is the column of its name; a null name is an unknown writer.
         """
         findings = self.frame.select(
             *finding(
@@ -78,7 +78,8 @@ class FindingTests(SynchronousTestCase):
             ],
         )
         self.assertEqual(
-            {row.message for row in rows_of(findings)}, {"nobody has 2", "w has 1"}
+            {row.message for row in rows_of(findings)},
+            {"an unknown writer has 2", "w has 1"},
         )
         self.assertCountEqual(evidence(findings), [{"n": 9}, {"n": 4}])
 

@@ -64,19 +64,19 @@ class SimulatedTests(SynchronousTestCase):
         session = shared_session()
         wire = session.createDataFrame(tokens, TOKENS_SCHEMA).cache()
         self.addCleanup(wire.unpersist)
-        kept, idempotent, in_memory = (
+        persisted, idempotent, in_memory = (
             [f"{seed}.{name}" for seed in SEEDS for name in names]
             for names in ([t.name for t in TABLES], [CACHES], [MEMORY_STREAM])
         )
         tables = session.createDataFrame(rows, ROWS_SCHEMA)
-        ids = ids_of_rows(tables, make_rows(), wire, kept).cache()
+        ids = ids_of_rows(tables, make_rows(), wire, persisted).cache()
         self.addCleanup(ids.unpersist)
 
         lost = announced_absent(ids, wire, idempotent, {}).collect()
         findings = reduce(
             DataFrame.unionByName,
             [
-                order_findings(wire, kept, idempotent),
+                order_findings(wire, persisted, idempotent),
                 reset_findings(wire, in_memory),
                 two_writers_findings(ids),
                 not_seen_findings(ids, wire, idempotent, {}),
@@ -121,13 +121,13 @@ def _stored(cluster: Cluster) -> list[Any]:
 def _cut_off(seed: int, tokens: list[Any]) -> list[Any]:
     """Leave out the tokens that a recorder missed while it was cut off."""
     random = Random(seed)
-    heard, is_up = [], True
+    received, is_up = [], True
     for token in tokens:
         if random.random() < 0.02:
             is_up = not is_up
         if is_up:
-            heard.append(token)
-    return heard
+            received.append(token)
+    return received
 
 
 def _of_seed(seed: int, token: tuple[Any, ...]) -> tuple[Any, ...]:

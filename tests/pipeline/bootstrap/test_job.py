@@ -154,7 +154,7 @@ class BootstrapTests(SynchronousTestCase):
             self.settings, functools.partial(read_with_spark, shared_session())
         )
         self.assertEqual(to_write(found), EXPECTED)
-        self.assertEqual(found.nobody, {"events": 503})
+        self.assertEqual(found.without_writer, {"events": 503})
         self.assertEqual(self.stored(), set())
         write_bootstrap(self.settings, found)
         stored = {
@@ -217,8 +217,8 @@ class BootstrapTests(SynchronousTestCase):
         self.sql("SELECT setval('events_backfill_stream_seq', 44)")
         error = self.assertRaises(PipelineError, self.read)
         self.assertIn(
-            "sequence events_backfill_stream_seq of backfill stands at 44, but table "
-            "events holds -45",
+            "sequence events_backfill_stream_seq of backfill is at 44, but table "
+            "events has the id -45",
             str(error),
         )
 
@@ -242,7 +242,8 @@ class BootstrapTests(SynchronousTestCase):
         self.sql("SELECT nextval('presence_stream_sequence')")
         error = self.assertRaises(PipelineError, write_bootstrap, self.settings, found)
         self.assertIn(
-            "writers are running: sequence presence_stream_sequence went from 9 to 10",
+            "writers are running: "
+            "sequence presence_stream_sequence changed from 9 to 10",
             str(error),
         )
         self.assertEqual(self.stored(), set())
@@ -259,7 +260,7 @@ class BootstrapTests(SynchronousTestCase):
         """A database without any known table is refused."""
         settings = settings_of_dsn(shared_postgres().new_database())
         error = self.assertRaises(PipelineError, read_bootstrap, settings, read_here)
-        self.assertIn("none of the tables", str(error))
+        self.assertIn("no table of a homeserver", str(error))
 
     def test_command(self) -> None:
         """

@@ -36,7 +36,7 @@ class PlanTests(SynchronousTestCase):
 
     def plan(self, **changes: Any) -> list[tuple[str, int | None, PlannedChange]]:
         plan = plan_positions([attrs.evolve(HISTORY, **changes)])
-        return [(change.instance_name, change.new, change.fate) for change in plan]
+        return [(change.instance_name, change.new, change.treatment) for change in plan]
 
     def test_empty_stream(self) -> None:
         """A stream without rows gets no positions."""
@@ -108,7 +108,7 @@ class PlanTests(SynchronousTestCase):
             check_histories,
             [attrs.evolve(HISTORY, sequence_value=7, negative=True)],
         )
-        self.assertIn("foo stands at 7, but table foo holds -8", str(error))
+        self.assertIn("foo is at 7, but table foo has the id -8", str(error))
 
     def test_wrong_sign(self) -> None:
         """The initial position 1 of a stream that counts down is replaced."""
@@ -129,4 +129,4 @@ class PlanTests(SynchronousTestCase):
             check_histories,
             [attrs.evolve(HISTORY, stored={"first": 10})],
         )
-        self.assertIn("foo stands at 9, but first is stored at 10", str(error))
+        self.assertIn("foo is at 9, but the stored position of first is 10", str(error))

@@ -339,4 +339,4 @@ class RecordingAloneTests(SynchronousTestCase):
         error = self.assertRaises(
             PipelineError, collect_report, inputs, window_s=1, now=BEGINNING
         )
-        self.assertIn("take longer ones", str(error))
+        self.assertIn("choose a longer window", str(error))

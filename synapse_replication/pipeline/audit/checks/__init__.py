@@ -1,1 +1,1 @@
-"""The checks of an audit: from data frame to findings, without I/O."""
+"""The checks of an audit: functions from data frames to findings, without I/O."""

@@ -1,8 +1,8 @@
 """Checks for tokens beyond the last id that the stream's sequence has allocated.
 
-If such a token was announced, sent or archived, the database is older than it: it was
-restored from a backup, or failed over to a standby that was behind. Its next ids have
-been used before.
+If a greater token was announced, sent or archived, the database is in an older state:
+it was restored from a backup, or failed over to a standby that was behind. The next ids
+that it allocates have been used before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIRST_POSITION = 1
 def ahead_findings(
     tokens: DataFrame, ids: DataFrame, last_allocated: Mapping[str, int]
 ) -> DataFrame:
-    """Find streams with tokens beyond their sequences.
+    """Find writers with tokens beyond the last allocated id of the stream.
 
     :param tokens: the result of :func:`.wire.wire_tokens`.
     :param ids: the result of :func:`.ids.known_ids`, which has the last archived id
@@ -62,7 +62,7 @@ def ahead_findings(
                 sf.col("farthest"),
                 ", but the database has allocated ids only up to ",
                 sf.col("last_allocated"),
-                ": it was restored to an earlier state, or is a different one",
+                ": the database was restored to an earlier state, or is another one",
             ],
             evidence={
                 "seen": sf.col("seen"),

@@ -55,13 +55,14 @@ def announced_absent(
     idempotent: Collection[str],
     sole_writers: Mapping[str, str],
 ) -> DataFrame:
-    """Find rows that were never sent, but are covered by a POSITION of their writer.
+    """Find rows that were never sent, although their writer announced their absence.
 
-    :param ids: of :func:`.ids.known_ids`.
-    :param tokens: of :func:`.wire.wire_tokens`.
+    :param ids: the result of :func:`.ids.known_ids`.
+    :param tokens: the result of :func:`.wire.wire_tokens`.
     :param idempotent: names of streams whose late rows are delivered.
-    :param sole_writers: the only writer of each stream whose tables do not store it.
-    :return: LOST_COLUMNS.
+    :param sole_writers: the only writer of each stream whose tables do not record the
+        writer.
+    :return: the lost ids, each with the POSITION that skipped it: LOST_COLUMNS.
     """
     columns = tokens.select(*TOKEN_COLUMNS)
     ends = columns.groupBy("recording").agg(sf.max("t").alias("end"))
@@ -84,8 +85,8 @@ def announced_findings(
     """Return a finding for each POSITION that skipped rows.
 
     :param lost: the result of :func:`announced_absent`.
-    :param rows: at least the rows of the lost ids, with ROWS_SCHEMA and a column
-        ``source`` that says where each was found.
+    :param rows: at least the rows of the lost ids: ``stream``, ``stream_id``,
+        ``row_index``, ``row``, and ``source``, which names where the row was found.
     :param tables: the tables of each stream.
     """
     columns = lost.select(*LOST_COLUMNS)
@@ -138,15 +139,16 @@ def not_seen_findings(
     idempotent: Collection[str],
     sole_writers: Mapping[str, str],
 ) -> DataFrame:
-    """Find rows that no recording has, although it has a later row of the writer.
+    """Find rows that were never recorded, although later rows of their writer were.
 
     Readers that received the later row have skipped the missing one. However, the
     recorder itself may have been disconnected.
 
-    :param ids: of :func:`.ids.known_ids`.
-    :param tokens: of :func:`.wire.wire_tokens`.
+    :param ids: the result of :func:`.ids.known_ids`.
+    :param tokens: the result of :func:`.wire.wire_tokens`.
     :param idempotent: names of streams whose late rows are delivered.
-    :param sole_writers: the only writer of each stream whose tables do not store it.
+    :param sole_writers: the only writer of each stream whose tables do not record the
+        writer.
     """
     jumps = _jumps(tokens, idempotent)
     seen = _covered(_never_sent(ids, sole_writers), jumps)
@@ -239,24 +241,24 @@ def _covered(ids: DataFrame, spans: DataFrame) -> DataFrame:
         )
         .select(
             *_WRITER,
-            sf.col("stream_id").alias("place"),
+            sf.col("stream_id").alias("at_id"),
             sf.lit(None).alias("span"),
         )
     )
     fields = ("token", "recording", "line_number", "t", "is_row", "prev_token")
     begun = spans.select(
-        *_WRITER, sf.col("prev_token").alias("place"), sf.struct(*fields).alias("span")
+        *_WRITER, sf.col("prev_token").alias("at_id"), sf.struct(*fields).alias("span")
     )
     # Sort an id before a line that begins at it, which does not cover it.
     in_order = (
         Window.partitionBy(*_WRITER)
-        .orderBy("place", sf.col("span").isNotNull())
+        .orderBy("at_id", sf.col("span").isNotNull())
         .rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
     swept = near.unionByName(begun).withColumn("over", sf.max("span").over(in_order))
     return swept.where(
-        sf.col("span").isNull() & (sf.col("over.token") >= sf.col("place"))
-    ).select(*_WRITER, sf.col("place").alias("stream_id"), "over.*")
+        sf.col("span").isNull() & (sf.col("over.token") >= sf.col("at_id"))
+    ).select(*_WRITER, sf.col("at_id").alias("stream_id"), "over.*")
 
 
 def _lookup(

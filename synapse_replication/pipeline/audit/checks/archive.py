@@ -1,4 +1,4 @@
-"""Checks of an archive: rows and lines that it has twice, and rows that it lacks.
+"""Checks of an archive: repeated rows and lines, and missing rows.
 
 The archive job reads the rows of each writer in order, and only up to the token below
 which no further row can appear. Between the least and the greatest archived token of a
@@ -23,7 +23,8 @@ __all__ = [
 def rows_twice_findings(archive: DataFrame) -> DataFrame:
     """Find rows that an archive contains more than once.
 
-    :param archive: the archived rows, with ARCHIVE_SCHEMA.
+    :param archive: the archived rows: ``stream``, ``instance_name``, ``stream_id`` and
+        ``row_index``.
     """
     keys = ["stream", "instance_name", "stream_id", "row_index"]
     rows = archive.select(*keys)
@@ -48,7 +49,7 @@ def rows_twice_findings(archive: DataFrame) -> DataFrame:
         *finding(
             Kind.ROW_TWICE_IN_ARCHIVE,
             message=[
-                "the archive holds ",
+                "the archive contains ",
                 sf.col("count"),
                 " rows of ",
                 sf.col("instance_name"),
@@ -83,7 +84,7 @@ def commands_twice_findings(wire: DataFrame) -> DataFrame:
             first=nothing,
             last=nothing,
             message=[
-                "the archive holds ",
+                "the archive contains ",
                 sf.col("count"),
                 " lines of the recording ",
                 sf.col("recording"),
@@ -127,7 +128,7 @@ def not_archived_findings(ids: DataFrame, purged: DataFrame) -> DataFrame:
                 sf.col("instance_name"),
                 "'s ",
                 sf.col("stream"),
-                " are in the tables and not in the archive, which has newer ones",
+                " are in the tables but not in the archive, which has newer rows",
             ],
             evidence={"ids": sf.col("ids.stream_id")},
         )

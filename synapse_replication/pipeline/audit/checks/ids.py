@@ -1,8 +1,8 @@
-"""Checks of ids: ids of two writers, ids without a row, and rows that are gone.
+"""Checks of ids: ids of two writers, ids without a row, and rows that were removed.
 
 All writers of a stream take ids from one sequence, so a gap between the ids of one
-writer mostly contains ids of the others. :func:`known_ids` combines what is known about
-each id in all places; the checks use its result.
+writer mostly contains ids of other writers. :func:`known_ids` combines what the tables,
+the archive and the recordings contain about each id; the checks use its result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from synapse_replication.pipeline.audit.checks.notable import (
 from synapse_replication.pipeline.audit.checks.sightings import (
     BUCKET_BITS,
     PACKED_SCHEMA,
-    Place,
+    Source,
     pack,
     unpack,
 )
@@ -58,8 +58,8 @@ _IDS_SCHEMA: Final = (
     "repeated boolean, run_last long, run_last_writer string"
 )
 
-#: The number of gaps of a stream, the newest, that are reported individually; the
-#: others are summed up.
+#: The number of a stream's newest gaps that are reported individually. One finding
+#: summarizes all other gaps of the stream.
 MAX_GAPS: Final = 1000
 
 #: The approximate number of ids of one task.
@@ -70,29 +70,32 @@ def known_ids(
     tables: DataFrame,
     archive: DataFrame,
     tokens: DataFrame,
-    kept: Collection[str],
+    persisted: Collection[str],
     *,
-    heard: Bounds | None = None,
+    received: Bounds | None = None,
     archived: Bounds | None = None,
     last_ids: int = 0,
 ) -> DataFrame:
-    """Combine where each id was seen, and whose it is; omit sound ids.
+    """Combine where each id was seen, with which writers; omit healthy ids.
 
-    :param tables: what is in the tables, of PACKED_SCHEMA.
-    :param archive: what is in the archive, likewise.
+    :param tables: the sightings in the tables, with PACKED_SCHEMA.
+    :param archive: the sightings in the archive, with PACKED_SCHEMA.
     :param tokens: the result of :func:`.wire.wire_tokens`.
-    :param kept: names of the streams that are stored in the database.
-    :param heard: where an id that was not sent is not sound; everywhere if omitted.
-    :param archived: where an id that is not archived is not sound; likewise.
-    :param last_ids: about how many ids there are, of all streams; determines the
+    :param persisted: names of the streams that are stored in the database.
+    :param received: the ranges in which an id that was not sent is unhealthy; by
+        default all.
+    :param archived: the ranges in which an id that is not archived is unhealthy; by
+        default all.
+    :param last_ids: the approximate number of ids of all streams, which determines the
         number of tasks.
-    :return: a row per id, with the least and the greatest name of a writer that tables
-        or archive give for it: the same name, unless two writers used the id; null if
-        none is given. ``sender`` sent it: that is not always its writer, as some
-        processes send the rows of all. ``repeated``: the archive may have a row of it
-        twice. ``run_last`` and its writer: the last id before a gap; only in the row
-        of the first id of such a run. :func:`.notable.notable` says which ids there
-        are.
+    :return: a row for each id that :func:`.notable.notable` selects. ``first_writer``
+        and ``last_writer`` are the least and the greatest name of the id's writer in
+        tables and archive: they differ only if two writers used the id, and are null if
+        the writer is unknown. ``sender`` is the instance that sent the id. It is not
+        always the writer, because some instances send the rows of all. ``repeated`` is
+        whether the archive may have a row of the id twice. ``run_last`` and
+        ``run_last_writer`` are the last id of a run of consecutive ids, and its writer;
+        they are set only for the first id of the run.
     """
     sent = tokens.where("is_row").select(
         "stream",
@@ -102,33 +105,34 @@ def known_ids(
     )
     seen = (
         tables.unionByName(archive)
-        .unionByName(packed(sent, Place.WIRE))
-        .where(sf.col("stream").isin(*kept))
+        .unionByName(packed(sent, Source.WIRE))
+        .where(sf.col("stream").isin(*persisted))
     )
 
     def choose(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = notable(unpack(batches), heard=heard, archived=archived)
+        found = notable(unpack(batches), received=received, archived=archived)
         yield from found.to_batches()
 
-    # Not fewer than Spark's default, and none too large for a worker's memory.
-    usual = int(seen.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-    tasks = max(usual, last_ids // _IDS_PER_TASK)
+    # Use at least as many tasks as Spark does by default, and so many that each fits
+    # into the memory of a worker.
+    default = int(seen.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+    tasks = max(default, last_ids // _IDS_PER_TASK)
     return seen.repartition(tasks, "stream", "bucket").mapInArrow(choose, _IDS_SCHEMA)
 
 
 def packed(
     rows: DataFrame,
-    place: Place,
+    source: Source,
     nameless: Collection[str] = (),
     *,
     bucket_bits: int = BUCKET_BITS,
 ) -> DataFrame:
-    """Pack the rows of a frame with the columns that :func:`.sightings.pack` needs.
+    """Pack the rows of a frame; see :func:`.sightings.pack`.
 
     :return: the sightings, of PACKED_SCHEMA.
     """
     work = functools.partial(
-        pack, place=place, nameless=frozenset(nameless), bucket_bits=bucket_bits
+        pack, source=source, nameless=frozenset(nameless), bucket_bits=bucket_bits
     )
     columns = ("stream", "instance_name", "stream_id", "row_index")
     return rows.select(*columns).mapInArrow(work, PACKED_SCHEMA)
@@ -155,7 +159,7 @@ def two_writers_findings(ids: DataFrame) -> DataFrame:
                 sf.col("first_writer"),
                 " and to ",
                 sf.col("last_writer"),
-                ": they were given out twice",
+                ": the sequence allocated them twice",
             ],
             evidence={
                 "writers": sf.array("first_writer", "last_writer"),
@@ -166,7 +170,7 @@ def two_writers_findings(ids: DataFrame) -> DataFrame:
 
 
 def gone_findings(ids: DataFrame) -> DataFrame:
-    """Sum up rows that were sent or archived, and are in no table any more.
+    """Count the ids that were sent or archived, and have no row in a table any more.
 
     :param ids: the result of :func:`known_ids`.
     """
@@ -184,7 +188,8 @@ def gone_findings(ids: DataFrame) -> DataFrame:
                 sf.col("stream"),
                 " that ",
                 sf.col("instance_name"),
-                " wrote have no row any more: replaced by a newer one, or deleted",
+                " wrote have no row any more: the row was replaced by a newer one, or "
+                "deleted",
             ],
             evidence={"ids": sf.col("ids")},
         )
@@ -206,7 +211,7 @@ def _grouped(ids: DataFrame, keys: list[str]) -> DataFrame:
 
 
 def gap_findings(ids: DataFrame) -> DataFrame:
-    """Find ids between others that have no row anywhere, of any writer.
+    """Find gaps between ids: ids that have no row of any writer in any source.
 
     Ids above the last row are not reported: their transactions may be in progress.
 
@@ -214,10 +219,10 @@ def gap_findings(ids: DataFrame) -> DataFrame:
     """
     newest = Window.partitionBy("stream").orderBy(sf.desc("first"))
     ranked = _gaps(ids).withColumn("rank", sf.row_number().over(newest))
-    # The newest gaps are reported individually, the others of a stream together.
+    # The newest gaps are reported individually, all other gaps of a stream together.
     reported = (
-        ranked.withColumn("place", sf.least(sf.col("rank"), sf.lit(MAX_GAPS + 1)))
-        .groupBy("stream", "place")
+        ranked.withColumn("group", sf.least(sf.col("rank"), sf.lit(MAX_GAPS + 1)))
+        .groupBy("stream", "group")
         .agg(
             sf.min("before").alias("before"),
             sf.max("after").alias("after"),
@@ -261,7 +266,7 @@ def _gaps(ids: DataFrame) -> DataFrame:
         sf.col("run_last").alias("stream_id"), sf.col("run_last_writer").alias("writer")
     )
     in_order = Window.partitionBy("stream").orderBy("stream_id")
-    # The runs of two tasks may be adjacent.
+    # The runs of two tasks may be adjacent, with no gap between them.
     return (
         runs.select(
             "stream", end.alias("before"), sf.lead(begin).over(in_order).alias("after")

@@ -1,8 +1,8 @@
-"""Selects the ids that an audit has to examine; few, in a healthy deployment.
+"""Selects the ids that an audit has to examine.
 
 A healthy row is in the tables, in the archive and on the wire, with the same writer.
-Such rows, which may be millions, are filtered out here, within each task, before
-anything is joined, sorted or cached.
+There may be millions of healthy rows, and in a healthy deployment few others. So each
+task removes the healthy ones before Spark joins, sorts or caches anything.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synapse_replication.pipeline.audit.checks.sightings import Place
+from synapse_replication.pipeline.audit.checks.sightings import Source
 
 __all__ = ["NOTABLE_SCHEMA", "Bounds", "notable"]
 
 #: Maps a stream to the least and the greatest relevant id.
 Bounds = Mapping[str, tuple[int, int]]
-
 
 #: The columns that describe an id; see :func:`.ids.known_ids`.
 NOTABLE_SCHEMA: Final = pa.schema(
@@ -42,58 +41,66 @@ NOTABLE_SCHEMA: Final = pa.schema(
 
 _Array = np.ndarray[Any, Any]
 
-#: A number greater than that of any writer.
-_NOBODY: Final = np.iinfo(np.int32).max
+#: The number of an unknown writer, which is greater than that of any writer.
+_NO_WRITER: Final = np.iinfo(np.int32).max
 
 
 @attrs.frozen
 class _Sightings:
     """Sightings, sorted by stream and id, with numbers instead of names.
 
+    :ivar writer: the number of each sighting's writer; -1 if it is unknown.
     :ivar starts: the index of each id's first sighting.
-    :ivar streams: the sorted names of streams; ``names`` are those of writers.
+    :ivar streams: the sorted names of streams.
+    :ivar names: the sorted names of writers.
     """
 
     stream: _Array
     id: _Array
     writer: _Array
-    place: _Array
+    source: _Array
     row_index: _Array
     starts: _Array
     streams: tuple[str, ...]
     names: tuple[str, ...]
 
     def least(self, of: _Array) -> _Array:
-        """Return each id's least writer among some sightings, or :data:`_NOBODY`."""
-        writers = np.where(of & (self.writer >= 0), self.writer, _NOBODY)
+        """Return each id's least writer among the sightings selected by a mask.
+
+        :return: :data:`_NO_WRITER` if there is none.
+        """
+        writers = np.where(of & (self.writer >= 0), self.writer, _NO_WRITER)
         return np.minimum.reduceat(writers, self.starts)
 
     def greatest(self, of: _Array) -> _Array:
-        """Return each id's greatest writer among some sightings, or -1."""
+        """Return each id's greatest writer among the sightings selected by a mask.
+
+        :return: -1 if there is none.
+        """
         return np.maximum.reduceat(np.where(of, self.writer, -1), self.starts)
 
     def any(self, of: _Array) -> _Array:
-        """Return whether each id has any of some sightings."""
+        """Return whether a mask selects any sighting of each id."""
         return np.logical_or.reduceat(of, self.starts)
 
 
 def notable(
     seen: Iterable[pa.RecordBatch],
     *,
-    heard: Bounds | None = None,
+    received: Bounds | None = None,
     archived: Bounds | None = None,
 ) -> pa.Table:
     """Return the ids that an audit has to examine, with NOTABLE_SCHEMA.
 
     These are ids that have two writers, are in no table, are missing on the wire or in
     the archive, or are archived more than once. In addition, the result has the first
-    id of each run without a gap, together with the last one, and the first and the last
-    archived id of each writer.
+    id of each run of consecutive ids, with the last id of the run, and the first and
+    the last archived id of each writer.
 
     :param seen: sightings: ``stream``, ``stream_id``, ``writer`` (null if unknown),
-        ``place`` and ``row_index`` (used only for the archive). It must contain all
-        sightings of an id, or none.
-    :param heard: the ranges in which an id that was not sent is relevant; by default
+        ``source`` and ``row_index`` (used only for the archive). They must include all
+        sightings of an id, or none of them.
+    :param received: the ranges in which an id that was not sent is relevant; by default
         all.
     :param archived: the ranges in which an id that is not archived is relevant; by
         default all.
@@ -104,10 +111,10 @@ def notable(
     table = pa.Table.from_batches(found)
     all_ = _sort(table)
     stream, id_ = all_.stream[all_.starts], all_.id[all_.starts]
-    on_wire = all_.place == Place.WIRE
+    on_wire = all_.source == Source.WIRE
     first, last = all_.least(~on_wire), all_.greatest(~on_wire)
-    in_tables = all_.any(all_.place == Place.TABLES)
-    in_archive = all_.any(all_.place == Place.ARCHIVE)
+    in_tables = all_.any(all_.source == Source.TABLES)
+    in_archive = all_.any(all_.source == Source.ARCHIVE)
     sent = all_.any(on_wire)
     repeated = _repeated(all_)
     run_starts = np.flatnonzero(
@@ -116,18 +123,20 @@ def notable(
         )
     )
     run_ends = np.concatenate((run_starts[1:], [len(id_)])) - 1
-    kept = (first < last) | ~in_tables | repeated
-    kept |= ~in_archive & _within(stream, id_, all_.streams, archived)
-    kept |= ~sent & _within(stream, id_, all_.streams, heard)
-    kept[run_starts] = True
-    kept[_ends_of_writers(stream, first, in_archive)] = True
+    selected = (first < last) | ~in_tables | repeated
+    selected |= ~in_archive & _within(stream, id_, all_.streams, archived)
+    selected |= ~sent & _within(stream, id_, all_.streams, received)
+    selected[run_starts] = True
+    selected[_ends_of_writers(stream, first, in_archive)] = True
 
     sender = all_.least(on_wire)
     of_run = np.full(len(id_), -1)
     of_run[run_starts] = run_ends
-    chosen = np.flatnonzero(kept)
+    chosen = np.flatnonzero(selected)
     run_end = of_run[chosen]
-    teller = np.where(first[run_end] == _NOBODY, sender[run_end], first[run_end])
+    run_end_writer = np.where(
+        first[run_end] == _NO_WRITER, sender[run_end], first[run_end]
+    )
     return pa.Table.from_arrays(
         [
             pa.array(all_.streams).take(pa.array(stream[chosen])),
@@ -138,7 +147,7 @@ def notable(
             *(pa.array(flag[chosen]) for flag in (in_tables, in_archive, sent)),
             pa.array(repeated[chosen]),
             pa.array(id_[run_end], mask=run_end < 0),
-            _names(all_.names, np.where(run_end < 0, _NOBODY, teller)),
+            _names(all_.names, np.where(run_end < 0, _NO_WRITER, run_end_writer)),
         ],
         schema=NOTABLE_SCHEMA,
     )
@@ -147,8 +156,8 @@ def notable(
 def _sort(table: pa.Table) -> _Sightings:
     streams, stream = _numbered(table.column("stream"))
     names, writer = _numbered(table.column("writer"))
-    id_, place, row_index = (
-        table.column(name).to_numpy() for name in ("stream_id", "place", "row_index")
+    id_, source, row_index = (
+        table.column(name).to_numpy() for name in ("stream_id", "source", "row_index")
     )
     order = np.lexsort((id_, stream))
     stream, id_ = stream[order], id_[order]
@@ -157,7 +166,7 @@ def _sort(table: pa.Table) -> _Sightings:
         stream,
         id_,
         writer[order],
-        place[order],
+        source[order],
         row_index[order],
         np.flatnonzero(np.concatenate(([True], begins))),
         streams,
@@ -166,7 +175,7 @@ def _sort(table: pa.Table) -> _Sightings:
 
 
 def _numbered(texts: pa.ChunkedArray) -> tuple[tuple[str, ...], _Array]:
-    """Return the sorted distinct texts, and the number of each; -1 for null."""
+    """Return the sorted distinct texts, and the index of each text; -1 for null."""
     encoded = texts.combine_chunks().dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
@@ -175,19 +184,19 @@ def _numbered(texts: pa.ChunkedArray) -> tuple[tuple[str, ...], _Array]:
     rank[order.to_numpy()] = np.arange(len(order))
     # The last entry is for null.
     rank[-1] = -1
-    places = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
-    return tuple(encoded.dictionary.take(order).to_pylist()), rank[places]
+    indices = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
+    return tuple(encoded.dictionary.take(order).to_pylist()), rank[indices]
 
 
 def _names(names: tuple[str, ...], numbers: _Array) -> pa.Array:
-    nobody = (numbers < 0) | (numbers == _NOBODY)
-    places = pa.array(np.where(nobody, 0, numbers), mask=nobody)
-    return pa.array(names, pa.string()).take(places)
+    unknown = (numbers < 0) | (numbers == _NO_WRITER)
+    indices = pa.array(np.where(unknown, 0, numbers), mask=unknown)
+    return pa.array(names, pa.string()).take(indices)
 
 
 def _repeated(all_: _Sightings) -> _Array:
     """Return whether the archive has a row of each id more than once."""
-    archived = np.flatnonzero(all_.place == Place.ARCHIVE)
+    archived = np.flatnonzero(all_.source == Source.ARCHIVE)
     stream, id_ = all_.stream[archived], all_.id[archived]
     row_index = all_.row_index[archived]
     order = np.lexsort((row_index, id_, stream))
@@ -205,16 +214,16 @@ def _within(
         return np.ones(len(id_), dtype=bool)
     low = np.ones(len(streams), dtype=np.int64)
     high = np.zeros(len(streams), dtype=np.int64)
-    for place, name in enumerate(streams):
+    for index, name in enumerate(streams):
         if name in bounds:
-            low[place], high[place] = bounds[name]
+            low[index], high[index] = bounds[name]
     return (id_ >= low[stream]) & (id_ <= high[stream])
 
 
 def _ends_of_writers(stream: _Array, writer: _Array, archived: _Array) -> _Array:
     """Return the indexes of the first and the last archived id of each writer."""
-    places = np.flatnonzero(archived)
-    pairs = stream[places].astype(np.int64) << 32 | writer[places]
+    indices = np.flatnonzero(archived)
+    pairs = stream[indices].astype(np.int64) << 32 | writer[indices]
     _, first = np.unique(pairs, return_index=True)
     _, last = np.unique(pairs[::-1], return_index=True)
-    return np.concatenate((places[first], places[::-1][last]))
+    return np.concatenate((indices[first], indices[::-1][last]))

@@ -1,8 +1,9 @@
-"""Sightings of ids, packed: one binary value for all of a stream in a range of ids.
+"""Packed sightings of ids: one binary value for each stream and range of ids.
 
-An audit compares where millions of ids were seen. Spark moves a few large values
-between tasks at a fraction of what as many small rows cost it, so the tasks that read
-pack what they see, and those that compare unpack it. Pure: Arrow, without Spark.
+An audit compares where millions of ids were seen. To move a few large values between
+Spark's tasks is much cheaper than to move millions of small rows. So the tasks that
+read rows pack the sightings, and the tasks that compare them unpack them. This module
+uses Arrow, but not Spark.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["BUCKET_BITS", "PACKED_SCHEMA", "Place", "pack", "unpack"]
+__all__ = ["BUCKET_BITS", "PACKED_SCHEMA", "Source", "pack", "unpack"]
 
-#: The columns of packed sightings, for Spark. ``bucket`` is the same for all ids that
-#: are compared by one task.
+#: The columns of packed sightings, for Spark. All sightings of a stream with the same
+#: ``bucket`` are compared in one task.
 PACKED_SCHEMA: Final = "stream string, bucket long, sightings binary"
 
-#: Ids are in one bucket if they are the same without these bits.
+#: The number of low bits in which the ids of a bucket may differ.
 BUCKET_BITS: Final = 18
 
 _ARROW_SCHEMA: Final = pa.schema(
@@ -35,7 +36,7 @@ _ARROW_SCHEMA: Final = pa.schema(
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-class Place(enum.IntEnum):
+class Source(enum.IntEnum):
     """Where an id was seen."""
 
     TABLES = 0
@@ -46,17 +47,17 @@ class Place(enum.IntEnum):
 def pack(
     batches: Iterable[pa.RecordBatch],
     *,
-    place: Place,
+    source: Source,
     nameless: Collection[str] = (),
     bucket_bits: int = BUCKET_BITS,
 ) -> Iterator[pa.RecordBatch]:
-    """Pack rows that were seen in a place; yield batches of :data:`PACKED_SCHEMA`.
+    """Pack the rows of a source; yield batches of :data:`PACKED_SCHEMA`.
 
-    :param batches: ``stream``, ``instance_name`` (empty if the place does not
-        record the writer), ``stream_id`` and ``row_index`` (which matters in the
-        archive alone); they may have more columns.
-    :param nameless: streams whose writers this place does not record reliably.
-    :param bucket_bits: ids are in one bucket if they are the same without these bits.
+    :param batches: ``stream``, ``instance_name`` (empty if the source does not
+        record the writer), ``stream_id`` and ``row_index`` (used only for the
+        archive); they may have more columns.
+    :param nameless: streams whose writers this source does not record reliably.
+    :param bucket_bits: the number of low bits in which the ids of a bucket may differ.
     """
     for batch in batches:
         streams = batch.column("stream")
@@ -64,7 +65,7 @@ def pack(
         for stream in pc.unique(streams).to_pylist():
             of_stream = batch.filter(pc.equal(streams, stream))
             found += _packed(
-                stream, of_stream, place, bucket_bits, named=stream not in nameless
+                stream, of_stream, source, bucket_bits, named=stream not in nameless
             )
         columns = list(zip(*found, strict=True)) or [()] * len(_ARROW_SCHEMA)
         yield pa.RecordBatch.from_arrays(
@@ -77,12 +78,12 @@ def pack(
 
 
 def _packed(
-    stream: str, batch: pa.RecordBatch, place: Place, bucket_bits: int, *, named: bool
+    stream: str, batch: pa.RecordBatch, source: Source, bucket_bits: int, *, named: bool
 ) -> Iterator[tuple[str, int, bytes]]:
     writers = batch.column("instance_name")
-    nobody = pa.scalar(None, pa.string())
+    unknown = pa.scalar(None, pa.string())
     writer = (
-        pc.if_else(pc.equal(writers, ""), nobody, writers)
+        pc.if_else(pc.equal(writers, ""), unknown, writers)
         if named
         else pa.nulls(len(writers), pa.string())
     )
@@ -92,10 +93,10 @@ def _packed(
         [
             batch.column("stream_id"),
             writer.dictionary_encode(),
-            pa.repeat(pa.scalar(int(place), pa.int8()), len(ids)),
+            pa.repeat(pa.scalar(int(source), pa.int8()), len(ids)),
             batch.column("row_index"),
         ],
-        names=["stream_id", "writer", "place", "row_index"],
+        names=["stream_id", "writer", "source", "row_index"],
     )
     if len(ids) and (buckets[0] != buckets).any():
         order = np.argsort(buckets, kind="stable")
@@ -120,8 +121,8 @@ def _to_bytes(batch: pa.RecordBatch) -> bytes:
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Unpack batches of :data:`PACKED_SCHEMA`.
 
-    :return: batches of ``stream``, ``stream_id``, ``writer`` (null if the place does
-        not record it), ``place`` (a :class:`Place`) and ``row_index``.
+    :return: batches of ``stream``, ``stream_id``, ``writer`` (null if the source does
+        not record it), ``source`` (a :class:`Source`) and ``row_index``.
     """
     for packed in batches:
         names = packed.column("stream").to_pylist()
@@ -133,14 +134,14 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                             pa.repeat(pa.scalar(stream, pa.string()), batch.num_rows),
                             batch.column("stream_id"),
                             batch.column("writer").dictionary_decode(),
-                            batch.column("place"),
+                            batch.column("source"),
                             batch.column("row_index"),
                         ],
                         names=[
                             "stream",
                             "stream_id",
                             "writer",
-                            "place",
+                            "source",
                             "row_index",
                         ],
                     )

@@ -1,11 +1,11 @@
-"""Checks of recordings alone: rows out of order or repeated, resets and damage.
+"""Checks of recordings: rows out of order or repeated, resets and damage.
 
 The checks follow the behaviour of readers. In a stream that is stored in the database,
 a row advances a reader to its token, and a POSITION whose previous token is lower
 advances it to its new token (a *claim* that there are no rows between the two). Readers
 discard rows at or below their position. A POSITION that repeats its token is not a
-claim: readers that are behind it query the database, and it may be followed by a row
-that the writer was just sending, or by one that the recorder did not receive.
+claim: readers that are behind it query the database. The writer may still send the row
+with that token after it, or the recorder may have missed that row.
 
 Streams held in memory are reset when their writer restarts, so their order is not
 checked.
@@ -42,7 +42,7 @@ TOKEN_COLUMNS = (
     "token",
 )
 
-_PLACE = ("recording", "stream", "instance_name")
+_WRITER_KEYS = ("recording", "stream", "instance_name")
 
 _ORDER_TEXTS = {
     Kind.LATE_INVALIDATION: "out of order or repeatedly; late rows of this stream are "
@@ -57,8 +57,8 @@ def wire_lines(wire: DataFrame) -> DataFrame:
     """Return the columns of recorded lines that an audit needs, without rows.
 
     :param wire: the recorded lines, with WIRE_SCHEMA.
-    :return: TOKEN_COLUMNS, with ``is_row`` null except for RDATA and POSITION, and
-        ``is_damaged``, which is true for invalid records.
+    :return: TOKEN_COLUMNS, where ``is_row`` is null for commands other than RDATA and
+        POSITION, and ``is_damaged``, which is true for invalid records.
     """
     command = sf.col("command")
     return wire.select(
@@ -75,7 +75,7 @@ def wire_lines(wire: DataFrame) -> DataFrame:
 
 
 def wire_tokens(lines: DataFrame) -> DataFrame:
-    """Return the lines that advance a position: POSITION, and last rows of tokens.
+    """Return the lines that advance a position: POSITION, and the last row of a token.
 
     :param lines: the result of :func:`wire_lines`.
     :return: TOKEN_COLUMNS.
@@ -106,19 +106,19 @@ def line_text(prefix: str = "") -> Column:
 
 
 def order_findings(
-    tokens: DataFrame, kept: Collection[str], idempotent: Collection[str]
+    tokens: DataFrame, persisted: Collection[str], idempotent: Collection[str]
 ) -> DataFrame:
-    """Find rows that readers discard because their position is beyond them.
+    """Find rows that readers discard, because they have already advanced beyond them.
 
     :param tokens: the result of :func:`wire_tokens`.
-    :param kept: the names of the streams that are stored in the database, whose tokens
-        never decrease.
+    :param persisted: the names of the streams that are stored in the database, whose
+        tokens never decrease.
     :param idempotent: the streams among them whose late rows are delivered.
     """
     columns = tokens.select(*TOKEN_COLUMNS)
-    known = columns.where(sf.col("stream").isin(*kept))
+    known = columns.where(sf.col("stream").isin(*persisted))
     before = (
-        Window.partitionBy(*_PLACE)
+        Window.partitionBy(*_WRITER_KEYS)
         .orderBy("line_number")
         .rowsBetween(Window.unboundedPreceding, -1)
     )
@@ -154,11 +154,13 @@ def order_findings(
 
 
 def _with_first_line(late: DataFrame, rows: DataFrame) -> DataFrame:
-    earlier = rows.select(*_PLACE, "token", sf.col("line_number").alias("earlier_line"))
-    keys = [*_PLACE, "token", "line_number"]
+    earlier = rows.select(
+        *_WRITER_KEYS, "token", sf.col("line_number").alias("earlier_line")
+    )
+    keys = [*_WRITER_KEYS, "token", "line_number"]
     first = (
         late.select(*keys)
-        .join(earlier, on=[*_PLACE, "token"], how="inner")
+        .join(earlier, on=[*_WRITER_KEYS, "token"], how="inner")
         .where(sf.col("earlier_line") < sf.col("line_number"))
         .groupBy(*keys)
         .agg(sf.min("earlier_line").alias("first_line"))
@@ -167,30 +169,30 @@ def _with_first_line(late: DataFrame, rows: DataFrame) -> DataFrame:
 
 
 def _with_claim(late: DataFrame, claims: DataFrame) -> DataFrame:
-    said = claims.select(
-        *_PLACE,
+    announced = claims.select(
+        *_WRITER_KEYS,
         sf.col("prev_token").alias("claimed_from"),
         sf.col("token").alias("claimed_to"),
-        sf.col("line_number").alias("said_line"),
+        sf.col("line_number").alias("announced_line"),
     )
-    keys = [*_PLACE, "token", "line_number"]
+    keys = [*_WRITER_KEYS, "token", "line_number"]
     first = (
         late.where(sf.col("token") <= sf.col("claimed"))
         .select(*keys)
-        .join(said, on=list(_PLACE), how="inner")
+        .join(announced, on=list(_WRITER_KEYS), how="inner")
         .where(
-            (sf.col("said_line") < sf.col("line_number"))
+            (sf.col("announced_line") < sf.col("line_number"))
             & (sf.col("claimed_from") < sf.col("token"))
             & (sf.col("token") <= sf.col("claimed_to"))
         )
         .groupBy(*keys)
-        .agg(sf.min("said_line").alias("claim_line"))
+        .agg(sf.min("announced_line").alias("claim_line"))
     )
     return late.join(first, on=keys, how="left")
 
 
 def _order_findings(judged: DataFrame) -> DataFrame:
-    keys = ["kind", *_PLACE]
+    keys = ["kind", *_WRITER_KEYS]
     by_line = Window.partitionBy(*keys).orderBy("line_number")
     ranked = judged.withColumn("rank", sf.row_number().over(by_line))
     grouped = ranked.groupBy(*keys).agg(
@@ -233,7 +235,7 @@ def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
     :param in_memory: the names of the streams that are held in memory.
     """
     columns = tokens.select(*TOKEN_COLUMNS)
-    in_order = Window.partitionBy(*_PLACE).orderBy("line_number")
+    in_order = Window.partitionBy(*_WRITER_KEYS).orderBy("line_number")
     before = in_order.rowsBetween(Window.unboundedPreceding, -1)
     seen = columns.withColumn(
         "line_before",
@@ -243,12 +245,12 @@ def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
     )
     announced = ~sf.col("is_row") & (sf.col("prev_token") == sf.col("token"))
     back = sf.col("token") < sf.col("line_before.token")
-    began_again = sf.when(sf.col("stream").isin(*in_memory), back).otherwise(
-        # In other streams, more was announced than was persisted when the process
-        # ended.
+    is_reset = sf.when(sf.col("stream").isin(*in_memory), back).otherwise(
+        # The writer of any other stream restarted, and had announced more tokens than
+        # it had persisted.
         announced & back & (sf.col("token") < sf.col("row_before"))
     )
-    resets = seen.where(began_again)
+    resets = seen.where(is_reset)
     return resets.select(
         *finding(
             Kind.STREAM_RESET,

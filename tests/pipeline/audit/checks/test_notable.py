@@ -13,12 +13,12 @@ from synapse_replication.pipeline.audit.checks.notable import (
     Bounds,
     notable,
 )
-from synapse_replication.pipeline.audit.checks.sightings import Place
+from synapse_replication.pipeline.audit.checks.sightings import Source
 
 #: Stream, id, writer, source, and index of the row among those of its token.
-_Sighting = tuple[str, int, str | None, Place, int]
+_Sighting = tuple[str, int, str | None, Source, int]
 
-_TABLES, _ARCHIVE, _WIRE = Place.TABLES, Place.ARCHIVE, Place.WIRE
+_TABLES, _ARCHIVE, _WIRE = Source.TABLES, Source.ARCHIVE, Source.WIRE
 
 #: Bounds within which a missing id matters; here, it matters nowhere.
 _NOWHERE: Bounds = {}
@@ -30,19 +30,19 @@ def _seen(*sightings: _Sighting) -> list[pa.RecordBatch]:
     return [
         pa.RecordBatch.from_arrays(
             [
-                pa.array([row[place] for row in half], type_)
-                for place, type_ in enumerate(
+                pa.array([row[index] for row in half], type_)
+                for index, type_ in enumerate(
                     (pa.string(), pa.int64(), pa.string(), pa.int32(), pa.int32())
                 )
             ],
-            names=["stream", "stream_id", "writer", "place", "row_index"],
+            names=["stream", "stream_id", "writer", "source", "row_index"],
         )
         for half in halves
     ]
 
 
 def _chosen(*sightings: _Sighting, **bounds: Bounds) -> dict[int, dict[str, Any]]:
-    given: dict[str, Bounds] = {"heard": _NOWHERE, "archived": _NOWHERE, **bounds}
+    given: dict[str, Bounds] = {"received": _NOWHERE, "archived": _NOWHERE, **bounds}
     found = notable(_seen(*sightings), **given)
     return {row["stream_id"]: row for row in found.to_pylist()}
 
@@ -71,7 +71,7 @@ class NotableTests(SynchronousTestCase):
         """A run ends before a gap, and at the end of its stream."""
         other: _Sighting = ("receipts", 5, "w2", _TABLES, 0)
         found = notable(
-            _seen(*_tables(2, 1, 4), other), heard=_NOWHERE, archived=_NOWHERE
+            _seen(*_tables(2, 1, 4), other), received=_NOWHERE, archived=_NOWHERE
         )
 
         self.assertEqual(
@@ -116,9 +116,9 @@ class NotableTests(SynchronousTestCase):
         """An id that a source lacks is chosen only within the bounds of that source."""
         ids = _tables(*range(1, 10))
 
-        self.assertEqual(list(_chosen(*ids, heard={"events": (4, 5)})), [1, 4, 5])
+        self.assertEqual(list(_chosen(*ids, received={"events": (4, 5)})), [1, 4, 5])
         self.assertEqual(list(_chosen(*ids, archived={"events": (7, 8)})), [1, 7, 8])
-        self.assertEqual(list(_chosen(*ids, heard={"receipts": (4, 5)})), [1])
+        self.assertEqual(list(_chosen(*ids, received={"receipts": (4, 5)})), [1])
 
     def test_in_no_table(self) -> None:
         """An id that is only in the archive or on the wire is chosen."""
@@ -164,7 +164,7 @@ class NotableTests(SynchronousTestCase):
                 rng.choice(("events", "receipts")),
                 rng.randrange(40),
                 rng.choice(("w1", "w2", None)),
-                rng.choice(tuple(Place)),
+                rng.choice(tuple(Source)),
                 0,
             )
             for _ in range(120)

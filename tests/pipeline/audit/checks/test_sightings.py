@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.audit.checks.sightings import Place, pack, unpack
+from synapse_replication.pipeline.audit.checks.sightings import Source, pack, unpack
 
 _Row = tuple[str, str, int, int]
 
@@ -17,8 +17,8 @@ def _batch(*rows: _Row) -> pa.RecordBatch:
     types = (pa.string(), pa.string(), pa.int64(), pa.int32())
     return pa.RecordBatch.from_arrays(
         [
-            pa.array([row[place] for row in rows], type_)
-            for place, type_ in enumerate(types)
+            pa.array([row[index] for row in rows], type_)
+            for index, type_ in enumerate(types)
         ],
         names=names,
     )
@@ -34,22 +34,22 @@ class SightingsTests(SynchronousTestCase):
     """Tests for :func:`pack` and :func:`unpack`."""
 
     def test_round_trip(self) -> None:
-        """Rows come back with their place; no writer is known where the name is empty
-        or the place does not tell it."""
+        """Rows are restored with their source. The writer is null if the name is empty,
+        or if the source does not record it."""
         rows = _batch(
             ("events", "w1", 9, 0),
             ("events", "", 3, 1),
             ("account_data", "w2", 5, 0),
         )
 
-        packed = list(pack([rows], place=Place.ARCHIVE, nameless={"account_data"}))
+        packed = list(pack([rows], source=Source.ARCHIVE, nameless={"account_data"}))
 
         self.assertEqual(
             _unpacked(packed),
             [
-                ("account_data", 5, None, Place.ARCHIVE, 0),
-                ("events", 3, None, Place.ARCHIVE, 1),
-                ("events", 9, "w1", Place.ARCHIVE, 0),
+                ("account_data", 5, None, Source.ARCHIVE, 0),
+                ("events", 3, None, Source.ARCHIVE, 1),
+                ("events", 9, "w1", Source.ARCHIVE, 0),
             ],
         )
 
@@ -59,7 +59,7 @@ class SightingsTests(SynchronousTestCase):
         ids = [12, 1, 5, 13, 2, 4]
         rows = _batch(*(("events", "w1", id_, 0) for id_ in ids))
 
-        packed = list(pack([rows], place=Place.WIRE, bucket_bits=2))
+        packed = list(pack([rows], source=Source.WIRE, bucket_bits=2))
 
         found = [(row["stream"], row["bucket"]) for row in packed[0].to_pylist()]
         self.assertEqual(found, [("events", 0), ("events", 1), ("events", 3)])
@@ -72,7 +72,7 @@ class SightingsTests(SynchronousTestCase):
 
     def test_nothing(self) -> None:
         """An empty batch has no sightings."""
-        (packed,) = pack([_batch()], place=Place.TABLES)
+        (packed,) = pack([_batch()], source=Source.TABLES)
 
         self.assertEqual(packed.num_rows, 0)
         self.assertEqual(_unpacked([packed]), [])
