@@ -39,8 +39,8 @@ _LOG_INTERVAL: Final = 10.0
 class Tasks:
     """The tasks of the stages that Spark is executing, or the files of a step.
 
-    :ivar failed: the number of failed attempts, which Spark retries, unless it lets the
-        job fail.
+    :ivar failed: the number of failed attempts. Spark retries the tasks, or fails the
+        job.
     """
 
     done: int

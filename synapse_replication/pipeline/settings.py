@@ -67,8 +67,8 @@ def settings_of_config(paths: Sequence[str]) -> PipelineSettings:
         raise PipelineError(str(error)) from error
     if config.database is None:
         raise PipelineError(
-            f"{', '.join(paths)}: the database is missing; add the section 'database' "
-            "with 'name: psycopg2'"
+            f"{', '.join(paths)}: no PostgreSQL database is configured; add the "
+            "section 'database' with 'name: psycopg2'"
         )
     return PipelineSettings(
         config.database.conninfo,

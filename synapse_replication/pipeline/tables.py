@@ -101,7 +101,7 @@ _SPARK: Final = {"strings": "array<string>", "json": "string"}
 
 
 class RowForm(enum.Enum):
-    """How a frame represents the content of rows, beside their key columns."""
+    """How a frame represents the content of rows, in addition to the key columns."""
 
     #: One column with the row as JSON, as on the wire.
     JSON = "json"

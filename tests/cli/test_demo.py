@@ -30,8 +30,8 @@ def processes_that_name(text: str) -> list[str]:
 
 class DemoTests(SynchronousTestCase):
     def setUp(self) -> None:
-        # Not trial's folder: the private PostgreSQL runs as another user, who must have
-        # access.
+        # Do not use trial's folder: the private PostgreSQL runs as another user, which
+        # must have access to the folder.
         self.folder = tempfile.mkdtemp(prefix="sr-demo-test-")
         Path(self.folder).chmod(0o755)
         self.addCleanup(shutil.rmtree, self.folder)
@@ -57,8 +57,7 @@ class DemoTests(SynchronousTestCase):
 
     def test_redis_with_faults(self) -> None:
         """
-        A reader is killed and Redis is restarted, and each row is delivered exactly
-        once.
+        A reader is killed and Redis is restarted; each row is delivered exactly once.
         """
         output = self.demo()
         self.assertIn("Killing reader1", output)
@@ -66,7 +65,7 @@ class DemoTests(SynchronousTestCase):
         self.assertIn("No row is missing, duplicated or out of order", output)
 
     def test_direct_tcp(self) -> None:
-        """Over direct TCP the demo runs without Redis."""
+        """With direct TCP, the demo runs without Redis."""
         output = self.demo("--transport", "tcp")
         self.assertIn("Killing reader1", output)
         self.assertNotIn("Redis", output)

@@ -18,7 +18,8 @@ class ExecTests(SynchronousTestCase):
 
     def test_list(self) -> None:
         """
-        ``--list`` prints the substitutions and the versions for which they are proven.
+        ``--list`` prints the substitutions and the versions for which they are
+        verified.
         """
         result = CliRunner().invoke(exec_command, ["--list", "--only", "redis"])
         self.assertEqual(result.exit_code, 0, result.output)
@@ -28,13 +29,13 @@ class ExecTests(SynchronousTestCase):
             self.assertIn(version, result.output)
 
     def test_nothing_to_run(self) -> None:
-        """Without a module, the error says how to name one."""
+        """Without a module, the error says how to specify one."""
         result = CliRunner().invoke(exec_command, [])
         self.assertEqual(result.exit_code, 2)
         self.assertIn("-m MODULE", result.output)
 
     def test_unknown_part(self) -> None:
-        """An unknown part is refused, and nothing is started."""
+        """An unknown part is an error, and nothing is started."""
         result = CliRunner().invoke(exec_command, ["--only", "x", "-m", "this"])
         self.assertEqual(result.exit_code, EXIT_USAGE)
         self.assertIn("nothing was started", result.output)

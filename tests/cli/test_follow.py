@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.cli.follow."""
+"""Tests for :mod:`synapse_replication.cli.follow`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FollowTests(SynchronousTestCase):
         return self.follow(*lines, as_json=False, filters=Filters())
 
     def test_json_is_a_recording_with_fields(self) -> None:
-        """A JSON entry has the fields of a recording and those of the command."""
+        """A JSON entry has the fields of a recording and the fields of the command."""
         row, position = self.as_json(
             b'RDATA events w1 7 ["ev",["a"]]', b"POSITION events w2 3 9"
         )
@@ -87,7 +87,7 @@ class FollowTests(SynchronousTestCase):
         self.assertNotIn("syt_secret", json.dumps(entry) + self.as_text(line))
 
     def test_unreadable_line(self) -> None:
-        """An invalid line is shown with its error."""
+        """An invalid line is shown with the error."""
         (entry,) = self.as_json(b"POSITION events w1 x 7")
         self.assertEqual(entry["command"], "POSITION")
         self.assertIn("cannot parse POSITION", entry["error"])
@@ -95,8 +95,7 @@ class FollowTests(SynchronousTestCase):
 
     def test_text(self) -> None:
         """
-        A text line shows the time since the first line, followed by the command's
-        parts.
+        A text line shows the time since the first line, then the parts of the command.
         """
         text = self.as_text(
             b'RDATA events w1 batch ["x"]', b"POSITION typing w2 0 4", b"PING 17"
@@ -127,7 +126,7 @@ class FollowTests(SynchronousTestCase):
         self.assertIn("\x1b[1;36mPING", out.getvalue())
 
     def test_long_line_is_one_line(self) -> None:
-        """A long line is not wrapped, so that grep finds all of it."""
+        """A long line is not wrapped, so that grep can find all of its text."""
         text = self.as_text(b'RDATA events w1 7 ["' + b"x" * 500 + b'"]')
         self.assertEqual(len(text.splitlines()), 1)
 
@@ -141,7 +140,9 @@ class FollowTests(SynchronousTestCase):
         self.assertIn("[bold]x[/bold]", self.as_text(b"PING [bold]x[/bold]"))
 
     def test_filters(self) -> None:
-        """Each filter admits what it names, and all filters must match."""
+        """
+        Each filter admits the lines that it names, and a line must match all filters.
+        """
         lines = [
             b"POSITION events w1 1 2",
             b"POSITION events w2 1 2",
@@ -188,7 +189,7 @@ class FollowTests(SynchronousTestCase):
 
     def test_positions(self) -> None:
         """
-        The last position of each writer is known, including those of lines not printed.
+        The last position of each writer is reported, also if its lines are not printed.
         """
         self.as_json(
             b"POSITION typing w 3 9",

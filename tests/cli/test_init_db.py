@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.cli.init_db."""
+"""Tests for :mod:`synapse_replication.cli.init_db`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class InitDbTests(FilesMixin):
         self.assertIn("cannot connect to the database", output)
 
     def test_no_database(self) -> None:
-        """If no PostgreSQL is configured, the error says what to add."""
+        """If no PostgreSQL database is configured, the error says what to add."""
         status, output = self.run_on({"name": "sqlite3"})
         self.assertEqual(status, 2)
         self.assertIn("add one with name: psycopg2", output)

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.cli.main."""
+"""Tests for :mod:`synapse_replication.cli.main`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MainTests(SynchronousTestCase):
 
     def test_runs_a_module_on_a_short_stack(self) -> None:
         """
-        A module that a command requests runs on a short stack, outside of any exception
+        A module that a command requests is run on a short stack, outside any exception
         handler.
         """
         folder = Path(self.mktemp())
@@ -64,7 +64,7 @@ class CheckConfigTests(FilesMixin):
         return self.run_cli(*arguments)
 
     def test_good(self) -> None:
-        """A valid configuration is summarized, without secrets."""
+        """The output for a valid configuration is a summary, without secrets."""
         result = self.check(HOMESERVER, WORKER)
         self.assertEqual(result.exit_code, 0, result.output)
         self.assertIn(
@@ -79,7 +79,7 @@ class CheckConfigTests(FilesMixin):
             self.assertNotIn(secret, result.output)
 
     def test_good_direct_tcp(self) -> None:
-        """The summary of a worker names its direct TCP endpoints."""
+        """The summary of a worker contains its direct TCP endpoints."""
         result = self.check(
             HOMESERVER,
             WORKER,
@@ -88,9 +88,7 @@ class CheckConfigTests(FilesMixin):
         self.assertIn("link:     direct TCP to tcp:h:1", result.output)
 
     def test_all_problems(self) -> None:
-        """
-        All problems are printed in one block with location, key, problem and hint.
-        """
+        """All problems are printed together, with location, key, problem and hint."""
         result = self.check(
             HOMESERVER, "redis:\n  port: x\nstream_writers: {recepits: writer1}\n"
         )
@@ -126,7 +124,7 @@ class CheckConfigTests(FilesMixin):
             self.assertIn(f"synapse_replication.{key}\n", result.output)
 
     def test_invalid_configuration_prevents_start(self) -> None:
-        """No command starts with an invalid configuration."""
+        """No command starts if the configuration is invalid."""
         path = self.write("h.yaml", "redis: 7\n")
         for command in ("main", "worker", "follow"):
             result = self.run_cli(command, "-c", path)
@@ -140,7 +138,7 @@ class CheckConfigTests(FilesMixin):
         self.assertIn("-c", result.output)
 
     def test_following_no_such_command(self) -> None:
-        """An unknown command name in a filter is refused."""
+        """An unknown command name in a filter is an error."""
         path = self.write("h.yaml", "server_name: x\nredis: {enabled: true}\n")
         result = self.run_cli("follow", "-c", path, "--command", "RDATE")
         self.assertEqual(result.exit_code, 2)
@@ -161,7 +159,7 @@ class CheckConfigTests(FilesMixin):
 
 class FollowCommandTests(FilesMixin):
     def test_unknown_stream(self) -> None:
-        """An unknown stream is an error that suggests the most similar one."""
+        """An unknown stream is an error, which suggests the most similar stream."""
         path = self.write("hs.yaml", HOMESERVER)
         arguments = ["follow", "-c", path, "--stream", "recepits"]
         result = CliRunner().invoke(cli, arguments)
@@ -170,7 +168,7 @@ class FollowCommandTests(FilesMixin):
         self.assertIn("did you mean 'receipts'?", result.output)
 
     def test_help_lists_commands(self) -> None:
-        """The help lists the names that --command accepts."""
+        """The help lists the command names that --command accepts."""
         result = CliRunner().invoke(cli, ["follow", "--help"])
         for name in ("RDATA", "POSITION", "USER_SYNC"):
             self.assertIn(name.lower(), result.output.lower())
@@ -178,7 +176,7 @@ class FollowCommandTests(FilesMixin):
 
 class LogJsonTests(FilesMixin):
     def test_log_lines(self) -> None:
-        """With ``--log-json`` every log line is JSON."""
+        """With ``--log-json``, every log line is JSON."""
         path = self.write(
             "h.yaml",
             "server_name: x.test\nredis: {enabled: false}\n"

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.cli.positions."""
+"""Tests for :mod:`synapse_replication.cli.positions`."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
         )
 
     def test_show(self) -> None:
-        """The table has a row per stream and writer."""
+        """The table has a row for each stream and writer."""
         result = self.run_command("show")
         self.assertEqual(result.exit_code, 0, result.output)
         self.assertRegex(result.output, r"foobar .* 5 .* 5 .* master .* 5 .* 0")
 
     def test_check(self) -> None:
         """
-        The exit status is 0 without problems; otherwise it is 1, and a repairing SQL is
-        shown.
+        Without problems, the exit status is 0; otherwise, it is 1, and SQL for the
+        repair is shown.
         """
         self.assertEqual(self.run_command("check").exit_code, 0)
         self.write_rows("master", 9)
@@ -77,7 +77,7 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
 
     def test_repair_to_seen_id(self) -> None:
         """
-        A sequence is advanced to the id that a reader saw, unless the id is
+        A sequence is advanced to the id that a reader has received, unless the id is
         implausible.
         """
         result = self.run_command("repair", "--seen", "foobar=50")

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.cli.record."""
+"""Tests for :mod:`synapse_replication.cli.record`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.config.test_files import FilesMixin
 
 
 class MakeRecorderTests(FilesMixin):
-    """Tests for the recorder over direct TCP."""
+    """Tests for the recorder with direct TCP."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -95,8 +95,8 @@ class RecordCommandTests(FilesMixin, TestCase):
 
     def test_until_sigterm(self) -> None:
         """
-        The command records what is published, publishes nothing, and closes its file on
-        SIGTERM.
+        The command records published messages, publishes nothing, and closes its file
+        on SIGTERM.
         """
         redis = shared_redis()
         config = self.write(
@@ -126,8 +126,8 @@ class RecordCommandTests(FilesMixin, TestCase):
                 "record.test/USER_IP",
                 'USER_IP @u:s ["syt_secret","1.2.3.4","agent","DEV",17]',
             )
-        # Messages of one connection arrive in order, so the last one implies all
-        # others.
+        # Messages of one connection arrive in order: after the last one, all others
+        # have arrived.
         while len(list(folder.glob("2*"))) < 3:
             self.assertLess(time.monotonic(), until)
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Tests for ``synapse-replication replay``."""
+"""Tests for :mod:`synapse_replication.cli.replay`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ReplayCommandTests(SynchronousTestCase):
         return result.exit_code, result.output
 
     def test_json(self) -> None:
-        """With ``--json`` one object is printed."""
+        """With ``--json``, one JSON object is printed."""
         status, output = self.run_on("POSITION typing w 1 1", as_json=True)
 
         value: dict[str, Any] = json.loads(output)
@@ -33,7 +33,7 @@ class ReplayCommandTests(SynchronousTestCase):
 
     def test_text(self) -> None:
         """
-        Without ``--json`` text is printed; an invalid line makes the exit status 1.
+        Without ``--json``, text is printed; an invalid line makes the exit status 1.
         """
         status, output = self.run_on("POSITION typing w", as_json=False)
 

@@ -58,13 +58,13 @@ class RenderTests(SynchronousTestCase):
         return draw(DeploymentStatus({"me": self.status.snapshot()}, {}))
 
     def test_healthy(self) -> None:
-        """A healthy instance has a summary line and a row per writer."""
+        """A healthy instance has a summary line, and a row for each writer."""
         text = self.draw()
         self.assertIn("me: All rows arrive\n", text)
         self.assertRegex(text, r"me +events +w1 +live +1,000 +0")
 
     def test_stalled(self) -> None:
-        """A stall is shown with its duration, its reason and a hint."""
+        """A stalled stream is shown with the duration, the reason and a hint."""
         self.status.position_announced("events", "w1", 2000)
         self.clock.advance(150)
         text = self.draw()
@@ -80,8 +80,8 @@ class RenderTests(SynchronousTestCase):
 
     def test_others(self) -> None:
         """
-        Duplicate names, lost links, unreachable instances and those not queried are
-        shown.
+        Duplicate names, lost links, unreachable instances and instances that were not
+        queried are shown.
         """
         self.status.duplicate_instance("w1", "")
         self.status.connection_failed("w2", "refused", 1.0)
@@ -95,7 +95,7 @@ class RenderTests(SynchronousTestCase):
         self.assertIn("not in instance_map: w3, w4", text)
 
     def test_worst_first(self) -> None:
-        """Instances that do not answer come first, then those with trouble."""
+        """Instances that do not respond are first, then instances with problems."""
         stalled = make_status(self.clock)
         stalled.position_announced("events", "w1", 2000)
         self.clock.advance(60)
@@ -134,7 +134,10 @@ class RenderTests(SynchronousTestCase):
 
 class DeploymentStatusTests(SynchronousTestCase):
     def test_healthy(self) -> None:
-        """A deployment is healthy if all respond and nothing is stalled or doubled."""
+        """
+        A deployment is healthy if all instances respond, and none is stalled or has a
+        duplicate name.
+        """
         clock = Clock()
         observer = make_status(clock)
         well = observer.snapshot()
@@ -177,7 +180,7 @@ class StatusServiceTests(SynchronousTestCase):
         )
 
     def test_once(self) -> None:
-        """Without watching, each instance is queried once, and the service ends."""
+        """Without watching, each instance is queried once, and the service stops."""
         service = self.make("me")
         service.startService()
         self.successResultOf(service.started)
@@ -189,7 +192,9 @@ class StatusServiceTests(SynchronousTestCase):
         self.assertEqual(self.ends, ["end", "close"])
 
     def test_unreachable_instance(self) -> None:
-        """An unreachable instance is shown with the reason, beside the others."""
+        """
+        An unreachable instance is shown with the reason, next to the other instances.
+        """
         self.status.peer_heard(PeerHeartbeat("w2", "e", "", "", False, {}))
         self.status.peer_heard(PeerHeartbeat("w9", "e", "", "", False, {}))
         service = self.make("me", "w9")
@@ -214,8 +219,8 @@ class StatusServiceTests(SynchronousTestCase):
 
     def test_cannot_be_shown(self) -> None:
         """
-        If the status cannot be shown, the error is logged, and the service ends
-        unhealthy.
+        If the status cannot be shown, the error is logged, and the service stops with
+        the result unhealthy.
         """
         service = self.make("me")
         service._show = lambda deployment: 1 / 0
@@ -227,7 +232,7 @@ class StatusServiceTests(SynchronousTestCase):
 
 class NoInstancesTests(FilesMixin):
     def test_exit_status(self) -> None:
-        """Without an instance_map the configuration is reported as invalid."""
+        """Without an instance_map, the configuration is reported as invalid."""
         path = self.write(
             "h.yaml", "server_name: x.test\nredis: {enabled: true, host: h}\n"
         )
@@ -237,7 +242,7 @@ class NoInstancesTests(FilesMixin):
 
 
 class CommandTests(TestCase):
-    """Tests that run the command against an HTTP port of the test."""
+    """Tests that run the command with an HTTP port of the test."""
 
     def setUp(self) -> None:
         # The command runs in its own process, so that trial's reactor can serve it.
@@ -275,7 +280,9 @@ class CommandTests(TestCase):
         return out.decode(), err.decode(), code
 
     async def test_healthy_and_stalled(self) -> None:
-        """The exit status is 0 if all is well, and 1 if a writer is stalled."""
+        """
+        The exit status is 0 if the deployment is healthy, and 1 if a writer is stalled.
+        """
         out, err, code = await self.run_status()
         self.assertEqual((code, err), (0, ""), out)
         self.assertIn("All rows arrive", out)
@@ -286,7 +293,7 @@ class CommandTests(TestCase):
         self.assertIn('"reason":"no_progress"', out)
 
     async def test_wrong_secret(self) -> None:
-        """With a wrong secret no status is shown, and the error names the setting."""
+        """With a wrong secret, no status is shown, and the error names the setting."""
         out, _, code = await self.run_status(secret="wrong")
         self.assertEqual(code, 1)
         self.assertIn("does not answer", out)

@@ -32,17 +32,18 @@ __all__ = [
     "receipts",
 ]
 
-#: The day of archiving: the partition of rows without a time.
+#: The day of archiving, which is the partition of rows without a time of writing.
 TODAY = datetime.date(2026, 1, 9)
 
 
 class Killed(BaseException):
-    """Stands for the death of the process; nothing may catch it."""
+    """Simulates the death of the process. Nothing may catch this exception."""
 
 
 def kill_at(point: Point, nth: int = 1) -> Callable[[Point], None]:
     """
-    Return a watch that raises :exc:`Killed` when the point is reached the nth time.
+    Return a watch that raises :exc:`Killed` when it is called with a point for the nth
+    time.
     """
     left = nth
 
@@ -57,9 +58,9 @@ def kill_at(point: Point, nth: int = 1) -> Callable[[Point], None]:
 
 
 def receipts(first: int, last: int, *, day: int | None = None) -> list[dict[str, Any]]:
-    """Make rows of ``receipts`` with the tokens from first to last, both inclusive.
+    """Make rows of ``receipts`` with the tokens from ``first`` to ``last``, inclusive.
 
-    :param day: of January 2026, when they were written; ``None`` if unknown.
+    :param day: the day of January 2026 on which they were written; ``None`` if unknown.
     """
     written = (
         None
@@ -101,7 +102,7 @@ def add_rows_to(
     table: ArchiveTable | None = None,
     columns: StreamTable | None = None,
 ) -> ArchiveTable:
-    """Commit rows to the table of a stream, with the offset of the last of them."""
+    """Commit rows to the table of a stream, with the offset of the last row."""
     store = place if isinstance(place, ArchiveStore) else open_store(place)
     columns = columns or standard_tables()[stream]
     table = table or open_table(store, stream, columns)
@@ -158,7 +159,9 @@ def archive_database(
 
 
 def keys_of(folder: Path | str | ArchiveStore) -> list[Key]:
-    """Return the key of each archived row, read from the Delta tables, sorted."""
+    """
+    Return the key of each archived row, read from the Delta tables, in sorted order.
+    """
     store = folder if isinstance(folder, ArchiveStore) else open_store(folder)
     keys: list[Key] = []
     for stream in store.streams():

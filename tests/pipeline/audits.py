@@ -37,7 +37,7 @@ Found = tuple[str, str, str | None, str | None, int | None, int | None, int]
 
 
 def make_rows(*rows: tuple[str, str, int]) -> DataFrame:
-    """Make one row for each (stream, writer, id)."""
+    """Make one row for each ``(stream, writer, id)``."""
     return shared_session().createDataFrame(
         [
             (stream, writer, id_, 0, f'["row {id_}"]', None)
@@ -48,7 +48,7 @@ def make_rows(*rows: tuple[str, str, int]) -> DataFrame:
 
 
 def make_tokens(lines: Iterable[str], recording: str = "r.jsonl") -> DataFrame:
-    """Make the token rows of a recording with these lines, one line per second."""
+    """Make the token rows of a recording of these lines, with one line per second."""
     return shared_session().createDataFrame(
         list(tokens_of(lines, recording)), TOKENS_SCHEMA
     )
@@ -57,10 +57,7 @@ def make_tokens(lines: Iterable[str], recording: str = "r.jsonl") -> DataFrame:
 def ids_of(
     rows: DataFrame, archive: DataFrame | None = None, lines: tuple[str, ...] = ()
 ) -> DataFrame:
-    """
-    Call ``known_ids``, with ``account_data`` as the stream that is not checked for
-    gaps.
-    """
+    """Call ``known_ids``; the tables of ``account_data`` do not record the writer."""
     return ids_of_rows(
         rows,
         make_rows() if archive is None else archive,
@@ -79,9 +76,9 @@ def ids_of_rows(
     *,
     bucket_bits: int = BUCKET_BITS,
 ) -> DataFrame:
-    """Combine what is known of ids, from frames of rows.
+    """Call ``known_ids`` with frames of rows.
 
-    :param nameless: streams whose tables and archive do not tell the writer.
+    :param nameless: streams whose tables and archive do not record the writer.
     """
     return known_ids(
         packed(tables, Source.TABLES, nameless, bucket_bits=bucket_bits),
@@ -92,7 +89,7 @@ def ids_of_rows(
 
 
 def tokens_of(lines: Iterable[str], recording: str) -> Iterable[tuple[Any, ...]]:
-    """Parse lines into token rows; line numbers and seconds count from 1."""
+    """Parse lines into token rows; line numbers and seconds start at 1."""
     for number, line in enumerate(lines, 1):
         name, *rest = line.split(" ", 4)
         head = recording, number, float(number), *rest[:2]
@@ -103,7 +100,7 @@ def tokens_of(lines: Iterable[str], recording: str) -> Iterable[tuple[Any, ...]]
 
 
 def found(findings: DataFrame) -> list[Found]:
-    """Return the findings without message and evidence, sorted."""
+    """Return the findings without message and evidence, in sorted order."""
     return sorted(
         (tuple(row)[:7] for row in rows_of(findings)),
         key=lambda values: [str(value) for value in values],

@@ -1,4 +1,6 @@
-"""A database with rows of all streams, reachable by TCP, and readers through Spark."""
+"""
+A database with rows of all streams on a TCP port, and helpers that read it in Spark.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tests.storage.synapse_extract import ROWS, SCHEMA
 
 @functools.cache
 def server() -> PrivatePostgres:
-    """Start a server that listens on TCP, since JDBC does not support Unix sockets."""
+    """Start a PostgreSQL server on TCP, because JDBC does not support Unix sockets."""
     postgres = PrivatePostgres(tcp=True)
     postgres.start()
     return postgres
@@ -24,7 +26,10 @@ def server() -> PrivatePostgres:
 
 @functools.cache
 def extract_dsn() -> str:
-    """Create the database with the extract, once for all tests."""
+    """
+    Create the database with the extract, once for all tests; return its connection
+    string.
+    """
     server().new_database("extract")
     dsn = server().dsn("extract", tcp=True)
     with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
@@ -43,7 +48,9 @@ def read(dsn: str, **options: str) -> DataFrame:
 
 
 def by_writer(frame: DataFrame) -> dict[tuple[str, str], list[tuple[int, Any]]]:
-    """Return the rows of each (stream, writer), in the form of the wire tests."""
+    """
+    Return the rows of each ``(stream, writer)``, in the form of the tests of the wire.
+    """
     found: dict[tuple[str, str], list[tuple[int, Any]]] = {}
     for row in frame.orderBy("stream", "stream_id", "row_index").collect():
         key = row.stream, row.instance_name

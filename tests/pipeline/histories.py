@@ -81,7 +81,7 @@ def read(
     dsn: str, wanted: Wanted = EVERYTHING, **options: str
 ) -> list[tuple[Any, ...]]:
     """
-    Read a database; return (stream, writer, token, row index) of each row, sorted.
+    Read a database; return ``(stream, writer, token, row index)`` of each row, sorted.
     """
     return sorted(
         (row["stream"], row["instance_name"], row["stream_id"], row["row_index"])

@@ -1,4 +1,4 @@
-"""A handmade report that contains every kind of content."""
+"""Report data made by hand, with every kind of content."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WRITERS = {
 
 
 def make_report_data() -> ReportData:
-    """Return the report data, the same on each call."""
+    """Return the report data, which is the same on each call."""
     start = int(BEGINNING.timestamp())
     counts = [
         WindowCount(
@@ -194,5 +194,5 @@ def make_report_data() -> ReportData:
 
 @functools.cache
 def shared_plots() -> list[Plot]:
-    """Draw the plots once for all tests; that takes a second or two."""
+    """Draw the plots once for all tests, because it takes one or two seconds."""
     return draw_plots(make_report_data())

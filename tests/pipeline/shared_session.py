@@ -1,4 +1,4 @@
-"""The Spark session that all tests share; starting one takes 4 s."""
+"""The Spark session that all tests share, because starting one takes 4 s."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ __all__ = ["shared_session"]
 
 @functools.cache
 def shared_session() -> SparkSession:
-    """Return the session; without Java the error says what to install."""
+    """Return the session.
+
+    :raises SparkMissingError: if Java is missing. The message says what to install.
+    """
     folder = tempfile.mkdtemp(prefix="synapse-replication-spark-")
     session = make_session(
         "tests",

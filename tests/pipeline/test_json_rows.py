@@ -18,7 +18,7 @@ from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
 
 def rows_of(table: StreamTable, rows: list[dict[str, Any]]) -> list[Any]:
-    """Return the wire rows of a table's columns; omitted columns are null."""
+    """Return the wire rows of a table's columns, parsed; omitted columns are null."""
     schema = pa.schema([column.arrow for column in table.columns])
     batch = pa.RecordBatch.from_pylist(
         [{name: row.get(name) for name in schema.names} for row in rows], schema=schema
@@ -27,7 +27,7 @@ def rows_of(table: StreamTable, rows: list[dict[str, Any]]) -> list[Any]:
 
 
 class JsonRowsTests(SynchronousTestCase):
-    """Tests for the wire rows that are built from columns."""
+    """Tests for wire rows that are built from columns."""
 
     def test_every_type(self) -> None:
         """Each type is encoded as JSON, including nulls and special characters."""
@@ -58,9 +58,7 @@ class JsonRowsTests(SynchronousTestCase):
         self.assertEqual(odd[2], "nan")
 
     def test_kinds(self) -> None:
-        """
-        Rows of several kinds contain the columns of their kind, in the kind's order.
-        """
+        """A row contains the columns of its kind, in the order of the kind."""
         table = standard_tables()["events"]
         given: list[dict[str, Any]] = [
             {"kind": "state", "room_id": "!r", "type": "t", "state_key": "k"},
@@ -80,7 +78,7 @@ class JsonRowsTests(SynchronousTestCase):
         self.assertEqual(rows_of(table, []), [])
 
     def test_slices(self) -> None:
-        """A slice of a batch yields only its own rows, lists included."""
+        """A slice of a batch yields only its own rows, also if they contain lists."""
         table = standard_tables()["caches"]
         schema = pa.schema([column.arrow for column in table.columns])
         batch = pa.RecordBatch.from_pylist(
@@ -95,7 +93,7 @@ class JsonRowsTests(SynchronousTestCase):
 
 
 class ColumnsTests(SynchronousTestCase):
-    """Tests for the columns of streams, which come from the stream registry alone."""
+    """Tests for the columns of streams, which are derived from the stream registry."""
 
     def test_every_stream_has_a_table(self) -> None:
         """Each stream has a table, and no table has two columns of the same name."""

@@ -21,7 +21,8 @@ class JobProgressTests(SynchronousTestCase):
 
     def test_lines(self) -> None:
         """
-        In a log, each step, each change of its tasks and each failure gets one line.
+        In a log, there is one line for each step, for each change of its tasks and for
+        each failure.
         """
         out = io.StringIO()
         ticks = itertools.count(100)
@@ -56,7 +57,7 @@ class JobProgressTests(SynchronousTestCase):
         self.assertIn("1 task failed; Spark retries", out.getvalue())
 
     def test_counted_files(self) -> None:
-        """A job without Spark counts files, and may learn of its steps late."""
+        """A job without Spark counts files, and may add steps after it has started."""
         out = _Terminal()
         with JobProgress(out, 1, unit="files") as progress:
             progress.begin("open the archive")

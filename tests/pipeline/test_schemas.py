@@ -26,14 +26,14 @@ class SchemaTests(SynchronousTestCase):
     """Tests for the published schemas."""
 
     def test_documented(self) -> None:
-        """The documentation names each column."""
+        """The documentation lists each column."""
         text = _DOCS.read_text()
         named = set(re.findall(r"``(\w+)``", text))
         for schema in (ARCHIVED_ROWS_SCHEMA, WIRE_SCHEMA, FINDINGS_SCHEMA):
             self.assertEqual(set(schema.names) - named, set())
 
     def test_archive_has_rows(self) -> None:
-        """The archive has all columns of the source, in the same positions."""
+        """The archive has all columns of the source, in the same order."""
         for archived, read in (
             (ARCHIVED_ROWS_SCHEMA, ROWS_SCHEMA),
             (ARCHIVED_WIRE_SCHEMA, WIRE_SCHEMA),
@@ -41,7 +41,7 @@ class SchemaTests(SynchronousTestCase):
             self.assertEqual(archived.fields[: len(read)], read.fields)
 
     def test_wire_for_arrow(self) -> None:
-        """The wire has the same columns for Arrow as for Spark."""
+        """The schema of recorded lines has the same columns for Arrow as for Spark."""
         self.assertEqual(
             to_arrow_schema(WIRE_SCHEMA, timezone="UTC").names, WIRE_ARROW_SCHEMA.names
         )
@@ -50,7 +50,7 @@ class SchemaTests(SynchronousTestCase):
             self.assertEqual((found.type, found.nullable), (field.type, field.nullable))
 
     def test_key_columns_are_not_nullable(self) -> None:
-        """Key columns of a row, a recorded line and a finding are not nullable."""
+        """The key columns of rows, recorded lines and findings are not nullable."""
 
         def nullable(schema: StructType) -> set[str]:
             return {field.name for field in schema.fields if field.nullable}
@@ -62,7 +62,7 @@ class SchemaTests(SynchronousTestCase):
             self.assertNotIn(name, nullable(FINDINGS_SCHEMA))
 
     def test_spark_accepts_each_schema(self) -> None:
-        """Tokens are 64 bits wide, and Spark accepts each schema as it is."""
+        """Tokens are 64 bits wide, and Spark accepts each schema unchanged."""
         for schema, token in (
             (ROWS_SCHEMA, "stream_id"),
             (WIRE_SCHEMA, "token"),

@@ -25,7 +25,7 @@ class DsnTests(SynchronousTestCase):
     """Tests for settings from a libpq connection string."""
 
     def test_forms(self) -> None:
-        """The key-value form and the URI form give the same settings."""
+        """The key-value form and the URI form result in the same settings."""
         expected = {"host": "h", "port": "5", "dbname": "d", "user": "u"}
         for dsn in ("host=h port=5 dbname=d user=u", "postgresql://u@h:5/d"):
             settings = settings_of_dsn(dsn)
@@ -34,8 +34,8 @@ class DsnTests(SynchronousTestCase):
 
     def test_not_repeated(self) -> None:
         """
-        An invalid connection string is not repeated in the error: it may hold a
-        password.
+        The error for an invalid connection string does not contain the string, which
+        may include a password.
         """
         with self.assertRaises(PipelineError) as caught:
             settings_of_dsn("password hush")

@@ -95,7 +95,8 @@ class ReadRecordingsTests(SynchronousTestCase):
 
     def test_numbers_are_exact_in_files_cut_anywhere(self) -> None:
         """
-        However a file is split into tasks, each line is read once, with its own number.
+        However a file is divided into tasks, each line is read once, with its own
+        number.
         """
         texts = [
             b"\n" if number % 7 == 0 else entry(f"PING {'x' * (number % 30)} {number}")
@@ -122,7 +123,7 @@ class ReadRecordingsTests(SynchronousTestCase):
         self.assertEqual([row.line_number for row in rows], [1, 2, 3, 4, 5, 6])
 
     def test_nothing_of_user_ip_is_read(self) -> None:
-        """Only the name of USER_IP is kept, whatever form its line has."""
+        """Only the name of USER_IP is read, whatever form its line has."""
         printed = io.StringIO()
         JsonPrinter(printed)(parse_line(1.0, "hs.test", USER_IP.encode()))
         path = self.write(
@@ -142,7 +143,7 @@ class ReadRecordingsTests(SynchronousTestCase):
         self.assertNotIn("10.1.2.3", str(rows))
 
     def test_invalid_line_is_a_row_in_place(self) -> None:
-        """A torn or invalid line yields a row without a command."""
+        """An incomplete or invalid line results in a row without a command."""
         path = self.write(
             "a.jsonl",
             entry("PING 1"),
@@ -168,7 +169,7 @@ class ReadRecordingsTests(SynchronousTestCase):
 
     def test_a_command_that_does_not_parse(self) -> None:
         """
-        A command that cannot be parsed yields a row with its line but without a
+        A command that cannot be parsed results in a row with the line, but without a
         command.
         """
         path = self.write(
@@ -186,7 +187,7 @@ class ReadRecordingsTests(SynchronousTestCase):
 
     def test_a_compressed_file_that_was_cut_off(self) -> None:
         """
-        A truncated file is read as far as possible, and its last row marks the damage.
+        A truncated file is read as far as possible, and the last row marks the damage.
         """
         whole = gzip.compress(b"".join(entry(f"PING {n}") for n in range(5000)))
         path = self.write("a.jsonl", whole[: len(whole) // 2])
@@ -200,8 +201,8 @@ class ReadRecordingsTests(SynchronousTestCase):
 
     def test_folders(self) -> None:
         """
-        All recordings below a folder are read; other files and open recordings are
-        skipped.
+        All recordings below a folder are read; other files, and recordings that are
+        still being written, are skipped.
         """
         self.write("b.jsonl", entry("PING b"))
         self.write("more/a.jsonl.gz", entry("PING a"))
@@ -217,7 +218,7 @@ class ReadRecordingsTests(SynchronousTestCase):
 
     def test_files_of_the_same_name(self) -> None:
         """
-        Files of the same name get distinct names; a file that is given twice is read
+        Files with the same name get distinct names; a file that is passed twice is read
         once.
         """
         one = self.write("x/w1/a.jsonl", entry("PING 1"))
@@ -240,6 +241,6 @@ class ReadRecordingsTests(SynchronousTestCase):
             self.assertIn(str(path.absolute()), str(error))
 
     def test_empty(self) -> None:
-        """An empty file, or no file at all, yields an empty frame."""
+        """An empty file, or no file at all, results in an empty frame."""
         self.assertEqual(self.read(self.write("a.jsonl")), [])
         self.assertEqual(self.read(), [])

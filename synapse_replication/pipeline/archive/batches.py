@@ -20,7 +20,7 @@ __all__ = ["Batch", "batches_of"]
 class Batch:
     """Parts that are read together.
 
-    :ivar offsets: the offset of each stream of the parts, after this batch.
+    :ivar offsets: the offset of each stream in ``parts``, after this batch.
     """
 
     parts: tuple[Part, ...]

@@ -339,7 +339,7 @@ def _tasks(session: SparkSession, files: int) -> int:
 
 
 def _paths(table: DeltaTable) -> list[str]:
-    """Return the paths of a table's files below the table."""
+    """Return the paths of a table's files, relative to the table."""
     root = table.table_uri.removeprefix("file://").rstrip("/")
     return sorted(
         uri.removeprefix("file://").removeprefix(root).lstrip("/")

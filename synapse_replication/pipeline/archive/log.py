@@ -48,7 +48,7 @@ _BATCH: Final = "synapse_replication.batch"
 _WRITTEN_BY: Final = "synapse_replication.written_by"
 _PURGED: Final = "synapse_replication.purged"
 
-#: How many commits, the newest ones, successive attempts search; ``None`` for all.
+#: The number of newest commits that each attempt searches; ``None`` for all commits.
 _SEARCH_LIMITS: Final = (1, 20, 1000, None)
 
 

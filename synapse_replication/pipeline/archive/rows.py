@@ -138,8 +138,8 @@ class RowsArchiver:
             selections = self._planner.select(txn)
             if not selections:
                 raise PipelineError(
-                    "the database has no table of any stream; is it the homeserver's? "
-                    "Declare tables of your own in the configuration (-c)"
+                    "the database has no table of any stream; is it the homeserver's "
+                    "database? Declare tables of your own in the configuration (-c)"
                 )
             for selection in selections:
                 name = selection.stream.name

@@ -32,7 +32,7 @@ __all__ = ["ArchiveStore", "open_archive", "open_store"]
 _STREAMS: Final = "streams"
 _WIRE: Final = "wire"
 
-#: A file that only archives in the format before Delta tables have.
+#: A file that exists only in archives of the format without Delta tables.
 _OLD_DESCRIPTION: Final = "_meta/archive.json"
 
 #: The environment variables that configure access to an object store.
@@ -173,7 +173,7 @@ def _s3(options: Mapping[str, str]) -> FileSystem:
 
 
 def _folder_name(stream: str) -> str:
-    """Encode a stream's name, to be safe in paths and URIs, and not a hidden name."""
+    """Encode a stream's name as a folder name that is safe in URIs and not hidden."""
     encoded = "".join(
         chr(byte) if _PLAIN.match(bytes([byte])) else f"~{byte:02X}"
         for byte in stream.encode()

@@ -87,7 +87,9 @@ def print_findings(findings: DataFrame, out: TextIO) -> Counts:
         elif counts[severity] <= MAX_SHOWN:
             _print_finding(row, out)
         elif counts[severity] == MAX_SHOWN + 1:
-            out.write(f"(more {severity.value}s are in --out and --json)\n")
+            out.write(
+                f"(more {severity.value}s are in the output of --out and --json)\n"
+            )
     if notes:
         out.write("Normal in a healthy deployment:\n")
         width = max(len(kind) for kind, _ in notes)

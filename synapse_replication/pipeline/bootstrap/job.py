@@ -101,7 +101,7 @@ def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
             if not before:
                 raise PipelineError(
                     "the database has no table of a homeserver's stream; is it the "
-                    "homeserver's?"
+                    "homeserver's database?"
                 )
             check_no_writers(cursor, before, before)
             ranges = id_ranges(cursor, before)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run_report", "write_report"]
 
-#: The number of steps besides those of an audit: start Spark, count, draw.
+#: The number of steps in addition to those of an audit: start Spark, count, draw.
 _STEPS: Final = 3
 
 
@@ -170,7 +170,7 @@ def _read_findings(session: SparkSession, folder: str) -> DataFrame:
     path = Path(folder).absolute() / "findings.parquet"
     if not path.exists():
         raise PipelineError(
-            f"--findings {folder}: there is no findings.parquet; "
-            "'pipeline audit --out' writes it"
+            f"--findings {folder}: the folder has no findings.parquet, which "
+            "'pipeline audit --out' writes"
         )
     return session.read.schema(FINDINGS_SCHEMA).parquet(f"file://{path}")

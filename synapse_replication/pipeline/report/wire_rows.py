@@ -42,8 +42,8 @@ def arrived_rows(wire: DataFrame) -> DataFrame:
     """Return the rows that arrived, each with the token of its batch.
 
     The token and the time are those of the line that ends the batch, because a reader
-    cannot handle a batch earlier. If the recording ends within a batch, the rows of
-    that batch have no token and are omitted.
+    cannot deliver the batch before that line. If the recording ends within a batch, the
+    rows of that batch have no token and are omitted.
 
     :return: ``recording``, ``stream``, ``instance_name``, ``stream_id``, ``row``,
         ``received_ts``.
@@ -127,7 +127,7 @@ def lag_percentiles(late: DataFrame, window_s: int | None) -> DataFrame:
 
     :param late: the result of :func:`lags`.
     :param window_s: the length of a window, in s; ``None`` for one window per stream.
-    :return: ``stream``, ``start`` (s since 1970; null for the whole), ``tokens``,
+    :return: ``stream``, ``start`` (s since 1970; null without windows), ``tokens``,
         ``p50``, ``p95``, ``p99``, ``least`` (ms).
     """
     measured = late.select("stream", "received_ts", "lag_ms")
@@ -155,13 +155,15 @@ def lag_percentiles(late: DataFrame, window_s: int | None) -> DataFrame:
 def stream_events(wire: DataFrame) -> DataFrame:
     """Find the POSITION lines that make a reader catch up or reset the stream.
 
-    Each line is compared with the last token that a reader knows of the writer. If
-    ``prev_token`` is greater, the rows between have to be fetched (``catch-up``). If
-    ``token`` is less, the writer has reset the stream (``reset``). The first POSITION
-    of a writer in a recording is neither.
+    Each line is compared with the greatest token that a reader has received from the
+    writer since the previous POSITION. If ``prev_token`` is greater, the reader has to
+    fetch the rows between the two tokens (``catch-up``). If ``token`` is less, the
+    writer has reset the stream (``reset``). The first POSITION of a writer in a
+    recording is neither.
 
     :return: ``kind``, ``stream``, ``instance_name``, ``received_ts``, ``recording``,
-        ``line_number``, ``known`` (the token seen before), ``prev_token``, ``token``.
+        ``line_number``, ``known`` (the greatest token before the line), ``prev_token``,
+        ``token``.
     """
     writer = ["recording", "stream", "instance_name"]
     in_order = Window.partitionBy(*writer).orderBy("span")

@@ -176,9 +176,10 @@ class CompletenessReader:
     """Determines up to which offset streams are complete.
 
     :ivar declared: the configured writers of each stream.
-    :ivar continuous: whether a continuous read resumes from the result. Then the result
-        never exceeds what is complete. Otherwise, the result for a stream without
-        positions is its last row, and a declared writer without a position is ignored.
+    :ivar continuous: whether a continuous read resumes from the result. If so, the
+        result never exceeds what is complete. Otherwise, the result for a stream
+        without positions is its last row, and a declared writer without a position is
+        ignored.
     :ivar clock: returns the monotonic time in s.
     :ivar sleep: blocks for a time in s.
     """

@@ -31,7 +31,8 @@ CONNECT_TIMEOUT = 10
 #: The timeout of a statement that queries positions and ids, in s.
 PLAN_TIMEOUT = 60
 
-#: The timeout of the query for one part, in s; long, because Spark may read slowly.
+#: The timeout of the query for one part, in s. It is long, because Spark may read
+#: slowly.
 READ_TIMEOUT = 3600
 
 #: Queries are index scans: parallel workers and JIT compilation would cost more than
@@ -43,9 +44,9 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "standard_conforming_strings": "on",
 }
 
-# Disabling these makes the server read a range in the order of an index. It may
-# estimate that other plans are cheaper, but these read the whole table for each range,
-# or sort on disk.
+# Disabling these makes the server read a range in the order of an index. The planner
+# may estimate that other plans are cheaper, but these read the whole table for each
+# range, or sort on disk.
 _WALK_INDEXES = ("enable_seqscan", "enable_bitmapscan", "enable_hashagg")
 
 

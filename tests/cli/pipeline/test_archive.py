@@ -17,7 +17,7 @@ class CommandTests(SynchronousTestCase):
 
     def test_nothing_to_archive(self) -> None:
         """
-        Without a database and a recording, the command says that there is nothing to
+        Without a database and a recording, the error says that there is nothing to
         archive.
         """
         result = CliRunner().invoke(
@@ -27,7 +27,7 @@ class CommandTests(SynchronousTestCase):
         self.assertIn("nothing to archive", result.output)
 
     def test_recording(self) -> None:
-        """The result is printed as one line or as JSON."""
+        """The result is printed as one line, or as JSON."""
         shared_session()
         recording = Path(self.mktemp()).with_suffix(".jsonl").absolute()
         recording.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from synapse_replication.cli.pipeline.export import FORMATS
 from synapse_replication.cli.pipeline.group import pipeline_group
 from synapse_replication.pipeline.archive import export_job
 
-#: Hides Spark, as if the extra were not installed.
+#: Code that hides Spark, as if the extra were not installed.
 _HIDE_SPARK = """
 import sys
 for name in ("pyspark", "py4j", "pyarrow", "pandas", "deltalake"):
@@ -26,7 +26,7 @@ from synapse_replication.cli.main import main
 main()
 """
 
-#: Runs command lines one after the other, and prints their results as JSON.
+#: A script that runs command lines in order, and prints their results as JSON.
 _RUN = """
 import json, sys
 from click.testing import CliRunner
@@ -52,14 +52,14 @@ def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def run_lines(script: str, lines: Sequence[Sequence[str]]) -> Any:
-    """Run command lines by :data:`_RUN`; return its output."""
+    """Run command lines with :data:`_RUN`, and return their output."""
     done = run_script(script, json.dumps(lines))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 class HelpTests(SynchronousTestCase):
-    """Tests for the help of the group and of each job."""
+    """Tests for the help of the group, and of each job."""
 
     LINES = (
         ("--help",),
@@ -88,7 +88,7 @@ class HelpTests(SynchronousTestCase):
 
 
 class WithoutSparkTests(SynchronousTestCase):
-    """Tests for running jobs when the extra is not installed."""
+    """Tests for running jobs if the extra is not installed."""
 
     def test_jobs(self) -> None:
         """Each job fails, and names the package to install."""
@@ -122,8 +122,10 @@ class WithoutSparkTests(SynchronousTestCase):
 
 
 class ExportTests(SynchronousTestCase):
-    """Tests for values that a command's definition repeats from its job."""
+    """
+    Tests that the definition of a command repeats the values of its job correctly.
+    """
 
     def test_formats(self) -> None:
-        """The command has the same formats as the job."""
+        """The command accepts the formats of the job."""
         self.assertEqual(list(FORMATS), list(export_job.FORMATS))

@@ -1,4 +1,4 @@
-"""Tests for jobs as people run them: by the command line, one after the other."""
+"""Tests for running several jobs through the command line, one after the other."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.cli.pipeline.group import pipeline_group
 from tests.pipeline.archive.test_object_store import start_server
 from tests.pipeline.audit.test_job import (
+    artificial_database,
     healthy_lines,
-    made_up_database,
     write_recording,
     wrong,
 )
 from tests.pipeline.shared_session import shared_session
 
-#: Never shown by any job.
+#: Secrets, which no job may show.
 PASSWORD = "hush-password"
 ACCESS_KEY = "hush-access-key"
 SECRET_KEY = "hush-secret-key"
 
 
 class JobsTests(SynchronousTestCase):
-    """Archive, audit and report of one small deployment."""
+    """Tests that archive, audit and report one small deployment."""
 
     def setUp(self) -> None:
-        # The commands use the session that exists.
+        # The commands use the session that is running.
         shared_session()
         self.folder = Path(self.mktemp()).absolute()
         self.folder.mkdir()
         self.recording = self.folder / "wire.jsonl"
-        # A warning whose count depends on how often the recording is read.
+        # The last line causes a warning, whose count is the number of times that the
+        # recording is read.
         self.lines = [*healthy_lines(), "RDATA push_rules master 3 []"]
         write_recording(self.recording, self.lines)
-        self.dsn = f"{made_up_database()} password={PASSWORD}"
+        self.dsn = f"{artificial_database()} password={PASSWORD}"
 
     def run_job(self, *arguments: str | Path, dsn: str | None = None) -> Result:
-        """Run a job with the database in the environment, as documented."""
+        """Run a job, with the database in the environment, as documented."""
         return CliRunner().invoke(
             pipeline_group,
             list(map(str, arguments)),
@@ -52,7 +53,7 @@ class JobsTests(SynchronousTestCase):
         )
 
     def page(self, name: str, *arguments: str | Path) -> str:
-        """Run ``report``, and return the text of its page without markup."""
+        """Run ``report``, and return the text of the page without markup."""
         out = self.folder / name
         result = self.run_job("report", "--out", out, *arguments)
         self.assertEqual(result.exit_code, 0, result.output)
@@ -62,8 +63,10 @@ class JobsTests(SynchronousTestCase):
         return " ".join(html.unescape(re.sub("<[^>]*>", " ", page)).split())
 
     def test_recording_in_the_archive_and_given(self) -> None:
-        """A recording that is archived and given again counts once, in an audit and
-        in a report."""
+        """
+        A recording that is archived and also passed as an option is counted once, in an
+        audit and in a report.
+        """
         archive = self.folder / "archive"
         archived = self.run_job(
             *("archive", "--archive", archive, "--once", "--stream", "push_rules"),
@@ -81,7 +84,7 @@ class JobsTests(SynchronousTestCase):
         for audit in audits:
             self.assertEqual(audit.exit_code, 0, audit.output)
             self.assertEqual(
-                {place: found["count"] for place, found in wrong(audit).items()},
+                {key: found["count"] for key, found in wrong(audit).items()},
                 {("row_twice_on_wire", "push_rules"): 1},
             )
         twice, once = (json.loads(audit.stdout)["findings"] for audit in audits)
@@ -92,7 +95,7 @@ class JobsTests(SynchronousTestCase):
         self.assertIn("The audit found 1 warning", report)
 
     def test_secrets(self) -> None:
-        """Passwords and keys are in no output, file, error or command line."""
+        """Passwords and keys are not in any output, file, error or command line."""
         url = self.start_store()
         archive = "s3://bucket/archive"
         seen = _CommandLines()
@@ -130,16 +133,18 @@ class JobsTests(SynchronousTestCase):
             *seen.found,
         ]
         self.assertTrue(any("java" in line for line in seen.found))
-        kept = [path for path in self.folder.rglob("*") if path.is_file()]
-        self.assertIn("report.html", [path.name for path in kept])
+        files = [path for path in self.folder.rglob("*") if path.is_file()]
+        self.assertIn("report.html", [path.name for path in files])
         for secret in (PASSWORD, ACCESS_KEY, SECRET_KEY):
             self.assertEqual([text for text in shown if secret in text], [])
             self.assertEqual(
-                [path for path in kept if secret.encode() in path.read_bytes()], []
+                [path for path in files if secret.encode() in path.read_bytes()], []
             )
 
     def start_store(self) -> str:
-        """Start an S3 server with a bucket; the environment leads to it."""
+        """
+        Start an S3 server with a bucket, and set the environment variables for it.
+        """
         server, url = start_server(self.folder)
         self.addCleanup(server.wait)
         self.addCleanup(server.kill)
@@ -157,14 +162,14 @@ class JobsTests(SynchronousTestCase):
 
 
 class _CommandLines:
-    """Collects the command lines of all processes, while in the context.
+    """Collects the command lines of all processes while its context is active.
 
     :ivar found: the command lines, as ``ps`` shows them.
     """
 
     def __init__(self) -> None:
         self.found: set[str] = set()
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> _CommandLines:
@@ -172,14 +177,14 @@ class _CommandLines:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(0.1):
+        while not self._stopped.wait(0.1):
             for path in Path("/proc").glob("[0-9]*/cmdline"):
                 try:
                     self.found.add(path.read_bytes().replace(b"\0", b" ").decode())
                 except (OSError, UnicodeDecodeError):
-                    # The process has ended, or is none of these jobs.
+                    # The process has ended, or belongs to another user.
                     continue

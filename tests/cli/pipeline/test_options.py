@@ -43,7 +43,7 @@ class SourceOptionsTests(SynchronousTestCase):
     """Tests for selecting the database of a command."""
 
     def test_dsn(self) -> None:
-        """The options of the command line are passed to the command."""
+        """The values of the options are passed to the command."""
         done = run(strict, "--dsn", "dbname=a", "--master", "local[2]", "--json")
         self.assertEqual(done.output, "a local[2] True\n")
 
@@ -64,13 +64,13 @@ class SourceOptionsTests(SynchronousTestCase):
         self.assertEqual(done.output, "of_file None False\n")
 
     def test_both(self) -> None:
-        """Giving both ``-c`` and ``--dsn`` is refused."""
+        """Passing both ``-c`` and ``--dsn`` is an error."""
         done = run(strict, "-c", "x.yaml", "--dsn", "dbname=a")
         self.assertEqual(done.exit_code, 2)
         self.assertIn("use -c or --dsn, not both", done.output)
 
     def test_none(self) -> None:
-        """Without a database, the error lists the three ways to name one."""
+        """Without a database, the error lists the three ways to specify one."""
         done = run(strict)
         self.assertEqual(done.exit_code, 2)
         for way in ("-c", "--dsn", DSN_VARIABLE):
@@ -78,18 +78,18 @@ class SourceOptionsTests(SynchronousTestCase):
         self.assertEqual(run(lenient).output, "None\n")
 
     def test_bad_dsn(self) -> None:
-        """An invalid DSN is refused without repeating it."""
+        """The error for an invalid DSN does not contain the DSN."""
         done = run(strict, "--dsn", "password=hush hush")
         self.assertEqual(done.exit_code, 2)
         self.assertIn("the dsn cannot be read", done.output)
         self.assertNotIn("hush", done.output)
 
     def test_missing_config(self) -> None:
-        """A missing configuration file is named."""
+        """The error for a missing configuration file names the file."""
         done = run(strict, "-c", "/nonexistent.yaml")
         self.assertEqual(done.exit_code, 2)
         self.assertIn("/nonexistent.yaml", done.output)
 
     def test_password_is_not_shown(self) -> None:
-        """The repr of the settings does not contain the password."""
+        """The ``repr`` of the settings does not contain the password."""
         self.assertNotIn("hush", run(lenient, "--dsn", "password=hush").output)

@@ -34,7 +34,7 @@ def write(path: Path, table: pa.Table) -> None:
 
 
 def make_old(folder: Path) -> None:
-    """Make an archive of the old format, with two streams and one recording."""
+    """Make an archive in the old format, with two streams and one recording."""
     for token, (stream, row) in enumerate(sorted(_ROWS.items()), 4):
         noon = datetime.datetime(2026, 1, 2, 12)
         write(
@@ -82,7 +82,7 @@ def make_old(folder: Path) -> None:
 
 
 class ConvertTests(SynchronousTestCase):
-    """Tests for converting an archive of the old format into Delta tables."""
+    """Tests for converting an archive from the old format to Delta tables."""
 
     def setUp(self) -> None:
         self.old, self.new = (Path(self.mktemp()).absolute() for _ in range(2))
@@ -91,7 +91,7 @@ class ConvertTests(SynchronousTestCase):
     def test_all(self) -> None:
         """
         Rows become typed columns, partitioned by day; offsets, purges and recordings
-        are kept.
+        are retained.
         """
         result = CliRunner().invoke(
             convert_command,
@@ -117,7 +117,7 @@ class ConvertTests(SynchronousTestCase):
                 ),
             ],
         )
-        # From the first second.
+        # The step is shown as soon as it begins.
         self.assertLess(float(shown[0][0]), 0.5)
         self.assertEqual(
             keys_of(self.new),
@@ -154,8 +154,8 @@ class ConvertTests(SynchronousTestCase):
 
     def test_refused(self) -> None:
         """
-        A pending batch, a destination in use or a folder without an old archive is
-        refused, and nothing is written.
+        A pending batch, a destination with an archive, and a folder without an old
+        archive are errors, and nothing is written.
         """
         pending = self.old / "_meta/rows/000000000008.pending.json"
         pending.write_text("{}")

@@ -24,12 +24,14 @@ from synapse_replication.recordings.reader import shipped_recording
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from tests.pipeline.shared_session import shared_session
 
-#: Set the variable to run the test with more rows.
+#: The number of rows; a variable of the environment can increase it.
 _ROWS = int(os.environ.get("SYNAPSE_REPLICATION_DEMO_ROWS", "600"))
 
 
 class _Screen:
-    """A screen without output that starts the recorder once the instances are up."""
+    """
+    A screen without output, which starts the recorder once the instances are running.
+    """
 
     def __init__(self, deployment: Deployment, recordings: Path) -> None:
         self._deployment = deployment
@@ -67,8 +69,8 @@ class DemoTests(SynchronousTestCase):
 
     def test_all_rows(self) -> None:
         """
-        The archive holds all rows of each writer: those of tables from the database,
-        those of typing from the recording.
+        The archive contains all rows of each writer: rows of tables from the database,
+        and rows of typing from the recording.
         """
         session = shared_session()
         recording = shipped_recording()

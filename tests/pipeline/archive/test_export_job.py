@@ -21,7 +21,7 @@ from tests.pipeline.shared_session import shared_session
 
 @functools.cache
 def shared_archive() -> Path:
-    """Make an archive that all these tests only read."""
+    """Make an archive for all of these tests, which only read it."""
     return make_archive(Path("archive-to-export").absolute())
 
 
@@ -82,7 +82,7 @@ class ExportTests(SynchronousTestCase):
         )
 
     def test_csv(self) -> None:
-        """The CSV module of Python reads quoted JSON back unchanged."""
+        """Python's CSV module reads quoted JSON back unchanged."""
         self.assertEqual(
             self.export("csv", "stream_id = 1 AND stream = 'to_device'"), 1
         )
@@ -101,8 +101,7 @@ class ExportTests(SynchronousTestCase):
 
     def test_bad_expressions(self) -> None:
         """
-        An invalid condition raises an error with Spark's reason, and no folder is
-        created.
+        The error for an invalid condition has Spark's reason, and no folder is created.
         """
         for where, reason in (
             ("stream =", "PARSE_SYNTAX_ERROR"),
@@ -116,7 +115,10 @@ class ExportTests(SynchronousTestCase):
         self.assertEqual(list(self.out.parent.glob(f"*{self.out.name}*")), [])
 
     def test_stream(self) -> None:
-        """When one stream is selected, its fields are columns, in the condition too."""
+        """
+        If one stream is selected, the fields of its rows are columns, also for the
+        condition.
+        """
         where = "user_id >= '@user2' AND stream_id > 2"
         count = export_rows(
             *(shared_session(), str(self.folder), str(self.out), "jsonl", where),
@@ -144,7 +146,7 @@ class ExportTests(SynchronousTestCase):
         self.assertIn("exists: give the name of a new folder", str(error))
 
     def test_command(self) -> None:
-        """With ``--json`` the command prints the number of exported rows."""
+        """With ``--json``, the command prints the number of exported rows."""
         shared_session()
         arguments = ["--archive", str(self.folder), "--out", str(self.out), "--json"]
         result = CliRunner().invoke(export_command, arguments, catch_exceptions=False)

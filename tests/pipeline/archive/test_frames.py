@@ -14,8 +14,8 @@ from tests.pipeline.archives import add_rows_to, make_archive, receipts
 from tests.pipeline.shared_session import shared_session
 
 
-def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return the number of rows, and of non-null values, of each stream."""
+def _summed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the sum of the ids, and the number of users, of each batch."""
     for batch in batches:
         (stream,) = set(batch.column("stream").to_pylist())
         users = batch.column("user_id")
@@ -29,19 +29,20 @@ def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class MapRowsTests(SynchronousTestCase):
-    """Tests for reading an archive without moving its rows through Spark."""
+    """Tests for reading an archive without passing its rows through Spark."""
 
     def setUp(self) -> None:
         self.folder = make_archive(Path(self.mktemp()).absolute())
         add_rows_to(self.folder, "receipts", receipts(9, 9))
 
     def test_rows(self) -> None:
-        """Each row of each stream is seen once; a column that a stream lacks is
-        null."""
+        """
+        Each row of each stream is read once; a column that a stream lacks is null.
+        """
         archive = read_archive(shared_session(), self.folder)
 
         found = archive.map_rows(
-            _counted, "stream string, ids long, users long", "stream_id", "user_id"
+            _summed, "stream string, ids long, users long", "stream_id", "user_id"
         )
 
         totals = {
@@ -53,12 +54,14 @@ class MapRowsTests(SynchronousTestCase):
         )
 
     def test_id_bounds(self) -> None:
-        """The least and the greatest token of each stream are in its log."""
+        """The bounds of each stream are the least and the greatest token in its log."""
         archive = read_archive(shared_session(), self.folder)
         self.assertEqual(archive.id_bounds(), {"receipts": (1, 9), "to_device": (1, 4)})
 
     def test_without_statistics(self) -> None:
-        """A file whose log entry has no statistics may have any token."""
+        """
+        The bounds of a file whose log entry has no statistics include every token.
+        """
         bounds = frames.bounds_of(
             pa.table({"min.stream_id": [4, None], "max.stream_id": [7, None]})
         )

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.pipeline.archive.metrics."""
+"""Tests for :mod:`synapse_replication.pipeline.archive.metrics`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class ArchiveMetricsTests(SynchronousTestCase):
 
     def test_positions(self) -> None:
         """
-        Each writer has a position; a stream without writers in its offset has one.
+        Each writer has a position. A stream whose offset has no writers has a single
+        one.
         """
         self.metrics.set_offsets(
             {
@@ -45,7 +46,7 @@ class ArchiveMetricsTests(SynchronousTestCase):
             )
 
     def test_lag(self) -> None:
-        """As long as one writer is behind, the caught-up timestamp does not advance."""
+        """While a writer is behind, the caught-up timestamp does not advance."""
         self.metrics.set_lag({("events", "w1"): 4, ("events", "w2"): 0}, 100.0)
         self.assertEqual(self.value("lag_ids", stream="events", instance_name="w1"), 4)
         self.assertEqual(self.value("caught_up_timestamp_seconds"), 0)
@@ -54,8 +55,8 @@ class ArchiveMetricsTests(SynchronousTestCase):
 
     def test_served(self) -> None:
         """
-        Metrics are served on the given address until they are stopped; a port in use is
-        an error.
+        Metrics are served at the given address until the server is stopped; a used port
+        is an error.
         """
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]

@@ -19,11 +19,11 @@ from synapse_replication.pipeline.archive.store import open_archive, open_store
 from tests.pipeline.archives import TODAY, add_rows_to, keys_of, open_table, receipts
 from tests.pipeline.shared_session import shared_session
 
-_PLACE = "s3://bucket/deep/archive"
+_ARCHIVE = "s3://bucket/deep/archive"
 
 
 def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Start an S3 server; return it and its URL, once it responds."""
+    """Start an S3 server; return it and its URL once it responds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -45,7 +45,7 @@ def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 class ObjectStoreTests(SynchronousTestCase):
-    """Tests with an S3 server that is configured by the environment alone."""
+    """Tests with an S3 server that is configured only by environment variables."""
 
     def setUp(self) -> None:
         folder = Path(self.mktemp()).absolute()
@@ -66,12 +66,12 @@ class ObjectStoreTests(SynchronousTestCase):
 
     def test_archive(self) -> None:
         """
-        Rows are committed, read, compacted, purged and vacuumed; of two drivers the
-        second is refused by a conditional write.
+        Rows are committed, read, compacted, purged and vacuumed. A conditional write
+        rejects the commit of a second driver.
         """
-        error = self.assertRaises(PipelineError, open_archive, _PLACE)
+        error = self.assertRaises(PipelineError, open_archive, _ARCHIVE)
         self.assertIn("is not an archive", str(error))
-        store = open_store(_PLACE)
+        store = open_store(_ARCHIVE)
         first, second = open_table(store), open_table(store)
         add_rows_to(store, "receipts", receipts(1, 2, day=1), table=first)
         error = self.assertRaises(
@@ -86,7 +86,7 @@ class ObjectStoreTests(SynchronousTestCase):
         add_rows_to(store, "receipts", receipts(5, 5), table=first)
         self.assertEqual(first.compact(3).before, 3)
         self.assertEqual(len(keys_of(store)), 5)
-        archive = read_archive(shared_session(), _PLACE)
+        archive = read_archive(shared_session(), _ARCHIVE)
         rows = archive.streams["receipts"].orderBy("stream_id").collect()
         self.assertEqual(
             [row["user_id"] for row in rows], [f"@user{n}" for n in range(1, 6)]
@@ -95,9 +95,9 @@ class ObjectStoreTests(SynchronousTestCase):
             [str(row["day"]) for row in rows], ["2026-01-01"] * 4 + [str(TODAY)]
         )
         self.assertEqual(archive.rows("receipts").count(), 5)
-        purge_archive(_PLACE, TODAY)
+        purge_archive(_ARCHIVE, TODAY)
         self.assertEqual([token for _, _, token in keys_of(store)], [5])
-        # The compacted file, the three files it replaced, and the refused driver's
-        # file.
+        # The compacted file, the three files that it replaced, and the file of the
+        # rejected driver.
         self.assertEqual(open_table(store).vacuum(0), 5)
         self.assertEqual([token for _, _, token in keys_of(store)], [5])

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.pipeline.archive.progress."""
+"""Tests for :mod:`synapse_replication.pipeline.archive.progress`."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from synapse_replication.pipeline.archive.progress import (
 
 
 class Terminal(io.StringIO):
-    """A terminal of eighty columns."""
+    """A terminal with eighty columns."""
 
     def isatty(self) -> bool:
         return True
 
 
 class ReporterTests(SynchronousTestCase):
-    """Tests for the progress reports."""
+    """Tests for the progress displays."""
 
     def test_plain(self) -> None:
-        """Without a terminal each step is a line without colour."""
+        """Without a terminal, each event is a line without colours."""
         out = io.StringIO()
         times = iter([10.0, 12.5, 13.0])
         with PlainReporter(out, lambda: next(times)) as reporter:
             reporter.show(Numbers(rows=1234, rows_per_second=617.0), "batch 0")
-            reporter.show(Numbers(rows=1234, commands=7, behind=3), "looked")
+            reporter.show(Numbers(rows=1234, commands=7, behind=3), "lag read")
         self.assertEqual(
             out.getvalue().splitlines(),
             [
                 "     2.5 s  batch 0; 1,234 rows, 617 rows/s",
-                "     3.0 s  looked; 1,234 rows, 7 commands, 3 ids behind",
+                "     3.0 s  lag read; 1,234 rows, 7 commands, 3 ids behind",
             ],
         )
 
     def test_terminal(self) -> None:
-        """On a terminal one line is updated in place."""
+        """On a terminal, one line is updated in place."""
         out = Terminal()
         reporter = make_reporter(out)
         self.assertIsInstance(reporter, TerminalReporter)

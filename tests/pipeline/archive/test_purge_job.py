@@ -49,8 +49,8 @@ class PurgeTests(SynchronousTestCase):
 
     def test_purge(self) -> None:
         """
-        Days before the date are deleted and recorded, in the table's history too, and
-        the archive resumes from its old offset.
+        Days before the date are removed. The purge is recorded, also in the table's
+        history, and the archive resumes from its old offset.
         """
         days = purge_archive(str(self.folder), SECOND_OF_JANUARY)
         self.assertEqual(
@@ -80,8 +80,8 @@ class PurgeTests(SynchronousTestCase):
 
     def test_cut_off(self) -> None:
         """
-        A crash before the commit loses nothing; the next purge finishes the work, and
-        the record covers both attempts.
+        A crash before the commit loses nothing. The next purge completes the work, and
+        the recorded range covers both attempts.
         """
 
         def crash(*args: Any, **kwargs: Any) -> None:
@@ -100,7 +100,7 @@ class PurgeTests(SynchronousTestCase):
 
     def test_beside_a_driver(self) -> None:
         """
-        A purge that conflicts with a driver's commit starts again, and both succeed.
+        A purge that conflicts with a driver's commit is repeated, and both succeed.
         """
         driver = open_table(self.folder)
         real, left = purges._ranges, [1]
@@ -124,7 +124,7 @@ class PurgeTests(SynchronousTestCase):
 
     def test_commands(self) -> None:
         """
-        A dry run reports the days and changes nothing; ``--json`` reports the deleted
+        A dry run reports the days and changes nothing; ``--json`` reports the removed
         days.
         """
         arguments = ["--archive", str(self.folder), "--before", "2026-01-02"]
@@ -138,9 +138,9 @@ class PurgeTests(SynchronousTestCase):
         result = CliRunner().invoke(
             purge_command, [*arguments, "--json"], catch_exceptions=False
         )
-        told = json.loads(result.stdout)
-        self.assertTrue(told["purged"])
-        self.assertEqual(sum(day["rows"] for day in told["days"]), 4)
+        output = json.loads(result.stdout)
+        self.assertTrue(output["purged"])
+        self.assertEqual(sum(day["rows"] for day in output["days"]), 4)
         shown = [line.split(" s  ") for line in result.stderr.splitlines()]
         self.assertEqual(
             [step for _, step in shown],
@@ -151,6 +151,6 @@ class PurgeTests(SynchronousTestCase):
                 "step 4 of 4: recordings of the wire",
             ],
         )
-        # From the first second.
+        # The step is shown as soon as it begins.
         self.assertLess(float(shown[0][0]), 0.5)
         self.assertEqual(keys_of(self.folder), LATER)

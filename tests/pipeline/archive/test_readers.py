@@ -1,4 +1,4 @@
-"""Runs the snippets of docs/pipeline.rst with which other programs read an archive."""
+"""Runs the snippets of docs/pipeline.rst that read an archive with other programs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class ReadersTests(SynchronousTestCase):
         exec(compile(code, str(_DOCS), "exec"), names)
 
     def test_while_it_is_written(self) -> None:
-        """An open dataset sees one whole version; a new one sees the next version."""
+        """
+        An open dataset reads one complete version; a new dataset reads the next
+        version.
+        """
         table = open_table(self.folder)
         before = DeltaTable(self.receipts).to_pyarrow_dataset()
         lazy = polars.scan_delta(self.receipts)
@@ -77,9 +80,7 @@ class ReadersTests(SynchronousTestCase):
         self.assertEqual(open_table(self.folder).state.offset, StreamOffset(4))
 
     def test_dbt_source(self) -> None:
-        """
-        The dbt source is valid YAML and names a path that is a table of the archive.
-        """
+        """The dbt source is valid YAML, and its path is a table of the archive."""
         page = _DOCS.read_text()
         (block,) = re.findall(
             r"\.\. code-block:: yaml\n\n(    sources:(?:.*\n)+?)\n\w", page

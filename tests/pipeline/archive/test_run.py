@@ -32,7 +32,7 @@ from tests.support.archive_database import add_rows, make_tables, read_keys
 
 
 class StopError(Exception):
-    """Stands for a kill: ends the run at the current point."""
+    """Simulates a kill: ends the run at the current point."""
 
 
 class ArchiveTests(SynchronousTestCase):
@@ -43,7 +43,7 @@ class ArchiveTests(SynchronousTestCase):
         self.dsn = shared_postgres().new_database()
         make_tables(self.dsn)
         self.folder = Path(self.mktemp()).absolute()
-        self.said = io.StringIO()
+        self.output = io.StringIO()
 
     def archive(self, **settings: Any) -> Numbers:
         run = {
@@ -54,18 +54,18 @@ class ArchiveTests(SynchronousTestCase):
         values = {"once": True, "batch_ids": 60, "source": settings_of_dsn(self.dsn)}
         return run_archive(
             ArchiveSettings(str(self.folder), **{**values, **settings}),
-            PlainReporter(self.said),
+            PlainReporter(self.output),
             **run,
         )
 
-    def look_by_others(self, seen: list[tuple[int, int]]) -> Callable[[Point], None]:
+    def count_elsewhere(self, seen: list[tuple[int, int]]) -> Callable[[Point], None]:
         """
         Return a watch that counts rows of ``caches`` in DuckDB and Polars after each
         commit.
         """
         caches = open_store(self.folder).stream_uri("caches")
 
-        def look(point: Point) -> None:
+        def count(point: Point) -> None:
             if point is Point.COMMITTED and DeltaTable.is_deltatable(caches):
                 dataset = DeltaTable(caches).to_pyarrow_dataset()
                 with duckdb.connect() as connection:
@@ -75,16 +75,17 @@ class ArchiveTests(SynchronousTestCase):
                     ).fetchall()
                 seen.append((rows, polars.scan_delta(caches).collect().height))
 
-        return look
+        return count
 
     def test_once(self) -> None:
         """
-        All complete rows are archived by day of writing; a later run adds only new
-        rows, including those of a slow writer below ids of others.
+        All complete rows are archived by their day of writing. A later run adds only
+        new rows, including rows of a slow writer whose ids are below those of other
+        writers.
         """
         add_rows(self.dsn, 50, with_slow=False)
         seen: list[tuple[int, int]] = []
-        numbers = self.archive(watch=self.look_by_others(seen))
+        numbers = self.archive(watch=self.count_elsewhere(seen))
         self.assertEqual((numbers.rows, numbers.behind), (95, 0))
         self.assertGreater(numbers.batches, 1)
         self.assertNotIn("slow", {writer for _, writer, _ in keys_of(self.folder)})
@@ -95,9 +96,9 @@ class ArchiveTests(SynchronousTestCase):
         )
         self.assertEqual(self.archive().rows, 0)
         add_rows(self.dsn, 10)
-        self.assertEqual(self.archive(watch=self.look_by_others(seen)).rows, 25)
+        self.assertEqual(self.archive(watch=self.count_elsewhere(seen)).rows, 25)
         self.assertEqual(keys_of(self.folder), read_keys(self.dsn))
-        # Other programs read at the same time, and see whole commits only.
+        # Other programs that read at the same time see only complete commits.
         self.assertEqual([duck for duck, _ in seen], [polar for _, polar in seen])
         self.assertGreater(len(set(seen)), 1)
         self.assertEqual(seen, sorted(seen))
@@ -119,8 +120,8 @@ class ArchiveTests(SynchronousTestCase):
 
     def test_behind(self) -> None:
         """
-        Ids written after the last batch was planned count as behind, once per stream
-        rather than per writer.
+        Ids that are allocated after the last batch was planned count as behind, once
+        per stream, not once per writer.
         """
         add_rows(self.dsn, 20)
         more = iter([10])
@@ -150,8 +151,8 @@ class ArchiveTests(SynchronousTestCase):
 
     def test_two_drivers(self) -> None:
         """
-        Of two drivers, the second to commit stops with an error that names the first,
-        and no row is archived twice.
+        If two drivers run, the one that commits second stops with an error that names
+        the first one, and no row is archived twice.
         """
         add_rows(self.dsn, 10)
         inner: list[Numbers] = []
@@ -166,7 +167,7 @@ class ArchiveTests(SynchronousTestCase):
         self.assertEqual(keys_of(self.folder), read_keys(self.dsn))
 
     def test_source_fails(self) -> None:
-        """An error of the source is reported without Spark's traceback."""
+        """An error of the database is reported without Spark's traceback."""
         add_rows(self.dsn, 5)
         self.archive()
         self.dsn = shared_postgres().new_database()
@@ -180,8 +181,8 @@ class ArchiveTests(SynchronousTestCase):
 
     def test_continuous(self) -> None:
         """
-        A continuous run archives until it is stopped, compacts days meanwhile, and
-        updates its metrics.
+        A continuous run archives and compacts until it is stopped, and updates its
+        metrics.
         """
         self.patch(job, "_BATCHES_BETWEEN_COMPACTIONS", 2)
         registry = CollectorRegistry()
@@ -207,13 +208,13 @@ class ArchiveTests(SynchronousTestCase):
                 batch_ids=20,
                 compact_files=2,
             ),
-            Reporter(self.said),
+            Reporter(self.output),
             ArchiveMetrics(registry),
             stopping=stopping,
         )
         self.assertEqual(keys_of(self.folder), read_keys(self.dsn))
-        self.assertIn("small files merged into", self.said.getvalue())
-        self.assertIn("0 ids behind", self.said.getvalue())
+        self.assertIn("small files merged into", self.output.getvalue())
+        self.assertIn("0 ids behind", self.output.getvalue())
 
         def value(name: str, **labels: str) -> float | None:
             return registry.get_sample_value(
@@ -232,7 +233,10 @@ class SignalTests(SynchronousTestCase):
     """Tests for the signals that stop a run."""
 
     def test_second_one(self) -> None:
-        """The first signal stops the run; a second one reaches the previous handler."""
+        """
+        The first signal stops the run; the second signal is passed to the previous
+        handler.
+        """
         seen: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
             before = signal.signal(number, lambda each, frame: seen.append(each))
@@ -288,8 +292,8 @@ class RecordingTests(SynchronousTestCase):
 
     def test_each_once(self) -> None:
         """
-        Each closed recording is archived once, with only the name of USER_IP; a
-        recording that grew after it was archived is refused.
+        Each closed recording is archived once, with only the name of USER_IP. A
+        recording that has grown since it was archived is an error.
         """
         self.record("a.jsonl", "POSITION events w 1 2", "PING 1")
         self.record("b.jsonl.partial", "PING 3")

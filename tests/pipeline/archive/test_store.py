@@ -24,8 +24,8 @@ class StoreTests(SynchronousTestCase):
 
     def test_streams(self) -> None:
         """
-        Stream names with special characters are listed unchanged, from safe folder
-        names.
+        Stream names with special characters are stored in safe folder names, and listed
+        unchanged.
         """
         store = open_store(self.folder)
         self.assertEqual(store.streams(), [])
@@ -46,21 +46,23 @@ class StoreTests(SynchronousTestCase):
         self.assertEqual(open_archive(self.folder).streams(), ["receipts", "to_device"])
 
     def test_old_format(self) -> None:
-        """An archive of the old format is refused with the command that converts it."""
+        """
+        The error for an archive in the old format names the command that converts it.
+        """
         (self.folder / "_meta").mkdir(parents=True)
         (self.folder / "_meta" / "archive.json").write_text("{}")
         error = self.assertRaises(PipelineError, open_store, self.folder)
         self.assertIn(f"pipeline convert --from {self.folder} --archive", str(error))
 
     def test_invalid_paths(self) -> None:
-        """A file, or a path that Spark would read as a pattern, is refused."""
+        """A file, and a path that Spark interprets as a pattern, are errors."""
         self.folder.write_text("")
         for place in (self.folder, self.folder.with_name("a*b")):
             self.assertRaises(PipelineError, open_store, place)
 
     def test_credentials(self) -> None:
         """
-        A pickled store carries the credentials of the environment; its ``repr`` does
+        A pickled store contains the credentials of the environment; its ``repr`` does
         not.
         """
         self.patch(

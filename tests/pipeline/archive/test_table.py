@@ -21,7 +21,7 @@ RECEIPTS = standard_tables()["receipts"]
 
 
 class TableTests(SynchronousTestCase):
-    """Base class: a table in a local folder."""
+    """Base class of tests with a table in a local folder."""
 
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()
@@ -62,16 +62,14 @@ class CommitTests(TableTests):
         self.assertIsNone(rows[0]["thread_id"])
         self.assertEqual(rows[0]["written_ts"].hour, 12)
         self.assertEqual(str(rows[0]["written_ts"].tzinfo), "UTC")
-        # A row without a time gets the day of archiving.
+        # The day of a row without a time is the day of archiving.
         self.assertEqual(
             [row["day"] for row in rows],
             [datetime.date(2026, 1, 3), datetime.date(2026, 1, 9)],
         )
 
     def test_second_driver(self) -> None:
-        """
-        The driver that commits second is refused with an error that names the first.
-        """
+        """The driver that commits second gets an error that names the first driver."""
         first, second = open_table(self.folder), open_table(self.folder)
         add_rows_to(self.folder, "receipts", receipts(1, 3), table=first)
         error = self.assertRaises(
@@ -88,7 +86,7 @@ class CommitTests(TableTests):
 
     def test_second_driver_between_batches(self) -> None:
         """
-        A driver notices another driver's batch before its next batch and when it
+        A driver detects another driver's batch before its next batch, and when it
         commits.
         """
         first = add_rows_to(self.folder, "receipts", receipts(1, 3))
@@ -105,7 +103,7 @@ class CommitTests(TableTests):
         self.assertEqual(self.tokens(), [1, 2, 3, 4, 5, 6, 7])
 
     def test_attempt_without_commit(self) -> None:
-        """No reader sees files that were never committed."""
+        """Files that were never committed are not visible to readers."""
         table = add_rows_to(self.folder, "receipts", receipts(1, 1, day=1))
         orphan = Path(self.uri, "day=2026-01-01", "part-orphan.zstd.parquet")
         (committed,) = Path(self.uri).glob("day=*/*.parquet")
@@ -118,7 +116,7 @@ class CommitTests(TableTests):
 
     def test_recordings(self) -> None:
         """
-        The size of an archived recording is found by name, also after a checkpoint.
+        The size of an archived recording is found by its name, also after a checkpoint.
         """
         table = open_table(self.folder)
         table.commit([], recordings={"a.jsonl": 5, "b.jsonl": 7})
@@ -132,8 +130,8 @@ class CommitTests(TableTests):
 
     def test_log_without_offset(self) -> None:
         """
-        A table whose log lost the offset is refused, since rows would be archived
-        twice.
+        A table whose log has lost the offset is an error, because rows would be
+        archived twice.
         """
         add_rows_to(self.folder, "receipts", receipts(1, 1))
         (commit,) = Path(self.uri, "_delta_log").glob("*1.json")
@@ -146,7 +144,7 @@ class CommitTests(TableTests):
 
 
 class EvolutionTests(TableTests):
-    """Tests for versions with different columns."""
+    """Tests for versions of a table with different columns."""
 
     def test_new_column(self) -> None:
         """A column that a newer version adds is null in older rows."""
@@ -165,9 +163,7 @@ class EvolutionTests(TableTests):
         self.assertEqual(open_table(self.folder).state.offset, StreamOffset(4))
 
     def test_other_type(self) -> None:
-        """
-        A column whose type changed is refused with an error that names the column.
-        """
+        """If the type of a column has changed, the error names the column."""
         add_rows_to(self.folder, "receipts", receipts(1, 1))
         changed = attrs.evolve(
             RECEIPTS, columns=(Column("room_id", "bigint"), *RECEIPTS.columns[1:])
@@ -184,8 +180,8 @@ class MaintenanceTests(TableTests):
 
     def test_compaction(self) -> None:
         """
-        Small files of a day are merged without losing or doubling a row; the offset is
-        kept, and readers of an older version still work.
+        The small files of a day are merged without losing or repeating a row. The
+        offset is retained, and readers of an older version still work.
         """
         table = open_table(self.folder)
         for token in range(1, 6):
@@ -209,8 +205,8 @@ class MaintenanceTests(TableTests):
 
     def test_maintenance_beside_a_driver(self) -> None:
         """
-        A commit of another driver's maintenance, which repeats the offset, is not taken
-        for a new batch.
+        A maintenance commit of another driver, which repeats the offset, is not
+        mistaken for a new batch.
         """
         stale = add_rows_to(self.folder, "receipts", receipts(1, 1, day=1))
         driver = open_table(self.folder)

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.pipeline.archive.wire."""
+"""Tests for :mod:`synapse_replication.pipeline.archive.wire`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class FindTests(SynchronousTestCase):
 
     def test_folder(self) -> None:
         """
-        Closed recordings are found recursively and once each; an empty folder yields
-        none.
+        Closed recordings are found at any depth, once each; an empty folder has none.
         """
         self.assertEqual(find_closed_recordings([self.folder]), [])
         (self.folder / "deep").mkdir()
@@ -37,7 +36,7 @@ class FindTests(SynchronousTestCase):
         )
 
     def test_missing(self) -> None:
-        """The error names a path that does not exist."""
+        """The error names the path that does not exist."""
         error = self.assertRaises(
             PipelineError, find_closed_recordings, [self.folder / "x"]
         )
@@ -45,7 +44,8 @@ class FindTests(SynchronousTestCase):
 
     def test_one_name(self) -> None:
         """
-        Two recordings of the same name are refused, since they could not be told apart.
+        Two recordings with the same name are an error, because the archive could not
+        distinguish them.
         """
         (self.folder / "deep").mkdir()
         for name in ("a.jsonl", "deep/a.jsonl"):
@@ -69,13 +69,15 @@ class PlanTests(SynchronousTestCase):
         self.assertEqual(planned, [["b"]])
 
     def test_batches_are_bounded(self) -> None:
-        """A batch holds up to its maximum of bytes, and at least one recording."""
+        """
+        A batch has at most the maximum number of bytes, but at least one recording.
+        """
         sizes = (4, 6, 1, 99, 1)
         recordings = [Recording(Path(str(n)), size) for n, size in enumerate(sizes)]
         self.assertEqual(self.plan({}, *recordings), [["0", "1"], ["2"], ["3"], ["4"]])
 
     def test_changed(self) -> None:
-        """A recording that grew is refused."""
+        """A recording that has grown is an error."""
         error = self.assertRaises(
             PipelineError, self.plan, {"a": 5}, Recording(Path("a"), 6)
         )

@@ -35,7 +35,7 @@ ORDERS = TableStream(
 
 
 class FactsTests(SynchronousTestCase):
-    """Tests with a database of one stream, whose table does not name the writer."""
+    """Tests with a database of one stream, whose table does not record the writer."""
 
     def setUp(self) -> None:
         self.dsn = shared_postgres().new_database()
@@ -57,7 +57,7 @@ class FactsTests(SynchronousTestCase):
 
     def test_facts(self) -> None:
         """
-        Streams are grouped by their properties; streams without a table are left out.
+        Streams are grouped by their properties; streams without a table are omitted.
         """
         self.sql("INSERT INTO stream_positions VALUES ('orders', 'a', -25)")
         facts = self.facts()
@@ -72,7 +72,8 @@ class FactsTests(SynchronousTestCase):
 
     def test_sole_writers(self) -> None:
         """
-        Rows without a writer belong to the sole writer; if there are two, to neither.
+        Rows without a writer are attributed to the sole writer; if there are two, to
+        none.
         """
         facts = self.facts()
         self.assertEqual(facts.sole_writers([]), {"orders": "a"})
@@ -82,13 +83,14 @@ class FactsTests(SynchronousTestCase):
         self.assertEqual(unknown.sole_writers([("orders", "b")]), {"orders": "b"})
 
     def test_healthy(self) -> None:
-        """If positions and sequence agree, there is no finding."""
+        """If positions and sequence are consistent, there is no finding."""
         self.sql("INSERT INTO stream_positions VALUES ('orders', 'a', -9)")
         self.assertEqual(self.facts().findings, [])
 
     def test_sequence_behind(self) -> None:
         """
-        A sequence that would issue ids again is reported with the ids and its value.
+        A sequence that would allocate ids again is reported with these ids and its
+        value.
         """
         self.sql("SELECT setval('orders_seq', 5)")
         (found,) = self.facts().findings
@@ -99,14 +101,17 @@ class FactsTests(SynchronousTestCase):
         self.assertEqual(json.loads(evidence)["sequence_value"], 5)
 
     def test_position_ahead(self) -> None:
-        """A position ahead of the sequence is reported with the ids in between."""
+        """A position ahead of the sequence is reported with the ids between them."""
         self.sql("INSERT INTO stream_positions VALUES ('orders', 'a', -25)")
         (found,) = self.facts().findings
         self.assertEqual(found[0], "position_ahead")
         self.assertEqual(found[2:7], ("orders", "a", 21, 25, 5))
 
     def test_unknown_writer(self) -> None:
-        """For a stored instance that is not a writer, only its position is reported."""
+        """
+        For an instance with a position that is not a writer, only the position is
+        reported.
+        """
         self.sql("INSERT INTO stream_positions VALUES ('orders', 'b', -7)")
         (found,) = self.facts().findings
         self.assertEqual(found[0], "unknown_writer")
@@ -114,7 +119,7 @@ class FactsTests(SynchronousTestCase):
         self.assertEqual(json.loads(found[8])["stored"], {"a": None, "b": -7})
 
     def test_undeclared_writers(self) -> None:
-        """Stored positions of a stream that every instance writes are ignored."""
+        """Stored positions of a stream that every instance may write are ignored."""
         self.sql(
             "CREATE SEQUENCE cache_invalidation_stream_seq",
             "INSERT INTO stream_positions VALUES ('caches', 'a', 25)",
@@ -124,7 +129,7 @@ class FactsTests(SynchronousTestCase):
         self.assertEqual(facts.writers["caches"], frozenset())
 
     def test_without_positions(self) -> None:
-        """A missing table of positions is reported once, without a stream."""
+        """A missing table of positions is reported once, for no particular stream."""
         self.sql("DROP TABLE stream_positions")
         (found,) = self.facts().findings
         self.assertEqual((found[0], found[2]), ("positions_missing", None))

@@ -33,7 +33,8 @@ class KindTests(SynchronousTestCase):
 
     def test_severities(self) -> None:
         """
-        Each kind has a severity; a kind that occurs in healthy deployments is no error.
+        Each kind has a severity; a kind that occurs in healthy deployments is not an
+        error.
         """
         self.assertEqual(set(SEVERITIES), set(Kind))
         self.assertIs(Kind.LATE_INVALIDATION.severity, Severity.INFO)
@@ -56,7 +57,8 @@ class FindingTests(SynchronousTestCase):
 
     def test_columns(self) -> None:
         """
-        An omitted field is the column of its name; a null name is an unknown writer.
+        An omitted parameter is the column of its name; a null name is an unknown
+        writer.
         """
         findings = self.frame.select(
             *finding(
@@ -94,7 +96,7 @@ class FindingTests(SynchronousTestCase):
         )
 
     def test_sample(self) -> None:
-        """A sample has the first few items, in order, however many there are."""
+        """A sample has the first few items in order, however many items there are."""
         ids = shared_session().range(30, 0, -1).withColumn("rank", sf.col("id"))
         (row,) = ids.agg(sample(sf.col("rank"), sf.col("id")).alias("s")).collect()
         self.assertEqual([each.id for each in row.s], list(range(1, SAMPLES + 1)))

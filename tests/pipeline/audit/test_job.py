@@ -30,8 +30,8 @@ from tests.support.recordings import FULL_RECORDING
 
 REAL_STREAMS = Path(__file__).parents[1] / "data" / "real_streams.sql.gz"
 
-#: The value of each sequence in the made-up database.
-GIVEN_OUT = 20
+#: The value of each sequence in the artificial database.
+LAST_ALLOCATED = 20
 
 
 def new_database(*statements: str) -> str:
@@ -44,14 +44,14 @@ def new_database(*statements: str) -> str:
     return dsn
 
 
-def made_up_database(*damage: str) -> str:
-    """Create the database of a small deployment with a row or two of each stream."""
+def artificial_database(*damage: str) -> str:
+    """Create the database of a small deployment with one or two rows of each stream."""
     statements = [ROWS]
     for stream in STANDARD_STREAMS.values():
         if stream.sequence is not None:
             statements.append(f"CREATE SEQUENCE {stream.sequence}")
-            statements.append(f"SELECT setval('{stream.sequence}', {GIVEN_OUT})")
-    # One row is of a writer that has no other row.
+            statements.append(f"SELECT setval('{stream.sequence}', {LAST_ALLOCATED})")
+    # One writer has a single row.
     writers = {*ON_THE_WIRE, ("receipts", "another")}
     for name, writer in sorted(writers):
         stream = STANDARD_STREAMS[name]
@@ -65,7 +65,7 @@ def made_up_database(*damage: str) -> str:
 
 
 def healthy_lines() -> list[str]:
-    """Return the lines that the writers of that database would have sent."""
+    """Return the lines that the writers of that database would send."""
     lines: list[bytes] = []
     for (stream, writer), rows in ON_THE_WIRE.items():
         by_token: dict[int, list[bytes]] = {}
@@ -95,7 +95,7 @@ def write_recording(path: Path, lines: list[str]) -> None:
 
 @functools.cache
 def real_dsn() -> str:
-    """Create the database of the real deployment, up to the end of its recording."""
+    """Create the database of a real deployment, up to the end of its recording."""
     return new_database(gzip.decompress(REAL_STREAMS.read_bytes()).decode())
 
 
@@ -113,7 +113,7 @@ class AuditTests(SynchronousTestCase):
     """Tests for the whole job."""
 
     def setUp(self) -> None:
-        # The command uses the running session.
+        # The command uses the session that is running.
         shared_session()
         self.folder = Path(self.mktemp()).absolute()
         self.folder.mkdir()
@@ -124,7 +124,7 @@ class AuditTests(SynchronousTestCase):
         )
 
     def test_the_real_deployment(self) -> None:
-        """The only error found is the one row that the real deployment lost."""
+        """The only error found is the row that the real deployment lost."""
         result = self.audit(real_dsn(), "--recording", FULL_RECORDING, "--json")
 
         self.assertEqual(result.exit_code, 1)
@@ -157,12 +157,12 @@ class AuditTests(SynchronousTestCase):
         self.assertEqual(json.loads(state["row"])[0], "state")
 
     def test_healthy(self) -> None:
-        """A healthy deployment yields only notes, and exit status 0."""
+        """A healthy deployment has only notes, and the exit status is 0."""
         path = self.folder / "healthy.jsonl"
         write_recording(path, healthy_lines())
         out = self.folder / "out"
 
-        result = self.audit(made_up_database(), "--recording", path, "--out", out)
+        result = self.audit(artificial_database(), "--recording", path, "--out", out)
 
         self.assertIn("\n0 errors, 0 warnings, ", result.stdout)
         self.assertRegex(
@@ -185,7 +185,7 @@ class AuditTests(SynchronousTestCase):
 
     def test_damage(self) -> None:
         """Each kind of damage is reported with its stream; the exit status is 1."""
-        dsn = made_up_database(
+        dsn = artificial_database(
             "SELECT setval('receipts_sequence', 2)",
             "UPDATE stream_positions SET stream_id = 21 "
             "WHERE stream_name = 'to_device'",
@@ -193,7 +193,7 @@ class AuditTests(SynchronousTestCase):
             "INSERT INTO current_state_delta_stream VALUES "
             "(5, '!r', 'm.room.name', '', '$x', 'p2')",
             "INSERT INTO thread_subscriptions VALUES (9, 'master', '!r', '$r', '@c:x')",
-            # Committed, but beyond all positions of its stream.
+            # A committed row beyond all positions of its stream.
             "INSERT INTO sticky_events VALUES (9, 'p1', '$lost', '!r')",
             "UPDATE stream_positions SET stream_id = 2 "
             "WHERE stream_name = 'sticky_events'",
@@ -261,7 +261,7 @@ class AuditTests(SynchronousTestCase):
 
     def test_no_database(self) -> None:
         """
-        Without a database, the command names the option to give; the exit status is 2.
+        Without a database, the error names the missing option; the exit status is 2.
         """
         result = CliRunner().invoke(audit_command, [], env={})
 
@@ -270,8 +270,8 @@ class AuditTests(SynchronousTestCase):
 
     def test_cannot_be_read(self) -> None:
         """
-        An unreadable database or archive is reported at once, with exit status 2 rather
-        than 1.
+        If the database or the archive cannot be read, this is reported immediately,
+        with exit status 2 instead of 1.
         """
         self.patch(audit, "job_session", None)
         for args in (
@@ -284,7 +284,7 @@ class AuditTests(SynchronousTestCase):
             self.assertNotIn("hush", result.output)
 
     def _archive(self, dsn: str) -> Path:
-        """Make an archive that has one row twice and lacks another."""
+        """Make an archive that contains one row twice and lacks another row."""
 
         def change(stream: str, batch: pa.RecordBatch) -> pa.Table:
             rows = pa.Table.from_batches([batch])

@@ -20,7 +20,7 @@ ODD = ("k2", "warning", "a\x1bb", None, 5, 5, 1, "an\nodd name", '{"x": "\u202e"
 
 
 def note(stream: str | None, count: int) -> tuple[Any, ...]:
-    """Return a finding of severity ``info``."""
+    """Return a finding with severity ``info``."""
     return ("late", "info", stream, None, None, None, count, "late", "{}")
 
 
@@ -36,13 +36,13 @@ class PrintTests(SynchronousTestCase):
         self.out = io.StringIO()
 
     def test_nothing(self) -> None:
-        """If nothing was found, the counts are printed nevertheless."""
+        """If there are no findings, the counts are still printed."""
         print_findings(frame(), self.out)
         self.assertEqual(self.out.getvalue(), "0 errors, 0 warnings, 0 notes\n")
 
     def test_one_by_one(self) -> None:
         """
-        Errors and warnings are printed with tokens and evidence, notes only as sums.
+        Errors and warnings are printed with tokens and evidence; notes only as totals.
         """
         counts = print_findings(
             frame(LOST, note("caches", 4), note("caches", 2), note(None, 1)), self.out
@@ -62,7 +62,7 @@ class PrintTests(SynchronousTestCase):
         )
 
     def test_names_command_no_terminal(self) -> None:
-        """Control characters in names, texts and evidence are escaped."""
+        """Control characters in names, messages and evidence are escaped."""
         print_findings(frame(ODD, note("c\x1bd", 1)), self.out)
         text = self.out.getvalue()
         self.assertNotIn("\x1b", text)
@@ -79,7 +79,7 @@ class PrintTests(SynchronousTestCase):
         self.assertIn("  evidence: 1234", lines)
 
     def test_so_many(self) -> None:
-        """Beyond the maximum, errors are not printed; one line says where they are."""
+        """Errors beyond the maximum are not printed; one line says where they are."""
         self.patch(audit_report, "MAX_SHOWN", 2)
         counts = print_findings(frame(*[LOST] * 5), self.out)
         self.assertEqual(counts[Severity.ERROR], 5)
@@ -87,7 +87,10 @@ class PrintTests(SynchronousTestCase):
         self.assertEqual(self.out.getvalue().count("(more errors are in"), 1)
 
     def test_json(self) -> None:
-        """JSON output has all findings in full, and the count of each severity."""
+        """
+        The JSON output has all findings with all fields, and the count of each
+        severity.
+        """
         counts = print_json(frame(LOST, ODD, note("caches", 4)), self.out)
         printed = json.loads(self.out.getvalue())
         self.assertEqual(counts.total(), 3)
@@ -99,6 +102,6 @@ class PrintTests(SynchronousTestCase):
         self.assertEqual(printed["findings"][0]["evidence"], {"rows": [1]})
 
     def test_no_json(self) -> None:
-        """Without findings the output is still valid JSON."""
+        """Without findings, the output is still valid JSON."""
         print_json(frame(), self.out)
         self.assertEqual(json.loads(self.out.getvalue())["findings"], [])

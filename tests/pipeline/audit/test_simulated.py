@@ -1,4 +1,4 @@
-"""Audits the simulated deployments, in which an audit must find no error."""
+"""Audits simulated deployments, in which an audit must not find an error."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from tests.pipeline.audits import (
 )
 from tests.pipeline.shared_session import shared_session
 
-#: Each seed has other faults: cut or half-open links, crashes, database restarts.
+#: Each seed has different faults: lost or half-open links, crashes, database restarts.
 SEEDS = range(8, 18)
 
 
 class SimulatedTests(SynchronousTestCase):
-    """Tests with the wire and the tables of simulated deployments."""
+    """Tests with the recorded lines and the tables of simulated deployments."""
 
     def test_nothing_is_wrong(self) -> None:
         """
-        Whatever the faults, and however often a recorder was cut off, there is no
-        error.
+        Whatever the faults are, and however often a recorder is disconnected, there is
+        no error.
         """
         rows: list[Any] = []
         tokens: list[Any] = []
@@ -59,7 +59,8 @@ class SimulatedTests(SynchronousTestCase):
             whole = list(tokens_of(lines, f"{seed}"))
             tokens += [_of_seed(seed, token) for token in whole]
             tokens += [
-                _of_seed(seed, ("cut", *token[1:])) for token in _cut_off(seed, whole)
+                _of_seed(seed, ("cut", *token[1:]))
+                for token in _without_outages(seed, whole)
             ]
         session = shared_session()
         wire = session.createDataFrame(tokens, TOKENS_SCHEMA).cache()
@@ -118,8 +119,8 @@ def _stored(cluster: Cluster) -> list[Any]:
     ]
 
 
-def _cut_off(seed: int, tokens: list[Any]) -> list[Any]:
-    """Leave out the tokens that a recorder missed while it was cut off."""
+def _without_outages(seed: int, tokens: list[Any]) -> list[Any]:
+    """Remove the tokens that a recorder would miss while it is disconnected."""
     random = Random(seed)
     received, is_up = [], True
     for token in tokens:

@@ -94,7 +94,7 @@ ORDERS = TableStream(
 EXPECTED = {
     ("account_data", "master"): (None, 13),
     ("backfill", "persister1"): (None, -40),
-    # It has no rows, and no transaction is in flight.
+    # This writer has no rows, and no transaction is in progress.
     ("backfill", "persister2"): (None, -45),
     ("events", "persister1"): (None, 499),
     ("events", "persister2"): (None, 505),
@@ -141,14 +141,14 @@ class BootstrapTests(SynchronousTestCase):
         return set(self.sql("SELECT * FROM stream_positions"))
 
     def read(self) -> Bootstrap:
-        """Read without Spark, which is slow for small inputs."""
+        """Read without Spark, which would be slow for so few rows."""
         return read_bootstrap(self.settings, read_here)
 
     def test_from_nothing(self) -> None:
         """Reading plans each writer's last row as its position, and writes nothing.
 
-        Positions are stored with the names and signs of stream_positions. Writing them
-        again changes nothing.
+        Positions are stored under the names and with the signs of stream_positions.
+        Writing them again changes nothing.
         """
         found = read_bootstrap(
             self.settings, functools.partial(read_with_spark, shared_session())
@@ -171,7 +171,7 @@ class BootstrapTests(SynchronousTestCase):
         self.assertEqual(to_write(self.read()), {})
 
     def test_never_rewinds(self) -> None:
-        """A stale position is advanced; a position beyond all rows is kept."""
+        """A stale position is advanced; a position beyond all rows is unchanged."""
         self.sql(
             "INSERT INTO stream_positions VALUES ('events', 'persister1', 509), "
             "('events', 'persister2', 20), ('backfill', 'persister1', -44), "
@@ -203,7 +203,7 @@ class BootstrapTests(SynchronousTestCase):
         )
 
     def test_table_missing(self) -> None:
-        """If the table is missing, it is created in the same transaction."""
+        """If stream_positions is missing, it is created in the same transaction."""
         self.sql("DROP TABLE stream_positions")
         found = self.read()
         self.assertEqual(to_write(found), EXPECTED)
@@ -212,7 +212,8 @@ class BootstrapTests(SynchronousTestCase):
 
     def test_sequence_behind(self) -> None:
         """
-        A sequence behind its table is refused; the error has its name and both values.
+        A sequence behind its table is an error, which has the sequence's name and both
+        values.
         """
         self.sql("SELECT setval('events_backfill_stream_seq', 44)")
         error = self.assertRaises(PipelineError, self.read)
@@ -237,7 +238,7 @@ class BootstrapTests(SynchronousTestCase):
         self.assertIn("is writing to presence_stream_sequence", str(begun))
 
     def test_writer_took_an_id(self) -> None:
-        """If a writer took an id since the read, nothing is written."""
+        """If a writer has allocated an id since the read, nothing is written."""
         found = self.read()
         self.sql("SELECT nextval('presence_stream_sequence')")
         error = self.assertRaises(PipelineError, write_bootstrap, self.settings, found)
@@ -249,7 +250,7 @@ class BootstrapTests(SynchronousTestCase):
         self.assertEqual(self.stored(), set())
 
     def test_position_moved(self) -> None:
-        """If a position was changed since the read, nothing is written."""
+        """If a position has changed since the read, nothing is written."""
         found = self.read()
         self.sql("INSERT INTO stream_positions VALUES ('events', 'persister1', 500)")
         error = self.assertRaises(PipelineError, write_bootstrap, self.settings, found)
@@ -257,7 +258,7 @@ class BootstrapTests(SynchronousTestCase):
         self.assertEqual(len(self.stored()), 1)
 
     def test_no_homeserver(self) -> None:
-        """A database without any known table is refused."""
+        """A database without any known table is rejected."""
         settings = settings_of_dsn(shared_postgres().new_database())
         error = self.assertRaises(PipelineError, read_bootstrap, settings, read_here)
         self.assertIn("no table of a homeserver", str(error))
@@ -275,8 +276,8 @@ class BootstrapTests(SynchronousTestCase):
         self.assertIn("Without -c, the declared writers are unknown", shown.output)
         self.assertEqual(self.stored(), set())
         done = run(bootstrap_command, ["--dsn", self.dsn, "--write", "--json"])
-        told = json.loads(done.stdout)
-        self.assertTrue(told["written"])
+        output = json.loads(done.stdout)
+        self.assertTrue(output["written"])
         self.assertIn(
             {
                 "stream": "presence",
@@ -286,6 +287,6 @@ class BootstrapTests(SynchronousTestCase):
                 "new": 9,
                 "change": "new",
             },
-            told["positions"],
+            output["positions"],
         )
         self.assertIn(("backfill", "gone1", -45), self.stored())

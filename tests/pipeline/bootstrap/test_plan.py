@@ -44,7 +44,8 @@ class PlanTests(SynchronousTestCase):
 
     def test_undeclared(self) -> None:
         """
-        An instance that is no longer a writer gets no position, and keeps a stored one.
+        An instance that is no longer a writer gets no position; a stored one is
+        unchanged.
         """
         self.assertEqual(
             self.plan(found={"first": 8, "old": 5}, stored={"older": 3}),
@@ -58,8 +59,7 @@ class PlanTests(SynchronousTestCase):
 
     def test_each_at_its_own(self) -> None:
         """
-        A writer gets its own last row as its position, or the greatest id if it has
-        none.
+        The position of a writer is its last row, or the greatest id if it has no rows.
         """
         self.assertEqual(
             self.plan(found={"first": 5}),
@@ -67,7 +67,7 @@ class PlanTests(SynchronousTestCase):
         )
 
     def test_never_rewinds(self) -> None:
-        """A stored position at or beyond the last row is kept."""
+        """A stored position at or beyond the last row is unchanged."""
         self.assertEqual(
             self.plan(stored={"first": 8, "second": 9}),
             [("first", 8, PlannedChange.KEPT), ("second", 9, PlannedChange.KEPT)],
@@ -87,7 +87,7 @@ class PlanTests(SynchronousTestCase):
         )
 
     def test_found(self) -> None:
-        """Results from parts of tables are combined in any order."""
+        """Results from several parts of tables are combined in any order."""
         history = HISTORY.with_found(
             [
                 ("foo", "foo", "first", 6),
@@ -111,7 +111,7 @@ class PlanTests(SynchronousTestCase):
         self.assertIn("foo is at 7, but table foo has the id -8", str(error))
 
     def test_wrong_sign(self) -> None:
-        """The initial position 1 of a stream that counts down is replaced."""
+        """The initial position 1 of a stream with negative ids is replaced."""
         (change, _) = plan_positions(
             [attrs.evolve(HISTORY, negative=True, stored={"first": 1})]
         )
@@ -120,9 +120,9 @@ class PlanTests(SynchronousTestCase):
         )
 
     def test_position_beyond_sequence(self) -> None:
-        """A position beyond the sequence is refused, except the initial one."""
-        nobody_wrote = attrs.evolve(HISTORY, sequence_value=0, farthest={})
-        check_histories([attrs.evolve(nobody_wrote, stored={"first": 1})])
+        """A position beyond the sequence is an error, except the initial one."""
+        no_rows = attrs.evolve(HISTORY, sequence_value=0, farthest={})
+        check_histories([attrs.evolve(no_rows, stored={"first": 1})])
         check_histories([attrs.evolve(HISTORY, stored={"first": 9})])
         error = self.assertRaises(
             PipelineError,

@@ -52,7 +52,7 @@ ORDERS = TableStream(
 
 
 class PositionStoreTests(SynchronousTestCase):
-    """Tests with a custom stream that counts down, with ids 41 to 250."""
+    """Tests with a custom stream that has the negative ids 41 to 250."""
 
     def setUp(self) -> None:
         self.patch(position_store, "RANGE_WIDTH", 100)
@@ -71,7 +71,7 @@ class PositionStoreTests(SynchronousTestCase):
     def test_history(self) -> None:
         """
         Sequence, positions and writers of a stream are read; streams without tables are
-        left out.
+        omitted.
         """
         (history,) = self.histories()
         self.assertEqual(history.name, "orders")
@@ -84,7 +84,7 @@ class PositionStoreTests(SynchronousTestCase):
 
     def test_stored_twice(self) -> None:
         """
-        An instance that is stored twice for a stream is an error, since either may be
+        Two positions of one instance in a stream are an error, because either may be
         right.
         """
         self.cursor.execute("INSERT INTO stream_positions VALUES ('orders', 'a', -9)")
@@ -114,7 +114,8 @@ class PositionStoreTests(SynchronousTestCase):
 
     def test_idle_deployment(self) -> None:
         """
-        An idle deployment passes the check; an advanced sequence or position is named.
+        An idle deployment passes the check; an advanced sequence or position is
+        reported.
         """
         before = self.histories()
         check_no_writers(self.cursor, before, self.histories())
@@ -129,8 +130,8 @@ class PositionStoreTests(SynchronousTestCase):
 
     def test_open_transactions(self) -> None:
         """
-        An open transaction of another session is named with the relation that it
-        writes.
+        An open transaction of another session is reported with the table that it writes
+        to.
         """
         before = self.histories()
         other = psycopg2.connect(self.dsn)
@@ -150,17 +151,17 @@ class PositionStoreTests(SynchronousTestCase):
 
     def test_write(self) -> None:
         """
-        New and advancing positions are written; a position that would go back is
-        refused.
+        New and advancing positions are written; a position that would decrease is an
+        error.
         """
         self.cursor.execute(
             "CREATE UNIQUE INDEX ON stream_positions (stream_name, instance_name)"
         )
         self.connection.autocommit = False
         before = self.histories()
-        kept = Change("orders", "orders", "a", -250, -250, PlannedChange.KEPT)
+        stored = Change("orders", "orders", "a", -250, -250, PlannedChange.KEPT)
         new = Change("orders", "orders", "b", None, -249, PlannedChange.NEW)
-        write_positions(self.cursor, self.settings, before, [kept, new])
+        write_positions(self.cursor, self.settings, before, [stored, new])
         (history,) = self.histories()
         self.assertEqual(history.stored, {"a": -250, "b": -249})
         back = Change("orders", "orders", "a", -250, -249, PlannedChange.FORWARD)
@@ -168,7 +169,10 @@ class PositionStoreTests(SynchronousTestCase):
             write_positions(self.cursor, self.settings, self.histories(), [back])
 
     def test_connected(self) -> None:
-        """A read-only connection rejects writes; the error has the database's text."""
+        """
+        A read-only connection rejects writes; the error contains the database's
+        message.
+        """
         with (
             self.assertRaisesRegex(PipelineError, "reported an error: .*read-only"),
             connected(self.settings.conninfo, readonly=True) as connection,

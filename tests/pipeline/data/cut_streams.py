@@ -1,14 +1,14 @@
 """Extracts the tables of streams from a Synapse database, as SQL for tests.
 
-``real_streams.sql.gz`` was made from the dump of a deployment; the recording that comes
-with the package is of the same deployment's start. The dump was restored into an empty
-database, then::
+``real_streams.sql.gz`` was made from a dump of the deployment whose start is in the
+package's recording. The dump was restored into an empty database; then this was run::
 
     python -m tests.pipeline.data.cut_streams "dbname=..." real_streams.sql.gz
 
-Columns are those of ``tests.storage.synapse_extract``; rows are those with ids up to a
-little beyond the recording's end. Ids of events and rooms are truncated to twelve
-characters: they remain unique and take a quarter of the space. The users are invented.
+The columns are those of ``tests.storage.synapse_extract``. The rows are those with ids
+up to slightly beyond the end of the recording. Ids of events and rooms are truncated to
+twelve characters, which are still unique and need a quarter of the space. The users are
+fictitious.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.storage.synapse_extract import SCHEMA
 #: Columns whose values are truncated.
 _LONG_IDS = ("event_id", "room_id", "redacts", "relates_to_id")
 _LENGTH = 12
-#: Columns of JSON, which are written as text.
+#: Columns that contain JSON, which is written as text.
 _JSON = ("affected_fields",)
 
 _OF_EVENTS = "event_id IN (SELECT event_id FROM events WHERE stream_ordering <= 4050)"
 #: The condition on the rows of a table, if it differs from the default.
-_KEPT = {
+_CONDITIONS = {
     "events": "stream_ordering <= 4050",
     "ex_outlier_stream": "event_stream_ordering <= 4050",
     "current_state_delta_stream": "stream_id <= 4050",
@@ -54,7 +54,7 @@ def _value(column: str) -> str:
 
 
 def main(dsn: str, path: str) -> None:
-    """Write the file."""
+    """Write the extract to the file that the command line names."""
     statements = []
     with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
         tables = re.findall(r"CREATE TABLE (\w+) \((.*?)\);", SCHEMA, re.DOTALL)
@@ -65,10 +65,10 @@ def main(dsn: str, path: str) -> None:
             columns = re.findall(r"(?:^|,)\s*([a-z_]+) ", body)
             values = ", ".join(map(_value, columns))
             if table in _ABOUT_EVENTS:
-                kept = _OF_EVENTS
+                condition = _OF_EVENTS
             else:
-                kept = _KEPT.get(table, "stream_id <= 700")
-            cursor.execute(f"SELECT {values} FROM {table} WHERE {kept} ORDER BY 1")
+                condition = _CONDITIONS.get(table, "stream_id <= 700")
+            cursor.execute(f"SELECT {values} FROM {table} WHERE {condition} ORDER BY 1")
             places = f"({', '.join(['%s'] * len(columns))})"
             rows = [cursor.mogrify(places, row).decode() for row in cursor.fetchall()]
             if rows:

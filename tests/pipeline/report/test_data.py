@@ -28,7 +28,7 @@ class ChooseWindowTests(SynchronousTestCase):
 
     def test_never_too_many(self) -> None:
         """
-        For any duration there are at most MAX_WINDOWS windows, of at least one second.
+        For any duration, there are at most MAX_WINDOWS windows of at least one second.
         """
         for seconds in (0, 1, 100, 5_000, 10**6, 10**8, 10**9):
             window = choose_window(
@@ -39,7 +39,7 @@ class ChooseWindowTests(SynchronousTestCase):
         self.assertEqual(choose_window(None, None), 1)
 
     def test_shortest_that_is_enough(self) -> None:
-        """The shortest window that does not make too many is chosen."""
+        """The shortest window that does not result in too many windows is chosen."""
         for seconds, window in (
             (120, 1),
             (120.001, 2),
@@ -54,17 +54,22 @@ class ChooseWindowTests(SynchronousTestCase):
             self.assertEqual(window_for(seconds), window, seconds)
 
     def test_longer_time_no_shorter_window(self) -> None:
-        """A longer duration never has shorter windows."""
+        """A longer duration never results in shorter windows."""
         windows = [window_for(1.3**n) for n in range(80)]
         for shorter, longer in itertools.pairwise(windows):
             self.assertLessEqual(shorter, longer)
 
     def test_longest(self) -> None:
-        """Two centuries are shown by the year, the longest window."""
+        """
+        For a duration of two centuries, a window is a year, which is the longest
+        length.
+        """
         self.assertEqual(window_for(200 * 365 * DAY), 365 * DAY)
 
     def test_one_end_known(self) -> None:
-        """If one end is unknown, the duration is zero, and the window the shortest."""
+        """
+        If one end is unknown, the duration is zero, and the window is the shortest one.
+        """
         self.assertEqual(choose_window(BEGINNING, None), 1)
         self.assertEqual(choose_window(None, BEGINNING), 1)
 
@@ -74,7 +79,7 @@ class HideNamesTests(SynchronousTestCase):
 
     def test_keyed(self) -> None:
         """
-        A name has one pseudonym within a report, and another one under another key.
+        A name has one pseudonym within a report, and a different one with another key.
         """
         hot = [Hot(kind="user", name="@alice:x", rows=2)] * 2
         first, again = hide_names(hot, b"key")
@@ -85,7 +90,8 @@ class HideNamesTests(SynchronousTestCase):
 
     def test_only_names(self) -> None:
         """
-        Kind, rows and order are kept; the hash is HMAC-SHA256, as OpenSSL computes it.
+        Kind, rows and order are unchanged; the hash is HMAC-SHA256, as OpenSSL computes
+        it.
         """
         hot = [
             Hot(kind="room", name="!a:x", rows=7),
@@ -108,7 +114,8 @@ class ReportDataTests(SynchronousTestCase):
 
     def test_nothing_known(self) -> None:
         """
-        By default names are hidden, and "not audited" differs from "nothing found".
+        By default, names are hidden, and no audit is distinguished from an audit
+        without findings.
         """
         data = ReportData(made=BEGINNING, sources=[])
         self.assertFalse(data.identified)

@@ -1,6 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.report.job`, report_counts, and
-transforms.
-"""
+"""Tests for the jobs and queries of a report."""
 
 from __future__ import annotations
 
@@ -65,14 +63,14 @@ def event(room: str) -> str:
 
 
 ROWS = [
-    # Three tokens of w1, with 1, 1 and 3 rows; the last is in another window.
+    # Three tokens of w1, with 1, 1 and 3 rows; the last token is in another window.
     ("events", "w1", 10, 0, event("!a"), at(0.5)),
     ("events", "w1", 11, 0, event("!a"), at(0.75)),
     ("events", "w1", 13, 0, event("!b"), at(61)),
     ("events", "w1", 13, 1, '["state", ["!b", "t", "k", null]]', at(61)),
     ("events", "w1", 13, 2, '["state-all", ["!a"]]', at(61)),
     ("events", "w2", 12, 0, event("!b"), at(1)),
-    # The table has no time.
+    # The table does not record the time of writing.
     ("push_rules", "w1", 3, 0, '["@u:x"]', None),
     ("push_rules", "w1", 4, 0, '["@u:x"]', None),
 ]
@@ -89,7 +87,7 @@ WIRE = [
         *(2.0, "RDATA", "caches", "w9", 5, None),
         json.dumps(["f", ["k"], int(at(1.996).timestamp() * 1000)]),
     ),
-    # The rest of this batch is not in the recording.
+    # The last line of this batch is not in the recording.
     (70.0, "RDATA", "events", "w1", None, None, event("!c")),
     (71.0, None, None, None, None, None, None),
 ]
@@ -98,7 +96,7 @@ WIRE = [
 @functools.cache
 def collected() -> ReportData:
     """
-    Return the report of these rows and lines, once for all tests because Spark is slow.
+    Return the report of these rows and lines; collect it once, because Spark is slow.
     """
     findings = [
         ("id_without_row", "info", "events", "w1", 2, 4, 3, "3 ids have no row", "{}"),
@@ -114,10 +112,13 @@ def collected() -> ReportData:
 
 
 class CollectTests(SynchronousTestCase):
-    """Tests for the figures of a few rows and lines."""
+    """Tests for the figures that result from a few rows and lines."""
 
     def test_totals(self) -> None:
-        """Each writer has its rows, tokens, and first and last token and time."""
+        """
+        Each writer has the number of its rows and tokens, and the first and the last
+        token and time.
+        """
         self.assertEqual(
             collected().totals,
             [
@@ -159,8 +160,8 @@ class CollectTests(SynchronousTestCase):
 
     def test_over_time(self) -> None:
         """
-        Rows are counted in the window in which they were written; untimed rows are
-        omitted.
+        Rows are counted in the window in which they were written; rows without a time
+        are omitted.
         """
         start = int(BEGINNING.timestamp())
         self.assertEqual(
@@ -169,7 +170,7 @@ class CollectTests(SynchronousTestCase):
         )
 
     def test_batches(self) -> None:
-        """Tokens are counted by their number of rows."""
+        """Tokens are counted by the number of their rows."""
         batches = [b for b in collected().batches if b.stream == "events"]
         self.assertEqual(
             batches,
@@ -185,8 +186,8 @@ class CollectTests(SynchronousTestCase):
 
     def test_arrived(self) -> None:
         """
-        Rows of a batch arrive with its last line; the rows of an incomplete batch do
-        not.
+        The rows of a batch arrive with its last line; rows of an incomplete batch do
+        not arrive.
         """
         start = int(BEGINNING.timestamp())
         self.assertEqual(
@@ -195,7 +196,10 @@ class CollectTests(SynchronousTestCase):
         )
 
     def test_lags(self) -> None:
-        """The lag of a token is the time from its row's write to its line's arrival."""
+        """
+        The lag of a token is the time from the writing of its row to the arrival of its
+        line.
+        """
         self.assertEqual(
             collected().lags,
             [
@@ -227,12 +231,14 @@ class CollectTests(SynchronousTestCase):
         self.assertEqual((first.tokens, first.p50, first.p99), (2, 10.0, 200.0))
 
     def test_commands(self) -> None:
-        """Lines are counted by command, unparsable lines as ``None``."""
+        """Lines are counted by command, lines that cannot be parsed as ``None``."""
         counted = {c.command: c.lines for c in collected().commands}
         self.assertEqual(counted, {"RDATA": 7, "POSITION": 1, None: 1})
 
     def test_hottest(self) -> None:
-        """Rooms and users are taken from each kind of row, the most frequent first."""
+        """
+        Rooms and users are found in each kind of row; the most frequent ones are first.
+        """
         self.assertEqual(
             collected().hottest,
             [
@@ -243,7 +249,7 @@ class CollectTests(SynchronousTestCase):
         )
 
     def test_findings(self) -> None:
-        """Errors and warnings are listed one by one, notes in groups."""
+        """Errors and warnings are listed individually, notes in groups."""
         data = collected()
         self.assertEqual([f.severity for f in data.findings or ()], ["error"])
         self.assertEqual(
@@ -261,9 +267,9 @@ class CollectTests(SynchronousTestCase):
         self.assertEqual(data.finding_count, {"error": 1, "info": 1})
 
     def test_events(self) -> None:
-        """Catch-ups of readers and restarts of streams are found.
+        """Catch-ups of readers and resets of streams are found.
 
-        The first POSITION is neither, nor is one that repeats a known token, nor one
+        The first POSITION is neither, nor is one that repeats a known token, nor is one
         after late rows of ``caches``.
         """
         wire = make_wire(
@@ -290,10 +296,12 @@ class CollectTests(SynchronousTestCase):
 
 
 class RecordingAloneTests(SynchronousTestCase):
-    """Tests for the command with a recording that has no wall-clock time."""
+    """Tests for the command with only a recording, which has no date."""
 
     def test_command(self) -> None:
-        """The page shows times since the beginning, no lag, and no names."""
+        """
+        The page shows times since the beginning of the recording, no lag, and no names.
+        """
         shared_session()
         lines = [
             (100.0, "POSITION events w1 9 9"),
@@ -325,7 +333,7 @@ class RecordingAloneTests(SynchronousTestCase):
         self.assertIn("exists: give the name of a new folder", str(again))
 
     def test_nothing_to_report(self) -> None:
-        """Without any input, the command names the options; the exit status is 2."""
+        """Without any input, the error names the options; the exit status is 2."""
         result = CliRunner(env={"SYNAPSE_REPLICATION_DSN": ""}).invoke(
             report_command, ["--out", "never"]
         )
@@ -333,7 +341,7 @@ class RecordingAloneTests(SynchronousTestCase):
         self.assertIn("--archive, or --recording", result.output)
 
     def test_too_many_windows(self) -> None:
-        """A window that is too short for the duration is refused."""
+        """A window that is too short for the duration is an error."""
         rows = [("events", "w1", n, 0, "[]", at(n * 86_400)) for n in (1, 9)]
         inputs = ReportInputs(make_frame(rows, ROWS_SCHEMA), None, None, [])
         error = self.assertRaises(

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.report.page`, and for writing it."""
+"""Tests for :mod:`synapse_replication.pipeline.report.page`, and for writing a page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.pipeline.reports import BEGINNING, make_report_data, shared_plots
 
 
 class _Checker(HTMLParser):
-    """Collects tags, addresses and ids of a page."""
+    """Collects the tags, addresses and ids of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class PageTests(SynchronousTestCase):
 
     def test_self_contained(self) -> None:
         """
-        The page loads no resource, runs no script, and forbids both by its policy.
+        The page loads no resource and runs no script, and its policy forbids both.
         """
         checker = _Checker()
         page = self.page()
@@ -58,13 +58,15 @@ class PageTests(SynchronousTestCase):
         self.assertIn("default-src 'none'", page)
 
     def test_accessible(self) -> None:
-        """Each drawing has a label, ids are unique, and heading levels do not skip."""
+        """
+        Each drawing has a label, ids are unique, and heading levels are consecutive.
+        """
         checker = _Checker()
         page = self.page()
         checker.feed(page)
         self.assertEqual(len(checker.ids), len(set(checker.ids)))
         labels = re.findall(r'aria-labelledby="([^"]+)"', page)
-        # A wide and a narrow version of each of the six.
+        # Each of the six plots has a wide and a narrow version.
         self.assertEqual(len(labels), 12)
         self.assertLessEqual(set(labels), set(checker.ids))
         levels = [int(tag[1]) for tag in checker.tags if re.fullmatch(r"h\d", tag)]
@@ -73,7 +75,7 @@ class PageTests(SynchronousTestCase):
             self.assertLessEqual(after, before + 1)
 
     def test_escaped(self) -> None:
-        """Names with HTML or formulas are shown literally."""
+        """HTML and formulas in names are shown literally."""
         name = '<img src="x">&$\\frac'
         data = make_report_data()
         hostile = attrs.evolve(
@@ -95,7 +97,7 @@ class PageTests(SynchronousTestCase):
 
     def test_verdicts(self) -> None:
         """
-        The verdict has the tone of the worst finding, or says that nothing was audited.
+        The verdict has the tone of the worst finding, or says that there was no audit.
         """
         data = make_report_data()
         for count, tone in (
@@ -109,14 +111,14 @@ class PageTests(SynchronousTestCase):
         self.assertIn("Not audited", judge(attrs.evolve(data, findings=None)).text)
 
     def test_empty(self) -> None:
-        """A report without data renders, too."""
+        """A report without data is rendered, too."""
         page = render_page(ReportData(made=BEGINNING, sources=[], has_wire=True), [])
         self.assertIn("not measured", page)
         self.assertIn("No lag could be measured", page)
 
     def test_clock_difference(self) -> None:
         """
-        If rows arrived before they were written, the page says that the clocks differ.
+        If rows arrived before they were written, the page says that clocks differ.
         """
         data = make_report_data()
         self.assertNotIn("the clocks differ", self.page(data))
@@ -130,7 +132,7 @@ class PageTests(SynchronousTestCase):
             self.assertIn(text, page)
 
     def test_notes(self) -> None:
-        """Errors are open; notes are folded, in a group for each kind."""
+        """Errors are shown; notes are collapsed, in a group for each kind."""
         page = self.page()
         error = page.index("event_persister1 announced 1848")
         resets = page.index("stream reset:")
@@ -142,7 +144,7 @@ class PageTests(SynchronousTestCase):
         self.assertNotIn("<details", page[page.index("<h2>Audit") : error])
 
     def test_cards(self) -> None:
-        """Each cell has a label, because phones show table rows as cards."""
+        """Each cell has a label, because phones show the rows of tables as cards."""
         page = self.page()
         self.assertEqual(page.count("<td"), page.count("<td data-label="))
         for stream in re.findall(r'<td data-label="Stream">([^<]*)', page):

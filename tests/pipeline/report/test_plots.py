@@ -102,7 +102,9 @@ def lag(start: int | None, tokens: int = 2, **values: float) -> LagLine:
 
 class PlotTests(SynchronousTestCase):
     def test_all(self) -> None:
-        """Each plot is drawn as an image, and as an SVG in the colours of the page."""
+        """
+        Each plot is drawn as an image, and as an SVG with the colours of the page.
+        """
         plots = shared_plots()
         self.assertEqual(
             [plot.name for plot in plots],
@@ -116,7 +118,8 @@ class PlotTests(SynchronousTestCase):
 
     def test_many(self) -> None:
         """
-        If there are too many streams, the first are shown and the others summed up.
+        If there are too many streams, the first ones are shown, and the others are
+        summed up.
         """
         counts = [
             WindowCount(
@@ -133,7 +136,7 @@ class PlotTests(SynchronousTestCase):
         self.assertIn(">all others<", plot.svg)
 
     def test_one_row(self) -> None:
-        """A single row suffices for plots."""
+        """A single row suffices for the plots."""
         total = WriterTotal(
             stream="s",
             instance_name="w",
@@ -169,14 +172,14 @@ class PlotTests(SynchronousTestCase):
 
 
 class LeftOutTests(SynchronousTestCase):
-    """Tests for omitting plots that have nothing to show."""
+    """Tests for omitting plots that would show nothing."""
 
     def test_nothing(self) -> None:
-        """Without rows and recording no plot is drawn."""
+        """Without rows and recordings, no plot is drawn."""
         self.assertEqual(draw(), {})
 
     def test_one_row_each(self) -> None:
-        """If each token has one row, batch sizes are not drawn."""
+        """If each token has one row, the sizes of batches are not drawn."""
         self.assertEqual(draw(batches=[batch(1, largest=1)]), {})
         both = [batch(1, largest=1, stream="receipts"), batch(1, 2), batch(2, 2)]
         plots = draw(batches=both)
@@ -184,7 +187,7 @@ class LeftOutTests(SynchronousTestCase):
         self.assertNotIn("receipts", texts(plots["batches"]))
 
     def test_one_token_each(self) -> None:
-        """Percentiles are not drawn for windows with one token each."""
+        """Percentiles are not drawn if each window has one token."""
         self.assertEqual(draw(lags=[lag(None)], lags_over_time=[lag(0, tokens=1)]), {})
         plots = draw(lags=[lag(None)], lags_over_time=[lag(0), lag(60, tokens=1)])
         self.assertEqual(list(plots), ["lag"])
@@ -196,19 +199,20 @@ class LeftOutTests(SynchronousTestCase):
 
 
 class OthersTests(SynchronousTestCase):
-    """Tests for writers and streams without a colour of their own."""
+    """Tests for writers and streams that do not have their own colours."""
 
     def test_enough_colours(self) -> None:
-        """
-        Each of seven writers has its own colour, and no group of others is needed.
-        """
+        """Each of seven writers has its own colour, and there is no group of others."""
         totals = [total("events", f"w{n}", 10 - n) for n in range(7)]
         plot = draw(totals=totals)["shares"]
         self.assertNotIn(OTHERS, texts(plot))
         self.assertEqual(colours(plot), [f"var(--s{n})" for n in range(7)])
 
     def test_the_eighth(self) -> None:
-        """With more writers, those with the fewest rows are grouped, grey and last."""
+        """
+        If there are more writers, those with the fewest rows form a group, which is
+        grey and last.
+        """
         totals = [total("events", f"w{n}", 10 + n) for n in range(9)]
         plot = draw(totals=totals)["shares"]
         legend = [text for text in texts(plot) if re.match(r"w\d|all", text)]
@@ -227,7 +231,7 @@ class OthersTests(SynchronousTestCase):
             self.assertEqual(colours(plots[name]), ["var(--s1)"], name)
 
     def test_panels(self) -> None:
-        """The six streams with the most rows have a panel each."""
+        """Each of the six streams with the most rows has a panel."""
         counts = [count(f"stream{n}", rows=n + 1) for n in range(8)]
         plot = draw(over_time=counts)["rows-by-writer"]
         titles = [text for text in texts(plot) if text.startswith("stream")]
@@ -238,7 +242,7 @@ class TextTests(SynchronousTestCase):
     """Tests for the labels of the axes."""
 
     def test_length_of_window(self) -> None:
-        """The length of a window is given in the longest unit without a fraction."""
+        """The length of a window is shown in the longest unit without a fraction."""
         for seconds, text in (
             (1, "1 s"),
             (60, "1 min"),
@@ -252,7 +256,7 @@ class TextTests(SynchronousTestCase):
             self.assertIn(f"rows in {text}", texts(plot))
 
     def test_since_beginning(self) -> None:
-        """If the recording has no clock, times count from its beginning."""
+        """If the recording has no date, times are relative to its beginning."""
         values = {
             "arrived": [count("events", start=n) for n in (0, 60, 119)],
             "wire_window": 1,
@@ -272,9 +276,7 @@ class TextTests(SynchronousTestCase):
         self.assertIn("2026-Jan-31", found)
 
     def test_sizes_of_batches(self) -> None:
-        """
-        Buckets are labelled with their range of rows, including empty ones in between.
-        """
+        """Buckets, also empty ones, are labelled with their range of rows."""
         found = texts(draw(batches=[batch(1, 9), batch(8, 9)])["batches"])
         for label in ("1", "2-3", "4-7", "8-15"):
             self.assertIn(label, found)
@@ -282,7 +284,8 @@ class TextTests(SynchronousTestCase):
 
     def test_lags(self) -> None:
         """
-        Lags are labelled in ms, s or min by their size, and each percentile is named.
+        Lags are labelled in ms, s or min by their size, and each percentile is
+        labelled.
         """
         lags = [lag(0, p50=20.0, p95=2000.0, p99=2e6), lag(60)]
         found = texts(draw(lags=[lag(None)], lags_over_time=lags)["lag"])
@@ -293,7 +296,7 @@ class TextTests(SynchronousTestCase):
 
 
 class ValueTests(SynchronousTestCase):
-    """Tests for the sizes of what is drawn."""
+    """Tests for the sizes of the drawn shapes."""
 
     def test_shares(self) -> None:
         """The shares of a stream's writers have the right proportions."""
@@ -327,7 +330,7 @@ class ValueTests(SynchronousTestCase):
         self.assertGreater(heights[1], heights[0])
 
     def test_negative_lag(self) -> None:
-        """A negative lag, caused by clocks that differ, is drawn as zero."""
+        """A negative lag, which differing clocks cause, is drawn as zero."""
         below = [lag(60 * n, p50=-50.0, p95=0.0, p99=8.0) for n in range(2)]
         plot = draw(lags=[lag(None)], lags_over_time=below)["lag"]
         p99, p95, p50 = lines(plot)
@@ -335,7 +338,9 @@ class ValueTests(SynchronousTestCase):
         self.assertNotEqual(p50, p99)
 
     def test_lags_in_order(self) -> None:
-        """Windows are drawn in the order of time, whatever their order in the data."""
+        """
+        Windows are drawn in the order of time, whatever their order in the data is.
+        """
         mixed = [lag(start) for start in (120, 0, 60)]
         for line in lines(draw(lags=[lag(None)], lags_over_time=mixed)["lag"]):
             self.assertEqual(line, sorted(line))

@@ -31,7 +31,9 @@ class CatalogTests(SynchronousTestCase):
     """Tests for the catalog of readable streams."""
 
     def test_standard_and_declared(self) -> None:
-        """The catalog has all streams with tables, and the declared ones."""
+        """
+        The catalog contains all standard streams with tables, and the declared streams.
+        """
         catalog = catalog_of([ORDERS])
         self.assertEqual(set(catalog), {*STANDARD_QUERIES, "orders"})
         self.assertIsNone(catalog["caches"].positions_name)
@@ -44,7 +46,7 @@ class CatalogTests(SynchronousTestCase):
 
     def test_several_rows_for_one(self) -> None:
         """
-        Queries that return several rows for one row of the stream are marked as
+        A query that may return several rows for one row of the stream is marked as
         distinct.
         """
         catalog = catalog_of()
@@ -73,14 +75,14 @@ class SelectTests(SynchronousTestCase):
         self.assertEqual([stream.name for stream in found], ["receipts", "events"])
 
     def test_never_in_a_table(self) -> None:
-        """For a stream in memory the error suggests to record the wire."""
+        """For a stream held in memory, the error suggests recording the wire."""
         error = self.assertRaises(
             PipelineError, select_streams, catalog_of(), ["typing"]
         )
         self.assertIn("synapse-replication record", str(error))
 
     def test_unknown(self) -> None:
-        """For an unknown name the error lists the known streams."""
+        """For an unknown name, the error lists the known streams."""
         error = self.assertRaises(
             PipelineError, select_streams, catalog_of(), ["event"]
         )

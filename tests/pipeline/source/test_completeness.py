@@ -33,18 +33,20 @@ CREATE TABLE stream_positions (
 
 
 class Racing(cursor):
-    """A cursor; right after it queries the locks, another session takes an id."""
+    """A cursor after whose query of the locks another session allocates an id."""
 
-    somebody: cursor
+    other_session: cursor
 
     def execute(self, query: Any, values: Any = None) -> None:
         super().execute(query, values)
         if "pg_locks" in query:
-            self.somebody.execute("SELECT nextval('cache_invalidation_stream_seq')")
+            self.other_session.execute(
+                "SELECT nextval('cache_invalidation_stream_seq')"
+            )
 
 
 class CompletenessReaderTests(SynchronousTestCase):
-    """Tests with a custom stream that counts down."""
+    """Tests with a custom stream that has negative ids."""
 
     def setUp(self) -> None:
         self.dsn = shared_postgres().new_database()
@@ -86,7 +88,7 @@ class CompletenessReaderTests(SynchronousTestCase):
         self.assertEqual(found["orders"].by_writer, frozenset())
 
     def test_positions(self) -> None:
-        """Positions are absolute values; the initial position 1 reads as zero."""
+        """Positions are absolute values; the initial position 1 is returned as zero."""
         self.assertEqual(stored_positions(self.txn, self.stream), {})
         self.txn.execute(
             "INSERT INTO stream_positions VALUES ('orders', 'a', -7), "
@@ -98,8 +100,8 @@ class CompletenessReaderTests(SynchronousTestCase):
 
     def test_sequence(self) -> None:
         """
-        The last issued value is 0 if the sequence issued none, and None if it is
-        missing.
+        The last allocated id is 0 if the sequence has allocated none, and None if the
+        sequence does not exist.
         """
         self.assertEqual(last_allocated_id(self.txn, self.stream), 0)
         self.txn.execute("SELECT nextval('orders_seq'), nextval('orders_seq')")
@@ -127,7 +129,10 @@ class CompletenessReaderTests(SynchronousTestCase):
         self.assertEqual(found, StreamOffset(4, {"a": 7, "c": 4}))
 
     def test_without_positions(self) -> None:
-        """Rows without any stored position can be read once, but not continuously."""
+        """
+        Rows without any stored position can be read by a batch query, but not
+        continuously.
+        """
         self.assertEqual(self.survey(continuous=True), StreamOffset(0))
         self.txn.execute("INSERT INTO orders VALUES (-3, 'a'), (-5, 'a'), (-4, 'a')")
         self.assertEqual(self.survey(continuous=False), StreamOffset(5))
@@ -135,7 +140,9 @@ class CompletenessReaderTests(SynchronousTestCase):
             self.survey(continuous=True)
 
     def test_id_taken_after_lock_query(self) -> None:
-        """An id that was taken after the locks were queried is left for later."""
+        """
+        An id that is allocated after the query of the locks is not part of the offset.
+        """
         caches = catalog_of()["caches"]
         self.txn.execute("CREATE SEQUENCE cache_invalidation_stream_seq")
         self.txn.execute("SELECT nextval('cache_invalidation_stream_seq')")
@@ -143,7 +150,7 @@ class CompletenessReaderTests(SynchronousTestCase):
         other = psycopg2.connect(self.dsn)
         self.addCleanup(other.close)
         racing = self.txn.connection.cursor(cursor_factory=Racing)
-        racing.somebody = other.cursor()
+        racing.other_session = other.cursor()
         surveyor = CompletenessReader({}, continuous=True)
         present = find_present(self.txn, [caches])["caches"]
         found = surveyor.survey(racing, caches, present, StreamOffset())

@@ -20,8 +20,8 @@ from synapse_replication.pipeline.source.offsets import (
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
 WRITERS = ("a", "b", "c")
-#: The last of them is not in any offset.
-EVERYBODY = (*WRITERS, "stranger")
+#: The last writer is not in any offset.
+ALL_WRITERS = (*WRITERS, "unknown")
 
 ids = st.integers(0, 12)
 offsets = st.builds(
@@ -30,8 +30,8 @@ offsets = st.builds(
 
 
 def covered(offset: StreamOffset) -> set[tuple[str, int]]:
-    """Return all (writer, id) that an offset covers."""
-    return {(w, id_) for w in EVERYBODY for id_ in range(14) if offset.covers(w, id_)}
+    """Return each ``(writer, id)`` that an offset covers."""
+    return {(w, id_) for w in ALL_WRITERS for id_ in range(14) if offset.covers(w, id_)}
 
 
 class StreamOffsetTests(SynchronousTestCase):
@@ -58,7 +58,7 @@ class StreamOffsetTests(SynchronousTestCase):
 
     @given(offsets, st.lists(ids, max_size=4))
     def test_steps_make_the_whole(self, target: StreamOffset, steps: list[int]) -> None:
-        """Steps of any size end at the target, and never go back."""
+        """Steps of any size end at the target, and never decrease."""
         at = StreamOffset()
         for upto in sorted(steps):
             after = at.towards(target, upto)
@@ -68,14 +68,16 @@ class StreamOffsetTests(SynchronousTestCase):
 
     @given(offsets)
     def test_json_and_pickle(self, offset: StreamOffset) -> None:
-        """An offset survives JSON and pickling."""
+        """
+        Converting an offset to JSON, or pickling it, and back preserves the offset.
+        """
         text = json.dumps(offset.to_json())
         self.assertEqual(StreamOffset.from_json(json.loads(text)), offset)
         self.assertEqual(pickle.loads(pickle.dumps(offset)), offset)
 
     def test_writer_below_minimum(self) -> None:
         """
-        A writer below the minimum keeps its position; an unknown one has the minimum.
+        A writer below the minimum has its own position; an unknown one has the minimum.
         """
         offset = StreamOffset(5, {"a": 0, "b": 5})
         self.assertEqual([offset.position(w) for w in ("a", "b", "new")], [0, 5, 5])
@@ -83,12 +85,12 @@ class StreamOffsetTests(SynchronousTestCase):
         self.assertEqual(offset.furthest, 5)
 
     def test_of_token(self) -> None:
-        """A multi-writer token converts into the same offset."""
+        """A multi-writer token is converted to the equal offset."""
         offset = StreamOffset.of_token(MultiWriterStreamToken(5, {"a": 7}))
         self.assertEqual(offset, StreamOffset(5, {"a": 7}))
 
     def test_bad_json(self) -> None:
-        """An invalid position is refused with an example of a valid one."""
+        """The error for an invalid position contains an example of a valid one."""
         wrong: tuple[object, ...] = (
             -1,
             True,
@@ -122,7 +124,7 @@ class OffsetsTests(SynchronousTestCase):
         self.assertEqual(offsets_from_json(json.loads(texts.pop())), found)
 
     def test_bad_json(self) -> None:
-        """An invalid offset is refused with the stream's name."""
+        """The error for an invalid offset names the stream."""
         error = self.assertRaises(PipelineError, offsets_from_json, {"events": "x"})
         self.assertIn("stream events", str(error))
         self.assertRaises(PipelineError, offsets_from_json, [1])
@@ -138,13 +140,13 @@ class SpansTests(SynchronousTestCase):
         found: list[tuple[str, int]] = []
         for span in spans(start, end):
             self.assertLess(span.low, span.high)
-            who = [
+            included = [
                 w
-                for w in EVERYBODY
+                for w in ALL_WRITERS
                 if w in span.writers or (span.others and w not in span.known)
             ]
             found += [
-                (w, id_) for w in who for id_ in range(span.low + 1, span.high + 1)
+                (w, id_) for w in included for id_ in range(span.low + 1, span.high + 1)
             ]
         self.assertEqual(len(found), len(set(found)))
         self.assertEqual(set(found), covered(end) - covered(start))

@@ -36,7 +36,7 @@ synapse_replication:
 
 
 def parse(**options: str) -> SourceOptions:
-    """Parse options together with a database."""
+    """Parse options, with a database added."""
     return SourceOptions.parse({"dsn": "dbname=x", **options})
 
 
@@ -44,7 +44,7 @@ class SourceOptionsTests(SynchronousTestCase):
     """Tests for the options of the data source."""
 
     def refuse(self, *parts: str, **options: str) -> None:
-        """Check that the options are refused with a text that contains these parts."""
+        """Check that options are rejected with a message that contains these parts."""
         error = self.assertRaises(PipelineError, parse, **options)
         for part in parts:
             self.assertIn(part, str(error))
@@ -65,7 +65,7 @@ class SourceOptionsTests(SynchronousTestCase):
         self.assertEqual(options.conninfo, {"dbname": "x"})
 
     def test_defaults(self) -> None:
-        """By default all rows of all streams and writers are read."""
+        """By default, all rows of all streams and writers are read."""
         options = parse()
         self.assertEqual((options.streams, options.writers), (None, None))
         self.assertEqual(
@@ -90,7 +90,7 @@ class SourceOptionsTests(SynchronousTestCase):
 
     def test_one_database(self) -> None:
         """
-        Exactly one of dsn and config is required, and neither is shown in an error.
+        Exactly one of dsn and config is required. The error contains neither value.
         """
         for options in ({}, {"dsn": "dbname=x", "config": "x.yaml"}):
             error = self.assertRaises(PipelineError, SourceOptions.parse, options)
@@ -108,7 +108,7 @@ class SourceOptionsTests(SynchronousTestCase):
         return str(path)
 
     def test_config(self) -> None:
-        """A configuration also declares writers and custom streams."""
+        """A configuration declares writers and custom streams, too."""
         options = SourceOptions.parse({"config": self._config(), "streams": "orders"})
         self.assertEqual(options.declared_writers["receipts"], ("r1", "r2"))
         orders = options.catalog["orders"]
@@ -124,23 +124,23 @@ class SourceOptionsTests(SynchronousTestCase):
 
     def test_settings_travel(self) -> None:
         """
-        Settings of a job reach the data source unchanged; their ``repr`` hides the
-        password.
+        The settings of a job are passed to the data source unchanged; their ``repr``
+        hides the password.
         """
         path = self._config()
         settings = settings_of_config([path])
-        travelled = SourceOptions.parse(reader_options(settings))
+        passed = SourceOptions.parse(reader_options(settings))
         read = SourceOptions.parse({"config": path})
-        self.assertEqual(travelled.catalog, read.catalog)
+        self.assertEqual(passed.catalog, read.catalog)
         self.assertEqual(
-            {k: tuple(v) for k, v in travelled.declared_writers.items()},
+            {k: tuple(v) for k, v in passed.declared_writers.items()},
             dict(read.declared_writers),
         )
-        self.assertEqual(travelled.conninfo["password"], "hush hush")
+        self.assertEqual(passed.conninfo["password"], "hush hush")
         self.assertNotIn("hush", repr(settings))
 
     def test_settings_of_dsn_travel(self) -> None:
-        """Settings with a database alone reach the data source, too."""
+        """Settings that contain only a database are passed to the data source, too."""
         options = SourceOptions.parse(reader_options(PipelineSettings({"dbname": "y"})))
         self.assertEqual(options.conninfo, {"dbname": "y"})
 
@@ -149,7 +149,10 @@ class TokenTests(SynchronousTestCase):
     """Tests for the text forms of tokens."""
 
     def test_forms(self) -> None:
-        """A token may be a number, the text form, or JSON of either or of positions."""
+        """
+        A token may be a number, a text, or a JSON object of numbers, texts or
+        positions.
+        """
         names = {1: "a", 2: "b"}
 
         def parse(text: str) -> dict[str, StreamOffset]:
@@ -167,7 +170,7 @@ class TokenTests(SynchronousTestCase):
         )
 
     def test_unknown_instance(self) -> None:
-        """An instance that is not in the database is named in the error."""
+        """The error for an instance that is not in the database names the instance."""
         error = self.assertRaises(
             PipelineError, parse_token, "endingToken", "m5~9.7", [], {}.__getitem__
         )

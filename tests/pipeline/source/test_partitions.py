@@ -58,7 +58,7 @@ class SplitTests(SynchronousTestCase):
     @settings(derandomize=True, deadline=None)
     @given(PARTS, COUNTS)
     def test_pieces_add_up(self, parts: list[Part], count: int | None) -> None:
-        """The pieces of a part add up to that part, in order."""
+        """The pieces of a part cover exactly that part, in order."""
         pieces = split(parts, count)
         for whole in parts:
             low = whole.span.low
@@ -71,7 +71,7 @@ class SplitTests(SynchronousTestCase):
         self.assertEqual(pieces, [])
 
     def test_details(self) -> None:
-        """Parts with details, which take longer, come first."""
+        """Parts with details come first, because they take longer."""
         events = attrs.evolve(part(0, IDS_TO_JOIN), stream=catalog_of()["events"])
         tasks = pack([part(0, 2 * IDS_TO_JOIN), events], 2)
         self.assertEqual(
@@ -85,19 +85,21 @@ class SplitTests(SynchronousTestCase):
         sizes = [piece.size for piece in split([part(10, 1010)], 3)]
         self.assertEqual(sizes, [333, 333, 334])
 
-    def test_as_many_as_are_worth_it(self) -> None:
-        """By default there are no more pieces than are worth a task's start."""
+    def test_default_number(self) -> None:
+        """
+        By default, a part is divided only if each piece has enough ids for a task.
+        """
         self.assertEqual(len(split([part(0, IDS_PER_TASK)], None)), 1)
         self.assertEqual(len(split([part(0, 4 * IDS_PER_TASK)], None)), 4)
         self.assertEqual(len(split([part(0, 2**40)], None)), MAX_TASKS)
 
     def test_without_an_index(self) -> None:
-        """A table without an index on the ids is read in one piece."""
+        """A table without an index of ids is read in one piece."""
         whole = part(0, 10**9, WITHOUT)
         self.assertEqual(split([whole], 9), [whole])
 
     def test_index_by_writer(self) -> None:
-        """An index that begins with the writer serves as well."""
+        """An index by writer and id is sufficient for dividing a part."""
         self.assertEqual(len(split([part(0, 90, BY_WRITER)], 9)), 9)
 
 
@@ -118,14 +120,14 @@ class PackTests(SynchronousTestCase):
             self.assertEqual(len(tasks), min(count, len(parts)))
 
     def test_even(self) -> None:
-        """Each part goes to the task with the fewest ids."""
+        """Each part is assigned to the task with the fewest ids."""
         tasks = pack([part(0, size) for size in (1, 2, 3, 4, 5, 9)], 2)
         self.assertEqual(
             sorted(sum(each.size for each in task) for task in tasks), [12, 12]
         )
 
-    def test_as_many_as_are_worth_it(self) -> None:
-        """By default a task is added as soon as the others have enough ids."""
+    def test_default_number(self) -> None:
+        """By default, a task is added only if the other tasks have enough ids."""
         half = part(0, IDS_PER_TASK // 2)
         self.assertEqual(len(pack([half] * 2, None)), 1)
         self.assertEqual(len(pack([half] * 3, None)), 2)
@@ -134,7 +136,7 @@ class PackTests(SynchronousTestCase):
 
 class CutTests(SynchronousTestCase):
     """
-    Tests for cuts by row count, in a database with streams ``one``, ``two`` and
+    Tests for limiting the number of rows, with the streams ``one``, ``two`` and
     ``few``.
     """
 
@@ -166,13 +168,15 @@ class CutTests(SynchronousTestCase):
         return [found[stream.name].minimum for stream, _ in self.streams]
 
     def test_streams_share_the_limit(self) -> None:
-        """Streams get even shares of the limit; unused shares go to the others."""
+        """
+        Streams get equal shares of the limit; unused shares are used by other streams.
+        """
         self.assertEqual(self.cut(7), [13, 3, 30])
         self.assertEqual(self.cut(20), [19, 30, 30])
         self.assertEqual(self.cut(21), [30, 30, 30])
 
     def test_narrow(self) -> None:
-        """Ids without rows are cut off at both ends; a part without rows is dropped."""
+        """Ids without rows are removed at both ends; a part without rows is removed."""
         stream, present = self.streams[0]
         span = Span(0, 100, (), others=True, nameless=True, known=())
         found = narrow(self.txn, Part(stream, present, span, "a"))

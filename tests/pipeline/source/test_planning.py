@@ -45,28 +45,25 @@ class RowsTests(SynchronousTestCase):
                 self.assertEqual(found[key], expected, key)
 
     def test_account_data_once(self) -> None:
-        """
-        Rows of account data without a writer are read once, rather than once per
-        writer.
-        """
+        """Rows of account data without a writer are read once, not once per writer."""
         found = read(extract_dsn(), streams="account_data")
         self.assertEqual([token for _, _, token, _ in found], [2, 3, 4])
-        # The writers of the extract are unknown; the other database has a sole writer.
+        # The writers of the extract are unknown; the history has a sole writer.
         self.assertEqual({writer for _, writer, _, _ in found}, {""})
         dsn = history_dsn()
         writers = {writer for _, writer, _, _ in read(dsn, streams="account_data")}
         self.assertEqual(writers, {"master"})
 
-    def test_places_in_a_token(self) -> None:
-        """Rows of one token are numbered from 0, across tables."""
+    def test_row_index(self) -> None:
+        """The rows of one token are numbered from 0, across tables."""
         found = read(extract_dsn(), streams="events", writers="p1")
-        places = [place for _, _, token, place in found if token == 3]
-        self.assertEqual(places, [0, 1, 2])
+        indexes = [index for _, _, token, index in found if token == 3]
+        self.assertEqual(indexes, [0, 1, 2])
 
     def test_any_partitions_make_the_whole(self) -> None:
         """
-        For any number of partitions each row is read once; negative ids become positive
-        tokens.
+        For any number of partitions, each row is read once. Negative ids become
+        positive tokens.
         """
         for dsn in (extract_dsn(), history_dsn()):
             streams = ",".join(s.stream.name for task in plan(dsn) for s in task)
@@ -79,7 +76,7 @@ class RowsTests(SynchronousTestCase):
                 )
 
     def test_number_of_partitions(self) -> None:
-        """There are as many tasks as requested, and ranges without rows are cut off."""
+        """There are as many tasks as requested, and ranges without rows are removed."""
         self.assertEqual(len(plan(history_dsn(), numPartitions="8")), 8)
         self.assertEqual(len(plan(history_dsn())), 1)
         tokens = '{"receipts": 4000}'
@@ -90,7 +87,7 @@ class RowsTests(SynchronousTestCase):
         self.assertEqual((part.span.low, part.span.high), (4000, 4500))
 
     def test_history_is_whole(self) -> None:
-        """All rows of the history are read; it skips one id in a thousand."""
+        """All rows of the history are read. The history skips one id in a thousand."""
         found = read(history_dsn())
         for stream, share in SHARES.items():
             count = sum(1 for row in found if row[0] == stream and row[3] == 0)
@@ -98,7 +95,10 @@ class RowsTests(SynchronousTestCase):
             self.assertEqual(count, ids - (ids + 1) // 1000, stream)
 
     def test_written_ts(self) -> None:
-        """``written_ts`` is in UTC, and null if the table has no time."""
+        """
+        ``written_ts`` is in UTC, and null if the table does not record the time of
+        writing.
+        """
         rows = list(rows_of(history_dsn(), plan(history_dsn(), streams="caches")))
         self.assertEqual(rows[0]["written_ts"].isoformat(), "2026-10-10T00:21:36+00:00")
         rows = list(rows_of(history_dsn(), plan(history_dsn(), streams="to_device")))
@@ -129,7 +129,7 @@ class DeclaredTests(SynchronousTestCase):
     """Tests for a declared stream."""
 
     def read(self, **options: str) -> list[tuple[str, int, Any]]:
-        """Return (writer, token, row) of the orders, sorted."""
+        """Return ``(writer, token, row)`` of the orders, sorted."""
         settings = PipelineSettings(parse_dsn(extract_dsn()), declared=(ORDERS,))
         given = {**reader_options(settings), "streams": "orders", **options}
         tasks = Planner(SourceOptions.parse(given), continuous=False).batch()
@@ -140,7 +140,8 @@ class DeclaredTests(SynchronousTestCase):
 
     def test_read(self) -> None:
         """
-        A declared stream is read like a built-in one, including writers that are gone.
+        A declared stream is read like a standard one, including rows of removed
+        writers.
         """
         self.assertEqual(
             self.read(),
@@ -152,7 +153,7 @@ class DeclaredTests(SynchronousTestCase):
         )
 
     def test_odd_name(self) -> None:
-        """A writer's name with special characters is treated as a value."""
+        """A special character in a writer's name is not interpreted as SQL."""
         self.assertEqual(self.read(writers="' OR TRUE --"), [])
         with (
             closing(psycopg2.connect(extract_dsn())) as connection,
@@ -169,7 +170,7 @@ class ErrorTests(SynchronousTestCase):
     """Tests for errors of planning and reading."""
 
     def refuse(self, *parts: str, **options: str) -> None:
-        """Check that planning fails with a text that contains these parts."""
+        """Check that planning fails with a message that contains these parts."""
         dsn = options.pop("dsn", None) or history_dsn()
         given = SourceOptions.parse({"dsn": dsn, **options})
         error = self.assertRaises(PipelineError, Planner(given, continuous=False).batch)
@@ -178,7 +179,9 @@ class ErrorTests(SynchronousTestCase):
         self.assertLess(len(str(error)), 500)
 
     def test_unreachable(self) -> None:
-        """An unreachable database is named without its password."""
+        """
+        The error for an unreachable database names the database, without its password.
+        """
         self.refuse(
             "host=127.0.0.1 port=1 dbname=x",
             "cannot be reached",
@@ -191,7 +194,7 @@ class ErrorTests(SynchronousTestCase):
         self.refuse("stream presence", "presence_stream", streams="presence")
 
     def test_token_of_the_future(self) -> None:
-        """A token beyond the sequence is refused with both numbers."""
+        """The error for a token beyond the sequence names the token and the last id."""
         for option in ("startingToken", "endingToken"):
             self.refuse(option, "events", "9999999", "8000", **{option: "9999999"})
         self.refuse(

@@ -27,16 +27,16 @@ ALL = Span(0, 100, ("a", "b"), others=True, nameless=True, known=("a", "b"))
 
 
 class PushFiltersTests(SynchronousTestCase):
-    """Tests for filters that the source applies itself."""
+    """Tests for filters that the data source applies itself."""
 
     def take(self, *filters: Filter) -> Wanted:
-        """Return the result of pushing filters, all of which must be accepted."""
+        """Return the result of pushing filters; check that all are accepted."""
         wanted, left = push_filters(EVERYTHING, filters)
         self.assertEqual(left, [])
         return wanted
 
     def test_streams_and_writers(self) -> None:
-        """Filters on names are accepted, and several of them intersect."""
+        """Filters on names are accepted; several filters are intersected."""
         wanted = self.take(
             IsNotNull(("stream",)),
             In(("stream",), ("events", "caches", None)),
@@ -48,7 +48,9 @@ class PushFiltersTests(SynchronousTestCase):
         self.assertEqual(wanted.writers, {"b"})
 
     def test_ids(self) -> None:
-        """Bounds are converted exactly: exclusive below, inclusive above."""
+        """
+        Filters on ids are converted to an exclusive lower and an inclusive upper bound.
+        """
         wanted = self.take(
             GreaterThan(("stream_id",), 5),
             GreaterThanOrEqual(("stream_id",), 8),
@@ -72,7 +74,7 @@ class PushFiltersTests(SynchronousTestCase):
         self.assertEqual([id(each) for each in left], [id(each) for each in filters])
 
     def test_of_span(self) -> None:
-        """A span is narrowed to the wanted rows; if none are left, it is omitted."""
+        """A span is restricted to the required rows, and omitted if it has none."""
         self.assertEqual(EVERYTHING.of_span(ALL, ""), ALL)
         self.assertIsNone(Wanted(low=100).of_span(ALL, ""))
         self.assertIsNone(Wanted(high=0).of_span(ALL, ""))
@@ -82,7 +84,7 @@ class PushFiltersTests(SynchronousTestCase):
         )
 
     def test_rows_without_writer(self) -> None:
-        """Rows without a writer match the sole writer's name."""
+        """Rows without a writer match the name of the sole writer."""
         span = Wanted(writers=frozenset({"sole"})).of_span(ALL, "sole")
         assert span is not None
         self.assertEqual((span.writers, span.others, span.nameless), ((), False, True))

@@ -24,7 +24,7 @@ SPAN = Span(3, 9, ("a",), False, False, ("a", "b"))
 
 
 class SqlTests(SynchronousTestCase):
-    """Tests for the SQL text, for a declared stream that counts down."""
+    """Tests for the SQL text, with a declared stream that has negative ids."""
 
     def setUp(self) -> None:
         self.stream = catalog_of([ORDERS])["orders"]
@@ -38,22 +38,25 @@ class SqlTests(SynchronousTestCase):
         return sql[sql.index(" WHERE ") + 7 :]
 
     def test_literal(self) -> None:
-        """A literal is quoted, whatever characters it has."""
+        """A literal is quoted, whatever characters it contains."""
         self.assertEqual(literal("o'hara"), "'o''hara'")
         span = attrs.evolve(SPAN, writers=("o'hara",))
         self.assertIn("""."writer" IN ('o''hara'))""", self.ids(span))
 
     def test_bounds_of_negative_ids(self) -> None:
         """
-        Bounds exclude the low token and include the high one; ids have the opposite
-        sign.
+        The low bound is exclusive and the high bound inclusive; the ids have the
+        opposite sign.
         """
         sql = self.ids(SPAN)
         self.assertIn('."id" < -3 AND ', sql)
         self.assertIn('."id" >= -9 AND ', sql)
 
     def test_order(self) -> None:
-        """Tokens are ascending, or descending if the last ones are requested."""
+        """
+        Tokens are in ascending order, or in descending order if the last ones are
+        requested.
+        """
         for last, order in ((False, "DESC"), (True, "ASC")):
             sql = ids_sql(self.query, SPAN, self.present, limit=2, last=last)
             assert sql is not None
@@ -61,8 +64,8 @@ class SqlTests(SynchronousTestCase):
 
     def test_other_writers(self) -> None:
         """
-        A span of other writers excludes the known ones, and rows without a writer
-        unless requested.
+        A span of other writers excludes the known writers, and rows without a writer
+        unless they are requested.
         """
         others = attrs.evolve(SPAN, others=True)
         self.assertIn("NOT ", self.ids(others))
@@ -73,7 +76,7 @@ class SqlTests(SynchronousTestCase):
         self.assertNotIn("writer", self.ids(nameless))
 
     def test_writers_are_looked_up(self) -> None:
-        """If the index begins with the writer, the condition lists the writers."""
+        """For an index by writer and id, the condition lists the writers."""
         walked = Present(
             frozenset(["orders"]), frozenset(), frozenset(), frozenset(["orders"])
         )
@@ -83,18 +86,18 @@ class SqlTests(SynchronousTestCase):
 
     def test_empty_result(self) -> None:
         """
-        A span without writers, or a missing table, yields an empty result with the same
-        columns.
+        The query for a span without writers, or for a missing table, returns no rows,
+        with the same columns.
         """
-        nobody = attrs.evolve(SPAN, writers=())
-        self.assertIsNone(ids_sql(self.query, nobody, self.present))
-        sql = range_sql(self.stream, nobody, self.present, "")
+        no_writers = attrs.evolve(SPAN, writers=())
+        self.assertIsNone(ids_sql(self.query, no_writers, self.present))
+        sql = range_sql(self.stream, no_writers, self.present, "")
         self.assertIn("WHERE FALSE", sql)
         missing = Present(frozenset(), frozenset(), frozenset(), frozenset())
         self.assertEqual(range_sql(self.stream, SPAN, missing, ""), sql)
 
     def test_no_time(self) -> None:
-        """If the table has no time, the column is null."""
+        """If the table does not record the time of writing, the column is null."""
         sql = range_sql(self.stream, SPAN, self.present, "")
         self.assertIn("NULL::bigint AS written_us", sql)
 
@@ -103,7 +106,7 @@ class IndexTests(SynchronousTestCase):
     """Tests that queries use indexes instead of scanning tables."""
 
     def test_no_full_scan(self) -> None:
-        """Reading a range, or searching for a cut, scans no big table."""
+        """Reading a range, or searching for a bound, does not scan a large table."""
         catalog = catalog_of()
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
         span = Span(0, 50, ("writer1",), False, False, ("writer1", "writer2"))
@@ -124,7 +127,7 @@ class IndexTests(SynchronousTestCase):
                     txn.execute("EXPLAIN " + sql)
                     shown = "\n".join(line for (line,) in txn.fetchall())
                     self.assertNotIn("Seq Scan", shown)
-                    # A scan of a whole index would be no better.
+                    # A scan of a whole index would be just as slow.
                     self.assertNotRegex(
                         shown, r"Index (Only )?Scan[^\n]*\n(?!\s+Index Cond)"
                     )

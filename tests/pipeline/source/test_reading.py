@@ -24,34 +24,34 @@ class PartitionTests(SynchronousTestCase):
     """Tests for the partitions that Spark sends to tasks."""
 
     def test_partitions(self) -> None:
-        """A partition carries the parts of its task, also when pickled."""
+        """A partition contains the parts of its task, also after pickling."""
         tasks = plan(extract_dsn(), numPartitions="3")
         partitions = pickle.loads(pickle.dumps(partitions_of(tasks)))
         self.assertEqual([partition.parts for partition in partitions], tasks)
         self.assertGreater(len(tasks), 1)
 
     def test_nothing(self) -> None:
-        """If there is nothing to read, one partition without parts is made."""
+        """If there is nothing to read, there is one partition without parts."""
         (partition,) = partitions_of([])
         self.assertEqual(partition.parts, ())
         self.assertEqual(list(read_parts({}, partition.parts)), [])
 
     def test_repr(self) -> None:
         """
-        The ``repr`` of a partition names its streams and spans, and no other details.
+        The ``repr`` of a partition contains streams and spans, and no other details.
         """
         (task,) = plan(extract_dsn(), streams="receipts")
-        said = repr(RowsPartition(task))
-        self.assertIn("'receipts'", said)
-        self.assertIn("Span(", said)
-        self.assertNotIn("sole_writer", said)
+        text = repr(RowsPartition(task))
+        self.assertIn("'receipts'", text)
+        self.assertIn("Span(", text)
+        self.assertNotIn("sole_writer", text)
 
 
 class ReadTests(SynchronousTestCase):
     """Tests for reading from a real database."""
 
     def test_one_after_the_other(self) -> None:
-        """All parts of a task are read, in their order."""
+        """All parts of a task are read, one after the other."""
         conninfo = SourceOptions.parse({"dsn": extract_dsn()}).conninfo
         (task,) = plan(extract_dsn(), streams="receipts,events", numPartitions="1")
         self.assertEqual({part.stream.name for part in task}, {"receipts", "events"})
@@ -91,7 +91,7 @@ class ReadTests(SynchronousTestCase):
 
     def test_looked_up_or_joined(self) -> None:
         """
-        Details of events are the same whether they are looked up one by one or joined.
+        Details of events are the same whether they are looked up row by row or joined.
         """
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
         (task,) = plan(history_dsn(), streams="events")
@@ -105,7 +105,7 @@ class ReadTests(SynchronousTestCase):
         self.assertEqual(rows[0], rows[1])
 
     def test_leaving_early(self) -> None:
-        """Dropping a reader before its end cancels its query."""
+        """Closing an iterator before its end cancels the query."""
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
         (task,) = plan(history_dsn(), streams="events")
         batches = read_parts(conninfo, task)

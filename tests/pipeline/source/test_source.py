@@ -28,8 +28,8 @@ class SourceTests(SynchronousTestCase):
 
     def test_typed_columns(self) -> None:
         """
-        With ``rows=typed`` a row has the stream's typed columns; with ``rows=none`` no
-        content.
+        With ``rows=typed``, a row has the typed columns of the stream; with
+        ``rows=none``, it has no content.
         """
         frame = read(extract_dsn(), streams="receipts", rows="typed")
         (row, *_) = frame.where("user_id = '@a:x'").collect()
@@ -44,8 +44,8 @@ class SourceTests(SynchronousTestCase):
 
     def test_conditions_are_pushed_down(self) -> None:
         """
-        Spark applies only the filters that the source cannot; no plan shows the
-        password.
+        Spark applies only the filters that the data source does not. No plan contains
+        the password.
         """
         frame = read(extract_dsn(), filterPushdown="true").where(
             "stream = 'events' AND instance_name IN ('p1', 'x') AND stream_id >= 5 "
@@ -74,7 +74,9 @@ class SourceTests(SynchronousTestCase):
         self.assertEqual(read(extract_dsn()).where("stream = 'none'").collect(), [])
 
     def test_failure_is_short(self) -> None:
-        """An error of the source is shortened to one sentence, without the password."""
+        """
+        An error of the data source is shortened to one sentence, without the password.
+        """
 
         def fail() -> None:
             with short_failures():

@@ -81,7 +81,7 @@ class Database:
 
 
 class Follower:
-    """Calls the stream reader as Spark does, without Spark."""
+    """Calls the stream reader like Spark, but without Spark."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Follower:
         self.offset = json.loads(json.dumps(self.offset))
 
     def read(self, limit: ReadLimit | None = None) -> list[tuple[str, int]]:
-        """Read one batch; return (writer, id) of each row, sorted."""
+        """Read one batch; return ``(writer, id)`` of each row, sorted."""
         limit = limit or self.reader.getDefaultReadLimit()
         end = self.reader.latestOffset(self.offset, limit)
         if json.dumps(end) == json.dumps(self.offset):
@@ -118,7 +118,7 @@ class Follower:
 
 
 def of(writer: str, *tokens: int) -> list[tuple[str, int]]:
-    """Return (writer, token) for each token."""
+    """Return ``(writer, token)`` for each token."""
     return [(writer, token) for token in tokens]
 
 
@@ -129,12 +129,15 @@ class OffsetTests(SynchronousTestCase):
         self.database = Database()
 
     def test_row_committed_late(self) -> None:
-        """A row that commits below another writer's position is still read."""
+        """
+        A row is read even if it is committed after another writer's position is beyond
+        it.
+        """
         self.database.write("slow", 1, 1)
         self.database.write("quick", 2, 4)
         follower = Follower(self.database)
         self.assertEqual(follower.read(), of("quick", 2, 3, 4) + of("slow", 1))
-        # The writer slow took id 5 long ago; others have written since.
+        # The writer slow allocated id 5 before the others wrote.
         self.database.write("quick", 6, 7)
         self.assertEqual(follower.read(), of("quick", 6, 7))
         follower.restart()
@@ -143,7 +146,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(follower.read(), [])
 
     def test_row_above_its_writers_position(self) -> None:
-        """A committed row above its writer's position is not read yet."""
+        """A committed row beyond its writer's position is not read yet."""
         self.database.write("a", 1, 1)
         self.database.insert("a", 3, 3)
         follower = Follower(self.database)
@@ -163,8 +166,8 @@ class OffsetTests(SynchronousTestCase):
 
     def test_unknown_writer(self) -> None:
         """
-        Rows of removed writers, or without a writer, are read once all positions have
-        passed them.
+        Rows of removed writers, and rows without a writer, are read once all positions
+        are beyond them.
         """
         self.database.insert("removed", 1, 2)
         self.database.insert(None, 3, 3)
@@ -174,20 +177,25 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(follower.read(), of("a", 3, 4, 5) + of("removed", 1, 2))
 
     def test_row_without_writer(self) -> None:
-        """A row without a writer is read once all writers have passed it."""
+        """
+        A row without a writer is read once the positions of all writers are beyond it.
+        """
         self.database.write("slow", 1, 1)
         self.database.write("quick", 2, 4)
         self.database.insert(None, 5, 5)
         self.database.write("quick", 6, 6)
         follower = Follower(self.database)
         self.assertEqual(follower.read(), of("quick", 2, 3, 4, 6) + of("slow", 1))
-        # It may belong to slow, which has not yet passed it.
+        # The row may be from slow, whose position is not beyond it yet.
         self.database.insert(None, 3, 3)
         self.database.write("slow", 7, 7)
         self.assertEqual(follower.read(), of("", 3, 5) + of("slow", 7))
 
     def test_writer_is_removed(self) -> None:
-        """Rows of a removed writer are read once the other writers have passed them."""
+        """
+        Rows of a removed writer are read once the positions of the other writers are
+        beyond them.
+        """
         self.database.write("a", 1, 1)
         self.database.write("b", 2, 2)
         follower = Follower(self.database)
@@ -199,7 +207,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(follower.read(), of("a", 4) + of("b", 3))
 
     def test_positions_decrease(self) -> None:
-        """If positions go back, no row is read again."""
+        """If positions decrease, no row is read again."""
         self.database.write("a", 1, 3)
         follower = Follower(self.database)
         self.assertEqual(len(follower.read()), 3)
@@ -208,7 +216,8 @@ class OffsetTests(SynchronousTestCase):
 
     def test_without_positions(self) -> None:
         """
-        Rows without positions make a continuous read fail; an empty stream does not.
+        A continuous read of rows without stored positions fails; one of an empty stream
+        does not.
         """
         follower = Follower(self.database)
         self.assertEqual(follower.read(), [])
@@ -234,7 +243,10 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(follower.read(), of("a", 2))
 
     def test_available_now(self) -> None:
-        """A run with availableNow leaves rows that were added later to the next run."""
+        """
+        A run with availableNow does not read rows that are added during the run; the
+        next run does.
+        """
         self.database.write("a", 1, 3)
         follower = Follower(self.database)
         follower.reader.prepareForTriggerAvailableNow()
@@ -271,7 +283,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(follower.read(), of("quick", 7) + of("slow", 6))
 
     def test_checkpoint_of_the_future(self) -> None:
-        """A checkpoint that is ahead of the database is refused."""
+        """A checkpoint that is ahead of the database is rejected."""
         self.database.write("a", 1, 9)
         follower = Follower(self.database)
         follower.offset = {"receipts": {"minimum": 5000, "writers": {}}}
@@ -315,7 +327,7 @@ class UndeclaredWritersTests(SynchronousTestCase):
         self.addCleanup(self.open.close)
 
     def follow(self, sleep: Callable[[float], None]) -> Follower:
-        """Follow ``caches``, with this function in place of sleeping."""
+        """Follow ``caches``; call this function instead of sleeping."""
         now = iter(range(1000))
         follower = Follower(self.database, streams="caches")
         surveyor = CompletenessReader(
@@ -325,13 +337,13 @@ class UndeclaredWritersTests(SynchronousTestCase):
         return follower
 
     def test_waits_for_open_transaction(self) -> None:
-        """An id of an open transaction is not skipped."""
+        """The id of an open transaction is not skipped."""
         with self.open.cursor() as txn:
             txn.execute(_INVALIDATE.format("slow"))
         self.database.sql(_INVALIDATE.format("quick"))
 
         def commit(_: float) -> None:
-            # A newer transaction takes a greater id, and does not block the reader.
+            # A newer transaction allocates a greater id, and does not block the reader.
             self.open.commit()
             with self.open.cursor() as txn:
                 txn.execute(_INVALIDATE.format("newer"))
@@ -352,7 +364,7 @@ class UndeclaredWritersTests(SynchronousTestCase):
         self.assertIn("sequence cache_invalidation_stream_seq", str(error))
 
     def test_rolled_back_transaction(self) -> None:
-        """An id of a transaction that was rolled back does not block the reader."""
+        """The id of a transaction that was rolled back does not block the reader."""
         with self.open.cursor() as txn:
             txn.execute(_INVALIDATE.format("slow"))
         self.open.rollback()

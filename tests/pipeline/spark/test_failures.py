@@ -40,7 +40,7 @@ class ShortFailuresTests(SynchronousTestCase):
         self.assertEqual(self.shortened(PipelineError("as it is")), "as it is")
 
     def test_of_spark(self) -> None:
-        """Another exception of Spark is reduced to its first line, truncated."""
+        """Any other exception of Spark is reduced to its first line, and truncated."""
         self.assertEqual(self.shortened(AnalysisException("\n a\nb")), "a")
         self.assertEqual(len(self.shortened(AnalysisException("x" * 9000))), 403)
         of_java = (
@@ -51,7 +51,9 @@ class ShortFailuresTests(SynchronousTestCase):
         )
 
     def test_of_a_worker(self) -> None:
-        """Of a failure in a Python worker, the exception that it raised is left."""
+        """
+        A failure in a Python worker is reduced to the exception that the worker raised.
+        """
         shortened = self.shortened(
             AnalysisException(
                 "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "
@@ -71,7 +73,10 @@ class ShortFailuresTests(SynchronousTestCase):
         self.assertIn("run the job again", shortened)
 
     def test_file_gone(self) -> None:
-        """If compaction removed a file of the archive, the error says to try again."""
+        """
+        If a compaction removed a file of the archive, the error says to run the job
+        again.
+        """
         shortened = self.shortened(
             AnalysisException(
                 "Job aborted.\n[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error "
@@ -81,7 +86,7 @@ class ShortFailuresTests(SynchronousTestCase):
         self.assertIn("run the job again", shortened)
 
     def test_others_pass(self) -> None:
-        """Other exceptions pass unchanged."""
+        """Exceptions that are not from Spark are unchanged."""
 
         def fail() -> None:
             with short_failures():

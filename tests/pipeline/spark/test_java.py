@@ -16,7 +16,7 @@ from synapse_replication.pipeline.spark.java import check_java
 
 
 class CheckJavaTests(SynchronousTestCase):
-    """Tests for a Java that is missing, too old or broken."""
+    """Tests for a missing, an old and a broken Java."""
 
     def _make_java(self, script: str) -> Path:
         java = Path(self.mktemp()).absolute() / "bin" / "java"
@@ -44,7 +44,7 @@ class CheckJavaTests(SynchronousTestCase):
         self.addCleanup(restore)
 
     def test_missing(self) -> None:
-        """Without Java the error says what to install."""
+        """Without Java, the error says what to install."""
         self._hide_java()
         error = self.assertRaises(SparkMissingError, check_java)
         self.assertIn("apt-get install openjdk-17-jre-headless", str(error))
@@ -56,13 +56,13 @@ class CheckJavaTests(SynchronousTestCase):
         self.assertIn("JAVA_HOME is /nonexistent", str(error))
 
     def test_too_old(self) -> None:
-        """A Java that is too old for Spark is refused with both versions."""
+        """If Java is too old for Spark, the error names both versions."""
         self._fake_java("""echo 'openjdk version "11.0.2" 2019-01-15' >&2""")
         error = self.assertRaises(SparkMissingError, check_java)
         self.assertIn("is Java 11, but Spark needs Java 17", str(error))
 
     def test_no_version(self) -> None:
-        """A program that prints no version of Java is refused."""
+        """A program whose output contains no version of Java is rejected."""
         self._fake_java("echo hello")
         error = self.assertRaises(SparkMissingError, check_java)
         self.assertIn("does not name a version", str(error))
@@ -72,9 +72,10 @@ class CheckJavaTests(SynchronousTestCase):
         self.assertGreaterEqual(check_java(), 17)
 
     def test_wheel(self) -> None:
-        """Without another Java, that of the wheel is used, and JAVA_HOME set for Spark.
+        """If there is no other Java, the wheel's Java is used, in JAVA_HOME.
 
-        A starter removes the options for modules that it lacks, and passes all others.
+        The wrapper script removes the option for modules that this Java lacks, and
+        passes all other options.
         """
         self._hide_java()
         given = Path(self.mktemp()).absolute()
@@ -83,7 +84,7 @@ class CheckJavaTests(SynchronousTestCase):
         )
         self._put_wheel(SimpleNamespace(JAVA=java))
         self.assertEqual(check_java(), 21)
-        starter = Path(os.environ["JAVA_HOME"], "bin", "java")
+        wrapper = Path(os.environ["JAVA_HOME"], "bin", "java")
         asked = ["-cp", "a b*", "--add-modules=jdk.incubator.vector", "-Dx=$y"]
-        subprocess.run([starter, *asked], check=True, capture_output=True)
+        subprocess.run([wrapper, *asked], check=True, capture_output=True)
         self.assertEqual(given.read_text(), "[-cp][a b*][-Dx=$y]")

@@ -27,7 +27,9 @@ class WithoutNoiseTests(SynchronousTestCase):
     """Tests for filtering the lines of Spark's output."""
 
     def test_noise(self) -> None:
-        """Lines without information about the job are dropped; all others are kept."""
+        """
+        Lines without information about the job are removed; all others are retained.
+        """
         self.assertEqual(
             _filtered(
                 "WARNING: Using incubator modules: jdk.incubator.vector\n"
@@ -38,7 +40,9 @@ class WithoutNoiseTests(SynchronousTestCase):
         )
 
     def test_traceback(self) -> None:
-        """A worker's traceback is reduced to one line; the lines after it are kept."""
+        """
+        A worker's traceback is reduced to one line; the lines after it are retained.
+        """
         self.assertEqual(
             _filtered(f"before\n{_TRACEBACK}after\n"),
             [
@@ -50,10 +54,10 @@ class WithoutNoiseTests(SynchronousTestCase):
 
 
 class QuietStartTests(SynchronousTestCase):
-    """Tests for the output of a process that was started in the context."""
+    """Tests for the output of a process that is started in the context."""
 
     def test_filtered(self) -> None:
-        """The output is filtered, even after the context has ended."""
+        """The output is filtered even after the end of the context."""
         out = _Lines()
         self.patch(sys, "stderr", out)
         script = (

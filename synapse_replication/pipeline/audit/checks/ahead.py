@@ -30,7 +30,7 @@ def ahead_findings(
     :param ids: the result of :func:`.ids.known_ids`, which has the last archived id
         of each writer.
     :param last_allocated: the last id that each stream's sequence has allocated, read
-        later than the other two.
+        after ``tokens`` and ``ids``.
     """
     limit = sf.lit(None).cast("long")
     for stream, last in last_allocated.items():
@@ -88,7 +88,7 @@ def _greatest_tokens(tokens: DataFrame) -> DataFrame:
 
 
 def _greatest_archived_ids(ids: DataFrame) -> DataFrame:
-    """Return the greatest archived id of each writer, with the columns of tokens."""
+    """Return the greatest archived id of each writer, as :func:`_greatest_tokens`."""
     return (
         ids.where("archived")
         .groupBy("stream", sf.col("first_writer").alias("instance_name"))

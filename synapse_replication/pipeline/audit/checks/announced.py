@@ -189,7 +189,7 @@ def not_seen_findings(
 
 
 def _jumps(tokens: DataFrame, idempotent: Collection[str]) -> DataFrame:
-    """Return the rows that leave out ids, as lines that cover the ids left out.
+    """Return the rows before which ids are missing, as lines that cover these ids.
 
     :return: TOKEN_COLUMNS, where ``prev_token`` is the greatest token that the
         recording has of the writer before the row.

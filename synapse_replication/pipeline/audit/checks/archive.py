@@ -136,7 +136,11 @@ def not_archived_findings(ids: DataFrame, purged: DataFrame) -> DataFrame:
 
 
 def _lacking(ids: DataFrame, purged: DataFrame) -> DataFrame:
-    """Return the ids in the tables that are missing between a writer's archived ids."""
+    """Return the ids in the tables that the archive lacks.
+
+    Only ids between the least and the greatest archived id of their writer are
+    included, and no purged ids.
+    """
     columns = ids.select(*ID_COLUMNS).withColumn(
         "instance_name", sf.col("first_writer")
     )

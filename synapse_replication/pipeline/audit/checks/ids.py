@@ -92,10 +92,10 @@ def known_ids(
         and ``last_writer`` are the least and the greatest name of the id's writer in
         tables and archive: they differ only if two writers used the id, and are null if
         the writer is unknown. ``sender`` is the instance that sent the id. It is not
-        always the writer, because some instances send the rows of all. ``repeated`` is
-        whether the archive may have a row of the id twice. ``run_last`` and
-        ``run_last_writer`` are the last id of a run of consecutive ids, and its writer;
-        they are set only for the first id of the run.
+        always the writer, because some instances send the rows of all instances.
+        ``repeated`` is whether the archive may have a row of the id twice. ``run_last``
+        and ``run_last_writer`` are the last id of a run of consecutive ids, and its
+        writer; they are set only for the first id of the run.
     """
     sent = tokens.where("is_row").select(
         "stream",
@@ -113,8 +113,8 @@ def known_ids(
         found = notable(unpack(batches), received=received, archived=archived)
         yield from found.to_batches()
 
-    # Use at least as many tasks as Spark does by default, and so many that each fits
-    # into the memory of a worker.
+    # Use at least Spark's default number of tasks, and enough tasks that the ids of
+    # each fit into the memory of a worker.
     default = int(seen.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
     tasks = max(default, last_ids // _IDS_PER_TASK)
     return seen.repartition(tasks, "stream", "bucket").mapInArrow(choose, _IDS_SCHEMA)

@@ -1,7 +1,7 @@
 """Packed sightings of ids: one binary value for each stream and range of ids.
 
-An audit compares where millions of ids were seen. To move a few large values between
-Spark's tasks is much cheaper than to move millions of small rows. So the tasks that
+An audit compares where millions of ids were seen. Moving a few large values between
+Spark's tasks is much cheaper than moving millions of small rows. So the tasks that
 read rows pack the sightings, and the tasks that compare them unpack them. This module
 uses Arrow, but not Spark.
 """
@@ -37,7 +37,7 @@ _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class Source(enum.IntEnum):
-    """Where an id was seen."""
+    """A source in which an id was seen."""
 
     TABLES = 0
     ARCHIVE = 1

@@ -9,10 +9,10 @@ from tests.pipeline.audits import evidence, found, ids_of, make_rows, make_token
 
 
 class AheadTests(SynchronousTestCase):
-    """Tests for tokens above the value of a stream's sequence."""
+    """Tests for tokens beyond the last id that a stream's sequence has allocated."""
 
     def test_ahead(self) -> None:
-        """A received or archived token above its sequence's value is an error."""
+        """A received or archived token beyond the last allocated id is an error."""
         tokens = make_tokens(
             [
                 "POSITION events w1 9 9",

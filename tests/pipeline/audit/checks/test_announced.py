@@ -33,7 +33,7 @@ PINGS = ("RDATA events w9 1 []",) * 70
 
 @attrs.frozen
 class Case:
-    """Recorded lines and committed rows; ``S`` stands for the stream of the case.
+    """Recorded lines and committed rows; ``S`` is replaced by the stream of the case.
 
     :ivar rows: writers and ids of the rows in tables.
     :ivar archived: writers and ids of the rows in an archive.
@@ -64,10 +64,11 @@ CASES = {
             "POSITION S w1 2 2",
             "RDATA S w1 3 []",
             "POSITION S w1 3 4",
-            # The answer to REPLICATE announces nothing.
+            # A POSITION that answers REPLICATE repeats its token, and announces no
+            # absence.
             "POSITION S w1 5 5",
             "POSITION S w1 5 9",
-            # Sent by another instance.
+            # Another instance sends the row.
             "RDATA S w3 7 []",
             "POSITION S w2 6 9",
         ),
@@ -90,10 +91,7 @@ def streams_of(kind: str) -> list[str]:
 
 @functools.cache
 def absent() -> dict[str, list[tuple[int, int]]]:
-    """
-    Return (id, line number) of each announced row that is absent, for every case at
-    once.
-    """
+    """Return ``(id, line number)`` of each lost row, for all cases at the same time."""
     rows: list[tuple[str, str, int]] = []
     archived: list[tuple[str, str, int]] = []
     tokens: list[Any] = []
@@ -115,44 +113,44 @@ def absent() -> dict[str, list[tuple[int, int]]]:
 
 
 class AnnouncedAbsentTests(SynchronousTestCase):
-    """Tests for committed rows that a POSITION announced but no one sent."""
+    """Tests for committed rows whose absence a POSITION announced."""
 
     def test_skipped_by_position(self) -> None:
-        """A committed row in a POSITION's range that was never sent is lost."""
+        """A committed row in the range of a POSITION is lost if it was never sent."""
         self.assertEqual(absent()["skipped"], [(3, 2)])
 
     def test_first_line(self) -> None:
         """
-        The announcing line and the committed row suffice, even if nothing before was
+        The POSITION and the committed row suffice, even if no earlier line was
         recorded.
         """
         self.assertEqual(absent()["first line"], [(2, 1), (3, 1), (5, 1)])
 
     def test_only_archived(self) -> None:
-        """A row that is only in the archive counts as committed."""
+        """A row that is only in the archive is treated as committed."""
         self.assertEqual(absent()["archived"], [(3, 1)])
 
     def test_overlapping_lines(self) -> None:
-        """Each lost row is found, however the lines overlap."""
+        """Each lost row is found, even if lines overlap."""
         self.assertEqual([id_ for id_, _ in absent()["overlapping"]], [2, 3, 5])
 
     def test_healthy(self) -> None:
         """
-        Rows that were sent, belong to another writer, or lie outside the range are not
+        Rows that were sent, rows of another writer, and rows outside the range are not
         lost.
         """
         self.assertEqual(absent()["healthy"], [])
 
     def test_sole_writer(self) -> None:
         """
-        If the table does not name the writer, the row belongs to the stream's sole
-        writer.
+        If the table does not record the writer, the row is attributed to the sole
+        writer of the stream.
         """
         self.assertEqual(absent()["sole writer"], [(3, 1)])
 
     def test_late_rows(self) -> None:
         """
-        A row of a stream with late rows is lost only if it has not arrived for a long
+        A row of an idempotent stream is lost only if it does not arrive for a long
         time.
         """
         self.assertEqual(absent()["may come"], [])
@@ -204,7 +202,7 @@ class AnnouncedAbsentTests(SynchronousTestCase):
 
 
 class NotSeenTests(SynchronousTestCase):
-    """Tests for rows that are missing between recorded ones."""
+    """Tests for rows that are missing between recorded rows."""
 
     def not_seen(self, *lines: str) -> list[Found]:
         tokens = make_tokens(lines)
@@ -212,14 +210,16 @@ class NotSeenTests(SynchronousTestCase):
         return found(not_seen_findings(ids, tokens, ["caches"], {}))
 
     def test_missing(self) -> None:
-        """A row missing between two recorded rows is noted."""
+        """A row that is missing between two recorded rows is reported."""
         self.assertEqual(
             self.not_seen("RDATA events w1 2 []", "RDATA events w1 5 []"),
             [("row_not_seen", "info", "events", "w1", 3, 3, 1)],
         )
 
     def test_healthy(self) -> None:
-        """A row before the recording, or covered by a POSITION, is not noted."""
+        """
+        A row before the recording, or one that a POSITION covers, is not reported.
+        """
         self.assertEqual(
             self.not_seen(
                 "RDATA events w1 3 []", "POSITION events w1 5 5", "RDATA events w1 6 []"

@@ -15,7 +15,7 @@ from tests.pipeline.shared_session import shared_session
 
 
 class ArchiveTests(SynchronousTestCase):
-    """Tests for archives with duplicate or missing rows."""
+    """Tests for archives with repeated or missing rows."""
 
     def test_rows_twice(self) -> None:
         """
@@ -44,14 +44,14 @@ class ArchiveTests(SynchronousTestCase):
 
     def test_not_archived(self) -> None:
         """
-        A row missing between archived rows of its writer is an error, unless it was
-        purged.
+        A row that is missing between archived rows of its writer is an error, unless it
+        was purged.
         """
         ids = ids_of(
             make_rows(
-                # Before the first archived id, and after the last.
+                # These rows are before the first archived id and after the last one.
                 *(("events", "w1", id_) for id_ in (2, 5, 6, 7, 9)),
-                # Of a writer without archived rows.
+                # This row's writer has no archived rows.
                 ("events", "w2", 8),
                 ("account_data", "", 6),
             ),

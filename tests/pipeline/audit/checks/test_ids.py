@@ -21,11 +21,11 @@ from tests.pipeline.audits import (
 
 
 class TwoWritersTests(SynchronousTestCase):
-    """Tests for ids that two writers used."""
+    """Tests for ids that two writers have used."""
 
     def test_of_two_writers(self) -> None:
         """
-        An id with rows of two writers is an error, within the tables or across sources.
+        An id with rows of two writers is an error, in the tables or across sources.
         """
         ids = ids_of(
             make_rows(
@@ -44,8 +44,8 @@ class TwoWritersTests(SynchronousTestCase):
 
     def test_healthy(self) -> None:
         """
-        An id is not reported for several rows, for a table without a writer, or if
-        another instance sent its row.
+        An id with several rows, with a table that does not record the writer, or with a
+        row that another instance sent is not reported.
         """
         ids = ids_of(
             make_rows(
@@ -66,7 +66,7 @@ class GapTests(SynchronousTestCase):
 
     def test_gaps(self) -> None:
         """
-        An id without a row of any writer is noted; an id of another writer is not a
+        An id without a row of any writer is reported; an id of another writer is not a
         gap.
         """
         ids = ids_of(
@@ -102,8 +102,8 @@ class GapTests(SynchronousTestCase):
 
     def test_across_buckets(self) -> None:
         """
-        Gaps are found across the buckets of tasks; beyond the maximum, small gaps are
-        summed up.
+        Gaps are found across the buckets of tasks. Beyond the maximum, gaps are
+        reported together.
         """
         self.patch(audit_ids, "MAX_GAPS", 2)
         stored = (("events", "w1", id_) for id_ in (3, 4, 5, 7, 9, 20, 24, 25))

@@ -15,17 +15,17 @@ from synapse_replication.pipeline.audit.checks.notable import (
 )
 from synapse_replication.pipeline.audit.checks.sightings import Source
 
-#: Stream, id, writer, source, and index of the row among those of its token.
+#: Stream, id, writer, source, and index of the row within its token.
 _Sighting = tuple[str, int, str | None, Source, int]
 
 _TABLES, _ARCHIVE, _WIRE = Source.TABLES, Source.ARCHIVE, Source.WIRE
 
-#: Bounds within which a missing id matters; here, it matters nowhere.
+#: Bounds within which a missing id is relevant: none.
 _NOWHERE: Bounds = {}
 
 
 def _seen(*sightings: _Sighting) -> list[pa.RecordBatch]:
-    """Return the sightings in two batches, so that an id may be in both."""
+    """Return the sightings in two batches, so that both may contain an id."""
     halves = sightings[::2], sightings[1::2]
     return [
         pa.RecordBatch.from_arrays(
@@ -58,8 +58,8 @@ class NotableTests(SynchronousTestCase):
         """Without input, the result is an empty table with the usual columns."""
         self.assertEqual(notable([]).schema, NOTABLE_SCHEMA)
 
-    def test_sound_rows(self) -> None:
-        """A run of sound rows is represented by its first."""
+    def test_healthy_rows(self) -> None:
+        """A run of healthy rows is represented by its first row."""
         chosen = _chosen(*_tables(7, 8, 9), ("events", 9, "w1", _WIRE, 0))
 
         self.assertEqual(list(chosen), [7])
@@ -83,7 +83,7 @@ class NotableTests(SynchronousTestCase):
         )
 
     def test_two_writers(self) -> None:
-        """An id with two writers is chosen; its sender does not matter."""
+        """An id with two writers is selected, independent of its sender."""
         chosen = _chosen(
             *_tables(1, 2, 3),
             ("events", 2, "w0", _ARCHIVE, 0),
@@ -99,7 +99,7 @@ class NotableTests(SynchronousTestCase):
 
     def test_unknown_writer(self) -> None:
         """
-        If no table or archive names the writer, it is null, and the sender is still
+        If neither tables nor archive record the writer, it is null, but the sender is
         known.
         """
         sighting: _Sighting = ("events", 1, "w3", _WIRE, 0)
@@ -113,7 +113,9 @@ class NotableTests(SynchronousTestCase):
         self.assertEqual(row["run_last_writer"], "w3")
 
     def test_missing_in_a_source(self) -> None:
-        """An id that a source lacks is chosen only within the bounds of that source."""
+        """
+        An id that a source lacks is selected only within the bounds of that source.
+        """
         ids = _tables(*range(1, 10))
 
         self.assertEqual(list(_chosen(*ids, received={"events": (4, 5)})), [1, 4, 5])
@@ -121,7 +123,7 @@ class NotableTests(SynchronousTestCase):
         self.assertEqual(list(_chosen(*ids, received={"receipts": (4, 5)})), [1])
 
     def test_in_no_table(self) -> None:
-        """An id that is only in the archive or on the wire is chosen."""
+        """An id that is only in the archive or on the wire is selected."""
         chosen = _chosen(
             *_tables(1, 2, 4),
             ("events", 3, "w1", _ARCHIVE, 0),
@@ -133,7 +135,7 @@ class NotableTests(SynchronousTestCase):
         self.assertEqual([chosen[5]["in_tables"], chosen[5]["sent"]], [False, True])
 
     def test_repeated(self) -> None:
-        """An id is repeated if the archive has one of its rows twice."""
+        """An id is marked as repeated if the archive has one of its rows twice."""
         twice: list[_Sighting] = [
             ("events", 2, "w1", _ARCHIVE, 0),
             ("events", 2, "w1", _ARCHIVE, 1),
@@ -148,7 +150,7 @@ class NotableTests(SynchronousTestCase):
         )
 
     def test_ends_in_the_archive(self) -> None:
-        """The first and the last archived id of each writer are chosen."""
+        """The first and the last archived id of each writer are selected."""
         archived: list[_Sighting] = [
             ("events", id_, f"w{id_ % 2}", _ARCHIVE, 0) for id_ in range(3, 9)
         ]
@@ -157,7 +159,7 @@ class NotableTests(SynchronousTestCase):
         self.assertEqual(list(_chosen(*tables, *archived)), [1, 3, 4, 7, 8])
 
     def test_same_in_any_order(self) -> None:
-        """The same ids are chosen in whatever order the sightings arrive."""
+        """The same ids are selected in whatever order the sightings arrive."""
         rng = random.Random(7)
         sightings: list[_Sighting] = [
             (

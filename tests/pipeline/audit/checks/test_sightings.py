@@ -54,8 +54,10 @@ class SightingsTests(SynchronousTestCase):
         )
 
     def test_buckets(self) -> None:
-        """Ids of one bucket come together, in whatever order they were; there is one
-        value for each stream and bucket of a batch."""
+        """
+        The ids of a bucket are packed together, in whatever order they are; there is
+        one value for each stream and bucket of a batch.
+        """
         ids = [12, 1, 5, 13, 2, 4]
         rows = _batch(*(("events", "w1", id_, 0) for id_ in ids))
 

@@ -32,7 +32,7 @@ class WireTokensTests(SynchronousTestCase):
     """Tests for the tokens of a recording."""
 
     def test_rows_of_a_batch_and_other_commands(self) -> None:
-        """Only positions and the last row of each token are kept."""
+        """Only POSITION lines and the last row of each token are selected."""
         nothing = (None,) * 4
         lines = [
             ("RDATA", "events", "w1", None, None, "[]", "RDATA events w1 batch []"),
@@ -58,16 +58,16 @@ class WireTokensTests(SynchronousTestCase):
         )
 
 
-#: The lines of one recording per case; ``S`` stands for the stream of the case.
+#: The lines of one recording per case; ``S`` is replaced by the stream of the case.
 CASES = {
     "healthy": (
         "POSITION S w1 4 4",
         "RDATA S w1 batch []",
         "RDATA S w1 6 []",
-        # A lower token of another writer.
+        # Another writer has a lower token.
         "RDATA S w2 5 []",
         "POSITION S w2 5 6",
-        # The answer to REPLICATE has the writer's current token already; a row that was
+        # The answer to REPLICATE has the writer's current token; a row that was already
         # being sent follows.
         "POSITION S w1 9 9",
         "RDATA S w1 8 []",
@@ -77,11 +77,11 @@ CASES = {
         "RDATA S w1 20 []",
         "POSITION S w1 19 19",
         "RDATA S w1 21 []",
-        # A stream in memory: its writer restarted.
+        # The writer of a stream held in memory restarted.
         "RDATA typing w1 600 []",
         "RDATA typing w1 1 []",
         "RDATA typing w1 1 []",
-        # A stream of a newer version: whether it restarts is unknown.
+        # A stream of a newer version, of which it is unknown whether it is reset.
         "RDATA of_a_newer_peer w1 7 []",
         "RDATA of_a_newer_peer w1 6 []",
     ),
@@ -104,7 +104,10 @@ CASES = {
 
 @functools.cache
 def order() -> dict[str, list[tuple[Found, Any]]]:
-    """Return the findings of each case with their evidence, for every case at once."""
+    """
+    Return the findings of each case with their evidence, for all cases at the same
+    time.
+    """
     tokens: list[Any] = []
     for name, texts in CASES.items():
         lines = [text.replace(" S ", f" {name} ") for text in texts]
@@ -122,11 +125,11 @@ class OrderTests(SynchronousTestCase):
     """Tests for rows that readers discard."""
 
     def test_healthy(self) -> None:
-        """A healthy deployment with two recorders yields no finding."""
+        """A healthy deployment with two recorders has no finding."""
         self.assertEqual(order()["healthy"], [])
 
     def test_behind_a_newer_row(self) -> None:
-        """A row that follows a newer row of its writer is out of order."""
+        """A row after a newer row of its writer is out of order."""
         lines = [
             {"line_number": 3, "line": "RDATA behind_row w1 6 ...", "behind_line": 2}
         ]
@@ -141,7 +144,7 @@ class OrderTests(SynchronousTestCase):
         )
 
     def test_behind_a_position(self) -> None:
-        """A row whose id an earlier POSITION had declared empty is out of order."""
+        """A row whose absence an earlier POSITION has announced is out of order."""
         ((found_, its_evidence),) = order()["behind_position"]
         self.assertEqual(
             found_, ("row_out_of_order", "error", "behind_position", "w1", 6, 6, 1)
@@ -163,7 +166,7 @@ class OrderTests(SynchronousTestCase):
         )
 
     def test_idempotent(self) -> None:
-        """A late row of a stream that accepts late rows is only a note."""
+        """A late row of an idempotent stream is only a note."""
         ((found_, _),) = order()["idempotent"]
         self.assertEqual(
             found_, ("late_invalidation", "info", "idempotent", "w1", 6, 6, 1)
@@ -171,10 +174,10 @@ class OrderTests(SynchronousTestCase):
 
 
 class ResetTests(SynchronousTestCase):
-    """Tests for streams that restart."""
+    """Tests for streams that are reset."""
 
     def test_resets(self) -> None:
-        """A restart of a stream is noted, whether a position or a row shows it."""
+        """A reset of a stream is reported, whether a POSITION or a row shows it."""
         tokens = make_tokens(
             [
                 "RDATA typing w1 649 []",
@@ -206,16 +209,16 @@ class DamageTests(SynchronousTestCase):
 
     def test_damage(self) -> None:
         """
-        Damage within a recording is reported as damage, a torn end as a cut-off
-        recording.
+        Damage within a recording is reported as damage; an incomplete last line as a
+        recording that was cut off.
         """
         nothing = (None,) * 5
-        places = {"whole": (), "torn": (3,), "damaged": (2,), "both": (1, 3)}
+        lines_of = {"whole": (), "torn": (3,), "damaged": (2,), "both": (1, 3)}
         wire = shared_session().createDataFrame(
             [
                 (recording, number, 0.0, None, "hs")
                 + ((None, *nothing, "") if number in bad else ("X", *nothing, "X 1"))
-                for recording, bad in places.items()
+                for recording, bad in lines_of.items()
                 for number in (1, 2, 3)
             ],
             WIRE_SCHEMA,
