@@ -113,8 +113,8 @@ class StreamSetup:
                 ", ".join(self._config.files),
                 "database.args.user",
                 f"PostgreSQL refuses access: {str(error).strip().splitlines()[0]}",
-                "use the role that owns Synapse's tables and sequences, or GRANT this "
-                "role SELECT on them, USAGE on the sequences and ALL on "
+                "use the role that owns Synapse's tables and sequences, or GRANT the "
+                "configured role SELECT on them, USAGE on the sequences and ALL on "
                 "stream_positions",
             )
             raise ConfigError([problem]) from error

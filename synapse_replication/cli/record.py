@@ -2,7 +2,7 @@
 
 Recordings preserve data that is never stored in a table (typing, presence, POSITION)
 for the pipeline. A file contains the traffic of one connection: when the connection is
-lost, the file is closed, and the next connection begins a new one.
+lost, the file is closed, and the next connection begins a new file.
 """
 
 from __future__ import annotations

@@ -283,7 +283,8 @@ def _compare(
                 Problem(
                     ProblemKind.WRONG_SIGN,
                     name,
-                    f"{writer} is stored at {position}, but the stream counts {kind}",
+                    f"{writer} is stored at {position}, but the stream's ids count "
+                    f"{kind}",
                     (
                         "UPDATE stream_positions SET stream_id = "
                         f"{-position} WHERE {_row(stream, writer)} "
@@ -326,14 +327,14 @@ def _position_problem(
         f"{last}: "
     )
     if abs(position) - last > stream.plausible_distance:
-        text += "no such id was ever allocated"
+        text += "an id that far beyond the sequence was never allocated"
         hint = (
             f"UPDATE stream_positions SET stream_id = "
             f"{stream.sign * max(last, FIRST_POSITION)} "
             f"WHERE {_row(stream, writer)} AND stream_id = {position};"
         )
     else:
-        text += "the next rows would be below a position that counts as complete"
+        text += "the next ids would be below a position that counts as complete"
         hint = _forward(stream.sequence, abs(position))
     return Problem(ProblemKind.POSITION_AHEAD, name, text, (hint,), writer)
 

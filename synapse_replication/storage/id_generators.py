@@ -7,7 +7,8 @@ Usage, in a coroutine::
         await database.transact("insert", insert_row, stream_id)
 
 Theory of operation: :class:`~synapse_replication.streams.positions.WriterPositions`
-makes all decisions; this class connects it to the database and makes it thread-safe.
+makes all decisions. :class:`MultiWriterIdGenerator` connects it to the database and
+makes it thread-safe.
 
 *Shared round trips.* At most one fetch of ids
 (:mod:`~synapse_replication.storage.id_fetcher`) and one upsert of the position

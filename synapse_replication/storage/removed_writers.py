@@ -83,7 +83,7 @@ class WriterSurvey:
     :ivar upto: the value of the sequence, which was read before everything else.
     :ivar stored: the positions in ``stream_positions``.
     :ivar greatest: the greatest row of each removed writer that has rows above the
-        position from which the search began.
+        position that the reader passed to the survey.
     :ivar absent: the writers without a stored position, among those that the reader
         knows and those in ``greatest``.
     :ivar open_transactions: the open transactions that have written to the tables.
