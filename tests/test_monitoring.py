@@ -131,10 +131,10 @@ class MonitoringTests(SynchronousTestCase):
         """The promtool tests have a case in which each alert fires."""
         cases = yaml.safe_load((MONITORING / "alerts_test.yaml").read_text())["tests"]
         fires = {
-            asked["alertname"]
+            rule_test["alertname"]
             for case in cases
-            for asked in case["alert_rule_test"]
-            if asked["exp_alerts"]
+            for rule_test in case["alert_rule_test"]
+            if rule_test["exp_alerts"]
         }
         self.assertEqual(fires, {rule["alert"] for rule in rules()})
 

@@ -61,7 +61,7 @@ class SiteTestCase(SynchronousTestCase):
         channel.makeConnection(transport)
         return channel, transport
 
-    def ask(
+    def send_request(
         self, head: str, body: bytes = b"", address: IAddress = ADDRESS
     ) -> tuple[int, _Transport]:
         channel, transport = self.connect(address)
@@ -84,7 +84,7 @@ class BodyTests(SiteTestCase):
                 "Content-Type: application/x-www-form-urlencoded\nContent-Length: 9",
             ):
                 head = f"POST {path} HTTP/1.1\nHost: localhost\n{announced}"
-                status, transport = self.ask(head)
+                status, transport = self.send_request(head)
                 self.assertEqual(status, 413, head)
                 self.assertEqual(transport.producerState, "paused")
         self.assertEqual(set(self.refused), {413})
@@ -107,7 +107,9 @@ class BodyTests(SiteTestCase):
 
     def test_request_without_body(self) -> None:
         """A Content-Length of 0 is not a body."""
-        status, _ = self.ask("GET /status HTTP/1.1\nHost: localhost\nContent-Length: 0")
+        status, _ = self.send_request(
+            "GET /status HTTP/1.1\nHost: localhost\nContent-Length: 0"
+        )
         self.assertEqual(status, 200)
 
 
@@ -115,7 +117,9 @@ class HostTests(SiteTestCase):
     """Tests for the Host header of requests."""
 
     def status(self, path: str, host: str, address: IAddress = ADDRESS) -> int:
-        return self.ask(f"GET {path} HTTP/1.1\nHost: {host}", address=address)[0]
+        return self.send_request(f"GET {path} HTTP/1.1\nHost: {host}", address=address)[
+            0
+        ]
 
     def test_served(self) -> None:
         """Addresses, the names of this machine and configured names are served."""
@@ -149,7 +153,7 @@ class HostTests(SiteTestCase):
         self.assertEqual(self.status("/rows/a", "evil.example"), 200)
         unix = UNIXAddress("/run/main.sock")
         self.assertEqual(self.status("/status", "evil.example", unix), 200)
-        self.assertEqual(self.ask("GET /status HTTP/1.0")[0], 200)
+        self.assertEqual(self.send_request("GET /status HTTP/1.0")[0], 200)
 
 
 class ConnectionTests(SiteTestCase):

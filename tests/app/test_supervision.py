@@ -114,12 +114,12 @@ class SupervisedProcessTests(FilesMixin):
     def read_config(self) -> ProcessConfig:
         return load_config([self.write("h.yaml", json.dumps(self.settings))])
 
-    def run_until_empty(self) -> None:
+    def start_process(self) -> None:
         self.supervised.startService()
         self.process.started.callback(None)
         self.notify.sent.clear()
 
-    def own(self, **settings: Any) -> None:
+    def change_own_settings(self, **settings: Any) -> None:
         self.settings["synapse_replication"].update(settings)
 
     def reload(self) -> list[tuple[str, str]]:
@@ -152,10 +152,12 @@ class SupervisedProcessTests(FilesMixin):
         self.failureResultOf(self.supervised.started, OSError)
         self.assertFalse(any("READY=1" in sent for sent in self.notify.sent))
 
-    def test_applies(self) -> None:
+    def test_applied_immediately(self) -> None:
         """The log level and the backlog sizes change immediately."""
-        self.run_until_empty()
-        self.own(log_level="debug", extension={"backlog_rows": 5, "backlog_bytes": 6})
+        self.start_process()
+        self.change_own_settings(
+            log_level="debug", extension={"backlog_rows": 5, "backlog_bytes": 6}
+        )
         ((level, text),) = self.reload()
         self.assertEqual(level, "info")
         self.assertIn("log_level is debug, backlog_rows 5 and backlog_bytes 6", text)
@@ -167,8 +169,8 @@ class SupervisedProcessTests(FilesMixin):
 
     def test_invalid_configuration(self) -> None:
         """An invalid configuration changes nothing, and all its problems are logged."""
-        self.run_until_empty()
-        self.own(log_level="loud", extension={"backlog_rows": -5})
+        self.start_process()
+        self.change_own_settings(log_level="loud", extension={"backlog_rows": -5})
         ((level, text),) = self.reload()
         self.assertEqual(level, "error")
         self.assertIn("the old one stays in use", text)
@@ -183,7 +185,7 @@ class SupervisedProcessTests(FilesMixin):
 
     def test_no_file(self) -> None:
         """If the file is missing, nothing changes, and an error is logged."""
-        self.run_until_empty()
+        self.start_process()
 
         def read() -> ProcessConfig:
             raise FileNotFoundError(2, "No such file", "h.yaml")
@@ -195,10 +197,10 @@ class SupervisedProcessTests(FilesMixin):
 
     def test_problems_fixed(self) -> None:
         """After the problems are fixed, the status no longer mentions them."""
-        self.run_until_empty()
-        self.own(log_level="loud")
+        self.start_process()
+        self.change_own_settings(log_level="loud")
         self.reload()
-        self.own(log_level="warn")
+        self.change_own_settings(log_level="warn")
         self.reload()
         self.assertEqual(
             self.notify.sent[-1], ("STATUS=live: follows no other process", "READY=1")
@@ -209,9 +211,9 @@ class SupervisedProcessTests(FilesMixin):
         """
         A change that needs a restart is logged at each reload until it is reverted.
         """
-        self.run_until_empty()
+        self.start_process()
         self.settings["redis"]["host"] = "elsewhere.test"
-        self.own(extension={"enabled": False}, log_level="warn")
+        self.change_own_settings(extension={"enabled": False}, log_level="warn")
         for _ in range(2):
             _, (level, text) = self.reload()
             self.assertEqual(level, "warn")
@@ -226,7 +228,7 @@ class SupervisedProcessTests(FilesMixin):
         (_, (status, _), *_) = self.notify.sent
         self.assertIn("restart to use the new redis", status)
         self.settings["redis"]["host"] = "redis.test"
-        self.own(extension={"enabled": True})
+        self.change_own_settings(extension={"enabled": True})
         self.assertEqual(len(self.reload()), 1)
 
     def test_every_setting(self) -> None:
@@ -252,7 +254,7 @@ class SupervisedProcessTests(FilesMixin):
         )
         supervised.startService()
         self.process.started.callback(None)
-        self.own(log_level="critical")
+        self.change_own_settings(log_level="critical")
         supervised.reload()
         self.assertEqual(self.levels, ["critical"])
         self.successResultOf(supervised.stopService())

@@ -111,7 +111,7 @@ class ServingTests(HostTestCase):
         synapse.putChild(b"replication", module.ReplicationRestResource(self.hs))
         return StubTreq(root)
 
-    def ask(
+    def request_rows(
         self,
         treq: Any,
         headers: Mapping[str, str] = _SECRET,
@@ -141,9 +141,9 @@ class ServingTests(HostTestCase):
         self.stream.updates = []
         treq = self.serve()
         page = {"updates": [[7, ["a"]], [9, ["b"]]], "upto_token": 9, "limited": False}
-        self.assertEqual(self.ask(treq), (200, page))
+        self.assertEqual(self.request_rows(treq), (200, page))
         page["updates"] = [[9, ["b"]]]
-        self.assertEqual(self.ask(treq, from_token="7"), (200, page))
+        self.assertEqual(self.request_rows(treq, from_token="7"), (200, page))
 
     def test_refusals(self) -> None:
         """
@@ -154,18 +154,20 @@ class ServingTests(HostTestCase):
         treq = self.serve()
         for headers in ({}, {"Authorization": "Bearer hus"}):
             for url in (_EVENTS, _EVENTS.replace("events", "gone")):
-                status, answer = self.ask(treq, headers, url)
+                status, answer = self.request_rows(treq, headers, url)
                 self.assertEqual(status, 401)
                 self.assertNotIn("hush", str(answer))
-        self.assertEqual(self.ask(treq, epoch="other")[0], 409)
-        self.assertEqual(self.ask(treq, from_token="1")[0], 410)
+        self.assertEqual(self.request_rows(treq, epoch="other")[0], 409)
+        self.assertEqual(self.request_rows(treq, from_token="1")[0], 410)
 
     def test_requests_for_the_host(self) -> None:
         """Requests that do not ask for a backlog are passed to the host."""
         self.send_rows()
         treq = self.serve()
         for backlog in ("0", ""):
-            self.assertEqual(self.ask(treq, backlog=backlog), (200, "the host"))
+            self.assertEqual(
+                self.request_rows(treq, backlog=backlog), (200, "the host")
+            )
         send = "http://w/_synapse/replication/fed_send_edu/x"
         response = self.successResultOf(treq.post(send, data=b"{}"))
         content = self.successResultOf(treq.content(response))
@@ -178,10 +180,10 @@ class ServingTests(HostTestCase):
         """
         os.environ[ENVIRONMENT] = "false"
         self.assertIsNone(self.hs.get_replication_command_handler().backlog)
-        self.assertEqual(self.ask(self.serve()), (200, "the host"))
+        self.assertEqual(self.request_rows(self.serve()), (200, "the host"))
         stock = SingleCommandHandler()
         self.hs.get_replication_command_handler = lambda: stock
-        self.assertEqual(self.ask(self.serve()), (200, "the host"))
+        self.assertEqual(self.request_rows(self.serve()), (200, "the host"))
 
     def test_needs_a_listener(self) -> None:
         """
@@ -217,15 +219,15 @@ class ServingTests(HostTestCase):
             self.hs.config.worker.worker_listeners = listeners
             self.hs._handler = None
             treq = self.serve()
-            answer = self.ask(treq, url=url)
+            answer = self.request_rows(treq, url=url)
             self.assertEqual(answer, (200, {"how": "well"}))
-            self.assertEqual(self.ask(treq, {}, url=url)[0], 401)
+            self.assertEqual(self.request_rows(treq, {}, url=url)[0], 401)
 
     def test_status_of_a_stock_handler(self) -> None:
         """With the host's own handler, the host responds."""
         self.hs.get_replication_command_handler = SingleCommandHandler
         url = "http://w/_synapse/replication/status"
-        self.assertEqual(self.ask(self.serve(), url=url), (200, "the host"))
+        self.assertEqual(self.request_rows(self.serve(), url=url), (200, "the host"))
 
     def test_bounds(self) -> None:
         """
@@ -238,8 +240,8 @@ class ServingTests(HostTestCase):
         self.send_rows()
         (backlog,) = watched
         self.assertEqual([of.rows for _, of in backlog], [1])
-        self.assertEqual(self.ask(self.serve())[0], 410)
-        self.assertEqual(self.ask(self.serve(), from_token="7")[0], 200)
+        self.assertEqual(self.request_rows(self.serve())[0], 410)
+        self.assertEqual(self.request_rows(self.serve(), from_token="7")[0], 200)
 
     def test_invalid_bound(self) -> None:
         """An invalid bound raises an error that names the variable."""
@@ -271,7 +273,7 @@ class RequestTests(HostTestCase):
         for name in ("master", "v", "t", "nowhere"):
             self.epochs.observe(name, f"epoch of {name}", 0)
 
-    def ask(self, writer: str) -> Deferred[Any]:
+    def request_rows(self, writer: str) -> Deferred[Any]:
         """Request rows of events from a writer."""
         partial = make_partial_resync(self.hs, self.clock, self.epochs)
         assert partial is not None
@@ -293,7 +295,7 @@ class RequestTests(HostTestCase):
 
     def test_port(self) -> None:
         """The main process is queried at its port, with secret and epoch."""
-        response = self.ask("master")
+        response = self.request_rows("master")
         host, port, factory, *_ = self.reactor.tcpClients[0]
         self.assertEqual((host, port), ("127.0.0.1", 8001))
         request = self.connect(factory).value().decode()
@@ -313,7 +315,7 @@ class RequestTests(HostTestCase):
 
     def test_socket(self) -> None:
         """An instance that listens on a Unix socket is queried on this socket."""
-        response = self.ask("v")
+        response = self.request_rows("v")
         path, factory, *_ = self.reactor.unixClients[0]
         self.assertEqual(path, "/run/v.sock")
         self.connect(factory)
@@ -322,7 +324,7 @@ class RequestTests(HostTestCase):
 
     def test_tls(self) -> None:
         """With TLS, the host's own context factory verifies the server."""
-        self.assertIsNone(self.successResultOf(self.ask("t")))
+        self.assertIsNone(self.successResultOf(self.request_rows("t")))
         self.assertEqual(self.tls_hosts, [b"t.example"])
 
     def test_writer_not_in_instance_map(self) -> None:
@@ -330,7 +332,7 @@ class RequestTests(HostTestCase):
         A writer that is not in ``instance_map`` is not queried, and an error is
         reported.
         """
-        self.assertIsNone(self.successResultOf(self.ask("nowhere")))
+        self.assertIsNone(self.successResultOf(self.request_rows("nowhere")))
         ((_, writer, error),) = self.hs.observer.backlog_answers
         self.assertIsInstance(error, HttpCatchUpError)
         self.assertIn("add nowhere to instance_map", str(error))

@@ -43,16 +43,16 @@ class HostRowCodecTests(SynchronousTestCase):
 class FakeIds:
     """An id generator.
 
-    :ivar asked: whether each read of the token should follow other writers.
+    :ivar reads: for each read of the token, whether it follows other writers.
     """
 
     def __init__(self) -> None:
         self.token = 7
         self.mark = 0
-        self.asked: list[bool] = []
+        self.reads: list[bool] = []
 
     def get_announceable_token(self, *, follows_others: bool = True) -> int:
-        self.asked.append(follows_others)
+        self.reads.append(follows_others)
         return self.token
 
     def get_mark(self) -> tuple[int | None, ...]:
@@ -105,10 +105,10 @@ class HostStreamTests(SynchronousTestCase):
         now[0] += REUSE_SECONDS
         # The announceable token does not exceed that of the generator.
         self.assertEqual(stream.minimal_local_current_token(), 8)
-        self.assertEqual(ids.asked, [True] * 3)
+        self.assertEqual(ids.reads, [True] * 3)
         caches = HostStream(FakeStream("caches"), "w", ids=ids)
         caches.minimal_local_current_token()
-        self.assertEqual(ids.asked[3:], [False])
+        self.assertEqual(ids.reads[3:], [False])
 
     def test_shared_token(self) -> None:
         """

@@ -16,7 +16,7 @@ from tests.dropin.strict import StrictCluster, join
 
 #: A jump of the clock that exceeds every timeout, in s.
 JUMP = 3600.0
-_KNOWN = {b"PING", b"PUBLISH", b"SUBSCRIBE"}
+_EXPECTED_COMMANDS = {b"PING", b"PUBLISH", b"SUBSCRIBE"}
 
 
 class StrictHostTests(SynchronousTestCase):
@@ -42,7 +42,7 @@ class StrictHostTests(SynchronousTestCase):
 
     def _check_server(self) -> None:
         self.assertEqual(self.cluster.server.errors, [])
-        self.assertEqual(set(self.cluster.server.commands) - _KNOWN, set())
+        self.assertEqual(set(self.cluster.server.commands) - _EXPECTED_COMMANDS, set())
 
     def write(self, token: int) -> None:
         """Commit a row, and announce it in this turn."""

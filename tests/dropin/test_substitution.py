@@ -40,7 +40,7 @@ class Theirs:
 
 
 _REPLACEMENT = f"{__name__}:Ours"
-_SHAPES = ("(hs, *names, port=)",)
+_SIGNATURES = ("(hs, *names, port=)",)
 
 
 class ShapeTests(SynchronousTestCase):
@@ -80,7 +80,7 @@ class SubstituteTests(SynchronousTestCase):
             "module": "fakehost.defining",
             "name": "Theirs",
             "replacement": _REPLACEMENT,
-            "shapes": _SHAPES,
+            "shapes": _SIGNATURES,
             "methods": {"send": "(command)", "parse": "(line)"},
         }
         return Substitution(**known | changes)

@@ -118,7 +118,7 @@ class ExtensionProcess:
     :param saved: the state of ``typing`` that its earlier epoch saved, by writer: the
         writer's epoch (``None`` if it was not saved) and the token.
     :ivar refusal: the HTTP status of its answers to backlog requests; 0 for no answer.
-    :ivar asked: the backlog requests that it received.
+    :ivar backlog_requests: the backlog requests that it received.
     """
 
     def __init__(
@@ -150,8 +150,10 @@ class ExtensionProcess:
         self.epochs = PeerEpochs()
         self.backlog = Backlog(backlog or BacklogOptions())
         self.refusal: int | None = None
-        self.asked: list[tuple[str, int, int]] = []
-        partial = PartialResync(self.epochs, self.ask, self.host.clock, self.observer)
+        self.backlog_requests: list[tuple[str, int, int]] = []
+        partial = PartialResync(
+            self.epochs, self.request_backlog, self.host.clock, self.observer
+        )
         self.handler = ReplicationCommandHandler(
             self.host,
             self.observer,
@@ -217,7 +219,7 @@ class ExtensionProcess:
         self._source(self, stream).local_token = token
         self.host.notifier.notify()
 
-    async def ask(
+    async def request_backlog(
         self, stream: str, instance: str, epoch: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
         """Request another process's backlog, as over HTTP."""
@@ -225,7 +227,7 @@ class ExtensionProcess:
         status: int | None = None
         if others:
             other = others[-1]
-            other.asked.append((stream, from_token, upto_token))
+            other.backlog_requests.append((stream, from_token, upto_token))
             status = other.refusal
             if other.extension is None or epoch != other.extension.epoch:
                 status = 409

@@ -64,8 +64,8 @@ class Receiving:
             for _, writer, token, rows in self.host.rows.rows
         ]
 
-    def break_time(self) -> None:
-        """Run the reactor once."""
+    def run_pending_calls(self) -> None:
+        """Run the calls that are due now."""
         self.host.reactor.advance(0)
 
 

@@ -318,7 +318,7 @@ class ReceivedTests(SynchronousTestCase):
         del fixture.host.observer.processes[:]
         fixture.receive(*(f'RDATA events w {n} ["a"]' for n in range(1, 10_001)))
         while fixture.host.reactor.getDelayedCalls():
-            fixture.break_time()
+            fixture.run_pending_calls()
         self.assertEqual(fixture.stream.current_token("w"), 10_000)
         self.assertEqual(len(fixture.host.observer.processes), 1)
 

@@ -50,12 +50,12 @@ _COMMANDS = st.tuples(
     st.sampled_from(sorted({*COMMANDS, "UNKNOWN"} - {"RDATA", "POSITION"})),
     st.lists(_WORDS, max_size=6),
 ).map(lambda parts: b" ".join([parts[0].encode(), *parts[1]]))
-_OF_EVIL = st.tuples(
+_OF_ANOTHER_WRITER = st.tuples(
     st.sampled_from([b"RDATA", b"POSITION"]),
     st.sampled_from([b"events", b"unknown", b"\xff"]),
     st.lists(_WORDS, max_size=3),
 ).map(lambda parts: b" ".join([parts[0], parts[1], b"evil", *parts[2]]))
-_SECRETIVE = _WORDS.map(
+_WITH_ACCESS_TOKEN = _WORDS.map(
     lambda word: b'USER_IP @a:b ["%b",%b]' % (_TOKEN.encode(), word)
 )
 _HOSTILE = st.one_of(
@@ -63,8 +63,8 @@ _HOSTILE = st.one_of(
         lambda line: not line.startswith((b"RDATA", b"POSITION"))
     ),
     _COMMANDS,
-    _OF_EVIL,
-    _SECRETIVE,
+    _OF_ANOTHER_WRITER,
+    _WITH_ACCESS_TOKEN,
     _BAD_ROWS.map(lambda row: (b"bad row", row)),
 )
 
@@ -96,7 +96,7 @@ class HostileTests(SynchronousTestCase):
             process.handler.received(
                 process.connection, read_lines(lines[start : start + chunk])
             )
-            process.break_time()
+            process.run_pending_calls()
         process.host.reactor.pump([1.0] * 60)
         self.assertEqual(
             [row for row in process.texts() if row[0] == "w"],

@@ -22,7 +22,7 @@ from synapse_replication.streams.stream import (
 class ListStream:
     """A stream whose rows are in a list, in pages of two rows.
 
-    :ivar stuck: a Deferred that every fetch waits for.
+    :ivar blocked_until: a Deferred that every fetch waits for.
     """
 
     def __init__(self, name: str, rows: Sequence[tuple[int, Any]] = ()) -> None:
@@ -30,9 +30,9 @@ class ListStream:
             name, RawRowCodec(name), held_in_memory=name == "typing"
         )
         self.rows = list(rows)
-        self.asked: list[tuple[str, int, int]] = []
+        self.fetches: list[tuple[str, int, int]] = []
         self.error: Exception | None = None
-        self.stuck: Deferred[StreamUpdateResult] | None = None
+        self.blocked_until: Deferred[StreamUpdateResult] | None = None
 
     def current_token(self, instance_name: str) -> int:
         return self.rows[-1][0]
@@ -46,11 +46,11 @@ class ListStream:
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
-        self.asked.append((instance_name, from_token, upto_token))
+        self.fetches.append((instance_name, from_token, upto_token))
         if self.error is not None:
             raise self.error
-        if self.stuck is not None:
-            return await self.stuck
+        if self.blocked_until is not None:
+            return await self.blocked_until
         found = [row for row in self.rows if from_token < row[0] <= upto_token]
         if len(found) > 2:
             return StreamUpdateResult(found[:2], found[1][0], True)

@@ -107,10 +107,10 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         """The client can be used as a stream's update function."""
         fetch = self.make_client().for_stream("events")
 
-        async def ask() -> StreamUpdateResult:
+        async def fetch_page() -> StreamUpdateResult:
             return await fetch("writer1", 3, 9, 100)
 
-        page = self.successResultOf(Deferred.fromCoroutine(ask()))
+        page = self.successResultOf(Deferred.fromCoroutine(fetch_page()))
         self.assertEqual(page, StreamUpdateResult([(5, ["c"])], 9, False))
 
     def test_epoch(self) -> None:
@@ -129,18 +129,22 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         backlog.of("events").add(3, [(4, [b'["x"]', b'["y"]'])])
         client = self.make_client(self.make_extended(backlog))
 
-        def ask(from_token: int, epoch: str = "abc") -> Deferred[StreamUpdateResult]:
+        def fetch_backlog(
+            from_token: int, epoch: str = "abc"
+        ) -> Deferred[StreamUpdateResult]:
             return Deferred.fromCoroutine(
                 client.get_backlog("events", "writer1", epoch, from_token, 9)
             )
 
         self.assertEqual(
-            self.successResultOf(ask(3)),
+            self.successResultOf(fetch_backlog(3)),
             StreamUpdateResult([(4, ["x"]), (4, ["y"])], 4, True),
         )
-        self.assertEqual(self.events.asked, [])
+        self.assertEqual(self.events.fetches, [])
         for from_token, epoch, status in ((2, "abc", 410), (3, "other", 409)):
-            failure = self.failureResultOf(ask(from_token, epoch), HttpCatchUpError)
+            failure = self.failureResultOf(
+                fetch_backlog(from_token, epoch), HttpCatchUpError
+            )
             self.assertEqual(getattr(failure.value, "status", None), status)
 
     def test_writer_that_hangs(self) -> None:
@@ -148,7 +152,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         A request for the backlog has a short timeout, because the rows have another
         source.
         """
-        self.events.stuck = Deferred()
+        self.events.blocked_until = Deferred()
         client = self.make_client()
         response = Deferred.fromCoroutine(
             client.get_backlog("events", "writer1", "abc", 1, 9)
@@ -257,7 +261,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
 
     def test_silence(self) -> None:
         """A request without a response in time fails."""
-        self.events.stuck = Deferred()
+        self.events.blocked_until = Deferred()
         response = Deferred.fromCoroutine(
             self.make_client().get_updates_since("events", "writer1", 1, 9)
         )
@@ -377,7 +381,7 @@ class RealSocketTests(TestCase):
             "plain": InstanceLocation("127.0.0.1", number),
         }
 
-        async def ask(
+        async def count_rows(
             name: str = "w",
             trusted: PrivateAuthority = authority,
             own: PrivatePair | None = client,
@@ -398,7 +402,7 @@ class RealSocketTests(TestCase):
             finally:
                 await pool.closeCachedConnections()
 
-        self.assertEqual(await ask(), 2)
+        self.assertEqual(await count_rows(), 2)
         refusals: list[tuple[dict[str, Any], str]] = [
             ({"trusted": other}, "not issued by an authority that this process trusts"),
             ({"name": "by_name"}, "is not for localhost"),
@@ -408,6 +412,6 @@ class RealSocketTests(TestCase):
         ]
         for arguments, words in refusals:
             with self.assertRaises(HttpCatchUpError) as caught:
-                await ask(**arguments)
+                await count_rows(**arguments)
             self.assertIsNone(caught.exception.status)
             self.assertIn(words, str(caught.exception))

@@ -42,7 +42,7 @@ class ReplicationResourceTests(SynchronousTestCase):
             ).under_root()
         )
 
-    def ask(
+    def send_request(
         self,
         url: str = _EVENTS,
         *,
@@ -66,34 +66,34 @@ class ReplicationResourceTests(SynchronousTestCase):
     def test_status(self) -> None:
         """A process with a status serves it to requests with the secret."""
         url = _BASE + "status"
-        self.assertEqual(self.ask(url)[0], 404)
+        self.assertEqual(self.send_request(url)[0], 404)
         resource = ReplicationResource(
             Directory(), "writer1", "hush", self.observer, status=lambda: b"{}"
         )
         self.treq = StubTreq(resource.under_root())
-        self.assertEqual(self.ask(url), (200, {}))
-        self.assertEqual(self.ask(url, headers={})[0], 401)
-        self.assertEqual(self.ask(url, method="POST")[0], 405)
+        self.assertEqual(self.send_request(url), (200, {}))
+        self.assertEqual(self.send_request(url, headers={})[0], 401)
+        self.assertEqual(self.send_request(url, method="POST")[0], 405)
 
     def test_page(self) -> None:
         """The rows in the range are returned as a page with its end."""
         self.assertEqual(
-            self.ask(),
+            self.send_request(),
             (
                 200,
                 {"updates": [[2, ["a"]], [3, ["b"]]], "upto_token": 3, "limited": True},
             ),
         )
-        self.assertEqual(self.events.asked, [("writer1", 1, 9)])
+        self.assertEqual(self.events.fetches, [("writer1", 1, 9)])
 
     def test_repeated(self) -> None:
         """A repeated request gets the same response."""
-        self.assertEqual(self.ask(), self.ask())
+        self.assertEqual(self.send_request(), self.send_request())
 
     def test_empty_range(self) -> None:
         """A range that ends before it begins has no rows, and its end is echoed."""
         self.assertEqual(
-            self.ask(params={"from_token": "649", "upto_token": "0"}),
+            self.send_request(params={"from_token": "649", "upto_token": "0"}),
             (200, {"updates": [], "upto_token": 0, "limited": False}),
         )
 
@@ -101,16 +101,16 @@ class ReplicationResourceTests(SynchronousTestCase):
         """A request without the secret gets 401, whether or not the stream exists."""
         for headers in ({}, {"Authorization": "Bearer hus"}, {"Authorization": "hush"}):
             for url in (_EVENTS, _BASE + "get_repl_stream_updates/unknown/abc"):
-                status, body = self.ask(url, headers=headers)
+                status, body = self.send_request(url, headers=headers)
                 self.assertEqual(status, 401)
                 self.assertNotIn("hush", str(body))
-        self.assertEqual(self.events.asked, [])
+        self.assertEqual(self.events.fetches, [])
         self.assertEqual(self.observer.refusals, {401: 6})
 
     def test_no_secret_configured(self) -> None:
         """If no secret is configured, none is required."""
         self.treq = self.make_treq(Directory(self.events), secret=None)
-        self.assertEqual(self.ask(headers={})[0], 200)
+        self.assertEqual(self.send_request(headers={})[0], 200)
 
     def test_bad_parameters(self) -> None:
         """
@@ -127,7 +127,7 @@ class ReplicationResourceTests(SynchronousTestCase):
                 "upto_token",
             ),
         ):
-            status, body = self.ask(params=params)
+            status, body = self.send_request(params=params)
             self.assertEqual((status, body["errcode"]), (400, code))
             self.assertIn(name, body["error"])
 
@@ -185,32 +185,32 @@ class ReplicationResourceTests(SynchronousTestCase):
 
     def test_unknown_stream(self) -> None:
         """A request for an unknown stream is answered with 400."""
-        status, body = self.ask(_BASE + "get_repl_stream_updates/%FF/abc")
+        status, body = self.send_request(_BASE + "get_repl_stream_updates/%FF/abc")
         self.assertEqual((status, body["errcode"]), (400, "M_UNKNOWN"))
 
     def test_no_transaction_id(self) -> None:
-        """Without the random id the path does not exist, as in stock."""
+        """Without the random id the path does not exist, as in stock Synapse."""
         for path in (
             "get_repl_stream_updates/events",
             "get_repl_stream_updates/events/",
             "other/events/abc",
             "get_repl_stream_updates/events/abc/more",
         ):
-            self.assertEqual(self.ask(_BASE + path)[0], 404)
+            self.assertEqual(self.send_request(_BASE + path)[0], 404)
 
     def test_other_methods(self) -> None:
         """Only GET is allowed."""
         for method in ("POST", "PUT", "DELETE"):
-            self.assertEqual(self.ask(method=method)[0], 405)
+            self.assertEqual(self.send_request(method=method)[0], 405)
 
-    def test_memory_of_another(self) -> None:
+    def test_memory_of_another_process(self) -> None:
         """A stream in another process's memory is rejected with a hint."""
         url = _BASE + "get_repl_stream_updates/typing/abc"
-        status, body = self.ask(url)
+        status, body = self.send_request(url)
         self.assertEqual(status, 400)
         self.assertIn("request it from the writer", body["error"])
         self.treq = self.make_treq(Directory(self.typing, writes=[self.typing]))
-        self.assertEqual(self.ask(url)[0], 200)
+        self.assertEqual(self.send_request(url)[0], 200)
 
     def test_source_fails(self) -> None:
         """
@@ -218,13 +218,13 @@ class ReplicationResourceTests(SynchronousTestCase):
         reported.
         """
         self.events.error = CatchUpError("rows were forgotten")
-        self.assertEqual(self.ask()[1]["error"], "rows were forgotten")
+        self.assertEqual(self.send_request()[1]["error"], "rows were forgotten")
         self.assertEqual(self.observer.failures, [self.events.error])
 
     def test_bug_is_not_shown(self) -> None:
         """The text of an unexpected error is reported, but not sent."""
         self.events.error = RuntimeError("password is 1234")
-        status, body = self.ask()
+        status, body = self.send_request()
         self.assertEqual((status, body["error"]), (500, "internal error"))
         self.assertEqual(self.observer.failures, [self.events.error])
 
@@ -233,20 +233,20 @@ class ReplicationResourceTests(SynchronousTestCase):
         For a row that cannot be encoded, the response is 500, instead of no response.
         """
         self.events.rows = [(2, [float("nan"), None])]
-        self.assertEqual(self.ask()[0], 500)
+        self.assertEqual(self.send_request()[0], 500)
 
     def test_client_disconnects(self) -> None:
         """
         A fetch that fails after the client disconnected is reported, without another
         error.
         """
-        stuck: Deferred[StreamUpdateResult] = Deferred()
-        self.events.stuck = stuck
+        pending: Deferred[StreamUpdateResult] = Deferred()
+        self.events.blocked_until = pending
         response = self.treq.request("GET", _EVENTS, params=_RANGE, headers=_SECRET)
         self.treq.flush()
         response.cancel()
         self.failureResultOf(response)
         self.treq.flush()
-        self.events.stuck = None
-        stuck.errback(CatchUpError("too late"))
+        self.events.blocked_until = None
+        pending.errback(CatchUpError("too late"))
         self.assertEqual(len(self.observer.failures), 1)

@@ -47,13 +47,13 @@ class WithRetriesTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = TestClock()
         self.statuses: list[int | None] = []
-        self.asked = 0
+        self.request_count = 0
 
     async def fetch(
         self, instance_name: str, from_token: int, upto_token: int, limit: int
     ) -> StreamUpdateResult:
         """Fail with the next status, or return a page if no status remains."""
-        self.asked += 1
+        self.request_count += 1
         if self.statuses:
             raise HttpCatchUpError("GET", "http://x", self.statuses.pop(0), "no")
         return _PAGE
@@ -62,10 +62,10 @@ class WithRetriesTests(SynchronousTestCase):
         """Fetch once, with retries."""
         retrying = with_retries(self.fetch, self.clock, lambda: 0.5)
 
-        async def ask() -> StreamUpdateResult:
+        async def fetch() -> StreamUpdateResult:
             return await retrying("w", 1, 9, 100)
 
-        return Deferred.fromCoroutine(ask())
+        return Deferred.fromCoroutine(fetch())
 
     def test_answer(self) -> None:
         """A response is returned immediately."""
@@ -75,9 +75,9 @@ class WithRetriesTests(SynchronousTestCase):
         """A request without a response, or with a 503, is retried after a delay."""
         self.statuses = [None, 503]
         response = self.start()
-        self.assertEqual(self.asked, 1)
+        self.assertEqual(self.request_count, 1)
         self.clock.reactor.advance(0.25)
-        self.assertEqual(self.asked, 2)
+        self.assertEqual(self.request_count, 2)
         self.clock.reactor.advance(0.25)
         self.assertNoResult(response)
         self.clock.reactor.advance(0.25)
@@ -89,10 +89,10 @@ class WithRetriesTests(SynchronousTestCase):
         response = self.start()
         self.clock.reactor.pump([1.0] * 10)
         error = self.failureResultOf(response, HttpCatchUpError).value
-        self.assertEqual((self.asked, error.status), (3, 500))
+        self.assertEqual((self.request_count, error.status), (3, 500))
 
     def test_refusal(self) -> None:
         """An error that a retry cannot help is not retried."""
         self.statuses = [401]
         self.failureResultOf(self.start(), HttpCatchUpError)
-        self.assertEqual(self.asked, 1)
+        self.assertEqual(self.request_count, 1)

@@ -143,7 +143,7 @@ class TracingObserverTests(SynchronousTestCase):
         self.exporter.clear()
         fixture.receive(*(f'RDATA events w {n} ["a"]' for n in range(1, 10_001)))
         while fixture.host.reactor.getDelayedCalls():
-            fixture.break_time()
+            fixture.run_pending_calls()
         self.assertEqual(fixture.stream.current_token("w"), 10_000)
         (span,) = self.exporter.get_finished_spans()
         self.assertEqual(span.name, "replication_stream_events")

@@ -95,7 +95,7 @@ class AlertTests(DeploymentTestCase):
             )
         self.running.append(process)
 
-    def ask(self, path: str, **query: str) -> Any:
+    def query_prometheus(self, path: str, **query: str) -> Any:
         """Query Prometheus; return ``None`` if it does not answer yet."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}"
         if query:
@@ -110,12 +110,12 @@ class AlertTests(DeploymentTestCase):
     def alerts(self) -> list[dict[str, Any]]:
         return [
             alert
-            for alert in (self.ask("alerts") or {"alerts": []})["alerts"]
+            for alert in (self.query_prometheus("alerts") or {"alerts": []})["alerts"]
             if alert["state"] == "firing"
         ]
 
     def is_scraped(self) -> bool:
-        answer = self.ask("query", query="synapse_replication_lag_seconds")
+        answer = self.query_prometheus("query", query="synapse_replication_lag_seconds")
         return bool(answer and answer["result"])
 
     def notes(self) -> list[Any]:
@@ -195,4 +195,6 @@ class AlertTests(DeploymentTestCase):
             for target in panel["targets"]:
                 expression = target["expr"].replace("$server_name", ".*")
                 expression = expression.replace("$instance", ".*")
-                self.assertIsNotNone(self.ask("query", query=expression), expression)
+                self.assertIsNotNone(
+                    self.query_prometheus("query", query=expression), expression
+                )

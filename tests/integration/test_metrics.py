@@ -13,10 +13,10 @@ from synapse_replication.instrumentation.metrics import METRICS, SERVER_NAME_LAB
 from tests.integration.deployment import DeploymentTestCase, get_over_socket
 
 #: Labels that Prometheus adds to samples of some kinds.
-_OF_KIND = {"le"}
+_KIND_LABELS = {"le"}
 
 #: The greatest number of values of a label in this deployment.
-_MOST_VALUES = 25
+_MAX_VALUES = 25
 
 
 class ExportsTests(DeploymentTestCase):
@@ -74,14 +74,14 @@ class ExportsTests(DeploymentTestCase):
                 self.assertEqual(family.documentation, metric.documentation, name)
                 for sample in family.samples:
                     self.assertEqual(
-                        sample.labels.keys() - _OF_KIND,
+                        sample.labels.keys() - _KIND_LABELS,
                         {*metric.labels, SERVER_NAME_LABEL},
                         sample.name,
                     )
                     for label, value in sample.labels.items():
                         values.setdefault((name, label), set()).add(value)
             for where, found in values.items():
-                self.assertLessEqual(len(found), _MOST_VALUES, (where, found))
+                self.assertLessEqual(len(found), _MAX_VALUES, (where, found))
         self.check_counts()
 
     def check_counts(self) -> None:

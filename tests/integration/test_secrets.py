@@ -77,7 +77,7 @@ from tests.tcp.doubles import PausingTransport
 TOKEN = "syt_YWxpY2U_qWeRtYuIoPaSdFgHjKlZ_0aBcDe"
 SECRET = "replication-secret-1b2c3d4e5f"
 PASSWORD = "redis-password-9z8y7x6w5v"
-ALL = (TOKEN, SECRET, PASSWORD)
+SECRETS = (TOKEN, SECRET, PASSWORD)
 
 _GOOD = f'USER_IP @alice:hs ["{TOKEN}","192.0.2.1","Element","DEV",1700000000000]'
 #: Lines with an access token in them, from well formed to garbage.
@@ -184,7 +184,7 @@ class Watch:
     def check(self, test: SynchronousTestCase, sent: str = "") -> None:
         """Check that no secret was written or sent to a peer."""
         text = self.everything() + sent
-        for secret in ALL:
+        for secret in SECRETS:
             at = text.find(secret)
             test.assertEqual(at, -1, text[max(0, at - 300) : at + 100])
 
@@ -225,7 +225,8 @@ class DirectTcpTests(SynchronousTestCase):
 
     def test_lines(self) -> None:
         """
-        No line leaks, whole or in pieces, at either end, before or after the handshake.
+        No line leaks a secret, whole or in pieces, at either end, before or after the
+        handshake.
         """
         for line in LINES:
             watch = Watch(self)
@@ -249,7 +250,7 @@ class DirectTcpTests(SynchronousTestCase):
     def test_error_of_a_peer(self) -> None:
         """The ERROR of a stock peer, which repeats a malformed line, does not leak."""
         for line in LINES:
-            # An honest process does not send the other lines.
+            # A correct process does not send the other lines.
             if not line.startswith((b"USER_IP ", b"INVALIDATE", b"RDATA caches")):
                 continue
             watch = Watch(self)
@@ -360,7 +361,7 @@ class EventTests(SynchronousTestCase):
         return errors
 
     def test_every_event(self) -> None:
-        """No method of the observers leaks a secret of any error."""
+        """No method of the observers leaks a secret in any error."""
         watch = Watch(self)
         methods = {
             name: inspect.signature(method)
@@ -435,7 +436,7 @@ class ConfigTests(SynchronousTestCase):
             path = Path(tempfile.mkstemp(dir=self.mktemp_folder())[1])
             path.write_text(f"server_name: hs.example\n{text}\n")
             error = self.assertRaises(ConfigError, load_config, [str(path)])
-            for secret in ALL:
+            for secret in SECRETS:
                 self.assertNotIn(secret, f"{error} {error!r}", text)
 
     def mktemp_folder(self) -> str:

@@ -61,7 +61,7 @@ class TlsTests(DeploymentTestCase):
             )
 
     def use_tls(self) -> None:
-        """Let main listen over TLS only, and ask clients for certificates."""
+        """Let main listen over TLS only, and require client certificates."""
         del self.shared["redis"]
         self.tcp_port, self.http_port = free_port(), free_port()
         where = {"bind_addresses": ["127.0.0.1"], "tls": True}
@@ -73,8 +73,10 @@ class TlsTests(DeploymentTestCase):
         self.shared["instance_map"] = {
             "main": {"host": "127.0.0.1", "port": self.http_port, "tls": True}
         }
-        ask = {"client_ca_file": str(self.authority.certificate)}
-        self.main["synapse_replication"]["tls"] = self.tls(self.server) | ask
+        client_authority = {"client_ca_file": str(self.authority.certificate)}
+        self.main["synapse_replication"]["tls"] = (
+            self.tls(self.server) | client_authority
+        )
 
     def other_process(
         self, name: str, command: str, own: dict[str, Any], *options: str

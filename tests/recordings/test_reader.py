@@ -70,7 +70,7 @@ class ReadRecordingTests(SynchronousTestCase):
             assert isinstance(third, Record)
             self.assertEqual(third.line, PING.line)
 
-    def test_a_file_that_was_cut_off(self) -> None:
+    def test_truncated_file(self) -> None:
         """
         The intact part of a truncated compressed file is read, and the damage is
         reported.

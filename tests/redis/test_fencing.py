@@ -23,35 +23,35 @@ class FencingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.events = Events()
         self.state = FencingState(RecordingObserver(self.events))
-        self.asked: list[tuple[tuple[str, ...], Deferred[Any]]] = []
+        self.commands: list[tuple[tuple[str, ...], Deferred[Any]]] = []
 
     def fence(self, *, is_possible: bool = True) -> ConnectionFence:
         """Make the fence of a connection."""
 
         def execute(*args: str) -> Deferred[Any]:
             answer: Deferred[Any] = Deferred()
-            self.asked.append((args, answer))
+            self.commands.append((args, answer))
             return answer
 
         return ConnectionFence(self.state, execute, is_possible=is_possible)
 
-    def test_named_and_ended(self) -> None:
+    def test_earlier_connection_is_killed(self) -> None:
         """
         A new connection kills the newest of the earlier connections whose addresses are
         known.
         """
         first = self.fence()
         first.kill_previous()
-        self.assertEqual(self.asked, [])
+        self.assertEqual(self.commands, [])
         self.assertFalse(first.identity_requested)
         first.request_identity()
         self.assertTrue(first.identity_requested)
-        ((args, answer),) = self.asked
+        ((args, answer),) = self.commands
         self.assertEqual(args, ("CLIENT", "INFO"))
         answer.callback(_INFO)
         self.fence().kill_previous()
         self.assertEqual(
-            self.asked[1][0],
+            self.commands[1][0],
             ("CLIENT", "KILL", "ID", "7", "ADDR", "203.0.113.7:4711"),
         )
 
@@ -61,7 +61,7 @@ class FencingTests(SynchronousTestCase):
         """
         for info in ("id=7 addr=/run/redis.sock:0 name=", b"what?", None):
             self.fence().request_identity()
-            self.asked.pop()[1].callback(info)
+            self.commands.pop()[1].callback(info)
             self.assertIsNone(self.state.previous)
 
     def test_nothing_to_fence(self) -> None:
@@ -70,7 +70,7 @@ class FencingTests(SynchronousTestCase):
         fence = self.fence(is_possible=False)
         fence.kill_previous()
         fence.request_identity()
-        self.assertEqual(self.asked, [])
+        self.assertEqual(self.commands, [])
 
     def test_errors(self) -> None:
         """
@@ -86,7 +86,7 @@ class FencingTests(SynchronousTestCase):
             self.setUp()
             fence = self.fence()
             fence.request_identity()
-            self.asked.pop()[1].errback(error)
+            self.commands.pop()[1].errback(error)
             self.assertEqual(self.state.is_unavailable, is_unavailable, error)
             reported = [event for event in self.events.all if event[0] == "unavailable"]
             self.assertEqual(bool(reported), is_reported, error)
@@ -99,9 +99,9 @@ class FencingTests(SynchronousTestCase):
             fence.request_identity()
             fence.connection_lost(is_explained=False)
         self.assertTrue(self.state.is_unavailable)
-        del self.asked[:]
+        del self.commands[:]
         self.fence().request_identity()
-        self.assertEqual(self.asked, [])
+        self.assertEqual(self.commands, [])
 
     def test_no_hang_ups(self) -> None:
         """
@@ -114,7 +114,7 @@ class FencingTests(SynchronousTestCase):
             fence.request_identity()
             fence.connection_lost(is_explained=True)
         self.fence().request_identity()
-        self.asked[-1][1].callback(_INFO)
+        self.commands[-1][1].callback(_INFO)
         for _ in range(2 * MAX_HANG_UPS):
             fence = self.fence()
             fence.request_identity()

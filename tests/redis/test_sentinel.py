@@ -37,7 +37,7 @@ from tests.redis.doubles import (
 from tests.redis.real_redis import RealRedisTestCase
 
 S1, S2 = ("s1", 26379), ("s2", 26379)
-ASK = encode(b"SENTINEL", b"get-master-addr-by-name", b"mymaster")
+ADDRESS_QUERY = encode(b"SENTINEL", b"get-master-addr-by-name", b"mymaster")
 
 
 def at(host: bytes, port: bytes = b"6379") -> bytes:
@@ -109,7 +109,7 @@ class SentinelTests(SynchronousTestCase):
         """One query resolves the address for both connections."""
         self.assertEqual(self.host_ports, [S1])
         transport = self.answer(0, at(b"r1", b"7000"))
-        self.assertEqual(transport.writes, [ASK])
+        self.assertEqual(transport.writes, [ADDRESS_QUERY])
         self.assertEqual(self.host_ports, [S1, ("r1", 7000), ("r1", 7000)])
         for index in (1, 2):
             _, transport = self.accept(index)
@@ -126,7 +126,9 @@ class SentinelTests(SynchronousTestCase):
         """A Sentinel gets its own user and password, never those of Redis."""
         self.start(SentinelOptions("mymaster", (S1,), "bob", "knock"))
         protocol, transport = self.accept(0)
-        self.assertEqual(transport.writes, [encode(b"AUTH", b"bob", b"knock") + ASK])
+        self.assertEqual(
+            transport.writes, [encode(b"AUTH", b"bob", b"knock") + ADDRESS_QUERY]
+        )
         protocol.dataReceived(b"+OK\r\n" + at(b"r1"))
         self.assertEqual(self.host_ports[1:], [("r1", 6379)] * 2)
 
@@ -197,10 +199,10 @@ class SentinelTests(SynchronousTestCase):
                 if not self.reactor.connectors[index].stoppedConnecting:
                     self.reactor.connectors[index].stoppedConnecting = True
                     self.refuse(index)
-        asked = len(self.host_ports)
+        attempts = len(self.host_ports)
         # About every 5 s, both Sentinels are queried up to three times.
-        self.assertGreater(asked, 24)
-        self.assertLess(asked, 150)
+        self.assertGreater(attempts, 24)
+        self.assertLess(attempts, 150)
 
     def test_followed(self) -> None:
         """If the master changes, working connections to the old one are aborted."""

@@ -81,7 +81,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         memory.deliver_data(1, message * 2000)
         self.assertEqual(vars(memory.transports[1])["bufferSize"], 2 * DEFAULT_READ)
 
-    def test_messages_that_are_no_strings(self) -> None:
+    def test_message_that_is_not_a_string(self) -> None:
         """A message that is not a string aborts the link with a one-line reason."""
         for channel in (b"hs", b"hs/replication_ext"):
             for message in (b":5\r\n", b"*0\r\n", b"$-1\r\n"):

@@ -106,7 +106,7 @@ class SteppedDatabase:
         self.sequence = sequence
         self.persisted: list[int] = []
         self.failing = False
-        self.asked: list[Step] = []
+        self.waiting: list[Step] = []
         self.run_already: list[Step] = []
         self.descriptions: list[str] = []
 
@@ -118,13 +118,13 @@ class SteppedDatabase:
         self, description: str, func: Callable[[Any], T], *, autocommit: bool = False
     ) -> Deferred[T]:
         step = Step(description, func, Deferred())
-        self.asked.append(step)
+        self.waiting.append(step)
         self.descriptions.append(description)
         return step.result
 
     def run(self) -> None:
         """Run the oldest transaction without reporting its outcome."""
-        step = self.asked.pop(0)
+        step = self.waiting.pop(0)
         try:
             if self.failing:
                 raise psycopg2.OperationalError("the server is gone")
@@ -140,8 +140,8 @@ class SteppedDatabase:
 
     def settle(self) -> None:
         """Run and answer transactions until none is left."""
-        while self.asked or self.run_already:
-            if self.asked:
+        while self.waiting or self.run_already:
+            if self.waiting:
                 self.run()
             self.answer()
 

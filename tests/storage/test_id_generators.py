@@ -184,7 +184,7 @@ class SteppedTests(SteppedTestCase):
         self.ids.give_up(request)
         self.assertEqual(self.ids.get_current_token(), 8)
         # The request may have been abandoned in any thread.
-        self.assertEqual((self.database.asked, self.poked), ([], 0))
+        self.assertEqual((self.database.waiting, self.poked), ([], 0))
         self.reactor.run_thread_calls()
         self.database.settle()
         self.assertEqual((self.database.persisted, self.poked), ([8], 1))

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 MANY = 300_000
 
-MOVED = attrs.evolve(FOOBAR, writers=["new"])
+MOVED_STREAM = attrs.evolve(FOOBAR, writers=["new"])
 
 
 @attrs.define
@@ -62,7 +62,7 @@ class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
         self,
         handled: Mapping[str, int],
         unknown: int = 1,
-        stream: IdStream = MOVED,
+        stream: IdStream = MOVED_STREAM,
         max_ids: int | None = None,
     ) -> WriterSurvey:
         with self.connection.cursor() as cursor:
@@ -103,7 +103,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
         self.write_rows("old", -2, -3)
         self.set_sequence(3)
         self.store(new=-3)
-        stream = attrs.evolve(MOVED, negative=True)
+        stream = attrs.evolve(MOVED_STREAM, negative=True)
         self.check_each_index(
             lambda: self.assertEqual(
                 self.survey({"old": 2}, stream=stream).greatest, {"old": 3}
@@ -161,7 +161,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
         )
         self.set_sequence(MANY)
         self.store(new=MANY)
-        stream = attrs.evolve(MOVED, writers=["new", "newer"])
+        stream = attrs.evolve(MOVED_STREAM, writers=["new", "newer"])
         for index in ("stream_id", "instance_name, stream_id"):
             self.sql(f"CREATE INDEX big ON foobar ({index}); ANALYZE foobar")
             with self.connection.cursor() as cursor:
@@ -191,7 +191,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         self.handled = Handled({"old": 3})
         self.is_down = False
         self.finder = RemovedWriterFinder(
-            self, ReactorClock(self.clock), MOVED, "reader", self.handled
+            self, ReactorClock(self.clock), MOVED_STREAM, "reader", self.handled
         )
 
     def transact(
@@ -218,7 +218,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         # Unknown to this stream, the writer may still be writing.
         self.assertEqual(self.find(), {"old": RemovedWriter(4, is_deleted=False)})
         with self.connection.cursor() as cursor:
-            load_positions(cursor, MOVED, "new")
+            load_positions(cursor, MOVED_STREAM, "new")
         self.assertEqual(self.find(), {"old": RemovedWriter(6, is_deleted=True)})
         self.handled.tokens["old"] = 6
         # The writer stays reported even when none of its rows is missing.
@@ -226,7 +226,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
 
     def test_writer_declared_again(self) -> None:
         """A writer that is declared again is no longer reported."""
-        stream = attrs.evolve(MOVED, writers=["old", "new"])
+        stream = attrs.evolve(MOVED_STREAM, writers=["old", "new"])
         finder = RemovedWriterFinder(
             self, ReactorClock(self.clock), stream, "reader", self.handled
         )

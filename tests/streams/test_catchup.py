@@ -90,8 +90,8 @@ class PlanCatchUpTests(SynchronousTestCase):
 
 
 #: At 10, reached by a row; at 10, with the last row at 7; catching up from 10 to 20.
-_AT_A_ROW = ReaderPosition(10, 10)
-_MOVED = ReaderPosition(10, 7)
+_ADVANCED_BY_A_ROW = ReaderPosition(10, 10)
+_ADVANCED_WITHOUT_ROWS = ReaderPosition(10, 7)
 _CATCHING_UP = ReaderPosition(8, 8, 10, 20)
 
 
@@ -110,37 +110,37 @@ class PlanPositionTests(SynchronousTestCase):
     def test_live(self) -> None:
         """Without a catch-up, a gap begins at the last row delivered."""
         self.check(
-            (_AT_A_ROW, 10, 12, InSync(12)),
-            (_AT_A_ROW, 11, 12, Gap(10, 12)),
-            (_AT_A_ROW, 8, 9, Redundant()),
-            (_MOVED, 10, 12, InSync(12)),
-            (_MOVED, 11, 12, Gap(7, 12)),
-            (_MOVED, 8, 9, Redundant()),
-            (_MOVED, 9, 10, InSync(10)),
+            (_ADVANCED_BY_A_ROW, 10, 12, InSync(12)),
+            (_ADVANCED_BY_A_ROW, 11, 12, Gap(10, 12)),
+            (_ADVANCED_BY_A_ROW, 8, 9, Redundant()),
+            (_ADVANCED_WITHOUT_ROWS, 10, 12, InSync(12)),
+            (_ADVANCED_WITHOUT_ROWS, 11, 12, Gap(7, 12)),
+            (_ADVANCED_WITHOUT_ROWS, 8, 9, Redundant()),
+            (_ADVANCED_WITHOUT_ROWS, 9, 10, InSync(10)),
         )
 
     def test_confirmed(self) -> None:
         """A POSITION that repeats the reader's token causes a check for missed rows."""
         self.check(
-            (_MOVED, 10, 10, Check(10)),
-            (_MOVED, 12, 10, Check(10)),
-            (_AT_A_ROW, 10, 10, Check(10)),
+            (_ADVANCED_WITHOUT_ROWS, 10, 10, Check(10)),
+            (_ADVANCED_WITHOUT_ROWS, 12, 10, Check(10)),
+            (_ADVANCED_BY_A_ROW, 10, 10, Check(10)),
         )
 
     def test_implausible_range(self) -> None:
         """If the range is implausible, it is fetched, unless its end is not new."""
         self.check(
-            (_AT_A_ROW, 10, 12, Gap(10, 12)),
-            (_AT_A_ROW, 9, 10, InSync(10)),
+            (_ADVANCED_BY_A_ROW, 10, 12, Gap(10, 12)),
+            (_ADVANCED_BY_A_ROW, 9, 10, InSync(10)),
             is_range_believed=False,
         )
 
     def test_reset(self) -> None:
         """A reset goes to the new token, or to 0 if the stream is held in memory."""
-        self.check((_MOVED, 2, 3, Reset(3, 3)), resettable=True)
+        self.check((_ADVANCED_WITHOUT_ROWS, 2, 3, Reset(3, 3)), resettable=True)
         self.check(
-            (_MOVED, 2, 3, Reset(0, 3)),
-            (_MOVED, -2, -1, Reset(-1, -1)),
+            (_ADVANCED_WITHOUT_ROWS, 2, 3, Reset(0, 3)),
+            (_ADVANCED_WITHOUT_ROWS, -2, -1, Reset(-1, -1)),
             resettable=True,
             held_in_memory=True,
         )
@@ -179,10 +179,10 @@ class PlanReportedPositionTests(SynchronousTestCase):
     def test_missing_rows(self) -> None:
         """A gap begins at the last row delivered."""
         self.check(
-            (_AT_A_ROW, 11, Gap(10, 11)),
-            (_MOVED, 11, Gap(7, 11)),
-            (_AT_A_ROW, 10, Redundant()),
-            (_MOVED, 10, Redundant()),
+            (_ADVANCED_BY_A_ROW, 11, Gap(10, 11)),
+            (_ADVANCED_WITHOUT_ROWS, 11, Gap(7, 11)),
+            (_ADVANCED_BY_A_ROW, 10, Redundant()),
+            (_ADVANCED_WITHOUT_ROWS, 10, Redundant()),
         )
 
     def test_catching_up(self) -> None:
@@ -195,19 +195,19 @@ class PlanReportedPositionTests(SynchronousTestCase):
         ahead.
         """
         self.check(
-            (_AT_A_ROW, 9, AheadOfWriter()),
-            (_MOVED, 9, Reset(7, 9)),
-            (_MOVED, 7, Reset(7, 7)),
-            (_MOVED, 5, Reset(7, 7)),
+            (_ADVANCED_BY_A_ROW, 9, AheadOfWriter()),
+            (_ADVANCED_WITHOUT_ROWS, 9, Reset(7, 9)),
+            (_ADVANCED_WITHOUT_ROWS, 7, Reset(7, 7)),
+            (_ADVANCED_WITHOUT_ROWS, 5, Reset(7, 7)),
         )
 
     def test_ahead_of_a_writer_in_memory(self) -> None:
         """A stream held in memory is reset if the reader got ahead without a row."""
         self.check(
-            (_AT_A_ROW, 9, Redundant()),
-            (_MOVED, 9, Reset(0, 9)),
-            (_MOVED, 5, Reset(0, 5)),
-            (_MOVED, -1, Reset(-1, -1)),
+            (_ADVANCED_BY_A_ROW, 9, Redundant()),
+            (_ADVANCED_WITHOUT_ROWS, 9, Reset(0, 9)),
+            (_ADVANCED_WITHOUT_ROWS, 5, Reset(0, 5)),
+            (_ADVANCED_WITHOUT_ROWS, -1, Reset(-1, -1)),
             held_in_memory=True,
         )
 
@@ -216,9 +216,11 @@ class PlanReportedPositionTests(SynchronousTestCase):
         stream is idempotent.
         """
         self.check(
-            (_MOVED, 9, Redundant()), (_AT_A_ROW, 9, Redundant()), idempotent=True
+            (_ADVANCED_WITHOUT_ROWS, 9, Redundant()),
+            (_ADVANCED_BY_A_ROW, 9, Redundant()),
+            idempotent=True,
         )
-        for reader in (_MOVED, _AT_A_ROW):
+        for reader in (_ADVANCED_WITHOUT_ROWS, _ADVANCED_BY_A_ROW):
             self.assertEqual(
                 plan_reported_position(reader, 9, was_below=False), Redundant()
             )
@@ -246,9 +248,9 @@ class PlanDroppedRangeTests(SynchronousTestCase):
     def test_rows(self) -> None:
         """Rows are fetched from the position of the reader or of its catch-up."""
         self.check(
-            (_AT_A_ROW, 11, 15, None, Gap(10, 15)),
-            (_AT_A_ROW, 3, 15, 12, Gap(10, 15)),
-            (_AT_A_ROW, 3, 9, None, Gap(9, 9)),
+            (_ADVANCED_BY_A_ROW, 11, 15, None, Gap(10, 15)),
+            (_ADVANCED_BY_A_ROW, 3, 15, 12, Gap(10, 15)),
+            (_ADVANCED_BY_A_ROW, 3, 9, None, Gap(9, 9)),
             (_CATCHING_UP, 11, 15, None, Extend(15, 10)),
             (_CATCHING_UP, 3, 30, 12, Extend(30, 10)),
         )
@@ -257,18 +259,18 @@ class PlanDroppedRangeTests(SynchronousTestCase):
         """Ranges that were skipped without a row are fetched, too."""
         catching_up = ReaderPosition(10, 7, 10, 20)
         self.check(
-            (_MOVED, 8, 9, None, Gap(7, 9)),
-            (_MOVED, 11, 15, None, Gap(7, 15)),
-            (_MOVED, 3, 6, None, Gap(6, 6)),
+            (_ADVANCED_WITHOUT_ROWS, 8, 9, None, Gap(7, 9)),
+            (_ADVANCED_WITHOUT_ROWS, 11, 15, None, Gap(7, 15)),
+            (_ADVANCED_WITHOUT_ROWS, 3, 6, None, Gap(6, 6)),
             (catching_up, 8, 15, None, Extend(15, 7)),
         )
 
     def test_late_rows_of_an_idempotent_stream(self) -> None:
         """Late rows of an idempotent stream are fetched, too."""
         self.check(
-            (_AT_A_ROW, 5, 15, None, Gap(4, 15)),
-            (_AT_A_ROW, None, 15, 15, Gap(10, 15)),
-            (_AT_A_ROW, 12, 15, 15, Gap(10, 15)),
+            (_ADVANCED_BY_A_ROW, 5, 15, None, Gap(4, 15)),
+            (_ADVANCED_BY_A_ROW, None, 15, 15, Gap(10, 15)),
+            (_ADVANCED_BY_A_ROW, 12, 15, 15, Gap(10, 15)),
             (_CATCHING_UP, 5, 15, None, Extend(15, 4)),
             (_CATCHING_UP, 12, 15, None, Extend(15, 10)),
             idempotent=True,
@@ -278,9 +280,9 @@ class PlanDroppedRangeTests(SynchronousTestCase):
         """A stored stream is reset only if the whole range is below the reader."""
         for was_reset in (False, True):
             self.check(
-                (_AT_A_ROW, None, 5, 3, Reset(3, 5)),
-                (_AT_A_ROW, None, 10, 3, Gap(10, 10)),
-                (_AT_A_ROW, 4, 5, None, Gap(5, 5)),
+                (_ADVANCED_BY_A_ROW, None, 5, 3, Reset(3, 5)),
+                (_ADVANCED_BY_A_ROW, None, 10, 3, Gap(10, 10)),
+                (_ADVANCED_BY_A_ROW, 4, 5, None, Gap(5, 5)),
                 (_CATCHING_UP, None, 9, 9, Reset(9, 9)),
                 (_CATCHING_UP, None, 10, 9, Extend(10, 10)),
                 resettable=True,
@@ -290,17 +292,17 @@ class PlanDroppedRangeTests(SynchronousTestCase):
     def test_reset_of_memory_stream(self) -> None:
         """After a reset, a stream held in memory is fetched from its beginning."""
         self.check(
-            (_AT_A_ROW, None, 15, 9, Reset(0, 15)),
-            (_AT_A_ROW, None, 15, -2, Reset(-2, 15)),
-            (_AT_A_ROW, None, 15, 10, Gap(10, 15)),
-            (_AT_A_ROW, 2, 15, None, Gap(10, 15)),
+            (_ADVANCED_BY_A_ROW, None, 15, 9, Reset(0, 15)),
+            (_ADVANCED_BY_A_ROW, None, 15, -2, Reset(-2, 15)),
+            (_ADVANCED_BY_A_ROW, None, 15, 10, Gap(10, 15)),
+            (_ADVANCED_BY_A_ROW, 2, 15, None, Gap(10, 15)),
             (_CATCHING_UP, None, 15, 9, Reset(0, 15)),
             (_CATCHING_UP, None, 15, 10, Extend(15, 10)),
             resettable=True,
             held_in_memory=True,
         )
         self.check(
-            (_AT_A_ROW, None, 15, 12, Reset(0, 15)),
+            (_ADVANCED_BY_A_ROW, None, 15, 12, Reset(0, 15)),
             resettable=True,
             held_in_memory=True,
             was_reset=True,
@@ -311,7 +313,7 @@ class PlanDroppedRangeTests(SynchronousTestCase):
         A lower position of a stream that is not resettable does not count as a reset.
         """
         for was_reset in (False, True):
-            self.check((_AT_A_ROW, None, 5, 3, Gap(5, 5)), was_reset=was_reset)
+            self.check((_ADVANCED_BY_A_ROW, None, 5, 3, Gap(5, 5)), was_reset=was_reset)
 
 
 class CheckPageTests(SynchronousTestCase):

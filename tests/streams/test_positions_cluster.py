@@ -20,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.streams.positions import WriterPositions
 
 #: Restarts end all running operations, so they are rare.
-SELDOM = st.sampled_from([False] * 9 + [True])
+RARELY = st.sampled_from([False] * 9 + [True])
 
 
 @attrs.define
@@ -209,7 +209,7 @@ class ClusterMachine(RuleBasedStateMachine):
         process.known_finished.add(token)
         self.expect(name)
 
-    @rule(data=st.data(), happens=SELDOM)
+    @rule(data=st.data(), happens=RARELY)
     def restart(self, data: st.DataObject, happens: bool) -> None:
         if not happens:
             return
@@ -217,7 +217,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.stop(name)
         self.start(name)
 
-    @rule(writers=st.sets(st.sampled_from("abcd"), min_size=1), happens=SELDOM)
+    @rule(writers=st.sets(st.sampled_from("abcd"), min_size=1), happens=RARELY)
     def change_writers(self, writers: set[str], happens: bool) -> None:
         """
         Change the configured writers and restart all processes, one after another.
@@ -231,7 +231,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for name in (*self.writers, "reader"):
             self.start(name)
 
-    @rule(happens=SELDOM)
+    @rule(happens=RARELY)
     def settle_down(self, happens: bool) -> None:
         """Finish and announce everything; then all processes agree on the end."""
         if not happens:

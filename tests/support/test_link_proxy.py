@@ -9,23 +9,25 @@ from twisted.trial.unittest import SynchronousTestCase
 from tests.support.link_proxy import Cut, LinkProxy
 
 #: Seconds to wait for bytes that must arrive, and for bytes that must not.
-SOON = 5.0
-NEVER = 0.1
+ARRIVAL_TIMEOUT = 5.0
+SILENCE = 0.1
 
 
 class LinkProxyTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.target = socket.create_server(("127.0.0.1", 0))
-        self.target.settimeout(SOON)
+        self.target.settimeout(ARRIVAL_TIMEOUT)
         self.addCleanup(self.target.close)
         self.proxy = LinkProxy(self.target.getsockname())
         self.addCleanup(self.proxy.close)
 
     def connect(self) -> tuple[socket.socket, socket.socket]:
-        process = socket.create_connection(("127.0.0.1", self.proxy.port), SOON)
+        process = socket.create_connection(
+            ("127.0.0.1", self.proxy.port), ARRIVAL_TIMEOUT
+        )
         self.addCleanup(process.close)
         server, _ = self.target.accept()
-        server.settimeout(SOON)
+        server.settimeout(ARRIVAL_TIMEOUT)
         self.addCleanup(server.close)
         return process, server
 
@@ -37,9 +39,9 @@ class LinkProxyTests(SynchronousTestCase):
 
     def assert_vanishes(self, source: socket.socket, sink: socket.socket) -> None:
         source.sendall(b"lost")
-        sink.settimeout(NEVER)
+        sink.settimeout(SILENCE)
         self.assertRaises(socket.timeout, sink.recv, 100)
-        sink.settimeout(SOON)
+        sink.settimeout(ARRIVAL_TIMEOUT)
 
     def subscribe(self) -> tuple[socket.socket, socket.socket]:
         process, server = self.connect()
@@ -107,5 +109,7 @@ class LinkProxyTests(SynchronousTestCase):
     def test_no_target(self) -> None:
         """A connection is closed if the target does not accept."""
         self.target.close()
-        with socket.create_connection(("127.0.0.1", self.proxy.port), SOON) as process:
+        with socket.create_connection(
+            ("127.0.0.1", self.proxy.port), ARRIVAL_TIMEOUT
+        ) as process:
             self.assertEqual(process.recv(100), b"")

@@ -35,7 +35,7 @@ from tests.tcp.doubles import (
 )
 
 #: The word that a client with the extension adds to its first PING.
-MARK = b"replication_ext/1"
+PING_WORD = b"replication_ext/1"
 
 
 class RecordingExtension:
@@ -114,7 +114,7 @@ class WireTests(SynchronousTestCase):
             client.dataReceived(b"SERVER repl.test\nPING 1700000000000\n")
             client.send_lines("REPLICATE", [b"REPLICATE"])
             answers.append(self.sent())
-        self.assertEqual(answers[0], answers[1].replace(b" " + MARK, b""))
+        self.assertEqual(answers[0], answers[1].replace(b" " + PING_WORD, b""))
         self.assertEqual(
             answers[1], b"NAME w1\nPING 1700000000000 replication_ext/1\nREPLICATE\n"
         )
@@ -144,7 +144,7 @@ class WireTests(SynchronousTestCase):
         If the extension was up on a link, it is notified of the link's loss before the
         handler.
         """
-        for mark, ends in ((b" " + MARK, ["down", "lost"]), (b"", ["lost"])):
+        for mark, ends in ((b" " + PING_WORD, ["down", "lost"]), (b"", ["lost"])):
             self.transport = PausingTransport()
             client = self.connect(server=False)
             client.dataReceived(b"SERVER repl.test\nPING 1%b\n" % mark)

@@ -18,7 +18,7 @@ from tests.pipeline.reports import make_report_data
 skip = skip_reason("browser")
 
 #: Returns elements wider than the page, except those that scroll by themselves.
-_WIDER = """
+_OVERFLOWING = """
 return [...document.querySelectorAll('main *')]
     .filter(e => !e.closest('.scroll') && !e.closest('svg')
         && e.getBoundingClientRect().right > window.innerWidth + 1)
@@ -26,7 +26,7 @@ return [...document.querySelectorAll('main *')]
 """
 
 #: Each plot is in the page twice, for wide and narrow windows; only one is shown.
-_DRAWN = """
+_SHOWN_PLOTS = """
 return [...document.querySelectorAll('svg.plot')]
     .filter(svg => svg.getClientRects().length).map(svg => {
     const label = document.getElementById(svg.getAttribute('aria-labelledby'));
@@ -37,7 +37,7 @@ return [...document.querySelectorAll('svg.plot')]
 """
 
 #: Texts whose contrast with their background is less than 4.5, which WCAG requires.
-_FAINT = """
+_LOW_CONTRAST = """
 const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
 const luminance = ([r, g, b]) => {
     const [x, y, z] = [r, g, b].map(v => v / 255)
@@ -95,14 +95,14 @@ class ReportPageTests(SynchronousTestCase):
         Check that six plots are drawn and named in the right colour, no text is cut off
         or faint, and the console is empty.
         """
-        drawn = browser.execute_script(_DRAWN)
+        drawn = browser.execute_script(_SHOWN_PLOTS)
         self.assertEqual(len(drawn), 6)
         for name, is_high, fill in drawn:
             self.assertTrue(name)
             self.assertTrue(is_high, name)
             self.assertEqual(fill, ink, name)
-        self.assertEqual(browser.execute_script(_WIDER), [])
-        self.assertEqual(browser.execute_script(_FAINT), [])
+        self.assertEqual(browser.execute_script(_OVERFLOWING), [])
+        self.assertEqual(browser.execute_script(_LOW_CONTRAST), [])
         self.assertIn(
             "The audit found 1 error", browser.find_element("tag name", "body").text
         )

@@ -1,7 +1,7 @@
 """A test for a stock server whose client supports the extension.
 
 ``test_extension.py`` runs it in a process of its own, in which nothing is replaced. It
-prints :data:`ALIKE` on success.
+prints :data:`EQUAL_ANSWERS` on success.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.external.synapse import homeserver
 
 #: Printed on success. Trial's own result is useless: stock code leaves connections to
 #: Redis open when it is shut down.
-ALIKE = "answers alike"
+EQUAL_ANSWERS = "answers are equal"
 
 
 def _leave_stock() -> None: ...
@@ -46,4 +46,4 @@ class StockServerTests(homeserver.HomeserverTestCase):
         self.assertEqual(plain[0], b"SERVER test")
         self.assertIn(b"POSITION events master", b"\n".join(plain))
         self.assertEqual(self.answer(b"1700000000000 replication_ext/1"), plain)
-        print(ALIKE)  # noqa: T201 -- read by test_extension.py
+        print(EQUAL_ANSWERS)  # noqa: T201 -- read by test_extension.py

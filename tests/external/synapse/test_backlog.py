@@ -168,7 +168,7 @@ class BacklogTests(SynchronousTestCase):
         self.proxy.heal()
         eventually("the missed rows arrived", lambda: self.all_arrived(chat))
 
-    def asked(self, name: str) -> list[str]:
+    def backlog_requests(self, name: str) -> list[str]:
         """Return a process's log lines of requests for its backlog."""
         log = self.deployment.processes[name].log_tail(10**8)
         return [line for line in log.splitlines() if "backlog=1" in line]
@@ -199,7 +199,7 @@ class BacklogTests(SynchronousTestCase):
                 {"events", "receipts", "account_data", "push_rules"}, partial, name
             )
         for name in (MAIN, "persister1", "writer1"):
-            self.assertTrue(self.asked(name), name)
+            self.assertTrue(self.backlog_requests(name), name)
         self.check_who_is_answered()
         self.assertEqual(self.deployment.problems(), {})
         self.assertEqual(self.reader.stop(), 0, self.reader.errors())
@@ -253,8 +253,8 @@ class BacklogTests(SynchronousTestCase):
             full = {stream for stream, kind in new if kind == "full"}
             self.assertLessEqual({"events", "receipts", "account_data"}, full, name)
         for name in (MAIN, "writer1"):
-            self.assertEqual(self.asked(name), [])
-        self.assertTrue(self.asked("persister1"))
+            self.assertEqual(self.backlog_requests(name), [])
+        self.assertTrue(self.backlog_requests("persister1"))
         (hello, *_) = self.listener.messages_of("writer1", MessageType.HELLO)
         self.assertFalse(hello.has_backlog)
         self.assertEqual(self.deployment.problems(), {})

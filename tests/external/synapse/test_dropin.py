@@ -31,7 +31,7 @@ WORKERS = ("persister1", "persister2", "writer1", "sync1")
 PROCESSES = ("master", *WORKERS)
 #: Rooms are distributed over the persisters by their ids.
 CHATS = 4
-MOST_CHATS = 20
+MAX_CHATS = 20
 
 
 class _DeploymentOfFive(SynchronousTestCase):
@@ -110,7 +110,7 @@ class DropInTests(_DeploymentOfFive):
         self.start({name: ours() for name in on_ours})
         chats = [Chat.begin(self.deployment, number) for number in range(CHATS)]
         # Ids are random: sometimes all of the first rooms belong to one persister.
-        while len(chats) < MOST_CHATS and not self._both_persist():
+        while len(chats) < MAX_CHATS and not self._both_persist():
             chats.append(Chat.begin(self.deployment, len(chats)))
         for _ in range(2):
             for chat in chats:

@@ -27,7 +27,7 @@ skip = skip_reason("synapse")
 
 PROCESSES = ("master", "persister1", "writer1", "sync1")
 #: Part of the log line about rows that did not arrive.
-GAP = "but did not arrive"
+MISSED_ROWS = "but did not arrive"
 
 
 class Listener:
@@ -88,7 +88,7 @@ class DirectTcpTests(SynchronousTestCase):
             timeout=120,
             check=False,
         )
-        self.assertIn("answers alike", done.stdout, done.stdout + done.stderr)
+        self.assertIn("answers are equal", done.stdout, done.stdout + done.stderr)
 
 
 class ExtensionTests(SynchronousTestCase):
@@ -137,7 +137,7 @@ class ExtensionTests(SynchronousTestCase):
             f"{name}: {line}"
             for name in names
             for line in self.deployment.processes[name].log_tail(10**8).splitlines()
-            if GAP in line
+            if MISSED_ROWS in line
         ]
 
     def test_epochs_and_heartbeats(self) -> None:

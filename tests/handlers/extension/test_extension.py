@@ -70,7 +70,7 @@ class GapTests(ExtensionTests):
         self.bus.advance(6)
         self.assertEqual(self.reader.texts(), [row(n) for n in range(1, 20)])
         self.assertEqual(self.reader.events.requests, [])
-        self.assertEqual(self.writer.asked, [])
+        self.assertEqual(self.writer.backlog_requests, [])
         self.assertEqual(self.reader.observer.gaps, [])
         self.assertEqual(self.reader.events.current_token("w"), 30)
 
@@ -81,7 +81,7 @@ class GapTests(ExtensionTests):
         self.write(2, 3)
         self.assertEqual(self.reader.texts(), [row(1), row(2), row(3)])
         self.assertEqual(self.reader.observer.gaps, [("events", "w", 1, 2)])
-        self.assertEqual(self.writer.asked, [("events", 1, 2)])
+        self.assertEqual(self.writer.backlog_requests, [("events", 1, 2)])
         self.assertEqual(self.reader.events.requests, [])
 
     def test_stock_reader_misses_a_loss(self) -> None:
@@ -283,7 +283,7 @@ class EpochTests(ExtensionTests):
         self.assertEqual(self.reader.observer.resyncs["typing", "w", Resync.FULL], 1)
         self.assertEqual(self.reader.observer.restarted, ["w"])
         # The rows came from the stream's memory, not from the writer's backlog.
-        self.assertEqual(self.writer.asked, [])
+        self.assertEqual(self.writer.backlog_requests, [])
 
     def test_late_message(self) -> None:
         """A delayed message of a stale epoch is ignored."""

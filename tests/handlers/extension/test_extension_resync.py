@@ -88,7 +88,7 @@ class ResyncTests(ExtensionTests):
         self.miss(2)
         self.miss(3)
         self.assertEqual(self.reader.texts(), [row(1), row(2), row(3)])
-        self.assertEqual(len(self.writer.asked), 1)
+        self.assertEqual(len(self.writer.backlog_requests), 1)
         self.assertEqual(len(self.reader.events.requests), 2)
         self.writer.refusal = None
         self.bus.advance(30)

@@ -12,8 +12,8 @@ from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row
 
 _DELIVERED = None
-_AGAIN = DiscardReason.CATCHING_UP
-_OLD = DiscardReason.OLD_TOKEN
+_CATCHING_UP = DiscardReason.CATCHING_UP
+_OLD_TOKEN = DiscardReason.OLD_TOKEN
 _UNDECODABLE = DiscardReason.UNDECODABLE
 
 
@@ -65,7 +65,7 @@ class BatchSorterTests(SynchronousTestCase):
         self.assertEqual(batches.missed, list(missed))
 
     def test_ascending(self) -> None:
-        """Whole batches above the position are delivered."""
+        """Complete batches above the position are delivered."""
         cases = ((11, b"r", _DELIVERED), (13, b"r", _DELIVERED))
         self.check(sorter(), *cases, deliverable=[11, 13])
 
@@ -75,10 +75,10 @@ class BatchSorterTests(SynchronousTestCase):
         """
         self.check(
             sorter(),
-            (10, b"r", _OLD),
+            (10, b"r", _OLD_TOKEN),
             (12, b"r", _DELIVERED),
-            (12, b"r", _OLD),
-            (11, b"r", _OLD),
+            (12, b"r", _OLD_TOKEN),
+            (11, b"r", _OLD_TOKEN),
             deliverable=[12],
         )
 
@@ -101,20 +101,22 @@ class BatchSorterTests(SynchronousTestCase):
         """
         self.check(
             sorter(missed_above=7),
-            (7, b"r", _OLD),
-            (8, b"r", _AGAIN),
-            (11, b"r", _AGAIN),
+            (7, b"r", _OLD_TOKEN),
+            (8, b"r", _CATCHING_UP),
+            (11, b"r", _CATCHING_UP),
             deliverable=[],
             missed=(8, 11),
         )
         self.check(
             sorter(missed_above=7),
             (11, b"r", _DELIVERED),
-            (8, b"r", _OLD),
+            (8, b"r", _OLD_TOKEN),
             deliverable=[11],
         )
         self.check(
-            sorter(missed_above=7, resettable=True), (8, b"r", _OLD), deliverable=[]
+            sorter(missed_above=7, resettable=True),
+            (8, b"r", _OLD_TOKEN),
+            deliverable=[],
         )
         self.check(
             sorter(missed_above=7, idempotent=True),
@@ -123,12 +125,12 @@ class BatchSorterTests(SynchronousTestCase):
         )
 
     def test_lost_rows(self) -> None:
-        """A batch with a lost row is fetched, and later rows wait for it."""
+        """A batch with a lost row is fetched, and later rows are fetched with it."""
         self.check(
             sorter(),
             (11, b"r", _DELIVERED),
-            (12, b"!", _AGAIN),
-            (13, b"r", _AGAIN),
+            (12, b"!", _CATCHING_UP),
+            (13, b"r", _CATCHING_UP),
             deliverable=[11],
             fetch_from=11,
         )
@@ -140,7 +142,7 @@ class BatchSorterTests(SynchronousTestCase):
             batches.has_lost_rows = True
             batches.add(token, [b"r"])
             self.assertTrue(batches.has_lost_rows, token)
-            self.assertEqual(batches.add(12, [b"r"]), _AGAIN, token)
+            self.assertEqual(batches.add(12, [b"r"]), _CATCHING_UP, token)
             self.assertFalse(batches.has_lost_rows, token)
             self.assertEqual(batches.fetch_from, 10, token)
 
@@ -150,7 +152,10 @@ class BatchSorterTests(SynchronousTestCase):
         before that advance.
         """
         self.check(
-            sorter(missed_above=7), (11, b"!", _AGAIN), deliverable=[], fetch_from=7
+            sorter(missed_above=7),
+            (11, b"!", _CATCHING_UP),
+            deliverable=[],
+            fetch_from=7,
         )
 
     def test_undecodable(self) -> None:
@@ -158,7 +163,7 @@ class BatchSorterTests(SynchronousTestCase):
         self.check(
             sorter(),
             (12, b"?", _UNDECODABLE),
-            (13, b"?", _AGAIN),
+            (13, b"?", _CATCHING_UP),
             deliverable=[],
             fetch_from=10,
         )
@@ -168,20 +173,20 @@ class BatchSorterTests(SynchronousTestCase):
         self.check(
             sorter(),
             (11, b"r", _DELIVERED),
-            (100, b"r", _AGAIN),
-            (12, b"r", _AGAIN),
+            (100, b"r", _CATCHING_UP),
+            (12, b"r", _CATCHING_UP),
             deliverable=[11],
             fetch_from=11,
         )
 
-    def test_batch_with_a_false_end(self) -> None:
+    def test_batch_after_an_implausible_token(self) -> None:
         """
         After a batch with an implausible token, the next batch counts as incomplete.
         """
         batches = sorter()
-        self.assertEqual(batches.add(100, [b"r", b"r"]), _AGAIN)
+        self.assertEqual(batches.add(100, [b"r", b"r"]), _CATCHING_UP)
         self.assertTrue(batches.has_lost_rows)
-        self.assertEqual(batches.add(11, [b"r"]), _AGAIN)
+        self.assertEqual(batches.add(11, [b"r"]), _CATCHING_UP)
         self.assertFalse(batches.has_lost_rows)
         self.assertEqual(batches.fetch_from, 10)
 
@@ -193,10 +198,10 @@ class BatchSorterTests(SynchronousTestCase):
         self.check(
             sorter(idempotent=True),
             (8, b"?", _UNDECODABLE),
-            (6, b"!", _AGAIN),
+            (6, b"!", _CATCHING_UP),
             (7, b"?", _UNDECODABLE),
             (9, b"r", _DELIVERED),
-            (11, b"r", _AGAIN),
+            (11, b"r", _CATCHING_UP),
             deliverable=[9],
             fetch_from=5,
         )
@@ -205,9 +210,9 @@ class BatchSorterTests(SynchronousTestCase):
         """Rows above the position of a running catch-up are not delivered."""
         self.check(
             sorter(fetch_from=10, idempotent=True),
-            (11, b"r", _AGAIN),
+            (11, b"r", _CATCHING_UP),
             (10, b"r", _DELIVERED),
-            (12, b"!", _AGAIN),
+            (12, b"!", _CATCHING_UP),
             deliverable=[10],
             fetch_from=10,
         )

@@ -204,8 +204,8 @@ class InterleavedTests(SynchronousTestCase):
         fixture.receive(*map(line, range(1, 251)))
         self.assertEqual(len(fixture.texts()), 100)
         self.assertEqual(fixture.host.observer.positions["events", "w0"], 100)
-        fixture.break_time()
-        fixture.break_time()
+        fixture.run_pending_calls()
+        fixture.run_pending_calls()
         self.assertEqual(len(fixture.texts()), 250)
 
     def test_a_full_queue(self) -> None:

@@ -23,16 +23,16 @@ class PartialResyncTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.host = MemoryHost()
         self.epochs = PeerEpochs()
-        self.asked: list[tuple[str, str, str, int, int]] = []
+        self.backlog_requests: list[tuple[str, str, str, int, int]] = []
         self.answer: StreamUpdateResult | HttpCatchUpError = _PAGE
         self.partial = PartialResync(
-            self.epochs, self.ask, self.host.clock, self.host.observer
+            self.epochs, self.request_backlog, self.host.clock, self.host.observer
         )
 
-    async def ask(
+    async def request_backlog(
         self, stream: str, instance: str, epoch: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
-        self.asked.append((stream, instance, epoch, from_token, upto_token))
+        self.backlog_requests.append((stream, instance, epoch, from_token, upto_token))
         if isinstance(self.answer, HttpCatchUpError):
             raise self.answer
         return self.answer
@@ -48,7 +48,7 @@ class PartialResyncTests(SynchronousTestCase):
     def test_stock_writer(self) -> None:
         """No backlog is requested from a writer that does not speak the extension."""
         self.assertIsNone(self.fetch())
-        self.assertEqual(self.asked, [])
+        self.assertEqual(self.backlog_requests, [])
 
     def test_writer_without_backlog(self) -> None:
         """
@@ -56,7 +56,7 @@ class PartialResyncTests(SynchronousTestCase):
         """
         self.epochs.observe("w", "abc", 0, has_backlog=False)
         self.assertIsNone(self.fetch())
-        self.assertEqual(self.asked, [])
+        self.assertEqual(self.backlog_requests, [])
         self.epochs.observe("w", "abc", 1)
         self.assertEqual(self.fetch(), _PAGE)
 
@@ -64,7 +64,7 @@ class PartialResyncTests(SynchronousTestCase):
         """A request to a writer contains its epoch, and the returned rows are used."""
         self.epochs.observe("w", "abc", 0)
         self.assertEqual(self.fetch(), _PAGE)
-        self.assertEqual(self.asked, [("s", "w", "abc", 1, 2)])
+        self.assertEqual(self.backlog_requests, [("s", "w", "abc", 1, 2)])
 
     def test_no_progress(self) -> None:
         """An answer that does not advance the position is ignored."""
@@ -82,14 +82,14 @@ class PartialResyncTests(SynchronousTestCase):
         for status in statuses:
             self.refuse(status)
             self.assertIsNone(self.fetch())
-        self.assertEqual(len(self.asked), 2)
+        self.assertEqual(len(self.backlog_requests), 2)
         statuses = (None, 401, 404, 500)
         for status in statuses:
-            del self.asked[:]
+            del self.backlog_requests[:]
             self.refuse(status)
             self.assertIsNone(self.fetch())
             self.assertIsNone(self.fetch())
-            self.assertEqual(len(self.asked), 1)
+            self.assertEqual(len(self.backlog_requests), 1)
             self.host.reactor.advance(SKIP_FOR)
         self.answer = _PAGE
         self.assertEqual(self.fetch(), _PAGE)

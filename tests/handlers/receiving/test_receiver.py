@@ -132,7 +132,7 @@ class LiveRowTests(SynchronousTestCase):
         fixture.host.reactor.callLater(
             0, lambda: seen.append(fixture.stream.current_token("w"))
         )
-        fixture.break_time()
+        fixture.run_pending_calls()
         self.assertEqual(seen, [200])
         self.assertEqual(fixture.stream.current_token("w"), 250)
 
@@ -147,7 +147,7 @@ class LiveRowTests(SynchronousTestCase):
             lines.insert(part, "REMOTE_SERVER_UP example.org")
         fixture.receive(*lines)
         self.assertEqual(fixture.stream.current_token("w"), 100)
-        fixture.break_time()
+        fixture.run_pending_calls()
         self.assertEqual(fixture.stream.current_token("w"), 500)
 
     def test_yields_within_a_chunk(self) -> None:
@@ -173,7 +173,7 @@ class LiveRowTests(SynchronousTestCase):
         fixture.receive(*lines)
         self.assertLess(len(fixture.host.rows.rows), 120, "yields after 0.01 s")
         while fixture.host.reactor.getDelayedCalls():
-            fixture.break_time()
+            fixture.run_pending_calls()
         self.assertEqual(len(fixture.host.rows.rows), 2000)
 
 

@@ -38,14 +38,14 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.reactor = ProcessReactor(self.clock, network, "w")
         self.client = DatabaseClient(self.database, self.reactor)
 
-    def ask(self, statement: str, **params: object) -> list[tuple[Any, ...]]:
+    def query(self, statement: str, **params: object) -> list[tuple[Any, ...]]:
         def run(txn: Any) -> list[tuple[Any, ...]]:
             txn.execute(statement, params)
             return list(txn.fetchall())
 
-        asked = self.client.transact("ask", run, autocommit=True)
+        result = self.client.transact("query", run, autocommit=True)
         self.clock.run_until(self.clock.seconds() + 1)
-        return self.successResultOf(asked)
+        return self.successResultOf(result)
 
     def test_writers_of_rows(self) -> None:
         """Writers are found by rows above an id and by name."""
@@ -54,12 +54,12 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.settle()
         (column,) = _EVENTS.id_columns
         statement = queries.writers_beyond(column, False)
-        self.assertEqual(self.ask(statement, low=5, limit=9), [("w", 7, 1)])
-        self.assertEqual(self.ask(statement, low=1, limit=1), [("w", 5, 1)])
-        self.assertEqual(self.ask(queries.writers_of_table(column)), [("w",)])
+        self.assertEqual(self.query(statement, low=5, limit=9), [("w", 7, 1)])
+        self.assertEqual(self.query(statement, low=1, limit=1), [("w", 5, 1)])
+        self.assertEqual(self.query(queries.writers_of_table(column)), [("w",)])
         statement = queries.greatest_ids_of_writers(column, False)
         self.assertEqual(
-            self.ask(statement, writers=["v", "w"]), [("v", None), ("w", 7)]
+            self.query(statement, writers=["v", "w"]), [("v", None), ("w", 7)]
         )
 
     def test_open_transactions(self) -> None:
@@ -73,10 +73,10 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.assertEqual(open_before_commit[0], 1)
         self.assertEqual(self.committed, [("events", "w", 5)])
         statement = queries.INSERTING_TRANSACTIONS
-        self.assertEqual(self.ask(statement, tables=['"events"']), [])
+        self.assertEqual(self.query(statement, tables=['"events"']), [])
         self.database.open_transactions[7] = {"events"}
-        self.assertEqual(self.ask(statement, tables=['"events"']), [("7",)])
-        self.assertEqual(self.ask(statement, tables=['"receipts"']), [])
+        self.assertEqual(self.query(statement, tables=['"events"']), [("7",)])
+        self.assertEqual(self.query(statement, tables=['"receipts"']), [])
 
     def next_ids(self, count: int = 1) -> list[int]:
         def run(txn: Any) -> list[int]:

@@ -6,21 +6,22 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools.faults.synapse.failed_reads import users_of_failed_reads
 
-AT = "2026-11-22 16:32:38,635 - "
+TIMESTAMP = "2026-11-22 16:32:38,635 - "
 
 
 def failed(
     request: str, transaction: str = "_get_linearized_receipts_for_rooms"
 ) -> str:
     return (
-        f"{AT}synapse.storage.txn - 840 - WARNING - {request} - [TXN OPERROR] "
+        f"{TIMESTAMP}synapse.storage.txn - 840 - WARNING - {request} - [TXN OPERROR] "
         f"{{{transaction}-155}} server closed the connection unexpectedly"
     )
 
 
 def answered(request: str, user: str, status: int = 200, path: str = "sync") -> str:
     return (
-        f"{AT}synapse.access.http.45653 - 643 - INFO - {request} - 127.0.0.1 - 45653 - "
+        f"{TIMESTAMP}synapse.access.http.45653 - 643 - INFO - {request} - "
+        f"127.0.0.1 - 45653 - "
         f"{{{user}}} Processed request: 2.002sec/0.005sec ru=(0.003sec, 0.000sec) "
         f"db=(0.002sec/0.001sec/1) 139B {status} "
         f'"GET /_matrix/client/v3/{path}?timeout=2000 HTTP/1.1" "-" [0 dbevts]'

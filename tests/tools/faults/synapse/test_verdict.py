@@ -21,7 +21,7 @@ ROWS = [
     Committed("events", 7, "persister1", at=20.0),
     Committed("events", 8, "persister2", at=21.0),
 ]
-BOTH = {"events": {row.delivery for row in ROWS}}
+ALL_PRESENT = {"events": {row.delivery for row in ROWS}}
 
 
 def epoch(
@@ -38,7 +38,7 @@ def epoch(
 
 
 def lost(
-    *epochs: Epoch, present: dict[str, set[Delivery]] = BOTH
+    *epochs: Epoch, present: dict[str, set[Delivery]] = ALL_PRESENT
 ) -> list[tuple[str, int]]:
     return [
         (one.process, row.token) for one, row in missing_rows(ROWS, epochs, present)
@@ -113,7 +113,7 @@ class CompareTests(SynchronousTestCase):
                 epoch("sync2", 7, 7, 8),
                 epoch("stock1", 7, is_ours=False),
             ],
-            BOTH,
+            ALL_PRESENT,
             ["events", "caches"],
         )
         self.assertEqual(
@@ -135,10 +135,10 @@ class CompareTests(SynchronousTestCase):
         """A restarted process may be delivered the same rows again."""
         first = epoch("sync1", 7)
         first.is_running = False
-        (found,) = compare(ROWS, [first, epoch("sync1", 7, 8)], BOTH, ["events"])
+        (found,) = compare(ROWS, [first, epoch("sync1", 7, 8)], ALL_PRESENT, ["events"])
         self.assertEqual((found.due, found.lost, found.duplicated), (2, 0, 0))
         # Doubled rows count even if the process is killed later.
         first.deliveries[ROWS[0].delivery] += 1
-        (found,) = compare(ROWS, [first, epoch("sync1", 7, 8)], BOTH, ["events"])
+        (found,) = compare(ROWS, [first, epoch("sync1", 7, 8)], ALL_PRESENT, ["events"])
         self.assertEqual(attrs.evolve(found, duplicated=0).lost, 0)
         self.assertEqual(found.duplicated, 1)
