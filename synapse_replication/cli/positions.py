@@ -110,7 +110,7 @@ def _parse_positions(
     return seen
 
 
-def _move_beyond(
+def _advance_sequences(
     cursor: Any,
     streams: Mapping[str, IdStream],
     seen: Mapping[str, int],
@@ -161,7 +161,7 @@ def repair_command(
     with open_database(config_paths) as (connection, config):
         cursor = connection.cursor()
         if seen:
-            _move_beyond(cursor, dict(id_streams(config)), seen, dry_run=dry_run)
+            _advance_sequences(cursor, dict(id_streams(config)), seen, dry_run=dry_run)
             connection.commit()
             return
         if dry_run:

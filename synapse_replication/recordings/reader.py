@@ -23,7 +23,7 @@ __all__ = ["Record", "RecordingError", "read_recording", "shipped_recording"]
 def shipped_recording() -> Path:
     """Return the path of the recording that ships with the package.
 
-    It is the first traffic of a real Synapse of five processes, started with an
+    It contains the first traffic of a real Synapse of five processes, started with an
     empty database and driven over the client API: 9,000 commands, 4,676 of them
     rows. Its users and tokens are fictitious.
     """

@@ -144,7 +144,7 @@ def declared_query(declaration: TableStream) -> RowQuery:
         """,
         RangeQuery(
             table=declaration.table,
-            alias="kept",
+            alias="source",
             id_column=declaration.id_column,
             writer_column=declaration.writer_column,
             columns=tuple(

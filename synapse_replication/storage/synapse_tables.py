@@ -68,7 +68,7 @@ def _query(
         """,
         RangeQuery(
             table=table,
-            alias="kept",
+            alias="source",
             id_column=id_column,
             writer_column="instance_name" if writer is _OF_WRITER else None,
             columns=tuple(

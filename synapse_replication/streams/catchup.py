@@ -324,14 +324,14 @@ def check_page(
     from_token: int,
     upto_token: int,
     *,
-    take_encoded: bool = False,
+    allow_encoded: bool = False,
 ) -> Page:
     """Return the rows in ``(from_token, upto_token]`` of a source's result.
 
     A result may contain rows beyond the requested range. They are omitted, since rows
     with lower tokens may not have been committed yet.
 
-    :param take_encoded: whether to leave rows encoded if the source returned text.
+    :param allow_encoded: whether to leave rows encoded if the source returned text.
     :raises CatchUpError: if the result does not advance beyond ``from_token``.
     """
     reached = min(result.upto_token, upto_token)
@@ -342,7 +342,7 @@ def check_page(
         )
     updates = result.updates
     is_encoded = False
-    if take_encoded and isinstance(updates, EncodedUpdates):
+    if allow_encoded and isinstance(updates, EncodedUpdates):
         updates = updates.encoded
         is_encoded = True
     wanted = [update for update in updates if from_token < update[0] <= reached]

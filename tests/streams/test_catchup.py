@@ -344,18 +344,18 @@ class CheckPageTests(SynchronousTestCase):
         self.assertEqual(check_page(result, 2, 9), Page([3, 5, 5], ["a", "c", "d"], 9))
 
     def test_encoded_rows(self) -> None:
-        """Encoded rows stay encoded with ``take_encoded``, and are decoded without."""
+        """Encoded rows stay encoded with ``allow_encoded``, and are decoded without."""
         updates = EncodedUpdates([(5, '["c"]'), (3, '["a"]'), (5, '["d"]'), (9, "1")])
         result = StreamUpdateResult(updates, 5, True)
         self.assertEqual(
-            check_page(result, 2, 9, take_encoded=True),
+            check_page(result, 2, 9, allow_encoded=True),
             Page([3, 5, 5], ['["a"]', '["c"]', '["d"]'], 5, True),
         )
         self.assertEqual(
             check_page(result, 2, 9), Page([3, 5, 5], [["a"], ["c"], ["d"]], 5)
         )
         plain = StreamUpdateResult([(3, "a")], 5, True)
-        self.assertFalse(check_page(plain, 2, 9, take_encoded=True).is_encoded)
+        self.assertFalse(check_page(plain, 2, 9, allow_encoded=True).is_encoded)
 
     def test_answer_without_progress(self) -> None:
         """An answer without progress raises an error that names the range."""

@@ -296,7 +296,7 @@ class CatchUpRunner:
             upto_token = min(upto_token, run.target)
             if upto_token <= from_token:
                 return
-        page = check_page(result, from_token, upto_token, take_encoded=True)
+        page = check_page(result, from_token, upto_token, allow_encoded=True)
         # Do not read ahead in an idempotent stream: further rows below its position may
         # be committed in the meantime.
         is_wanted = not (writer.link.is_lost or description.idempotent)
