@@ -85,7 +85,7 @@ DRAIN_TIMEOUT = 10.0
 class ProcessService(Service):
     """A main process or a worker, as a Twisted service.
 
-    :ivar started: fires when all parts are up; fails with the error that prevented it.
+    :ivar started: fires when all parts are up; fails if the process cannot start.
     :ivar host: the host that is passed to the user's code.
     """
 

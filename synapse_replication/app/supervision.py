@@ -35,7 +35,7 @@ _NOT_SETTINGS = frozenset({"files", "warnings"})
 class Process(Protocol):
     """The process that :class:`SupervisedProcess` runs.
 
-    :ivar started: fires when it is up; fails with the error that prevented it.
+    :ivar started: fires when the process is up; fails if it cannot start.
     """
 
     started: Deferred[None]
@@ -93,7 +93,7 @@ class SupervisedProcess:
     :param notify: systemd's socket; ``None`` if there is none.
     :param feed_every: the interval at which to feed systemd's watchdog, in s; ``None``
         for never.
-    :ivar started: fires when the process is up; fails with the error that prevented it.
+    :ivar started: fires when the process is up; fails if it cannot start.
     """
 
     log = Logger()

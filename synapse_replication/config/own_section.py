@@ -275,8 +275,8 @@ class OwnSection(StrictSection):
     )
     allow_unprotected_listeners: bool = Field(
         default=False,
-        description="Listen for replication beyond this machine even if neither a "
-        "secret nor a client certificate is required there.",
+        description="Whether other machines may reach a listener for replication that "
+        "requires neither a secret nor a client certificate.",
     )
     log_level: Literal["debug", "info", "warn", "error", "critical"] = Field(
         default="info", description="Lowest level that is logged."

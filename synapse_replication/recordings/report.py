@@ -61,7 +61,7 @@ class Report:
     :ivar batches: finished batches of more than one row, by stream.
     :ivar rdata_at_or_below_position: rows at or below the position that their
         writer had reached, by stream.
-    :ivar resets: the number of times that a writer moved back, by stream.
+    :ivar resets: how often a writer's position moved back, by stream.
     :ivar last_position: the last position by stream and writer.
     :ivar discarded: rows and positions that the handler did not deliver.
     :ivar extra_fields: rows with unknown additional fields, by stream.

@@ -72,7 +72,7 @@ class SequenceCheck:
         self._is_running = False
         self._not_before = -CHECK_SECONDS
         self._due = clock.seconds() + RECHECK_SECONDS
-        #: Positions far beyond the sequence that declared writers announced.
+        #: Announced positions of declared writers that are far beyond the sequence.
         self._held_back: dict[str, int] = {}
 
     def hold_back(self, instance_name: str, id_: int) -> None:

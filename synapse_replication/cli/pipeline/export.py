@@ -64,7 +64,7 @@ def export_command(
 ) -> None:
     """Write rows of an archive to files that other programs read.
 
-    Without --stream, the column row has each row as JSON: as an array in jsonl, as the
+    Without --stream, rows are in one column, named row, as JSON: an array in jsonl, the
     text of an array in csv and parquet.
     """
     from synapse_replication.pipeline.archive.export_job import run_export
