@@ -239,6 +239,7 @@ class Process:
                     () if name == CACHES else writers,
                     trusts_ids=True,
                     ids=generator,
+                    seconds=host.clock.seconds,
                 )
             host.streams.add(added, is_written_here=self.name in writers)
         if cluster.shares_tokens:
