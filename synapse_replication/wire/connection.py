@@ -421,7 +421,7 @@ class LineConnection:
     def connection_lost(self, clean: bool, text: str) -> None:
         """Record that the transport was disconnected.
 
-        :param clean: false if the transport failed before the peer closed it.
+        :param clean: true if the peer closed the connection, false if it failed.
         :param text: the reason, for display.
         """
         self.state = ConnectionState.CLOSED
