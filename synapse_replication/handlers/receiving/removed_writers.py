@@ -45,18 +45,18 @@ class RemovedWriterDrains:
     ) -> None:
         if self._is_draining(instance_name):
             return
+        known = link.writers.get((self._context.name, instance_name))
+        if known is not None and known.catch_up is not None:
+            known.catch_up.add_claim(upto_token)
+            return
         current = self._context.stream.current_token(instance_name)
         if upto_token <= current:
             self._report_drained(link, instance_name, current)
             return
-        known = link.writers.get((self._context.name, instance_name))
         if known is not None and known.is_connected and not is_deleted:
             # The writer is connected, so it will announce its rows itself.
             return
         writer = link.writer(self._context.name, instance_name)
-        if writer.catch_up is not None:
-            writer.catch_up.add_claim(upto_token)
-            return
         self._context.discard(
             instance_name, DiscardReason.SUPERSEDED_BY_POSITION, writer.drop_pending()
         )

@@ -137,6 +137,24 @@ class DrainTests(SynchronousTestCase):
         self.assertEqual(self.observer.removed_drained, [])
         self.assertEqual(self.observer.connected, [("memory", "events", "old")])
 
+    def test_found_during_a_catch_up(self) -> None:
+        """
+        If a removed writer's rows were fetched by a catch-up that continues, no second
+        catch-up starts beside it.
+        """
+        for token in range(1, 6):
+            self.stream.persist("old", token, [str(token)])
+        self.stream.removed = None
+        fixture = self.connect()
+        self.stream.is_held = True
+        fixture.receive("POSITION events old 5 5")
+        # Both wait until the first page has been delivered.
+        self.stream.query_result.callback({"old": _deleted(2)})
+        fixture.receive("POSITION events old 5 5")
+        self.stream.is_held = False
+        self.stream.answer()
+        self.assertEqual(fixture.host.rows.tokens("old"), [1, 2, 3, 4, 5])
+
     def test_nothing_is_missing(self) -> None:
         """A removed writer whose rows were all delivered is reported once."""
         fixture = self.connect()
