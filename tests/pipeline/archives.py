@@ -84,18 +84,18 @@ def receipts(first: int, last: int, *, day: int | None = None) -> list[dict[str,
 
 
 def open_table(
-    place: Path | str | ArchiveStore,
+    location: Path | str | ArchiveStore,
     stream: str = "receipts",
     table: StreamTable | None = None,
 ) -> ArchiveTable:
     """Open the table of a stream, as a driver does."""
-    store = place if isinstance(place, ArchiveStore) else open_store(place)
+    store = location if isinstance(location, ArchiveStore) else open_store(location)
     columns = table or standard_tables()[stream]
     return ArchiveTable(store, store.stream_uri(stream), stream, columns.archive_schema)
 
 
 def add_rows_to(
-    place: Path | str | ArchiveStore,
+    location: Path | str | ArchiveStore,
     stream: str,
     rows: Iterable[Mapping[str, Any]],
     *,
@@ -103,7 +103,7 @@ def add_rows_to(
     columns: StreamTable | None = None,
 ) -> ArchiveTable:
     """Commit rows to the table of a stream, with the offset of the last row."""
-    store = place if isinstance(place, ArchiveStore) else open_store(place)
+    store = location if isinstance(location, ArchiveStore) else open_store(location)
     columns = columns or standard_tables()[stream]
     table = table or open_table(store, stream, columns)
     writer = DayWriter(store, store.stream_uri(stream), "written_ts", TODAY)

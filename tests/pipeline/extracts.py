@@ -48,9 +48,7 @@ def read(dsn: str, **options: str) -> DataFrame:
 
 
 def by_writer(frame: DataFrame) -> dict[tuple[str, str], list[tuple[int, Any]]]:
-    """
-    Return the rows of each ``(stream, writer)``, in the form of the tests of the wire.
-    """
+    """Return the rows of each ``(stream, writer)``, in the form of ``ON_THE_WIRE``."""
     found: dict[tuple[str, str], list[tuple[int, Any]]] = {}
     for row in frame.orderBy("stream", "stream_id", "row_index").collect():
         key = row.stream, row.instance_name

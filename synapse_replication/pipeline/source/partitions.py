@@ -189,12 +189,12 @@ def cut_by_rows(
             continue
         # The first token that exceeds the share is left for the next batch.
         beyond = tokens[name].token_at(share)
-        taken = tokens[name].count_up_to(beyond - 1)
-        if not taken and share == left == limit:
+        used = tokens[name].count_up_to(beyond - 1)
+        if not used and share == left == limit:
             beyond += 1
-            taken = limit
+            used = limit
         cut[name] = start[name].towards(end[name], beyond - 1)
-        left -= taken
+        left -= used
     return cut
 
 

@@ -18,8 +18,8 @@ from tests.pipeline.archive.test_object_store import start_server
 from tests.pipeline.audit.test_job import (
     artificial_database,
     healthy_lines,
+    problems_of,
     write_recording,
-    wrong,
 )
 from tests.pipeline.shared_session import shared_session
 
@@ -84,7 +84,7 @@ class JobsTests(SynchronousTestCase):
         for audit in audits:
             self.assertEqual(audit.exit_code, 0, audit.output)
             self.assertEqual(
-                {key: found["count"] for key, found in wrong(audit).items()},
+                {key: found["count"] for key, found in problems_of(audit).items()},
                 {("row_twice_on_wire", "push_rules"): 1},
             )
         twice, once = (json.loads(audit.stdout)["findings"] for audit in audits)

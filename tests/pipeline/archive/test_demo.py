@@ -114,5 +114,5 @@ class DemoTests(SynchronousTestCase):
             (row["stream"], row["instance_name"])
             for row in commands.select("stream", "instance_name").collect()
         )
-        for place, count in typed.items():
-            self.assertEqual(recorded[place], count, place)
+        for key, count in typed.items():
+            self.assertEqual(recorded[key], count, key)

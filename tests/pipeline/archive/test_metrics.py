@@ -58,8 +58,8 @@ class ArchiveMetricsTests(SynchronousTestCase):
         Metrics are served at the given address until the server is stopped; a used port
         is an error.
         """
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as busy:
+            port = busy.getsockname()[1]
             error = self.assertRaises(
                 PipelineError, serve_metrics, self.registry, "127.0.0.1", port
             )

@@ -167,7 +167,9 @@ class ArchiveTests(SynchronousTestCase):
         self.assertEqual(keys_of(self.folder), read_keys(self.dsn))
 
     def test_source_fails(self) -> None:
-        """An error of the database is reported without Spark's traceback."""
+        """
+        The error for another database, or for one without tables, has no traceback.
+        """
         add_rows(self.dsn, 5)
         self.archive()
         self.dsn = shared_postgres().new_database()

@@ -57,8 +57,8 @@ class StoreTests(SynchronousTestCase):
     def test_invalid_paths(self) -> None:
         """A file, and a path that Spark interprets as a pattern, are errors."""
         self.folder.write_text("")
-        for place in (self.folder, self.folder.with_name("a*b")):
-            self.assertRaises(PipelineError, open_store, place)
+        for location in (self.folder, self.folder.with_name("a*b")):
+            self.assertRaises(PipelineError, open_store, location)
 
     def test_credentials(self) -> None:
         """

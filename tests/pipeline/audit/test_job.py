@@ -99,7 +99,7 @@ def real_dsn() -> str:
     return new_database(gzip.decompress(REAL_STREAMS.read_bytes()).decode())
 
 
-def wrong(result: Result) -> dict[tuple[str, str | None], dict[str, Any]]:
+def problems_of(result: Result) -> dict[tuple[str, str | None], dict[str, Any]]:
     """Return the printed errors and warnings, by kind and stream."""
     printed = json.loads(result.stdout)
     return {
@@ -128,7 +128,7 @@ class AuditTests(SynchronousTestCase):
         result = self.audit(real_dsn(), "--recording", FULL_RECORDING, "--json")
 
         self.assertEqual(result.exit_code, 1)
-        (found,) = wrong(result).values()
+        (found,) = problems_of(result).values()
         evidence = found.pop("evidence")
         (event, state) = evidence.pop("rows")
         self.assertEqual(
@@ -210,7 +210,7 @@ class AuditTests(SynchronousTestCase):
         result = self.audit(dsn, "--recording", path, "--archive", archive, "--json")
 
         self.assertEqual(result.exit_code, 1)
-        found = wrong(result)
+        found = problems_of(result)
         self.assertEqual(
             set(found),
             {

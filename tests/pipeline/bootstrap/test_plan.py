@@ -44,8 +44,8 @@ class PlanTests(SynchronousTestCase):
 
     def test_undeclared(self) -> None:
         """
-        An instance that is no longer a writer gets no position; a stored one is
-        unchanged.
+        An instance that is no longer a writer gets no position; a position that it has
+        is unchanged.
         """
         self.assertEqual(
             self.plan(found={"first": 8, "old": 5}, stored={"older": 3}),

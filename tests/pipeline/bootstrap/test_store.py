@@ -52,7 +52,7 @@ ORDERS = TableStream(
 
 
 class PositionStoreTests(SynchronousTestCase):
-    """Tests with a custom stream that has the negative ids 41 to 250."""
+    """Tests with a custom stream that has the ids from -250 to -41."""
 
     def setUp(self) -> None:
         self.patch(position_store, "RANGE_WIDTH", 100)

@@ -69,8 +69,10 @@ def main(dsn: str, path: str) -> None:
             else:
                 condition = _CONDITIONS.get(table, "stream_id <= 700")
             cursor.execute(f"SELECT {values} FROM {table} WHERE {condition} ORDER BY 1")
-            places = f"({', '.join(['%s'] * len(columns))})"
-            rows = [cursor.mogrify(places, row).decode() for row in cursor.fetchall()]
+            placeholders = f"({', '.join(['%s'] * len(columns))})"
+            rows = [
+                cursor.mogrify(placeholders, row).decode() for row in cursor.fetchall()
+            ]
             if rows:
                 statements.append(
                     f"INSERT INTO {table} ({', '.join(columns)}) VALUES\n"

@@ -60,8 +60,8 @@ def sizes(plot: Plot, axis: int) -> list[float]:
     """Return the width (axis 0) or the height (axis 1) of each bar."""
     found = []
     for _, corners in shapes(plot, "fill"):
-        places = [corner[axis] for corner in corners]
-        found.append(max(places) - min(places))
+        coordinates = [corner[axis] for corner in corners]
+        found.append(max(coordinates) - min(coordinates))
     return found
 
 
@@ -225,8 +225,8 @@ class OthersTests(SynchronousTestCase):
         A stream has the same colour in each plot, even if a plot lacks other streams.
         """
         totals = [total("events", "w1", 9), total("receipts", "w2", 5)]
-        alone = [count("receipts", start=START)]
-        plots = draw(totals=totals, over_time=alone, arrived=alone)
+        counts = [count("receipts", start=START)]
+        plots = draw(totals=totals, over_time=counts, arrived=counts)
         for name in ("rows-over-time", "arrived"):
             self.assertEqual(colours(plots[name]), ["var(--s1)"], name)
 

@@ -32,7 +32,9 @@ class RowsTests(SynchronousTestCase):
     """Tests for the rows that are read."""
 
     def test_as_on_the_wire(self) -> None:
-        """Each stream yields the rows that its writers sent, in the same order."""
+        """
+        The rows of each stream are those that its writers sent, in the same order.
+        """
         found: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         rows = rows_of(extract_dsn(), plan(extract_dsn()))
         for row in sorted(
@@ -190,7 +192,10 @@ class ErrorTests(SynchronousTestCase):
         )
 
     def test_no_such_table(self) -> None:
-        """If a stream has no table in the database, the error names both."""
+        """
+        If a stream has no table in the database, the error names the stream and the
+        table.
+        """
         self.refuse("stream presence", "presence_stream", streams="presence")
 
     def test_token_of_the_future(self) -> None:
@@ -202,7 +207,7 @@ class ErrorTests(SynchronousTestCase):
         )
 
     def test_token_of_another_stream(self) -> None:
-        """A token for a stream that is not selected is refused."""
+        """A token for a stream that is not read is an error."""
         self.refuse(
             "endingToken: stream caches is not read",
             streams="events",
@@ -210,7 +215,7 @@ class ErrorTests(SynchronousTestCase):
         )
 
     def test_read_only(self) -> None:
-        """The session is read-only."""
+        """The connection is read-only."""
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
 
         def write() -> None:

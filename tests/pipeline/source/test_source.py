@@ -18,7 +18,9 @@ class SourceTests(SynchronousTestCase):
     """Tests for the data source through Spark's own API."""
 
     def test_rows_are_as_on_the_wire(self) -> None:
-        """All streams yield the rows that their writers sent, in the same order."""
+        """
+        The rows of each stream are those that its writers sent, in the same order.
+        """
         frame = read(extract_dsn())
         self.assertEqual(frame.schema, ROWS_SCHEMA)
         found = by_writer(frame)

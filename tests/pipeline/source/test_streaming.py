@@ -379,7 +379,7 @@ class SparkTests(SynchronousTestCase):
         """Read all available rows; return the number of rows of each batch."""
         sizes: list[int] = []
 
-        def keep(batch: DataFrame, batch_id: int) -> None:
+        def record(batch: DataFrame, batch_id: int) -> None:
             sizes.append(batch.count())
             self.columns = batch.columns
 
@@ -390,7 +390,7 @@ class SparkTests(SynchronousTestCase):
             .load()
             .writeStream.option("checkpointLocation", f"{self.checkpoint}")
             .trigger(availableNow=True)
-            .foreachBatch(keep)
+            .foreachBatch(record)
             .start()
         )
         query.awaitTermination()

@@ -290,12 +290,12 @@ def damage_findings(lines: DataFrame) -> DataFrame:
     :param lines: the result of :func:`wire_lines`.
     """
     columns = lines.select("recording", "line_number", "is_damaged")
-    wrong = sf.when(sf.col("is_damaged"), sf.col("line_number"))
+    damaged = sf.when(sf.col("is_damaged"), sf.col("line_number"))
     grouped = columns.groupBy("recording").agg(
         sf.max("line_number").alias("end"),
-        sf.count(wrong).alias("count"),
-        sf.min(wrong).alias("first"),
-        sf.max(wrong).alias("last"),
+        sf.count(damaged).alias("count"),
+        sf.min(damaged).alias("first"),
+        sf.max(damaged).alias("last"),
     )
     at_end = (sf.col("count") == 1) & (sf.col("last") == sf.col("end"))
     nothing = sf.lit(None)

@@ -105,8 +105,8 @@ CASES = {
 @functools.cache
 def order() -> dict[str, list[tuple[Found, Any]]]:
     """
-    Return the findings of each case with their evidence, for all cases at the same
-    time.
+    Return the findings of each case with their evidence; run all cases at once, because
+    Spark is slow.
     """
     tokens: list[Any] = []
     for name, texts in CASES.items():
