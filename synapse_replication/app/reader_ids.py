@@ -57,7 +57,10 @@ class ReaderIds:
         return self._generator().get_next()
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
-        """Return a writer's delivered position; for this process, the finished one."""
+        """Return a writer's delivered position.
+
+        For this process, it is the position up to which its ids are finished.
+        """
         if self._own is not None and instance_name == self._instance_name:
             return self._own.get_current_token_for_writer(instance_name)
         return self._handled.get(instance_name, self._unknown)

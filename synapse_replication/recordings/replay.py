@@ -168,7 +168,7 @@ class _Notifier:
 
 
 class _Connection:
-    """The connection on which the recording arrives; commands sent to it are lost."""
+    """The connection on which the recording arrives; sent commands are discarded."""
 
     name = "recording"
     relays = False

@@ -72,8 +72,8 @@ class MemoryStream:
         older rows.
     :param max_rows: the most rows in the log, and the most keys whose newest evicted
         row is retained.
-    :param max_bytes: the most JSON text in the log. The rows of the newest token are
-        retained whatever their size.
+    :param max_bytes: the most bytes of JSON text in the log. The rows of the newest
+        token are retained whatever their size.
     :param page_rows: rows per page of a catch-up.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
