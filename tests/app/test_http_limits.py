@@ -27,7 +27,7 @@ class _Transport(StringTransport):
         self.is_aborted = True
 
 
-class _Slow(Resource):
+class _SlowResource(Resource):
     isLeaf = True  # noqa: N815
 
     def render_GET(self, request: Any) -> int:
@@ -42,7 +42,7 @@ class SiteTestCase(SynchronousTestCase):
         rows: Any = Resource()
         root.putChild(b"rows", rows)
         rows.putChild(b"a", Data(b"row", "text/plain"))
-        root.putChild(b"slow", _Slow())
+        root.putChild(b"slow", _SlowResource())
         self.refused: list[int] = []
         self.clock = Clock()
         self.site = BoundedSite(

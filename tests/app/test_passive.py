@@ -130,12 +130,12 @@ class OutputTests(SynchronousTestCase):
         """Writes within one reactor turn are flushed together."""
         flushes: list[str] = []
 
-        class Out(io.StringIO):
+        class RecordingStream(io.StringIO):
             def flush(self) -> None:
                 flushes.append(self.getvalue())
 
         clock = Clock()
-        output = Output(Out(), clock, lambda error: None)
+        output = Output(RecordingStream(), clock, lambda error: None)
         output.write("a")
         output.write("b")
         self.assertEqual(flushes, [])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     _ids: type[WriterIds] = ReaderIds
 
 
-class Generator:
+class FakeIdGenerator:
     """An id generator that is far ahead of the delivered rows."""
 
     def __init__(self) -> None:
@@ -38,7 +38,9 @@ class Generator:
 
 
 class ReaderIdsTests(SynchronousTestCase):
-    def make(self, own: Generator | None = None, negative: bool = False) -> ReaderIds:
+    def make(
+        self, own: FakeIdGenerator | None = None, negative: bool = False
+    ) -> ReaderIds:
         return ReaderIds("s", "me", {"a": 5, "me": 4}, 2, own, negative=negative)
 
     def test_reader(self) -> None:
@@ -60,7 +62,7 @@ class ReaderIdsTests(SynchronousTestCase):
         The position of this instance is the generator's; that of another instance is
         its delivered one.
         """
-        generator = Generator()
+        generator = FakeIdGenerator()
         ids = self.make(generator)
         self.assertEqual(ids.get_current_token_for_writer("me"), 100)
         self.assertEqual(ids.get_minimal_local_current_token(), 99)

@@ -108,7 +108,7 @@ class ScriptWriterTests(SynchronousTestCase):
             ],
         )
 
-    def test_a_failure_is_noted(self) -> None:
+    def test_failure_is_logged(self) -> None:
         """A write that fails is logged and reported."""
 
         async def fail(rows: list[Any]) -> int:

@@ -204,7 +204,7 @@ class StartAndStopTests(SynchronousTestCase):
         self.assertEqual(self.triggers, {})
 
 
-class _EventsOfTwo(FakeStream):
+class _EventsOfTwoWriters(FakeStream):
     """
     A stream with two writers as in a host: a position of one writer advances both.
     """
@@ -229,7 +229,7 @@ class MissedRowTests(SynchronousTestCase):
     """Tests for a reader of two persisters that misses one row of the first."""
 
     def setUp(self) -> None:
-        self.events = _EventsOfTwo()
+        self.events = _EventsOfTwoWriters()
         fake_modules(self, {"events": lambda hs: self.events})
         hs: Any = HostWithHandler(
             "reader",

@@ -22,7 +22,7 @@ _COMMANDS = "synapse_replication_tcp_protocol_inbound_commands"
 _QUEUE = "synapse_replication_tcp_command_queue"
 
 
-class _LaterGauge(Collector):
+class _ComputedGauge(Collector):
     """A metric that is computed when it is read."""
 
     name = _QUEUE
@@ -44,7 +44,7 @@ class AdoptMetricsTests(SynchronousTestCase):
             registry=registry,
         )
         counter.labels("PING", "redis", "test").inc(5)
-        gauge = _LaterGauge()
+        gauge = _ComputedGauge()
         registry.register(gauge)
         namespace = {"counter": counter, "gauge": gauge, "other": 7}
         found = adopt_metrics(namespace, registry)

@@ -83,7 +83,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
             self.data.wait_for_stream_position(writer, "events", position, 10)
         )
 
-    def note(self, _: None, woken: list[int], number: int) -> None:
+    def record_wakeup(self, _: None, woken: list[int], number: int) -> None:
         woken.append(number)
 
     def await_in_process(self, waiting: Awaitable[None] | None) -> Deferred[None]:
@@ -139,7 +139,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         """All waiters of a position wake, in order, when it is reached."""
         woken: list[int] = []
         for number, position in enumerate((5, 3, 5, 9)):
-            self.wait(position).addCallback(self.note, woken, number)
+            self.wait(position).addCallback(self.record_wakeup, woken, number)
         self.rows(4)
         self.assertEqual(woken, [1])
         self.rows(6)

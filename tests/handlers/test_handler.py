@@ -364,11 +364,11 @@ class ConnectionEndTests(SynchronousTestCase):
         fixture = receiving()
         handler = fixture.handler
 
-        class Leaving(MemoryConnection):
+        class LeavingConnection(MemoryConnection):
             def send_lines(self, command_name: str, lines: object) -> None:
                 handler.lost_connection(self)
 
-        leaving = Leaving("leaving", relays=True)
+        leaving = LeavingConnection("leaving", relays=True)
         handler.new_connection(leaving)
         last = fixture.connect("last")
         last.take()

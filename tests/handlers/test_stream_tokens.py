@@ -50,42 +50,42 @@ class StreamTokenTests(SynchronousTestCase):
             )
         )
 
-    def reach(self, writer: str, token: int) -> None:
+    def deliver_position(self, writer: str, token: int) -> None:
         self.data.on_rdata("events", writer, token, [])
         self.reactor.advance(0)
 
     def test_every_writer(self) -> None:
         """A wait finishes only when every writer has reached the token."""
         waiting = self.wait(5)
-        self.reach("a", 9)
+        self.deliver_position("a", 9)
         self.assertNoResult(waiting)
-        self.reach("b", 5)
+        self.deliver_position("b", 5)
         self.successResultOf(waiting)
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_two_waiters(self) -> None:
         """Both waiters for one token wake; a waiter for a lower token wakes earlier."""
-        self.reach("b", 5)
+        self.deliver_position("b", 5)
         waiting = [self.wait(3), self.wait(3), self.wait(1, a=2)]
-        self.reach("a", 2)
+        self.deliver_position("a", 2)
         self.successResultOf(waiting[2])
         self.assertNoResult(waiting[0])
-        self.reach("a", 3)
+        self.deliver_position("a", 3)
         self.successResultOf(waiting[0])
         self.successResultOf(waiting[1])
 
     def test_already_reached(self) -> None:
         """A wait for a token that was reached returns immediately."""
-        self.reach("a", 3)
-        self.reach("b", 4)
+        self.deliver_position("a", 3)
+        self.deliver_position("b", 4)
         self.successResultOf(self.wait(3, b=4))
 
     def test_timeout(self) -> None:
         """
         After its timeout, a wait fails with an error that names the slowest writer.
         """
-        self.reach("a", 3)
-        self.reach("b", 4)
+        self.deliver_position("a", 3)
+        self.deliver_position("b", 4)
         slow, for_b = self.wait(4, timeout=2), self.wait(3, timeout=3, b=9)
         self.reactor.advance(2)
         error = self.failureResultOf(slow, WaitTimeoutError).value
@@ -111,8 +111,8 @@ class StreamTokenTests(SynchronousTestCase):
             return 3
 
         self.data._largest_token = largest
-        self.reach("a", 3)
-        self.reach("b", 3)
+        self.deliver_position("a", 3)
+        self.deliver_position("b", 3)
         self.successResultOf(self.wait(100))
 
     def test_callback(self) -> None:
@@ -125,11 +125,11 @@ class StreamTokenTests(SynchronousTestCase):
         self.assertEqual(called, [])
         self.reactor.pump([0, 0])
         self.assertEqual(called, [3])
-        self.reach("b", 10)
+        self.deliver_position("b", 10)
         self.reactor.pump([0, 0])
         self.assertEqual(called, [3])
         stop()
-        self.reach("a", 10)
+        self.deliver_position("a", 10)
         self.reactor.pump([0, 0])
         self.assertEqual(called, [3])
         self.assertEqual(self.data._tokens.interests, {})

@@ -36,7 +36,7 @@ from tests.http.doubles import (
 _ROWS = [(2, ["a"]), (3, ["b"]), (5, ["c"])]
 
 
-class Canned(Resource):
+class CannedResource(Resource):
     """Answers every request with one status and body, and records the requests."""
 
     isLeaf = True  # noqa: N815
@@ -175,7 +175,9 @@ class HttpCatchUpClientTests(SynchronousTestCase):
 
     def test_request(self) -> None:
         """Each request has an id of its own, the secret, and the range."""
-        canned = Canned(200, b'{"updates": [], "upto_token": 9, "limited": false}')
+        canned = CannedResource(
+            200, b'{"updates": [], "upto_token": 9, "limited": false}'
+        )
         client = self.make_client(canned)
         self.fetch(client)
         self.fetch(client)
@@ -198,13 +200,15 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertEqual(error.status, 401)
         self.assertIn("worker_replication_secret", str(error))
         self.assertNotIn("hush", str(error))
-        echoed = Canned(500, b"no access for Bearer wrong")
+        echoed = CannedResource(500, b"no access for Bearer wrong")
         error = self.fail_to_fetch(self.make_client(echoed, secret="wrong"))
         self.assertNotIn("wrong", str(error).replace("wrong secret", ""))
 
     def test_stock_refusal(self) -> None:
-        """Stock answers 500 to a wrong secret; the hint mentions this."""
-        stock = Canned(500, b'{"errcode":"M_UNKNOWN","error":"Internal server error"}')
+        """Stock Synapse answers 500 to a wrong secret; the hint mentions this."""
+        stock = CannedResource(
+            500, b'{"errcode":"M_UNKNOWN","error":"Internal server error"}'
+        )
         error = self.fail_to_fetch(self.make_client(stock))
         self.assertEqual(error.status, 500)
         self.assertIn("worker_replication_secret", str(error))
@@ -217,10 +221,10 @@ class HttpCatchUpClientTests(SynchronousTestCase):
 
     def test_other_refusal(self) -> None:
         """Any other error is reported with its status and body."""
-        error = self.fail_to_fetch(self.make_client(Canned(400, b"M_UNKNOWN")))
+        error = self.fail_to_fetch(self.make_client(CannedResource(400, b"M_UNKNOWN")))
         self.assertEqual((error.status, error.body), (400, "M_UNKNOWN"))
 
-    def test_no_page(self) -> None:
+    def test_malformed_response(self) -> None:
         """A malformed response is an error, whatever its status."""
         for body in (
             b"<html>",
@@ -230,7 +234,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
             b"\xff",
             b'{"updates": [[1, ' + b"[" * 5000 + b"]" * 5000 + b"]]}",
         ):
-            error = self.fail_to_fetch(self.make_client(Canned(200, body)))
+            error = self.fail_to_fetch(self.make_client(CannedResource(200, body)))
             self.assertEqual(error.status, 200)
 
     def test_status(self) -> None:
@@ -259,7 +263,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         error = self.failureResultOf(response, HttpCatchUpError).value
         self.assertIn("add writer2 to instance_map", str(error))
 
-    def test_silence(self) -> None:
+    def test_no_response_in_time(self) -> None:
         """A request without a response in time fails."""
         self.events.blocked_until = Deferred()
         response = Deferred.fromCoroutine(
@@ -274,7 +278,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
 
     def test_too_long(self) -> None:
         """A response that is too long fails."""
-        agent = RequestTraversalAgent(Canned(200, b"[" * 200))
+        agent = RequestTraversalAgent(CannedResource(200, b"[" * 200))
         client = HttpCatchUpClient(
             agent,
             {"writer1": InstanceLocation()},
@@ -293,7 +297,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
             (InstanceLocation(path="/run/w.sock"), "unix:/run/w.sock:/_synapse/"),
         ):
             error = self.fail_to_fetch(
-                self.make_client(Canned(404, b""), location=location)
+                self.make_client(CannedResource(404, b""), location=location)
             )
             self.assertIn(shown, error.url)
 
@@ -359,7 +363,7 @@ class RealSocketTests(TestCase):
         authority = PrivateAuthority(folder)
         other = PrivateAuthority(folder, "other")
         server, client = authority.issue("server"), authority.issue("client")
-        other_pair = other.issue("stranger")
+        other_pair = other.issue("other_client")
         resource = ReplicationResource(
             Directory(ListStream("events", _ROWS)), "w", "hush", FailureObserver()
         )

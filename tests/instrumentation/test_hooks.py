@@ -267,11 +267,11 @@ class ReplicationHooksTests(SynchronousTestCase):
         """
         waiting: Deferred[None] = Deferred()
 
-        async def remember(event: LinkUp) -> None:
+        async def record_and_wait(event: LinkUp) -> None:
             self.events.append(event)
             await waiting
 
-        self.hooks.subscribe(LinkUp, remember)
+        self.hooks.subscribe(LinkUp, record_and_wait)
         self.observer.connection_made("redis")
         self.assertEqual(self.take(), [LinkUp("redis")])
         self.assertEqual(self.failures, [])

@@ -52,7 +52,7 @@ class RemovedWriterTests(DeploymentTestCase):
         }
         return {**config, "synapse_replication": section}
 
-    def move(self, *writers: str) -> None:
+    def configure_writers(self, *writers: str) -> None:
         """Configure other writers."""
         self.shared = copy.deepcopy(self.shared)
         self.shared["synapse_replication"]["streams"][1]["writers"] = list(writers)
@@ -97,7 +97,7 @@ class RemovedWriterTests(DeploymentTestCase):
         self.wait_until_main_wrote(10)
         self.assertEqual(self.stop(main), 0)
 
-        self.move("writer2")
+        self.configure_writers("writer2")
         self.start("main", self.main)
         self.start("worker", self.writes_from(self.writer2, 10), name="writer2")
         self.wait_until_up("writer2")
@@ -126,7 +126,7 @@ class RemovedWriterTests(DeploymentTestCase):
         main.send_signal(signal.SIGKILL)
         main.wait()
 
-        self.move("writer2")
+        self.configure_writers("writer2")
         self.start("main", self.main)
         self.start("worker", self.writes_from(self.writer2, 6), name="writer2")
         self.write_upto(10)

@@ -86,7 +86,7 @@ class Peer:
             lines = [rdata(token) for token in range(first, self.token + 1)]
             self.handler.connection.send_lines("RDATA", lines)
 
-    def up(self, times: int = 1) -> Deferred[None]:
+    def wait_until_up(self, times: int = 1) -> Deferred[None]:
         """Fire when both connections were established ``times`` times.
 
         The Deferred fires a turn later, because the observer is notified before the
@@ -100,7 +100,7 @@ class Peer:
         )
         return both.addCallback(lambda _: deferLater(self._reactor, 0, lambda: None))
 
-    def happened(self, *words: str) -> Deferred[None]:
+    def wait_for_event(self, *words: str) -> Deferred[None]:
         """Fire when one event contains all of the words."""
         return self.events.until(
             lambda: any(

@@ -55,7 +55,7 @@ class RedisSenderTestCase(SynchronousTestCase):
         """Publish rows."""
         self.sender.publish("RDATA", "hs", [rdata(token) for token in tokens])
 
-    def turn(self) -> None:
+    def end_turn(self) -> None:
         """End the current reactor turn."""
         self.memory.reactor.advance(0)
 
@@ -63,7 +63,7 @@ class RedisSenderTestCase(SynchronousTestCase):
         """Publish a row, and answer the CLIENT INFO after it with an error."""
         self.memory.greet()
         self.publish_rows(1)
-        self.turn()
+        self.end_turn()
         self.assertIn(_INFO, self.written)
         self.memory.deliver_data(0, b":1\r\n" + answer)
 
@@ -73,7 +73,7 @@ class RedisSenderTestCase(SynchronousTestCase):
         self.memory.connect(0)
         self.memory.greet()
         self.publish_rows(2)
-        self.turn()
+        self.end_turn()
         head = encode_publishes(b"", [b""])[0][:16]
         return [data for data in self.written if not data.startswith(head)]
 
@@ -82,7 +82,7 @@ class RedisSenderTestCase(SynchronousTestCase):
         self.memory.lose(0)
         transport = self.memory.connect(0)
         self.memory.greet()
-        self.turn()
+        self.end_turn()
         return published(transport.take())
 
     @property

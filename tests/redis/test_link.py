@@ -23,7 +23,7 @@ class RoundTripTests(RealRedisTestCase):
     async def exchange(self, *peers: Peer) -> None:
         """Send rows from the first peer and receive them on all."""
         for peer in peers:
-            await peer.up()
+            await peer.wait_until_up()
         peers[0].write(500)
         for peer in peers:
             await peer.events.until(lambda peer=peer: peer.handler.seen == 500)  # type: ignore[misc]
@@ -84,8 +84,8 @@ class RoundTripTests(RealRedisTestCase):
         options = by_port(shared_redis())
         with_ips = self.start_peer(options, channels=["USER_IP"])
         without = self.start_peer(options)
-        await with_ips.up()
-        await without.up()
+        await with_ips.wait_until_up()
+        await without.wait_until_up()
         command = UserIpCommand("@a:hs", "token", "::1", "agent", None, 5)
         without.send(command)
         without.send(RemoteServerUpCommand("x.example"))
@@ -105,8 +105,8 @@ class RoundTripTests(RealRedisTestCase):
         options = by_port(shared_redis())
         reader = self.start_peer(options)
         peer = Peer(self.reactor, options, self.server_name)
-        await reader.up()
-        await peer.up()
+        await reader.wait_until_up()
+        await peer.wait_until_up()
         peer.write(5000)
         await peer.link.stop()
         await reader.events.until(lambda: reader.handler.seen == 5000)

@@ -34,8 +34,8 @@ from tests.support.link_proxy import Cut, LinkProxy
 class FaultTests(RealRedisTestCase):
     """Real faults of a real Redis: the link reconnects, and no row is skipped."""
 
-    async def write_on(self, writer: Peer, rounds: int) -> None:
-        """Write 20 rows every 2 ms."""
+    async def write_rounds(self, writer: Peer, rounds: int) -> None:
+        """Write 20 rows in each round, with 2 ms between rounds."""
         for _ in range(rounds):
             writer.write(20)
             await deferLater(self.reactor, 0.002, lambda: None)
@@ -44,13 +44,13 @@ class FaultTests(RealRedisTestCase):
         """Redis restarts while rows are written; every gap is announced."""
         redis = self.start_redis()
         writer, reader = await self.start_pair(redis)
-        await self.write_on(writer, 30)
+        await self.write_rounds(writer, 30)
         redis.kill()
-        await self.write_on(writer, 10)
+        await self.write_rounds(writer, 10)
         redis.start()
-        await writer.up(2)
-        await reader.up(2)
-        await self.write_on(writer, 30)
+        await writer.wait_until_up(2)
+        await reader.wait_until_up(2)
+        await self.write_rounds(writer, 30)
         await self.until(lambda: reader.handler.seen == writer.token)
         self.assertEqual(reader.handler.gaps, [])
         self.assertGreater(writer.losses, 0)
@@ -61,8 +61,8 @@ class FaultTests(RealRedisTestCase):
         writer.handler.answer = lambda: writer.announce(0)
         reader = self.start_peer(by_port(redis), instance_name="reader")
         reader.handler.waits_for_position = True
-        await writer.up()
-        await reader.happened("received")
+        await writer.wait_until_up()
+        await reader.wait_for_event("received")
         return writer, reader
 
     async def test_outbound_only(self) -> None:
@@ -71,17 +71,17 @@ class FaultTests(RealRedisTestCase):
         writer, reader = await self.start_pair(redis)
         for _ in range(5):
             made = writer.events.all.count(("made", "redis_out"))
-            await self.write_on(writer, 3)
+            await self.write_rounds(writer, 3)
             writer.write(200)
             writer.sender.flush()
             redis.command("CLIENT", "KILL", "TYPE", "normal")
-            await self.write_on(writer, 3)
+            await self.write_rounds(writer, 3)
             await writer.events.until(
                 lambda made=made: (  # type: ignore[misc]
                     writer.events.all.count(("made", "redis_out")) > made
                 )
             )
-        await self.write_on(writer, 3)
+        await self.write_rounds(writer, 3)
         await self.until(lambda: reader.handler.seen == writer.token)
         self.assertEqual(reader.handler.gaps, [])
         self.assertEqual(reader.events.all.count("new_connection"), 1)
@@ -93,8 +93,8 @@ class FaultTests(RealRedisTestCase):
         )
         writer = self.start_peer(by_port(redis))
         slow = self.start_peer(by_port(redis))
-        await writer.up()
-        await slow.up()
+        await writer.wait_until_up()
+        await slow.wait_until_up()
         transport: Any = slow.handler.connection.transport  # type: ignore[union-attr]
         transport.pauseProducing()
         line = b"RDATA events writer 1 [%b]" % (b"1," * 5000 + b"1")
@@ -104,7 +104,7 @@ class FaultTests(RealRedisTestCase):
             # The paused subscriber must not delay the writer's own copy.
             await deferLater(self.reactor, 0.001, lambda: None)
         transport.resumeProducing()
-        await slow.up(1)
+        await slow.wait_until_up(1)
         await slow.events.until(lambda: slow.events.all.count("new_connection") == 2)
         self.assertIn("lost_connection", slow.events.all)
         # The missed rows are announced to it, and later ones arrive.
@@ -118,12 +118,12 @@ class FaultTests(RealRedisTestCase):
         """Both connections detect a Redis that does not answer."""
         redis = self.start_redis()
         peer = self.start_peer(by_port(redis), interval=0.2)
-        await peer.up()
+        await peer.wait_until_up()
         redis.freeze()
-        await peer.happened("lost", "'redis'", "TIMED_OUT")
-        await peer.happened("lost", "'redis_out'", "TIMED_OUT")
+        await peer.wait_for_event("lost", "'redis'", "TIMED_OUT")
+        await peer.wait_for_event("lost", "'redis_out'", "TIMED_OUT")
         redis.thaw()
-        await peer.up(2)
+        await peer.wait_until_up(2)
 
     async def test_cut_in_one_direction(self) -> None:
         """A connection that is cut in either direction is replaced; no row is lost."""
@@ -137,8 +137,8 @@ class FaultTests(RealRedisTestCase):
             cut_off, instance_name="reader", interval=0.3, handshake_timeout=0.3
         )
         reader.handler.waits_for_position = True
-        await writer.up()
-        await reader.happened("received")
+        await writer.wait_until_up()
+        await reader.wait_for_event("received")
         for cut, name in (
             (Cut.PUBLISHES, "redis_out"),
             (Cut.REPLIES, "redis_out"),
@@ -147,16 +147,16 @@ class FaultTests(RealRedisTestCase):
         ):
             for peer in (writer, reader):
                 peer.events.all.clear()
-            await self.write_on(writer, 3)
+            await self.write_rounds(writer, 3)
             proxy.cut(cut)
-            await self.write_on(writer, 3)
+            await self.write_rounds(writer, 3)
             # If publishes are cut, no later row is written, because it would reveal the
             # loss. If only PINGs are cut, rows that arrive must not hide the cut.
             while not all(
                 any(event[:2] == ("lost", name) for event in peer.events.all)
                 for peer in (writer, reader)
             ):
-                await self.write_on(writer, 0 if cut is Cut.PUBLISHES else 3)
+                await self.write_rounds(writer, 0 if cut is Cut.PUBLISHES else 3)
                 await deferLater(self.reactor, 0.01, lambda: None)
             for peer in (writer, reader):
                 (reason, *_) = [
@@ -165,9 +165,9 @@ class FaultTests(RealRedisTestCase):
                 self.assertEqual(reason, CloseReason.TIMED_OUT, cut)
             proxy.heal()
             for peer in (writer, reader):
-                await peer.happened("made", f"'{name}'")
+                await peer.wait_for_event("made", f"'{name}'")
             await deferLater(self.reactor, 0, lambda: None)
-            await self.write_on(writer, 3)
+            await self.write_rounds(writer, 3)
             await self.until(lambda: reader.handler.seen == writer.token)
             self.assertEqual(reader.handler.gaps, [], cut)
 
@@ -180,11 +180,11 @@ class FaultTests(RealRedisTestCase):
         )
         await self.until(lambda: other_client.state == "connected")
         peer = self.start_peer(by_port(redis, password="hush"))
-        await peer.happened("again", "'redis'", "max number of clients")
-        await peer.happened("again", "'redis_out'")
+        await peer.wait_for_event("again", "'redis'", "max number of clients")
+        await peer.wait_for_event("again", "'redis_out'")
         other_client.disconnect()
         await self.until(lambda: self.raise_limit(redis))
-        await peer.up()
+        await peer.wait_until_up()
 
     def raise_limit(self, redis: PrivateRedis) -> bool:
         """Raise ``maxclients``, if a connection is possible."""
@@ -197,11 +197,11 @@ class FaultTests(RealRedisTestCase):
         """After Redis's password was corrected, both connections are established."""
         redis = self.start_redis(password="other")
         peer = self.start_peer(by_port(redis, password="hush"))
-        await peer.happened("again", "'redis'", "WRONGPASS")
-        await peer.happened("again", "'redis_out'", "WRONGPASS")
+        await peer.wait_for_event("again", "'redis'", "WRONGPASS")
+        await peer.wait_for_event("again", "'redis_out'", "WRONGPASS")
         self.assertNotIn("hush", str(peer.events.all))
         redis.command("CONFIG", "SET", "requirepass", "hush")
-        await peer.up()
+        await peer.wait_until_up()
 
     async def test_accepts_then_closes(self) -> None:
         """
@@ -215,15 +215,15 @@ class FaultTests(RealRedisTestCase):
             options = RedisOptions("127.0.0.1", port.getHost().port)
             peer = Peer(SteppedReactor(self.reactor, clock), options, "hs")
             for attempt in range(1, 9):
-                delays = await self.refused(peer, attempt)
+                delays = await self.wait_for_attempts(peer, attempt)
                 self.assertEqual(closing.accepted, 2 * attempt)
                 clock.advance(max(delays))
-            self.assertGreaterEqual(min(await self.refused(peer, 9)), 2.5)
+            self.assertGreaterEqual(min(await self.wait_for_attempts(peer, 9)), 2.5)
             await peer.link.stop()
             self.assertEqual(clock.getDelayedCalls(), [])
             await port.stopListening()
 
-    async def refused(self, peer: Peer, attempt: int) -> list[float]:
+    async def wait_for_attempts(self, peer: Peer, attempt: int) -> list[float]:
         """
         Wait until both connections have failed this often; return their latest delays.
         """
@@ -242,26 +242,26 @@ class FaultTests(RealRedisTestCase):
     async def test_stalling_server(self) -> None:
         """A server that does not answer AUTH is replaced by one that does."""
         redis = self.start_redis(password="hush")
-        held: list[Any] = []
+        accepted: list[Any] = []
 
         class Silent(Protocol):
             def connectionMade(self) -> None:
-                held.append(self)
+                accepted.append(self)
 
         port = self.reactor.listenTCP(
             0, Factory.forProtocol(Silent), interface="127.0.0.1"
         )
         options = RedisOptions("127.0.0.1", port.getHost().port, password="hush")
         peer = self.start_peer(options, handshake_timeout=0.1)
-        await peer.happened("again", "'redis'", "no answer")
-        await peer.happened("again", "'redis_out'", "no answer")
-        for silent in held:
+        await peer.wait_for_event("again", "'redis'", "no answer")
+        await peer.wait_for_event("again", "'redis_out'", "no answer")
+        for silent in accepted:
             silent.transport.loseConnection()
         await port.stopListening()
         for factory in (peer.link._inbound, peer.link._outbound):
             connector: Any = factory.connector
             connector.port = redis.port
-        await peer.up()
+        await peer.wait_until_up()
 
 
 class TlsTests(RealRedisTestCase):
@@ -299,8 +299,8 @@ class TlsTests(RealRedisTestCase):
         """Rows, including those published right before the stop, are sent over TLS."""
         reader = self.start_peer(self.options(self.tls))
         writer = Peer(self.reactor, self.options(self.tls), self.server_name)
-        await reader.up()
-        await writer.up()
+        await reader.wait_until_up()
+        await writer.wait_until_up()
         writer.write(5000)
         await writer.link.stop()
         await reader.events.until(lambda: reader.handler.seen == 5000)
@@ -311,7 +311,7 @@ class TlsTests(RealRedisTestCase):
         """
         other = PrivateAuthority(self.folder, "other")
         peer = self.start_peer(self.options(RedisTlsOptions(other.certificate)))
-        await peer.happened("again", "'redis'", "certificate verify failed")
+        await peer.wait_for_event("again", "'redis'", "certificate verify failed")
 
     async def test_no_certificate(self) -> None:
         """If Redis requires a client certificate, the report states this."""
@@ -319,20 +319,20 @@ class TlsTests(RealRedisTestCase):
             self.options(RedisTlsOptions(self.authority.certificate))
         )
         for name in ("'redis'", "'redis_out'"):
-            await peer.happened("again", name, "the peer requires a certificate")
+            await peer.wait_for_event("again", name, "the peer requires a certificate")
 
     async def test_another_name(self) -> None:
         """A server certificate for another name is refused and reported."""
         options = attrs.evolve(self.tls, hostname="redis.example")
         peer = self.start_peer(self.options(options))
         for name in ("'redis'", "'redis_out'"):
-            await peer.happened("again", name, "is not for redis.example")
+            await peer.wait_for_event("again", name, "is not for redis.example")
 
     async def test_mismatch(self) -> None:
         """The report mentions TLS if only one end uses it."""
         plain = self.start_peer(self.options(None))
-        await plain.happened("again", "'redis'", "TLS")
+        await plain.wait_for_event("again", "'redis'", "TLS")
         wrong = self.start_peer(
             by_port(self.redis, tls=self.tls), handshake_timeout=0.5
         )
-        await wrong.happened("again", "'redis'", "TLS")
+        await wrong.wait_for_event("again", "'redis'", "TLS")

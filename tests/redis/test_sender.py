@@ -37,7 +37,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.publish_rows(2)
         self.publish_rows(3)
         self.assertEqual(self.written, [])
-        self.turn()
+        self.end_turn()
         others = b"".join(encode_publishes(b"hs", [rdata(2), rdata(3)]))
         self.assertEqual(self.written, [others])
 
@@ -59,7 +59,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertGreater(min(due), reactor.seconds(), "no flush is scheduled")
         self.memory.reactor.advance(2 * COALESCE_WINDOW)
         self.sender.publish(EXTENSION, "hs/x", [b"heartbeat"])
-        self.turn()
+        self.end_turn()
         self.assertEqual(len(self.written), 1)
 
     def test_one_write_a_turn(self) -> None:
@@ -72,7 +72,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.sender.publish("USER_IP", "hs/USER_IP", [b"USER_IP x"])
         self.publish_rows(3)
         self.assertEqual(self.written, [])
-        self.turn()
+        self.end_turn()
         self.assertEqual(
             self.written,
             [
@@ -84,7 +84,7 @@ class RedisSenderTests(RedisSenderTestCase):
             ],
         )
         self.assertEqual(self.memory.observer.sent["RDATA"], 3)
-        self.turn()
+        self.end_turn()
         self.assertEqual(self.written, [])
 
     def test_without_a_socket(self) -> None:
@@ -102,7 +102,7 @@ class RedisSenderTests(RedisSenderTestCase):
         """Publishing no lines writes nothing."""
         self.memory.establish()
         self.publish_rows()
-        self.turn()
+        self.end_turn()
         self.assertEqual(self.written, [])
 
     def test_acknowledgements(self) -> None:
@@ -112,7 +112,7 @@ class RedisSenderTests(RedisSenderTestCase):
         """
         self.memory.establish()
         self.publish_rows(1, 2, 3)
-        self.turn()
+        self.end_turn()
         self.assertEqual(self.sender.unacknowledged, 3)
         self.memory.deliver_data(0, b":2\r\n:")
         self.assertEqual(self.sender.unacknowledged, 2)
@@ -126,7 +126,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.memory.establish()
         for token in range(1, 101):
             self.publish_rows(token)
-            self.turn()
+            self.end_turn()
             self.memory.deliver_data(0, b":1\r\n")
         self.assertFalse(self.memory.transports[0].aborted)
 
@@ -145,10 +145,10 @@ class RedisSenderTests(RedisSenderTestCase):
         self.memory.establish()
         protocol = self.memory.protocols[0]
         self.publish_rows(1)
-        self.turn()
+        self.end_turn()
         first = protocol.get("a")
         self.publish_rows(2, 3)
-        self.turn()
+        self.end_turn()
         second = protocol.get("b")
         self.memory.deliver_data(0, b":1\r\n$2\r\n12\r\n:1\r\n:1\r\n$-1\r\n")
         self.assertEqual(self.successResultOf(first), b"12")
@@ -163,18 +163,18 @@ class RedisSenderTests(RedisSenderTestCase):
         self.memory.connect(0, transport)
         self.memory.greet()
         self.publish_rows(1)
-        self.turn()
+        self.end_turn()
         self.assertEqual(transport.sent, 1)
         transport.disconnecting = True
         self.publish_rows(2)
-        self.turn()
+        self.end_turn()
         self.assertEqual(transport.sent, 1)
 
     def test_announced_first(self) -> None:
         """After a loss, the position is published first on the next connection."""
         self.memory.establish()
         self.publish_rows(1, 2, 3)
-        self.turn()
+        self.end_turn()
         self.memory.deliver_data(0, b":1\r\n")
         self.publish_rows(4)
         self.sender.publish("REMOTE_SERVER_UP", "hs", [b"REMOTE_SERVER_UP x"])
@@ -183,14 +183,14 @@ class RedisSenderTests(RedisSenderTestCase):
         # Rows 2 and 3 were not acknowledged, row 4 was not written.
         self.assertEqual(self.sender.lost, 3)
         self.publish_rows(5)
-        self.turn()
+        self.end_turn()
         self.memory.connect(0)
         self.assertNotIn(("on_lost", 4), self.memory.events.all)
         self.memory.transports[0].take()
         self.memory.greet()
         self.assertIn(("on_lost", 4), self.memory.events.all)
         self.publish_rows(6)
-        self.turn()
+        self.end_turn()
         self.assertEqual(
             published(self.written),
             b"".join(
@@ -203,12 +203,12 @@ class RedisSenderTests(RedisSenderTestCase):
         """If everything was acknowledged, nothing is announced after a reconnection."""
         self.memory.establish()
         self.publish_rows(1)
-        self.turn()
+        self.end_turn()
         self.memory.deliver_data(0, b":1\r\n")
         self.memory.lose(0)
         self.memory.connect(0)
         self.memory.greet()
-        self.turn()
+        self.end_turn()
         self.assertEqual(self.written, [*_FENCING, _PING])
 
     def test_redis_does_not_read(self) -> None:
@@ -219,7 +219,7 @@ class RedisSenderTests(RedisSenderTestCase):
         producer.pauseProducing()
         self.publish_rows(1)
         self.publish_rows(2)
-        self.turn()
+        self.end_turn()
         self.assertEqual(self.written, [])
         producer.resumeProducing()
         self.assertEqual(
@@ -238,7 +238,7 @@ class RedisSenderTests(RedisSenderTestCase):
         """A PUBLISH that Redis refuses, and all PUBLISHes after it, count as lost."""
         self.memory.establish()
         self.publish_rows(1, 2, 3)
-        self.turn()
+        self.end_turn()
         self.memory.deliver_data(0, b":1\r\n-NOPERM no channel\r\n:1\r\n")
         self.assertTrue(self.memory.transports[0].aborted)
         self.memory.lose(0)
@@ -253,7 +253,7 @@ class RedisSenderTests(RedisSenderTestCase):
         with self.assertRaises(Exception):  # noqa: B017 -- txredisapi's
             protocol.get("ä")
         self.publish_rows(1)
-        self.turn()
+        self.end_turn()
         self.memory.deliver_data(0, b":1\r\n")
         self.assertEqual(self.sender.unacknowledged, 0)
 
@@ -271,7 +271,7 @@ class RedisSenderTests(RedisSenderTestCase):
         assert producer is not None
         producer.pauseProducing()
         self.publish_rows(1, 2)
-        self.turn()
+        self.end_turn()
         size = len(rdata(1)) + len(rdata(2))
         self.assertEqual(
             self.memory.link.buffers()[0],

@@ -43,7 +43,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertEqual(self.written, [])
         for token in (1, 2):
             self.publish_rows(token)
-            self.turn()
+            self.end_turn()
         self.assertEqual(
             self.written,
             [
@@ -92,7 +92,7 @@ class ReconnectTests(RedisSenderTestCase):
         """A server that closes the connection on CLIENT INFO can still be used."""
         self.memory.greet()
         self.publish_rows(1)
-        self.turn()
+        self.end_turn()
         for _ in range(MAX_HANG_UPS - 1):
             self.memory.deliver_data(0, b":1\r\n")
             self.assertEqual(self.publish_again(), [_PING, _INFO])
@@ -100,7 +100,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertEqual(self.publish_again(), [_PING])
         self.assertEqual(len(self.unavailable), 1)
 
-    def test_redis_hangs_up(self) -> None:
+    def test_hang_ups_after_an_answer(self) -> None:
         """If CLIENT INFO was ever answered, later closes do not disable fencing."""
         self.memory.establish()
         for _ in range(2 * MAX_HANG_UPS):
@@ -111,7 +111,7 @@ class ReconnectTests(RedisSenderTestCase):
         """Connections that this end aborted do not disable fencing."""
         self.memory.greet()
         self.publish_rows(1)
-        self.turn()
+        self.end_turn()
         for _ in range(2 * MAX_HANG_UPS):
             self.memory.protocols[0].abort("no answer in time")
             self.assertEqual(self.publish_again(), [_PING, _INFO])
@@ -133,7 +133,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.memory.connect(0, transport)
         self.memory.greet()
         self.publish_rows(2)
-        self.turn()
+        self.end_turn()
         self.assertNotIn(_INFO, self.written)
 
     def test_published_again(self) -> None:
@@ -142,10 +142,10 @@ class ReconnectTests(RedisSenderTestCase):
         self.sender.publish("REPLICATE", "hs", [b"REPLICATE"])
         self.publish_rows(1)
         self.sender.publish("USER_SYNC", "hs", [b"USER_SYNC 1", b"USER_SYNC 2"])
-        self.turn()
+        self.end_turn()
         self.sender.publish("EXTENSION", "hs/replication_ext", [b"{}"])
         self.sender.publish("USER_IP", "hs/USER_IP", [b"USER_IP x"])
-        self.turn()
+        self.end_turn()
         # REPLICATE, the row and the first of the users.
         self.memory.deliver_data(0, b":2\r\n" * 3)
         again = encode_publishes(b"hs", [_POSITION, b"USER_SYNC 2"])
@@ -161,7 +161,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.memory.establish()
         self.sender.publish("REPLICATE", "hs", [b"REPLICATE"])
         self.publish_rows(1)
-        self.turn()
+        self.end_turn()
         self.memory.deliver_data(0, b":2\r\n")
         self.assertEqual(
             self.lose_and_connect(), b"".join(encode_publishes(b"hs", [_POSITION]))
@@ -173,20 +173,20 @@ class ReconnectTests(RedisSenderTestCase):
         self.memory.establish()
         for number in range(6):
             self.sender.publish("PING", "hs", [b"PING %d" % number])
-            self.turn()
+            self.end_turn()
         again = [_POSITION, b"PING 3", b"PING 4", b"PING 5"]
         self.assertEqual(
             self.lose_and_connect(), b"".join(encode_publishes(b"hs", again))
         )
         self.assertIn("retaining commands until Redis answers", self.failures)
 
-    def test_forgotten_and_acknowledged(self) -> None:
+    def test_evicted_and_acknowledged(self) -> None:
         """An evicted command is not reported if it was acknowledged later."""
         self.patch(ledger, "MAX_RETAINED", 3)
         self.memory.establish()
         for number in range(6):
             self.sender.publish("PING", "hs", [b"PING %d" % number])
-            self.turn()
+            self.end_turn()
         self.memory.deliver_data(0, b":1\r\n" * 3)
         again = [_POSITION, b"PING 3", b"PING 4", b"PING 5"]
         self.assertEqual(
@@ -199,7 +199,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.memory.establish()
         self.sender.publish("USER_IP", "hs/USER_IP", [b"USER_IP x"])
         self.sender.publish("USER_SYNC", "hs", [b"USER_SYNC 1"])
-        self.turn()
+        self.end_turn()
         self.memory.deliver_data(0, b"-NOPERM no channel\r\n")
         self.assertEqual(
             self.lose_and_connect(),
@@ -221,7 +221,7 @@ class ReconnectTests(RedisSenderTestCase):
                 producer.pauseProducing()
             else:
                 self.publish_rows(*range(HIGH_WATERMARK))
-                self.turn()
+                self.end_turn()
             self.assertTrue(subscriber.is_behind)
             self.assertNotIn("ready_again", self.memory.events.all)
             self.memory.lose(0)
@@ -240,10 +240,10 @@ class ReconnectTests(RedisSenderTestCase):
         page = range(SHARED_HIGH_WATERMARK)
         self.sender.publish(EXTENSION, "hs/ext", [b"x"])
         self.publish_rows(*page)
-        self.turn()
+        self.end_turn()
         self.assertFalse(self.sender.is_behind)
         self.publish_rows(7)
-        self.turn()
+        self.end_turn()
         self.assertTrue(self.sender.is_behind)
         few = SHARED_LOW_WATERMARK
         self.memory.deliver_data(0, b":1\r\n" * (len(page) + 2 - few - 1))
@@ -252,7 +252,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertEqual(events, ["ready_again"])
         reactor.advance(SHARED_WINDOW)
         self.publish_rows(*page)
-        self.turn()
+        self.end_turn()
         self.assertFalse(self.sender.is_behind)
         # Reading ``is_behind`` is sufficient to be notified when the link is ready.
         del events[:]
@@ -261,7 +261,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.memory.deliver_data(0, b":1\r\n" * self.sender.unacknowledged)
         self.assertEqual(events, ["ready_again"])
 
-    def test_given_up_while_behind(self) -> None:
+    def test_aborted_while_behind(self) -> None:
         """
         When the connection to a Redis that does not read is aborted, the link reports
         that it is ready.
@@ -308,6 +308,6 @@ class ReconnectTests(RedisSenderTestCase):
         )
         self.memory.transports[0].take()
         self.memory.greet()
-        self.turn()
+        self.end_turn()
         data = published(self.written)
         self.assertEqual(data.count(b"REMOTE_SERVER_UP"), ledger.MAX_RETAINED)

@@ -40,7 +40,7 @@ S1, S2 = ("s1", 26379), ("s2", 26379)
 ADDRESS_QUERY = encode(b"SENTINEL", b"get-master-addr-by-name", b"mymaster")
 
 
-def at(host: bytes, port: bytes = b"6379") -> bytes:
+def address_reply(host: bytes, port: bytes = b"6379") -> bytes:
     """Encode a Sentinel's answer with the address of the master."""
     return encode(host, port)
 
@@ -94,7 +94,7 @@ class SentinelTests(SynchronousTestCase):
 
     def find(self, host: bytes = b"r1") -> list[Any]:
         """Answer as the first Sentinel, and establish both connections."""
-        self.answer(0, at(host))
+        self.answer(0, address_reply(host))
         self.assertEqual(self.host_ports[1:], [(host.decode(), 6379)] * 2)
         return [self.accept(1), self.accept(2)]
 
@@ -108,7 +108,7 @@ class SentinelTests(SynchronousTestCase):
     def test_found(self) -> None:
         """One query resolves the address for both connections."""
         self.assertEqual(self.host_ports, [S1])
-        transport = self.answer(0, at(b"r1", b"7000"))
+        transport = self.answer(0, address_reply(b"r1", b"7000"))
         self.assertEqual(transport.writes, [ADDRESS_QUERY])
         self.assertEqual(self.host_ports, [S1, ("r1", 7000), ("r1", 7000)])
         for index in (1, 2):
@@ -118,7 +118,7 @@ class SentinelTests(SynchronousTestCase):
     def test_answer_in_pieces(self) -> None:
         """An answer may be split anywhere."""
         protocol, _ = self.accept(0)
-        for byte in at(b"r1"):
+        for byte in address_reply(b"r1"):
             protocol.dataReceived(bytes([byte]))
         self.assertEqual(self.host_ports[1:], [("r1", 6379)] * 2)
 
@@ -129,7 +129,7 @@ class SentinelTests(SynchronousTestCase):
         self.assertEqual(
             transport.writes, [encode(b"AUTH", b"bob", b"knock") + ADDRESS_QUERY]
         )
-        protocol.dataReceived(b"+OK\r\n" + at(b"r1"))
+        protocol.dataReceived(b"+OK\r\n" + address_reply(b"r1"))
         self.assertEqual(self.host_ports[1:], [("r1", 6379)] * 2)
 
     def test_next_sentinel(self) -> None:
@@ -153,7 +153,7 @@ class SentinelTests(SynchronousTestCase):
         self.assertEqual(self.host_ports[2:], [S1])
         self.answer(2, b"*-1\r\n")
         self.assertEqual(self.host_ports[3:], [S2])
-        self.answer(3, at(b"r1"))
+        self.answer(3, address_reply(b"r1"))
         self.assertEqual(self.host_ports[4:], [("r1", 6379)] * 2)
         # S2 answered, so that it is queried first.
         self.reactor.advance(CHECK_INTERVAL)
@@ -167,7 +167,7 @@ class SentinelTests(SynchronousTestCase):
             (b"*-1\r\n", "the Sentinel does not monitor a master 'mymaster'"),
             (b"HTTP/1.1 400 Bad Request\r\n", "the server does not speak the Redis"),
             (b"*1\r\n$2\r\nr1\r\n", "the answer is not a host and a port"),
-            (at(b"r1", b"0"), "the answer is not a host and a port"),
+            (address_reply(b"r1", b"0"), "the answer is not a host and a port"),
             (b":1\r\n", "the answer is not a host and a port"),
             (b"$9999\r\n" + b"x" * 5000, "longer than 4096 bytes"),
         ):
@@ -186,7 +186,7 @@ class SentinelTests(SynchronousTestCase):
         self.lose(1, protocol)
         self.reactor.advance(1)
         self.assertEqual(self.host_ports[3:], [S1])
-        self.answer(3, at(b"r2"))
+        self.answer(3, address_reply(b"r2"))
         self.assertEqual(self.host_ports[4:], [("r2", 6379)])
 
     def test_back_off(self) -> None:
@@ -210,16 +210,16 @@ class SentinelTests(SynchronousTestCase):
         for protocol, _ in connections:
             protocol.link_established()
         self.reactor.advance(CHECK_INTERVAL)
-        self.answer(3, at(b"r1"))
+        self.answer(3, address_reply(b"r1"))
         self.assertFalse(any(t.aborted for _, t in connections))
         self.reactor.advance(CHECK_INTERVAL)
-        self.answer(4, at(b"r2"))
+        self.answer(4, address_reply(b"r2"))
         self.assertTrue(all(t.aborted for _, t in connections))
         for index, (protocol, _) in enumerate(connections, 1):
             self.lose(index, protocol)
         self.assertIn("a new master, r2:6379", str(self.events.all))
         self.reactor.advance(1)
-        self.answer(5, at(b"r2"))
+        self.answer(5, address_reply(b"r2"))
         self.assertEqual(self.host_ports[6:], [("r2", 6379)] * 2)
 
     def test_check_fails(self) -> None:
@@ -309,8 +309,8 @@ class FailoverTests(RealRedisTestCase):
         writer.handler.answer = lambda: writer.announce(0)
         reader = self.start_peer(options, instance_name="reader")
         reader.handler.waits_for_position = True
-        await writer.up()
-        await reader.happened("received")
+        await writer.wait_until_up()
+        await reader.wait_for_event("received")
         writer.write(500)
         await reader.events.until(lambda: reader.handler.seen == 500)
         # Two connections of the peers and one of the Sentinel.

@@ -52,12 +52,12 @@ class SteppedTests(SteppedTestCase):
     def test_simultaneous_callers_share_fetch(self) -> None:
         """Callers whose blocks end together share their next fetch."""
 
-        async def twice() -> None:
+        async def allocate_twice() -> None:
             for _ in range(2):
                 async with self.ids.get_next():
                     pass
 
-        done = [Deferred.fromCoroutine(twice()) for _ in range(10)]
+        done = [Deferred.fromCoroutine(allocate_twice()) for _ in range(10)]
         self.database.settle()
         for result in done:
             self.successResultOf(result)

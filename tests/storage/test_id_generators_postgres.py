@@ -57,7 +57,7 @@ class PostgresTests(PostgresMixin, TestCase):
             await self.database.transact("insert", insert)
         return id_
 
-    async def turns(self) -> None:
+    async def run_turns(self) -> None:
         """Let the reactor run the calls from threads, and their consequences."""
         for _ in range(5):
             await task.deferLater(self.reactor, 0)  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ class PostgresTests(PostgresMixin, TestCase):
         coroutine.send(None)
         await threads.deferToThread(begun.wait, 30)
         coroutine.close()
-        await self.turns()
+        await self.run_turns()
         self.assertEqual(ids.get_current_token(), 1)
         self.assertEqual(ids.get_minimal_local_current_token(), 1)
         resume.set()

@@ -35,7 +35,7 @@ MOVED_STREAM = attrs.evolve(FOOBAR, writers=["new"])
 
 
 @attrs.define
-class Handled:
+class DeliveredPositions:
     """The positions that a reader has delivered."""
 
     tokens: dict[str, int]
@@ -188,7 +188,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.clock = Clock()
-        self.handled = Handled({"old": 3})
+        self.handled = DeliveredPositions({"old": 3})
         self.is_down = False
         self.finder = RemovedWriterFinder(
             self, ReactorClock(self.clock), MOVED_STREAM, "reader", self.handled
@@ -265,11 +265,11 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         seen: list[object] = []
         survey = removed_writers._walk
 
-        def walk(*args: Any) -> dict[str, int]:
+        def recording_walk(*args: Any) -> dict[str, int]:
             seen.append(args[-1])
             return survey(*args)
 
-        self.patch(removed_writers, "_walk", walk)
+        self.patch(removed_writers, "_walk", recording_walk)
         self.assertEqual(self.find(), {"old": RemovedWriter(10, is_deleted=True)})
         self.assertEqual(seen, [9])
 

@@ -88,11 +88,11 @@ class SharedRoundTripTests(SynchronousTestCase):
     def test_failure_while_waking(self) -> None:
         """An exception while waiters are woken still ends the batch."""
 
-        def wake() -> None:
+        def join_and_fail() -> None:
             with self.gate.closed():
                 self.trip.join("a")
                 raise ZeroDivisionError
 
-        self.assertRaises(ZeroDivisionError, wake)
+        self.assertRaises(ZeroDivisionError, join_and_fail)
         self.assertFalse(self.gate.is_closed)
         self.assertEqual(self.begun, [["a"]])

@@ -246,11 +246,11 @@ class FastClassTests(SynchronousTestCase):
 
     def test_init_that_does_more_is_called(self) -> None:
         """Converters, validators, hooks and a custom ``__init__`` are all called."""
-        for row_type in (Converted, Validated, Hooked, Own):
+        for row_type in (Converted, Validated, Hooked, CustomInit):
             self.assertIs(fast_class(row_type), row_type)
         rows: list[Any] = [
             RowCodec("rows", row_type).decode([b'["a"]']).rows[0]
-            for row_type in (Converted, Hooked, Own)
+            for row_type in (Converted, Hooked, CustomInit)
         ]
         self.assertEqual([row.name for row in rows], ["A", "hooked", "own a"])
         with self.assertRaisesRegex(ValueError, "not a"):
@@ -298,7 +298,7 @@ class Hooked:
 
 
 @attrs.define
-class Own:
+class CustomInit:
     """A row with a custom ``__init__``."""
 
     name: str

@@ -210,7 +210,7 @@ class ApiUser:
         )
         return str(answer["event_id"])
 
-    def type_in(self, room_id: str, typing: bool = True) -> None:
+    def set_typing(self, room_id: str, typing: bool = True) -> None:
         """Report that the user is typing, for 20 s, or has stopped."""
         self.call(
             "PUT",

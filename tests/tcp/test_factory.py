@@ -30,7 +30,7 @@ from tests.tcp.doubles import (
 
 @implementer(IStreamClientEndpoint)
 class StepEndpoint:
-    """An endpoint whose attempts end with ``fail`` or ``accept``.
+    """An endpoint whose attempts a test ends with ``fail`` or ``accept``.
 
     :ivar attempts: the pending attempts.
     """
@@ -218,7 +218,7 @@ class BackOffTests(ClientTestCase):
         self.assertIn("other.test", self.observer.links[-1][2])
 
     def test_jitter(self) -> None:
-        """Jitter shortens a delay to half of it at most."""
+        """Jitter shortens a delay by at most half."""
         for number, delay in ((0.0, 0.5), (0.5, 0.375), (1.0, 0.25)):
             factory = DirectTcpReplicationClientFactory(
                 "worker1",

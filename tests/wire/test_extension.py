@@ -60,7 +60,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-def with_(**fields: Any) -> bytes:
+def with_fields(**fields: Any) -> bytes:
     """Encode the good message with other fields; ``...`` omits a field."""
     value = {**GOOD, **fields}
     return json.dumps({k: v for k, v in value.items() if v is not ...}).encode()
@@ -81,32 +81,32 @@ class ExtensionMessageTests(SynchronousTestCase):
             "0.1.0",
         )
         self.assertEqual(json.loads(encode_message(message)), GOOD)
-        self.assertEqual(parse_message(with_()), message)
+        self.assertEqual(parse_message(with_fields()), message)
 
     def test_backlog(self) -> None:
         """Only ``false`` in the field ``backlog`` means that there is none."""
-        message = parse_message(with_(backlog=False))
+        message = parse_message(with_fields(backlog=False))
         self.assertFalse(message.has_backlog)
         self.assertEqual(json.loads(encode_message(message))["backlog"], False)
         for value in (True, None, 0, "no"):
-            self.assertTrue(parse_message(with_(backlog=value)).has_backlog)
+            self.assertTrue(parse_message(with_fields(backlog=value)).has_backlog)
 
     def test_followed_streams(self) -> None:
         """
         A hello may list the streams to follow; without the list, all are followed.
         """
-        message = parse_message(with_(streams=["typing", "events"]))
+        message = parse_message(with_fields(streams=["typing", "events"]))
         self.assertEqual(message.follows, frozenset({"events", "typing"}))
         self.assertEqual(message.unknown_fields, 0)
         self.assertEqual(
             json.loads(encode_message(message))["streams"], ["events", "typing"]
         )
-        self.assertIsNone(parse_message(with_()).follows)
-        self.assertEqual(parse_message(with_(streams=[])).follows, frozenset())
+        self.assertIsNone(parse_message(with_fields()).follows)
+        self.assertEqual(parse_message(with_fields(streams=[])).follows, frozenset())
         invalid: list[Any] = [None, "typing", {}, [7], ["two words"], ["x"] * 501]
         for wrong in invalid:
             with self.assertRaises(ExtensionMessageError):
-                parse_message(with_(streams=wrong))
+                parse_message(with_fields(streams=wrong))
 
     @settings(derandomize=True, deadline=None)
     @given(_MESSAGES)
@@ -129,15 +129,15 @@ class ExtensionMessageTests(SynchronousTestCase):
 
     def test_usual_rows_message(self) -> None:
         """The short way applies to a message as a writer sends it, and to no other."""
-        message = parse_message(with_(type="rows"))
+        message = parse_message(with_fields(type="rows"))
         self.assertEqual(
             parse_rows_message(encode_message(message)), ("w1", "abc", "events", 1847)
         )
         for wrong in (
-            with_(type="rows"),
-            encode_message(parse_message(with_())),
-            encode_message(parse_message(with_(type="rows", where="h\u00e9"))),
-            encode_message(parse_message(with_(type="rows", positions={}))),
+            with_fields(type="rows"),
+            encode_message(parse_message(with_fields())),
+            encode_message(parse_message(with_fields(type="rows", where="h\u00e9"))),
+            encode_message(parse_message(with_fields(type="rows", positions={}))),
             encode_message(message).replace(b"1847", b"01847"),
             encode_message(message).replace(b"1847", b"1" * 19),
             encode_message(message).replace(b"w1", b""),
@@ -170,15 +170,21 @@ class ExtensionMessageTests(SynchronousTestCase):
 
     def test_newer_peer(self) -> None:
         """Another version or type raises its own error; unknown fields are counted."""
-        for payload in (with_(v=2), with_(v=2, instance=...), with_(type="x")):
+        for payload in (
+            with_fields(v=2),
+            with_fields(v=2, instance=...),
+            with_fields(type="x"),
+        ):
             self.assertRaises(UnknownExtensionError, parse_message, payload)
-        message = parse_message(with_(a=1, b=None, positions={"events": [5, 6, 7]}))
+        message = parse_message(
+            with_fields(a=1, b=None, positions={"events": [5, 6, 7]})
+        )
         self.assertEqual(message.unknown_fields, 2)
         self.assertEqual(message.positions, {"events": StreamPosition(5, 6)})
 
     def test_optional_location(self) -> None:
         """The field ``where`` is optional."""
-        self.assertEqual(parse_message(with_(where=...)).where, "")
+        self.assertEqual(parse_message(with_fields(where=...)).where, "")
 
     def test_refused(self) -> None:
         """
@@ -192,25 +198,25 @@ class ExtensionMessageTests(SynchronousTestCase):
             b"[" * 60_000,
             b'{"v": NaN}',
             b'{"a": "' + b"x" * MAX_LENGTH + b'"}',
-            with_(v=True),
-            with_(v="1"),
-            with_(instance=""),
-            with_(instance="two words"),
-            with_(instance="line\nbreak"),
-            with_(instance="nul\0"),
-            with_(epoch="x" * 256),
-            with_(epoch=None),
-            with_(where="a b"),
-            with_(time=2**63),
-            with_(time=1.5),
-            with_(positions=...),
-            with_(positions=[]),
-            with_(positions={"events": 5}),
-            with_(positions={"events": [5]}),
-            with_(positions={"events": [5, True]}),
-            with_(positions={"events": [-(2**63) - 1, 0]}),
-            with_(positions={"": [5, 0]}),
-            with_(positions={str(n): [0, 0] for n in range(MAX_STREAMS + 1)}),
+            with_fields(v=True),
+            with_fields(v="1"),
+            with_fields(instance=""),
+            with_fields(instance="two words"),
+            with_fields(instance="line\nbreak"),
+            with_fields(instance="nul\0"),
+            with_fields(epoch="x" * 256),
+            with_fields(epoch=None),
+            with_fields(where="a b"),
+            with_fields(time=2**63),
+            with_fields(time=1.5),
+            with_fields(positions=...),
+            with_fields(positions=[]),
+            with_fields(positions={"events": 5}),
+            with_fields(positions={"events": [5]}),
+            with_fields(positions={"events": [5, True]}),
+            with_fields(positions={"events": [-(2**63) - 1, 0]}),
+            with_fields(positions={"": [5, 0]}),
+            with_fields(positions={str(n): [0, 0] for n in range(MAX_STREAMS + 1)}),
         ):
             error = self.assertRaises(ExtensionMessageError, parse_message, payload)
             self.assertNotIn("xxx", str(error))
@@ -228,7 +234,7 @@ class ExtensionMessageTests(SynchronousTestCase):
         """
         Any value of one field is either accepted or raises an error of the protocol.
         """
-        self.read(with_(**{field: value}))
+        self.read(with_fields(**{field: value}))
 
     def read(self, payload: bytes) -> None:
         try:

@@ -170,14 +170,14 @@ class StatusPageTests(TestCase):
     def test_many_streams_on_a_phone(self) -> Deferred[None]:
         """With hundreds of streams with long names, the first one is visible."""
 
-        def many() -> None:
+        def add_many_streams() -> None:
             for number in range(300):
                 stream = f"a_stream_with_a_rather_long_name_{number % 30}"
                 writer = f"a_process_with_a_rather_long_name_{number // 30}"
                 self.observer.position_changed(stream, writer, 10**12)
 
         def steps(browser: Any) -> None:
-            self.call_in_reactor(many)
+            self.call_in_reactor(add_many_streams)
             self.wait_for_text(browser, "Waiting for 300 of 302 streams")
             self.save_screenshot(browser, "many-streams")
             self.check_width(browser)

@@ -179,7 +179,7 @@ class Chat:
         bob.join(room_id)
         return cls(deployment, alice, bob, room_id)
 
-    def say(self, count: int) -> str:
+    def send_messages(self, count: int) -> str:
         """Send messages and return the event id of the last one."""
         event_id = ""
         for _ in range(count):
@@ -193,11 +193,11 @@ class Chat:
         self._rounds += 1
         number = self._rounds
         alice, bob, room_id = self.alice, self.bob, self.room_id
-        event_id = self.say(messages)
+        event_id = self.send_messages(messages)
         alice.redact(room_id, alice.create_note(room_id, f"note {number}"))
         typist = self._at("typing", alice)
-        typist.type_in(room_id)
-        typist.type_in(room_id, typing=False)
+        typist.set_typing(room_id)
+        typist.set_typing(room_id, typing=False)
         self._at("receipts", bob).read_up_to(room_id, event_id)
         alice.set_presence("online", f"round {number}")
         alice.set_account_data("org.example.round", {"number": number})

@@ -34,7 +34,7 @@ CHATS = 4
 MAX_CHATS = 20
 
 
-class _DeploymentOfFive(SynchronousTestCase):
+class _FiveProcessDeployment(SynchronousTestCase):
     """Starts and checks a deployment; has no tests of its own."""
 
     def start(self, launchers: Mapping[str, Launcher]) -> None:
@@ -103,7 +103,7 @@ class _DeploymentOfFive(SynchronousTestCase):
         self.assertEqual(errors, [], "\n\n".join(errors))
 
 
-class DropInTests(_DeploymentOfFive):
+class DropInTests(_FiveProcessDeployment):
     """Tests for deployments with all or some processes on ours."""
 
     def _drive(self, on_ours: tuple[str, ...]) -> None:
@@ -201,7 +201,7 @@ class DropInTests(_DeploymentOfFive):
         self._drive(("persister2", "writer1", "sync1"))
 
 
-class SwapTests(_DeploymentOfFive):
+class SwapTests(_FiveProcessDeployment):
     """Tests that swap, restart and kill processes while users send messages."""
 
     def test_rolling_swap(self) -> None:

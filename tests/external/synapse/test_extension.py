@@ -187,7 +187,7 @@ class ExtensionTests(SynchronousTestCase):
         bob = chat.bob.at(self.deployment.processes["sync1"].api)
         # Identical requests are answered from a cache for two minutes.
         since = bob.sync(limit=1)["next_batch"]
-        alice.type_in(chat.room_id)
+        alice.set_typing(chat.room_id)
 
         def has_no_typists() -> bool:
             nonlocal since

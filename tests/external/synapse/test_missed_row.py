@@ -77,7 +77,7 @@ class MissedRowTests(SynchronousTestCase):
         pid = self.deployment.processes["sync1"].pid
         os.kill(pid, signal.SIGSTOP)
         try:
-            chat.say(1)
+            chat.send_messages(1)
             time.sleep(SETTLE)
             self.proxy.heal()
         finally:
@@ -97,7 +97,7 @@ class MissedRowTests(SynchronousTestCase):
         bob = chat.bob.at(self.deployment.processes["sync1"].api)
         # Identical requests are answered from a cache for two minutes.
         since: str = bob.sync(limit=1_000 + len(chat.sent))["next_batch"]
-        chat.say(1)
+        chat.send_messages(1)
 
         def is_missing() -> bool:
             nonlocal since

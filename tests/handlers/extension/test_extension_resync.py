@@ -12,7 +12,7 @@ from tests.handlers.extension.extension_case import ExtensionTests, row, rows_of
 
 
 class ResyncTests(ExtensionTests):
-    def miss(self, *tokens: int) -> None:
+    def miss_rows(self, *tokens: int) -> None:
         """Write rows while the reader is disconnected, then reconnect it."""
         self.reader.leave()
         for token in tokens:
@@ -27,7 +27,7 @@ class ResyncTests(ExtensionTests):
         A reader that reconnects fetches its rows from the writer, not the database.
         """
         self.write(1)
-        self.miss(2, 3, 4)
+        self.miss_rows(2, 3, 4)
         self.assertEqual(self.reader.texts(), [row(n) for n in (1, 2, 3, 4)])
         self.assertEqual(self.reader.events.requests, [])
         self.assertEqual(
@@ -59,7 +59,7 @@ class ResyncTests(ExtensionTests):
         )
         self.bus.deliver()
         self.write(1)
-        self.miss(2, 3, 4, 5)
+        self.miss_rows(2, 3, 4, 5)
         self.assertEqual(self.reader.texts(), [row(n) for n in (1, 2, 3, 4, 5)])
         self.assertEqual(self.reader.events.requests, [("w", 1, 5)])
         self.assertEqual(
@@ -73,7 +73,7 @@ class ResyncTests(ExtensionTests):
         self.writer.leave()
         self.writer = ExtensionProcess(self.bus, "w", epoch="b", writes=["events"])
         self.writer.events.local_token = 1
-        self.miss(2)
+        self.miss_rows(2)
         self.assertEqual(self.reader.texts(), [row(1), row(2)])
         self.assertEqual(self.reader.events.requests, [("w", 1, 2)])
         error = self.reader.observer.backlog_answers[0][2]
@@ -85,14 +85,14 @@ class ResyncTests(ExtensionTests):
         """
         self.write(1)
         self.writer.refusal = 0
-        self.miss(2)
-        self.miss(3)
+        self.miss_rows(2)
+        self.miss_rows(3)
         self.assertEqual(self.reader.texts(), [row(1), row(2), row(3)])
         self.assertEqual(len(self.writer.backlog_requests), 1)
         self.assertEqual(len(self.reader.events.requests), 2)
         self.writer.refusal = None
         self.bus.advance(30)
-        self.miss(4)
+        self.miss_rows(4)
         self.assertEqual(len(self.reader.events.requests), 2)
 
     def test_failed(self) -> None:
@@ -103,7 +103,7 @@ class ResyncTests(ExtensionTests):
         self.write(1)
         self.writer.refusal = 410
         self.reader.events.is_held = True
-        self.miss(2)
+        self.miss_rows(2)
         self.reader.events.fail(RuntimeError("no database"))
         self.reader.events.is_held = False
         self.bus.advance(2)

@@ -10,7 +10,9 @@ from tests.handlers.extension.extension_case import ExtensionTests, row
 class SavedEpochTests(ExtensionTests):
     """A reader whose sink saves the tokens of ``typing`` and their epochs."""
 
-    def memory(self, *tokens: int, reader: ExtensionProcess | None = None) -> None:
+    def put_in_memory(
+        self, *tokens: int, reader: ExtensionProcess | None = None
+    ) -> None:
         """Put rows into the writer's memory without sending them."""
         for process in (self.writer, reader or self.reader):
             process.typing.forget("w")
@@ -28,7 +30,7 @@ class SavedEpochTests(ExtensionTests):
         self.reader = ExtensionProcess(
             self.bus, "r", epoch="r-epoch-2", saved={"w": (epoch, token)}
         )
-        self.memory(*tokens)
+        self.put_in_memory(*tokens)
         return self.reader
 
     def test_another_epoch(self) -> None:
@@ -65,9 +67,9 @@ class SavedEpochTests(ExtensionTests):
 
     def test_first_start(self) -> None:
         """A reader without a saved token saves the writer's epoch and fetches once."""
-        self.memory(1, 2)
+        self.put_in_memory(1, 2)
         reader = ExtensionProcess(self.bus, "new")
-        self.memory(1, 2, reader=reader)
+        self.put_in_memory(1, 2, reader=reader)
         self.bus.advance(6)
         self.assertEqual(reader.texts("typing"), [row(1), row(2)])
         self.assertEqual(reader.host.rows.begun, [("typing", "w", "w-epoch", 0)])
@@ -78,10 +80,10 @@ class SavedEpochTests(ExtensionTests):
         Each of several readers that start together receives the epoch before the
         position.
         """
-        self.memory(1, 2)
+        self.put_in_memory(1, 2)
         readers = [ExtensionProcess(self.bus, f"new{n}") for n in range(5)]
         for reader in readers:
-            self.memory(1, 2, reader=reader)
+            self.put_in_memory(1, 2, reader=reader)
         self.bus.advance(6)
         for reader in readers:
             self.assertEqual(reader.texts("typing"), [row(1), row(2)])
@@ -93,7 +95,7 @@ class SavedEpochTests(ExtensionTests):
         """
         self.bus.drop = lambda message: message.is_extension
         reader = ExtensionProcess(self.bus, "new")
-        self.memory(1, 2, reader=reader)
+        self.put_in_memory(1, 2, reader=reader)
         self.bus.deliver()
         self.assertEqual(reader.texts("typing"), [row(1), row(2)])
         self.bus.drop = lambda message: False
@@ -119,7 +121,7 @@ class SavedEpochTests(ExtensionTests):
 
     def test_link_is_lost_before_it_is_handled(self) -> None:
         """An epoch received just before a link is lost is handled on the next link."""
-        self.memory(2)
+        self.put_in_memory(2)
         self.writer.handler.send_position("typing", 2, 2)
         self.bus.advance(6)
         self.reader.events.persist("w", 1, ["row 1"])
@@ -128,7 +130,7 @@ class SavedEpochTests(ExtensionTests):
         self.bus.deliver()
         self.writer.leave()
         self.writer = ExtensionProcess(self.bus, "w", epoch="b", writes=["typing"])
-        self.memory(1, 7)
+        self.put_in_memory(1, 7)
         self.bus.deliver()
         self.reader.leave()
         self.reader.host.rows.is_held = False
@@ -168,7 +170,7 @@ class SavedEpochTests(ExtensionTests):
 
     def test_goodbye_of_another_epoch(self) -> None:
         """A goodbye of a new epoch does not cause its rows to be fetched."""
-        self.memory(9)
+        self.put_in_memory(9)
         self.reader.typing.advance("w", 5)
         for epoch in ("one", "two"):
             self.inject(type="goodbye", epoch=epoch, positions={"typing": [5, 0]})
@@ -192,7 +194,7 @@ class SavedEpochTests(ExtensionTests):
         new = ExtensionProcess(self.bus, "new")
         new.host.rows.failures = [None, error]
         self.bus.drop = lambda message: message.payload.startswith(b"POSITION")
-        self.memory(1, 9, reader=new)
+        self.put_in_memory(1, 9, reader=new)
         self.bus.advance(0.5)
         self.assertEqual([e for _, e in new.observer.failures], [error])
         self.bus.advance(6)

@@ -13,7 +13,7 @@ from tests.handlers.receiving.live_reader import FAR, live, tokens
 class FarTests(SynchronousTestCase):
     """Positions beyond what is plausible are checked against the source."""
 
-    def assert_contained(self, process: Receiving) -> None:
+    def assert_refuted(self, process: Receiving) -> None:
         self.assertEqual(process.stream.current_token("w"), 5)
         observer = process.host.observer
         self.assertEqual(observer.discards["events", "w", DiscardReason.IMPLAUSIBLE], 1)
@@ -26,19 +26,19 @@ class FarTests(SynchronousTestCase):
         """An implausible POSITION without a range has no effect."""
         process = live()
         process.receive(f"POSITION events w {FAR} {FAR}")
-        self.assert_contained(process)
+        self.assert_refuted(process)
 
     def test_range(self) -> None:
         """A POSITION's empty range is believed only if its token is plausible."""
         process = live()
         process.receive(f"POSITION events w 0 {FAR}")
-        self.assert_contained(process)
+        self.assert_refuted(process)
 
     def test_row(self) -> None:
         """If no row exists at an implausible row's token, none is delivered."""
         process = live()
         process.receive(f'RDATA events w {FAR} ["false"]')
-        self.assert_contained(process)
+        self.assert_refuted(process)
 
     def test_false_row_among_valid_rows(self) -> None:
         """Valid rows that arrive together with a false row are delivered."""
@@ -66,7 +66,7 @@ class FarTests(SynchronousTestCase):
         """An implausible position in a heartbeat has no effect."""
         process = live()
         process.handler.writer_reported(process.connection, "w", {"events": FAR})
-        self.assert_contained(process)
+        self.assert_refuted(process)
 
     def test_true_positions_remain(self) -> None:
         """True positions announced while the source is queried are still reached."""
@@ -81,7 +81,7 @@ class FarTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [5, 8])
         self.assertEqual(process.stream.current_token("w"), 9)
 
-    def test_before_the_writer_itself(self) -> None:
+    def test_false_first_position(self) -> None:
         """A false first position does not make the writer live; a true one does."""
         process = receiving()
         process.stream.persist("w", 3, ["three"])

@@ -13,7 +13,7 @@ from scripts.tools.faults.scenarios import SCENARIOS
 from tests.support.link_proxy import Cut
 
 
-class Noting:
+class CallRecorder:
     """Records the calls made on it and its parts."""
 
     def __init__(self, calls: list[str]) -> None:
@@ -21,7 +21,7 @@ class Noting:
         self.postgres = self.redis = self.proxy = self
         self.processes: Any = self
 
-    def __getitem__(self, name: str) -> Noting:
+    def __getitem__(self, name: str) -> CallRecorder:
         self.calls.append(name)
         return self
 
@@ -32,8 +32,8 @@ class Noting:
         return call
 
 
-class NoChance(random.Random):
-    """A source of chance that makes every pause zero."""
+class NoPauses(random.Random):
+    """A random source with which every pause is zero."""
 
     def uniform(self, a: float, b: float) -> float:
         return 0.0
@@ -42,7 +42,7 @@ class NoChance(random.Random):
 class ScenariosTests(SynchronousTestCase):
     def calls(self, name: str) -> list[str]:
         calls: list[str] = []
-        SCENARIOS[name].cause(cast(FaultDeployment, Noting(calls)), NoChance())
+        SCENARIOS[name].cause(cast(FaultDeployment, CallRecorder(calls)), NoPauses())
         return calls
 
     def test_each_fault_is_ended(self) -> None:

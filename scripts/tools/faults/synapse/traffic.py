@@ -107,7 +107,7 @@ class Room:
 
     def _set_typing(self, is_typing: bool) -> None:
         self._is_typing = is_typing
-        self._on_writer(self.alice).type_in(self.room_id, is_typing)
+        self._on_writer(self.alice).set_typing(self.room_id, is_typing)
 
     def _write_account_data(self, text: str) -> None:
         bob = self.bob.at(self.cluster.api(MAIN))
