@@ -439,7 +439,7 @@ class CommandsInThePagesTests(SynchronousTestCase):
         commands = [" ".join(path) for path, _ in leaf_commands(cli)]
         self.assertEqual(sorted(names), sorted(commands))
 
-    def test_links_between_pages_lead_somewhere(self) -> None:
+    def test_readme_links_exist(self) -> None:
         """The files that the README links to exist."""
         text = (ROOT / "README.rst").read_text()
         links = re.findall(r"<((?:docs/|CHANGES)[^>]*)>`_", text)

@@ -29,7 +29,7 @@ from synapse_replication.testing.servers import PrivatePostgres, shared_redis
 _SECONDS = float(os.environ.get("TORTURE_SECONDS", "12"))
 _SEED = int(os.environ.get("TORTURE_SEED", "1"))
 
-#: Concurrent blocks of each writer.
+#: Number of blocks in which a writer allocates ids concurrently.
 _CONCURRENCY = 50
 
 #: Time in s for all positions to agree after the last fault.

@@ -1,9 +1,9 @@
 """Modules of the torture test: writers, and readers that check positions.
 
-A writer runs concurrent blocks and commits, rolls back or cancels them at random. A
-reader writes rows to a journal, and whenever its persisted-up-to advances, counts the
-rows below it in the database: a row that is committed later below that token is an
-error.
+A writer allocates ids in concurrent blocks of ``get_next_mult``, and commits, rolls
+back or cancels each block at random. A reader writes rows to a journal, and whenever
+its persisted-up-to advances, counts the rows below it in the database: a row that is
+committed later below that token is an error.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def make_reader_status(host: Any, config: Mapping[str, Any]) -> TimerService:
 
 
 class Writer(MultiService):
-    """Opens blocks at random until a stop file exists.
+    """Allocates ids in blocks at random until a stop file exists.
 
     :param config: ``dsn``, ``concurrency``, ``seed``, ``stop`` and ``status``
         (files), ``allocated`` (a file: the ids that were allocated).

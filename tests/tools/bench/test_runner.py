@@ -29,7 +29,7 @@ class RunMeasureTests(SynchronousTestCase):
         with self.assertRaisesRegex(BenchError, r"(?s)parse failed .*no synapse"):
             run_measure(program("sys.exit('no synapse here')"), "parse", {})
 
-    def test_silence(self) -> None:
+    def test_no_output(self) -> None:
         """A side without output has failed."""
         with self.assertRaisesRegex(BenchError, "parse failed"):
             run_measure(program(""), "parse", {})

@@ -27,7 +27,7 @@ class Tests(TestCase):
         pass
     test_d.skip = "not now"
     def test_e(self):
-        if "HANG" in os.environ:
+        if "ABORT" in os.environ:
             os.abort()
 """
 
@@ -67,6 +67,6 @@ class OutcomesTests(SynchronousTestCase):
 
     def test_killed(self) -> None:
         """If the process is killed, the outcomes so far are not lost."""
-        found = self.run_tests(HANG="1")
+        found = self.run_tests(ABORT="1")
         self.assertEqual(found["test_a"], "success")
         self.assertNotIn("test_e", found)
