@@ -105,7 +105,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_capped(self) -> None:
-        """A wait for a token beyond the largest allocated token ends at the latter."""
+        """A wait for an unallocated token ends at the largest allocated one."""
 
         async def largest(stream_name: str) -> int:
             return 3
@@ -144,7 +144,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.reactor.pump([0, 0])
         self.assertEqual(called, [7])
 
-    def test_streams_without(self) -> None:
+    def test_stream_without_combined_token(self) -> None:
         """A stream without a combined token is refused with a hint."""
         with self.assertRaises(StreamConfigurationError) as caught:
             self.data.call_when_persisted("plain", print)

@@ -69,7 +69,7 @@ class JsonTests(SynchronousTestCase):
     @settings(derandomize=True, deadline=None)
     @given(st.lists(JSON))
     def test_many_at_a_time(self, values: list[Any]) -> None:
-        """Values encoded together have the same texts as encoded one by one."""
+        """Values encoded together have the same texts as those encoded singly."""
         self.assertEqual(encode_json_rows(values), list(map(encode_json, values)))
 
     def test_one_unencodable_among_many(self) -> None:
