@@ -44,7 +44,10 @@ class ReaderIdsTests(SynchronousTestCase):
         return ReaderIds("s", "me", {"a": 5, "me": 4}, 2, own, negative=negative)
 
     def test_reader(self) -> None:
-        """A reader starts at the given positions; an unknown writer has the minimum."""
+        """
+        A reader starts at the given positions, and for an unknown writer at the
+        minimum.
+        """
         ids = self.make()
         self.assertEqual(ids.get_current_token_for_writer("a"), 5)
         self.assertEqual(ids.get_current_token_for_writer("b"), 2)

@@ -182,7 +182,7 @@ synapse_replication:
         self.assertIn("redis.enabled: there is no link to the other processes", invalid)
 
     def test_database(self) -> None:
-        """If the database is missing or not PostgreSQL, it is a problem."""
+        """A database that is missing, or that is not PostgreSQL, is a problem."""
         (invalid,) = self.problems_of(HOMESERVER, "database: {name: sqlite3}\n")
         self.assertIn("database.name: 'sqlite3' cannot be replicated", invalid)
         (invalid,) = self.problems_of("server_name: x\n")

@@ -185,7 +185,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.successResultOf(again[0])
 
     def test_more_than_was_allocated(self) -> None:
-        """A wait for a token beyond the largest allocated token ends at the latter."""
+        """A wait for an unallocated token ends at the largest allocated one."""
         answers: dict[str, int | None] = {"events": 7}
 
         async def largest_token(stream_name: str) -> int | None:

@@ -92,7 +92,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         taken, self.events[:] = self.events[:], []
         return taken
 
-    def test_moments(self) -> None:
+    def test_links_and_resyncs(self) -> None:
         """
         Links and resyncs are reported in order, and not before the next reactor turn.
         """
@@ -168,7 +168,8 @@ class ReplicationHooksTests(SynchronousTestCase):
 
     def test_peers(self) -> None:
         """
-        An instance is online from its first heartbeat until its goodbye or silence.
+        An instance is online from its first heartbeat until it leaves or becomes
+        silent.
         """
         self.subscribe_all()
         self.hooks.start()

@@ -248,7 +248,9 @@ class DirectTcpTests(SynchronousTestCase):
             self.flushLoggedErrors()
 
     def test_error_of_a_peer(self) -> None:
-        """The ERROR of a stock peer, which repeats a malformed line, does not leak."""
+        """
+        The ERROR of a stock peer, which repeats a malformed line, leaks no secret.
+        """
         for line in LINES:
             # A correct process does not send the other lines.
             if not line.startswith((b"USER_IP ", b"INVALIDATE", b"RDATA caches")):
@@ -307,7 +309,7 @@ class RedisTests(TestCase):
             await deferLater(reactor, 0.01)
 
     async def test_lines(self) -> None:
-        """No line leaks on either channel, whether handled or rejected."""
+        """No line leaks a secret on either channel, whether handled or rejected."""
         watch = Watch(self)
         redis = PrivateRedis(password=PASSWORD).start()
         self.addCleanup(redis.stop)

@@ -40,7 +40,7 @@ class FinishedIdsTests(SynchronousTestCase):
         )
 
     def test_bounded(self) -> None:
-        """Beyond the limit, the greatest range is evicted, which is reached last."""
+        """Beyond the limit, the greatest range, which is reached last, is evicted."""
         finished = FinishedIds(max_ranges=2)
         for id_ in (9, 5, 7, 3):
             finished.add(id_)
@@ -111,9 +111,7 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(positions.announceable, 9)
 
     def test_id_that_another_announced(self) -> None:
-        """
-        If the sequence returns an id that another writer announced, it was set back.
-        """
+        """A sequence that returns an id that another writer announced was set back."""
         positions = WriterPositions("a", ["a", "b"], {"a": 7, "b": 7})
         allocate(positions, 8)
         positions.advance("b", 10)

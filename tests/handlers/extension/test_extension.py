@@ -310,7 +310,7 @@ class EpochTests(ExtensionTests):
     def test_first_position_of_new_epoch_is_no_gap(self) -> None:
         """
         If a new epoch's first position is ahead, the rows between are fetched, but no
-        gap is reported; within the same epoch, it is.
+        gap is reported; within the same epoch, a gap is reported.
         """
         self.write(1)
         for is_new_epoch, gaps in ((True, []), (False, [("events", "w", 5, 9)])):
