@@ -242,10 +242,7 @@ class WriterPositions:
 
     @property
     def mark(self) -> tuple[int | None, ...]:
-        """A value that changes whenever :attr:`announceable` passes an own id.
-
-        It may be read without the lock.
-        """
+        """Changes whenever :attr:`announceable` passes an own id. Needs no lock."""
         return (self._announced, self._persisted_upto, self._local, self._allocated)
 
     def set_allocated(self, id_: int) -> bool:
@@ -253,10 +250,10 @@ class WriterPositions:
 
         :return: whether that was unknown.
         """
-        if self._allocated is not None and id_ > self._allocated:
+        is_greater = self._allocated is not None and id_ > self._allocated
+        if is_greater:
             self._allocated = id_
-            return True
-        return False
+        return is_greater
 
     @property
     def local(self) -> int:
