@@ -163,7 +163,7 @@ class JobProgress:
         if tasks.failed > self._failed:
             failed = tasks.failed - self._failed
             self._failed = tasks.failed
-            self._say(f"{failed} task{'s' * (failed > 1)} failed; Spark retries")
+            self._print(f"{failed} task{'s' * (failed > 1)} failed; Spark retries")
         if self._bar is not None:
             self._bar.update(
                 self._task,
@@ -184,7 +184,7 @@ class JobProgress:
     def _step(self) -> str:
         return f"step {self._number} of {self._steps}: {self._name}"
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._bar is None:
             self._write(text)
         else:

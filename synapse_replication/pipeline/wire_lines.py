@@ -86,8 +86,8 @@ def read_recordings(
     ``recording`` is the name of the file, with as many parts of its path as are needed
     to make it unique.
 
-    :param paths: files or folders. All files at any depth of a folder are read whose
-        names end with one of :data:`SUFFIXES`.
+    :param paths: files or folders. In a folder, all files at any depth whose names end
+        with one of :data:`SUFFIXES` are read.
     :raises PipelineError: if a path does not exist, or a folder contains no recording.
     """
     files = find_recordings(paths)

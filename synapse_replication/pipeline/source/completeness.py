@@ -7,8 +7,8 @@ be committed:
 
 * A declared writer's rows are complete up to its position in ``stream_positions``,
   which a writer stores only when all of its ids up to the position are finished.
-* Rows without a known writer (account data, rows older than the column) are complete up
-  to the smallest of these positions.
+* Rows without a known writer (account data, rows older than the writer column) are
+  complete up to the smallest of these positions.
 * A declared writer without a position has not finished any id. A continuous reader
   waits for that writer.
 * All instances write ``caches``, which has no positions. Its sequence is used instead:

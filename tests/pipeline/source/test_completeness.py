@@ -33,7 +33,7 @@ CREATE TABLE stream_positions (
 
 
 class Racing(cursor):
-    """A cursor after whose query of the locks another session allocates an id."""
+    """A cursor that lets another session allocate an id after querying the locks."""
 
     other_session: cursor
 
