@@ -53,9 +53,9 @@ def print_json(findings: DataFrame, out: TextIO) -> Counts:
 def write_findings(findings: DataFrame, folder: str) -> None:
     """Write findings as one Parquet file and as lines of JSON; replace older files.
 
-    :param findings: findings with FINDINGS_SCHEMA; few enough for this process.
+    :param findings: findings with FINDINGS_SCHEMA; they must fit into memory.
     :param folder: the folder, which is created if it is missing.
-    :raises PipelineError: if it cannot be written.
+    :raises PipelineError: if the folder cannot be written.
     """
     table = findings.select(*FINDINGS_SCHEMA.names).toArrow()
     parquet_file = io.BytesIO()

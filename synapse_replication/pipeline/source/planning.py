@@ -87,15 +87,15 @@ class Planner:
             ``streams`` names.
         """
         options = self._options
-        asked = options.streams
-        streams = select_streams(options.catalog, asked or tuple(options.catalog))
+        requested = options.streams
+        streams = select_streams(options.catalog, requested or tuple(options.catalog))
         present = find_present(txn, streams)
         selections = []
         for stream in streams:
             if present[stream.name].tables:
                 sole = self._sole_writer(txn, stream)
                 selections.append(Selection(stream, present[stream.name], sole))
-            elif asked is not None:
+            elif requested is not None:
                 tables = ", ".join(query.range.table for query in stream.queries)
                 raise PipelineError(
                     f"stream {stream.name}: the database has no table {tables}; omit "
@@ -114,7 +114,7 @@ class Planner:
     def resolve(
         self, txn: cursor, selections: list[Selection], option: str
     ) -> dict[str, StreamOffset]:
-        """Return the offset that an option names.
+        """Return the offset of each stream that an option specifies.
 
         :raises PipelineError: if the offset is ahead of the database, or has a stream
             that is not read.

@@ -88,7 +88,10 @@ def _greatest_tokens(tokens: DataFrame) -> DataFrame:
 
 
 def _greatest_archived_ids(ids: DataFrame) -> DataFrame:
-    """Return the greatest archived id of each writer, as :func:`_greatest_tokens`."""
+    """Return the greatest archived id of each writer.
+
+    :return: a frame with the columns of :func:`_greatest_tokens`.
+    """
     return (
         ids.where("archived")
         .groupBy("stream", sf.col("first_writer").alias("instance_name"))

@@ -134,9 +134,7 @@ def notable(
     of_run[run_starts] = run_ends
     chosen = np.flatnonzero(selected)
     run_end = of_run[chosen]
-    run_end_writer = np.where(
-        first[run_end] == _NO_WRITER, sender[run_end], first[run_end]
-    )
+    end_writer = np.where(first[run_end] == _NO_WRITER, sender[run_end], first[run_end])
     return pa.Table.from_arrays(
         [
             pa.array(all_.streams).take(pa.array(stream[chosen])),
@@ -147,7 +145,7 @@ def notable(
             *(pa.array(flag[chosen]) for flag in (in_tables, in_archive, sent)),
             pa.array(repeated[chosen]),
             pa.array(id_[run_end], mask=run_end < 0),
-            _names(all_.names, np.where(run_end < 0, _NO_WRITER, run_end_writer)),
+            _names(all_.names, np.where(run_end < 0, _NO_WRITER, end_writer)),
         ],
         schema=NOTABLE_SCHEMA,
     )
