@@ -45,8 +45,8 @@ def find_closed_recordings(
 ) -> list[Recording]:
     """Return the complete recordings among files and folders.
 
-    A folder may be empty. A file in a folder that a recorder is still writing is not
-    found, because it has another suffix. A file in ``paths`` is always included.
+    A folder may be empty. A file that a recorder is still writing has another suffix,
+    and is not found in a folder. A file in ``paths`` is always included.
 
     :raises PipelineError: if a path does not exist, or if two recordings have the same
         name.

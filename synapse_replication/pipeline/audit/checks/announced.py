@@ -3,12 +3,12 @@
 ``POSITION stream writer prev new`` states that the writer has no rows in ``(prev,
 new]``. If the tables have a row of the writer in that range, and the writer never sent
 it, then every reader whose position was ``prev`` has permanently skipped that row. The
-line and the row prove this, even if the recording is incomplete. A row that was sent
-earlier is not lost. A POSITION that repeats its token makes no such statement: readers
-that are behind it query the database.
+POSITION and the row prove this, even if the recording is incomplete. A row that was
+sent earlier is not lost. A POSITION that repeats its token makes no such statement:
+readers that are behind it query the database.
 
 Late rows of an idempotent stream (``caches``) are still delivered. For such a stream,
-the recording must therefore continue for a while after the line.
+the recording must therefore continue for :data:`PATIENCE` after the POSITION.
 """
 
 from __future__ import annotations
