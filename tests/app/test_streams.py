@@ -267,7 +267,7 @@ class StreamSetupTests(TestCase):
             self.execute("SELECT stream_id, note FROM notes"), [(10, "hello")]
         )
 
-    async def test_past_the_log_of_a_writer(self) -> None:
+    async def test_newest_row_of_each_key_is_retained(self) -> None:
         """
         For presence_federation the newest row of each key is retained beyond the bound
         of the log, so that a late reader receives a row for every key.
@@ -305,7 +305,7 @@ class StreamSetupTests(TestCase):
         host.rows.on_position("notes", "a", 9)
         await waiting
 
-    async def test_takes_over(self) -> None:
+    async def test_new_writer_reports_range_without_rows(self) -> None:
         """
         A new writer reports the range in which it has no rows; other instances report
         no range.
@@ -421,7 +421,7 @@ class StreamSetupTests(TestCase):
 
     async def test_database_without_the_streams(self) -> None:
         """
-        If the database lacks a configured stream, the error suggests to list the
+        If the database lacks a configured stream, the error suggests listing the
         streams.
         """
         with self.assertRaises(ConfigError) as caught:

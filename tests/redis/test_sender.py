@@ -258,7 +258,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertEqual(self.sender.unacknowledged, 0)
 
     def test_buffers(self) -> None:
-        """``buffers`` reports what waits on each connection, by name."""
+        """``buffers`` returns the sizes of each connection's buffers, by name."""
         self.memory.establish()
         self.assertEqual(
             self.memory.link.buffers(),

@@ -253,7 +253,7 @@ class TimeTests(ProtocolTestCase):
             assert protocol.close_reason is not None
             self.assertEqual(protocol.close_reason.value, "timed_out")
 
-    def test_person(self) -> None:
+    def test_peer_without_ping(self) -> None:
         """A peer that never sends PING, such as netcat, is not timed out."""
         protocol = self.connected_server()
         protocol.dataReceived(b"REPLICATE\n")

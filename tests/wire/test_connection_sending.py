@@ -193,7 +193,7 @@ class TimeTests(SynchronousTestCase):
             connection.tick(now + 4.0)
         self.assertTrue(connection.is_open)
 
-    def test_person(self) -> None:
+    def test_peer_without_ping(self) -> None:
         """A peer that never sends PING, such as netcat, is not timed out."""
         connection = server()
         connection.receive_data(b"REPLICATE\n", 0.0)
