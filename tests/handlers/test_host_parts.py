@@ -29,7 +29,8 @@ def typing_stream() -> MemoryStream:
 class StreamTableTests(SynchronousTestCase):
     def test_streams(self) -> None:
         """
-        A stream is found by its name; only written streams are replicated from here.
+        A stream is found by its name; only streams that are written here are
+        replicated.
         """
         table = StreamTable()
         stream = typing_stream()

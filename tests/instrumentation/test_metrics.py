@@ -37,7 +37,7 @@ class MetricDefinitionTests(SynchronousTestCase):
         for name, labels in KNOWN_TO_DASHBOARDS.items():
             self.assertEqual(defined.get(name), labels, name)
 
-    def test_definitions_are_whole(self) -> None:
+    def test_definitions_are_well_formed(self) -> None:
         """Names are unique and well formed, and each description is one sentence."""
         self.assertEqual(len({metric.name for metric in METRICS}), len(METRICS))
         for metric in METRICS:

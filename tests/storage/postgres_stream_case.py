@@ -24,7 +24,7 @@ from synapse_replication.streams.table import TableStream
 T = TypeVar("T")
 
 
-class NowDatabase:
+class ImmediateDatabase:
     """Runs each transaction synchronously, on one connection."""
 
     def __init__(self, connection: psycopg2.extensions.connection) -> None:
@@ -80,7 +80,7 @@ class CountingIds:
 
 if TYPE_CHECKING:
     _stream: type[Stream] = PostgresStream
-    _database: type[TransactionRunner] = NowDatabase
+    _database: type[TransactionRunner] = ImmediateDatabase
     _ids: type[WriterIds] = CountingIds
 
 

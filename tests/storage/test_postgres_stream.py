@@ -29,7 +29,7 @@ from tests.storage.postgres_stream_case import (
     ORDERS,
     SCHEMA,
     CountingIds,
-    NowDatabase,
+    ImmediateDatabase,
     T,
 )
 
@@ -40,7 +40,7 @@ class PostgresStreamTests(SynchronousTestCase):
     def setUp(self) -> None:
         connection = psycopg2.connect(shared_postgres().new_database())
         self.addCleanup(connection.close)
-        self.database = NowDatabase(connection)
+        self.database = ImmediateDatabase(connection)
         self.ids = CountingIds()
         self.execute(SCHEMA)
 

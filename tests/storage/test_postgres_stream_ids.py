@@ -31,7 +31,7 @@ from tests.storage.postgres_stream_case import (
     ORDERS,
     SCHEMA,
     CountingIds,
-    NowDatabase,
+    ImmediateDatabase,
 )
 
 
@@ -43,7 +43,7 @@ class StandardStreamTests(SynchronousTestCase):
         self.addCleanup(connection.close)
         return standard_stream(
             STANDARD_STREAMS[name],
-            NowDatabase(connection),
+            ImmediateDatabase(connection),
             CountingIds(-1 if STANDARD_STREAMS[name].negative else 1),
             instance_name="w1",
         )

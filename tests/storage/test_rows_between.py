@@ -30,7 +30,7 @@ from synapse_replication.streams.table import TableStream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.testing.servers import shared_postgres
-from tests.storage.postgres_stream_case import NowDatabase
+from tests.storage.postgres_stream_case import ImmediateDatabase
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class OrdersTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         connection = psycopg2.connect(shared_postgres().new_database())
         self.addCleanup(connection.close)
-        self.database = NowDatabase(connection)
+        self.database = ImmediateDatabase(connection)
         self.execute((EXAMPLES / "orders.sql").read_text())
         self.declaration: TableStream = runpy.run_path(str(EXAMPLES / "orders.py"))[
             "ORDERS"

@@ -167,8 +167,7 @@ class ReadLinesTests(SynchronousTestCase):
 
     def test_refused_row_names_its_stream(self) -> None:
         """
-        A refused row has the names of its stream and writer, for which a row is
-        missing.
+        A refused row has the names of the stream and writer for which a row is missing.
         """
         for line in (
             b"RDATA events w1 x []",

@@ -22,7 +22,7 @@ class TablesTests(SynchronousTestCase):
         self.dsn = shared_postgres().new_database()
 
     def read(self, rows: int) -> list[tuple[int, Any]]:
-        """Read the rows of ``events`` as our side does."""
+        """Read the rows of ``events`` as this package does."""
         with (
             contextlib.closing(psycopg2.connect(self.dsn)) as connection,
             connection.cursor() as cursor,
@@ -43,17 +43,19 @@ class TablesTests(SynchronousTestCase):
         self.assertEqual(self.read(20), [(n, row_of(n)) for n in range(1, 21)])
 
     def test_all_kinds(self) -> None:
-        """With ``varied``, a third has a state key, and every kind of event occurs."""
+        """
+        With ``varied``, a third of the events have a state key, and all kinds occur.
+        """
         fill_events(self.dsn, 1000, varied=True)
         rows = [row for _, row in self.read(1000)]
         fields = [row[1] for row in rows]
         counts = [
-            sum(bool(f[place] or f[place] == "") for f in fields)
-            for place in (3, 4, 5, 6, 7)
+            sum(bool(f[index] or f[index] == "") for f in fields)
+            for index in (3, 4, 5, 6, 7)
         ]
         self.assertEqual(counts, [333, 20, 200, 166, 1])
 
-    def test_nothing_was_written(self) -> None:
+    def test_generator_tables_are_empty(self) -> None:
         """The tables of an id generator exist and are empty."""
         make_generator_tables(self.dsn)
         with (
