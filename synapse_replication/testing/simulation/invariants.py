@@ -304,12 +304,17 @@ class Ledger:
                 f"and not {written.next_after(position)}"
             )
         reader.delivered[key] = token
-        # If a false position caused a fetch before some rows were committed, the reader
-        # has skipped those rows.
-        at = reader.positions.get(key, 0)
+        self._owe_skipped(reader, key, token)
+        reader.positions[key] = token
+
+    def _owe_skipped(self, reader: Reader, key: tuple[str, str], token: int) -> None:
+        """Record the rows below ``token`` that the reader has skipped.
+
+        A false position may have caused a fetch before these rows were committed.
+        """
+        written, at = self.written(*key), reader.positions.get(key, 0)
         while (at := written.next_after(at) or 0) and at < token:
             self._owe(reader, key, at)
-        reader.positions[key] = token
 
     def _accept_forged(self, reader: Reader, key: tuple[str, str], token: int) -> None:
         self._trace(f"{reader.name} accepts a forged row")
