@@ -101,8 +101,9 @@ class UnknownCommandError(Exception):
 
 
 class StrictRedis:
-    """A Redis for publishing and subscribing that raises an exception for other
-    commands.
+    """A Redis for publishing and subscribing.
+
+    Any other command raises an exception.
 
     :ivar commands: the names of the received commands, in order.
     :ivar errors: the raised exceptions.

@@ -194,7 +194,7 @@ class PrivateRedisTests(SynchronousTestCase):
         self.assertIs(shared_redis(), shared_redis())
 
     def test_tls_missing(self) -> None:
-        """A binary without TLS is rejected with what to install."""
+        """A binary without TLS is rejected with the name of a package that has TLS."""
         if has_tls(find_redis()):
             self.skipTest("this Redis speaks TLS")
         nothing = Path(os.devnull)
