@@ -16,8 +16,8 @@ from synapse_replication.app.journal import JournalSink
 def make_blocker(host: Any, config: Mapping[str, Any]) -> TimerService:
     """Return a service that blocks the reactor while a file exists.
 
-    :param config: ``file``: the reactor is blocked while it exists; a file ``.held`` is
-        created next to it.
+    :param config: ``file``: the reactor is blocked while it exists; meanwhile there is a
+        file with the same name and the suffix ``.held``.
     """
     file = Path(config["file"])
 

@@ -20,7 +20,7 @@ from synapse_replication.testing.doubles import (
 from tests.handlers.fixtures import Row
 
 
-class Backwards:
+class ReversingRandom:
     """A deterministic random source: ``shuffle`` reverses."""
 
     def random(self) -> float:
@@ -78,7 +78,7 @@ class StreamerTestCase(SynchronousTestCase):
             self.handler,
             self.host.observer,
             options=options,
-            random_source=Backwards(),
+            random_source=ReversingRandom(),
         )
         self.streamer.start()
         self.connection = MemoryConnection()
