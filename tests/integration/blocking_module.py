@@ -16,8 +16,8 @@ from synapse_replication.app.journal import JournalSink
 def make_blocker(host: Any, config: Mapping[str, Any]) -> TimerService:
     """Return a service that blocks the reactor while a file exists.
 
-    :param config: ``file``: the reactor is blocked while it exists; meanwhile there is a
-        file with the same name and the suffix ``.held``.
+    :param config: ``file``: while it exists, the reactor is blocked. When the block
+        begins, a file of the same name with the suffix ``.held`` is created.
     """
     file = Path(config["file"])
 

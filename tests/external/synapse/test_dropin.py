@@ -1,4 +1,6 @@
-"""Tests for a real deployment with all, some or swapped processes on ours.
+"""Tests for a real deployment with processes on this package ("on ours").
+
+All or some of them are on ours, or they are swapped while users send messages.
 
 Five processes: main, two event persisters, a writer of typing, receipts and to-device
 messages, and a worker that serves ``/sync``.
