@@ -1,4 +1,4 @@
-"""Tests for both ends of a direct TCP connection, created as the host does."""
+"""Tests for both ends of a direct TCP connection, created as by the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.dropin.test_bridges import SingleCommandHandler
 
 
 class ProtocolTests(SynchronousTestCase):
-    """Tests for both ends, with a foreign handler."""
+    """Tests for both ends, with a handler that supports only single commands."""
 
     def setUp(self) -> None:
         fake_modules(

@@ -110,7 +110,7 @@ class RowsBetweenTests(OrdersTestCase):
     def test_one_bound(self) -> None:
         """
         Without a lower bound, rows begin with the first one; without an upper bound,
-        they end with the last delivered.
+        they end with the last delivered one.
         """
         self.insert((2, "writer1"), (3, "writer2"), (4, "writer1"), (5, "writer2"))
         self.stream.advance("writer1", 4)

@@ -16,7 +16,7 @@ class FloodTests(TestCase):
     async def test_slow_handler(self) -> None:
         """
         If rows arrive faster than the handler delivers them, the queue is bounded,
-        every row is delivered once and in order, and the other stream is not delayed.
+        every row is delivered once and in order, and a second stream is not delayed.
         """
         report = await run_flood(reactor, 50_000, 50_000)
         self.assertTrue(report.in_order)
