@@ -199,6 +199,9 @@ class HostCommandHandler(CommandSender):
 
         :return: whether the command is new, so that it must be delivered to the host.
         """
+        if len(self._links) < 2:
+            # There is no peer to relay to, and no copy can arrive on another link.
+            return True
         now = self._host.clock.seconds()
         if connection.relays and not self._relayed.is_copy(command, connection, now):
             for other in list(self._links):

@@ -102,6 +102,8 @@ class MultiWriterIdGenerator:
         self.instance_name = positions.instance_name
         self._database = database
         self._positions = LockedPositions(positions)
+        #: Returns a value that changes whenever an own id becomes announceable.
+        self.get_mark: Callable[[], tuple[int | None, ...]] = positions.get_mark
         self._is_writer = positions.is_writer
         self._settled: Callable[[], Deferred[None]] | None = getattr(
             database, "settled", None
@@ -238,10 +240,6 @@ class MultiWriterIdGenerator:
             token, is_beyond = positions.announceable, positions.is_beyond_sequence
         self._sequence_check.start_if_due(is_needed=is_beyond and follows_others)
         return self._sign * token
-
-    def get_mark(self) -> tuple[int | None, ...]:
-        """Return a value that changes whenever an own id becomes announceable."""
-        return self._positions.mark
 
     def get_writer_position(self, instance_name: str) -> int:
         """Return the latest position that a writer announced to this instance."""

@@ -30,11 +30,6 @@ class LockedPositions:
         """The greatest finished id; perhaps outdated, because it is read unlocked."""
         return self._positions.max_finished
 
-    @property
-    def mark(self) -> tuple[int | None, ...]:
-        """The positions' mark, read without the lock."""
-        return self._positions.mark
-
     def locked(self) -> LockedPositions:
         """Return a context manager that holds the lock and yields the positions."""
         return self

@@ -240,9 +240,8 @@ class WriterPositions:
             self._allocated is None or id_ <= self._allocated + self._plausible_distance
         )
 
-    @property
-    def mark(self) -> tuple[int | None, ...]:
-        """Changes whenever :attr:`announceable` passes an own id. Needs no lock."""
+    def get_mark(self) -> tuple[int | None, ...]:
+        """Return a value that changes if an own id becomes announceable, unlocked."""
         return (self._announced, self._persisted_upto, self._local, self._allocated)
 
     def set_allocated(self, id_: int) -> bool:
