@@ -32,7 +32,7 @@ def replay_command(recording: Path, as_json: bool) -> None:
     """Replay recorded traffic through the parser and the handler; print a summary.
 
     FILE has one JSON object per line, {"t": ..., "channel": ..., "line": ...}, and may
-    be compressed with gzip.
+    be compressed with gzip or xz.
 
     Exit status: 0 if every line was parsed and every discard has an expected reason,
     else 1.
