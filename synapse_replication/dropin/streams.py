@@ -31,16 +31,16 @@ from synapse_replication.streams.standard.registry import (
 )
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
 
-__all__ = ["REUSE_SECONDS", "HostRowCodec", "HostStream", "HostStreams"]
+__all__ = ["KEEP_SECONDS", "REUSE_SECONDS", "HostRowCodec", "HostStream", "HostStreams"]
 
 #: A name that no instance has. For an unknown name, the host returns the position that
 #: all writers have reached together.
 _UNKNOWN_WRITER = ""
 
-#: The time in s for which the own position of a stream is reused if no own id was
-#: finished. The position also follows the ids of other writers, and is read every
-#: second for that.
-REUSE_SECONDS = 0.9
+#: The time in s for which the own position of a stream is reused while the mark of its
+#: ids is the same, and the shorter time while the position waits for the sequence to
+#: confirm ids of other writers.
+KEEP_SECONDS, REUSE_SECONDS = 10.0, 0.9
 
 
 class HostRowCodec(RowCodec[Any]):
@@ -210,9 +210,9 @@ class HostStream:
 
         If this package's generator supplies the ids, the position is never beyond the
         sequence, even if other writers announced greater positions. The position is
-        reused for :data:`REUSE_SECONDS` unless an own id was finished: the host
-        notifies of a write without the name of its stream, and the streamer then reads
-        the positions of all streams.
+        reused while the mark of the ids is the same: the host notifies of a write
+        without the name of its stream, and the streamer then reads the positions of all
+        streams.
         """
         ids = self._ids
         if ids is None:
@@ -225,7 +225,9 @@ class HostStream:
             )
             token = int(self.original.current_token(self._instance_name))
             self._own_token = min(token, abs(announceable))
-            self._own_mark, self._own_due = mark, now + REUSE_SECONDS
+            is_settled = self._own_token == token
+            self._own_due = now + (KEEP_SECONDS if is_settled else REUSE_SECONDS)
+            self._own_mark = mark
         return self._own_token
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:

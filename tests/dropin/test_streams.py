@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.streams import (
+    KEEP_SECONDS,
     REUSE_SECONDS,
     HostRowCodec,
     HostStream,
@@ -90,8 +91,8 @@ class HostStreamTests(SynchronousTestCase):
 
     def test_announced_is_reused(self) -> None:
         """
-        The announceable token is read again only after an own id was finished, or after
-        almost a second.
+        The announceable token is read again only after the mark of the ids has changed,
+        or after some time, which is shorter while the sequence must be read.
         """
         ids, now = FakeIds(), [5.0]
         original = FakeStream("events", {"w": 7})
@@ -103,12 +104,19 @@ class HostStreamTests(SynchronousTestCase):
         self.assertEqual(stream.minimal_local_current_token(), 8)
         original.tokens["w"] = 9
         now[0] += REUSE_SECONDS
+        self.assertEqual(stream.minimal_local_current_token(), 8)
+        self.assertEqual(ids.reads, [True] * 2)
+        now[0] += KEEP_SECONDS - REUSE_SECONDS
         # The announceable token does not exceed that of the generator.
         self.assertEqual(stream.minimal_local_current_token(), 8)
         self.assertEqual(ids.reads, [True] * 3)
+        ids.token = 9
+        now[0] += REUSE_SECONDS
+        self.assertEqual(stream.minimal_local_current_token(), 9)
+        self.assertEqual(ids.reads, [True] * 4)
         caches = HostStream(FakeStream("caches"), "w", ids=ids)
         caches.minimal_local_current_token()
-        self.assertEqual(ids.reads[3:], [False])
+        self.assertEqual(ids.reads[4:], [False])
 
     def test_shared_token(self) -> None:
         """
