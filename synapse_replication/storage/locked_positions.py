@@ -2,8 +2,8 @@
 
 Theory of operation: a lock protects the positions. Ids must be finished even where
 blocking is not allowed: a coroutine may be garbage-collected while the same thread
-holds the lock. So :meth:`LockedPositions.finish` never waits: it enqueues the ids, and
-the holder of the lock finishes them after releasing it.
+holds the lock. So :meth:`LockedPositions.finish` never waits: it enqueues the ids. They
+are finished by the holder of the lock after releasing it, or by the next holder.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ class LockedPositions:
 
     def __enter__(self) -> WriterPositions:
         self._lock.acquire()
+        # The last holder may not have finished these yet. A caller that finished an id
+        # must not read positions without it, because it would persist them.
+        if self._to_finish:
+            self._finish_locked()
         return self._positions
 
     def __exit__(
@@ -56,7 +60,10 @@ class LockedPositions:
         # If another caller holds the lock, it calls this method after releasing it.
         while self._to_finish and self._lock.acquire(blocking=False):
             try:
-                while self._to_finish:
-                    self._positions.finish(self._to_finish.popleft())
+                self._finish_locked()
             finally:
                 self._lock.release()
+
+    def _finish_locked(self) -> None:
+        while self._to_finish:
+            self._positions.finish(self._to_finish.popleft())

@@ -10,6 +10,13 @@ from synapse_replication.storage.locked_positions import LockedPositions
 from synapse_replication.streams.positions import WriterPositions
 
 
+class _SlowThread(LockedPositions):
+    """Positions whose threads are suspended whenever they have released the lock."""
+
+    def _finish_pending(self) -> None:
+        pass
+
+
 class LockedPositionsTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.shared = LockedPositions(WriterPositions("w", ["w"], complete_upto=7))
@@ -66,3 +73,13 @@ class LockedPositionsTests(SynchronousTestCase):
         may_end.set()
         thread.join(30)
         self.assertEqual(self.shared._positions.announceable, 8)
+
+    def test_finished_before_the_next_reader(self) -> None:
+        """
+        Ids that wait for a thread that has just released the lock are finished before
+        the next thread reads the positions.
+        """
+        self.shared = _SlowThread(WriterPositions("w", ["w"], complete_upto=7))
+        self.open_ids(8)
+        self.shared.finish([8])
+        self.assertEqual(self.announceable(), 8)
