@@ -246,18 +246,18 @@ BUGS: Mapping[str, Parts] = {
 
 #: For each bug, the seed at which its search starts: the first that found it.
 FOUND_BY: Mapping[str, int] = {
-    "reconnect-order": 31,
+    "reconnect-order": 203,
     "interleaved-batches": 14,
-    "position-during-batch": 14,
-    "gap-per-writer": 55,
-    "unreadable-row": 3,
-    "covered-rows": 50,
+    "position-during-batch": 18,
+    "gap-per-writer": 90,
+    "unreadable-row": 21,
+    "covered-rows": 72,
     "unregistered-id": 133,
     "typing-reset": 12,
     "typing-reset, saved": 12,
     "shared token": 6,
     "late baseline": 10,
-    "revealed rows": 6,
+    "revealed rows": 24,
     "removed": 4,
     "removed, running": 15,
 }
