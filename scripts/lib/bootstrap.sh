@@ -102,7 +102,8 @@ set_up_peer() {
     say "Installing a real Synapse into $peer, once ..."
     rm -rf -- "$peer"
     "$python" -m venv -- "$peer" >&2
-    # If Python runs in the checkout, the checkout precedes the installed package.
+    # This copy of the package may become outdated: a Python that runs in the checkout
+    # imports the package from there instead.
     "$peer/bin/python" -m pip install --quiet --disable-pip-version-check \
         matrix-synapse "$root[postgres-binary]" >&2 ||
         die "pip could not install matrix-synapse; its messages are above"

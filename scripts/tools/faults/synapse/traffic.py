@@ -24,7 +24,8 @@ __all__ = ["WEIGHTS", "Listeners", "Room", "Traffic"]
 LEAST_ROOMS, MOST_ROOMS = 4, 20
 
 #: The timeout in s of a ``/sync`` request, normally and for eager users. With the
-#: shorter timeout, a request begins every 20 ms, even while a fault ends.
+#: shorter timeout, a request begins every 20 ms, so that some begin just as a fault
+#: ends.
 LONG_POLL, EAGER_POLL = 2.0, 0.02
 #: The minimum and maximum time between two requests of a writing user, in s.
 PAUSE = (0.2, 0.5)
@@ -165,7 +166,7 @@ WEIGHTS = {
 
 
 class Traffic:
-    """Rooms, with a writing thread and a watching thread for each.
+    """Rooms, each with a watching thread; the first ones also have a writing thread.
 
     :param cluster: a running cluster.
     :ivar requests: the number of requests in the background.
