@@ -310,7 +310,8 @@ class HooksNotFoundError(ReplicationError):
     def __init__(self, name: str, error: Exception) -> None:
         super().__init__(
             f"hooks: {name} cannot be imported: {error}; write the dotted name of a "
-            "function (host, config), and install its module where this process runs"
+            "function that takes (host, config), and install its module where this "
+            "process runs"
         )
 
 
@@ -371,8 +372,9 @@ class SequenceBehindError(StorageError):
             "" if suspect else f"SELECT setval('{sequence_name}', {value}, true);"
         )
         advice = (
-            f"the difference of {value - sequence_value} is too large for an id of "
-            f"this stream, so leave the sequence as it is: {suspect}"
+            f"the difference of {value - sequence_value} is too large for "
+            f"{value} to be an id of this stream, so leave the sequence as it is: "
+            f"{suspect}"
             if suspect
             else f"with all writers stopped, run: {self.hint}"
         )

@@ -47,7 +47,7 @@ def load_factory(
     if not callable(factory):
         raise problem(
             f"{module_name} has no function {name}",
-            "write the dotted name of a function (host, config)",
+            "write the dotted name of a function that takes (host, config)",
         )
     return lambda host: factory(host, dict(config.config))
 

@@ -1,4 +1,4 @@
-"""``synapse-replication exec``: runs a module of Synapse with this replication.
+"""``synapse-replication exec``: runs a module of Synapse on this package.
 
 Exit status 2 means that nothing was started; any other status is that of the module.
 The command raises :exc:`~synapse_replication.cli.common.ModuleReady`, whereupon
@@ -96,7 +96,7 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     envvar=HOOKS,
     default="",
     metavar="NAMES",
-    help="Dotted names of functions (host, config) that subscribe to hooks.",
+    help="Dotted names of functions that take (host, config) and subscribe to hooks.",
 )
 @click.option(
     "--tracing-endpoint",
@@ -125,7 +125,7 @@ def exec_command(
     module: str | None,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run a module of Synapse with this replication."""
+    """Run a module of Synapse with this package's replication."""
     try:
         substitutions = choose(only, excepted)
         if as_list:

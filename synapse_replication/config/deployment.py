@@ -279,7 +279,7 @@ class _WriterChecks:
                 self.report(
                     path,
                     "names no instance",
-                    f"name one, or remove the key, which means {MAIN_INSTANCE}",
+                    "name one, or remove the key to use the default writers",
                 )
             if len(set(names)) < len(names):
                 self.report(path, "names an instance twice", "name each instance once")

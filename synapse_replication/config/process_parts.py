@@ -30,8 +30,8 @@ class InstanceLocation:
 class Listener:
     """A listener of this process.
 
-    :ivar resources: the resources that it serves, of ``replication``, ``health`` and
-        ``metrics``; empty for direct TCP.
+    :ivar resources: which of ``replication``, ``health`` and ``metrics`` it serves;
+        empty for direct TCP.
     :ivar direct_tcp: whether it serves the line protocol instead of HTTP.
     :ivar tls: whether it uses TLS.
     """
@@ -71,7 +71,7 @@ class ExtensionConfig:
 
 @attrs.frozen
 class FactoryConfig:
-    """A function of the user, and its configuration.
+    """A function that the user provides, and its configuration.
 
     :ivar module: the dotted name of the function.
     :ivar config: the mapping that is passed to the function.

@@ -44,7 +44,8 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
 
     :ivar host: the adapter of ``hs`` for the streamer.
     :ivar backlog: the recently sent rows; ``None`` if peers cannot request them.
-    :ivar extension: the extension, for the subscription; ``None`` if it is disabled.
+    :ivar extension: the extension, which the subscription to Redis uses; ``None`` if it
+        is disabled.
     """
 
     def __init__(self, hs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Prepares a process to run a module of Synapse with this replication.
+"""Prepares a process to run a module of Synapse on this package.
 
 Theory of operation: before the module is run as ``__main__``, the names in ``table.py``
 are replaced, all or none, so that the module and its imports use the replacements. The

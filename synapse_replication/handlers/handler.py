@@ -3,8 +3,8 @@
 Theory of operation: all connections pass received items to the handler, and send the
 commands that the handler passes to them. Rows and positions are enqueued at the
 :class:`~synapse_replication.handlers.receiving.receiver.StreamReceiver` of their
-stream; every other command is delivered to the host. Commands of this process are sent
-on all connections.
+stream; REPLICATE is answered with this process's positions; every other command is
+delivered to the host. Commands of this process are sent on all connections.
 
 ``on_<COMMAND>`` methods are synchronous. They return an awaitable only if the host
 returns one; a background process is started only to wait for an awaitable.

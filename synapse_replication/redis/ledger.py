@@ -8,8 +8,8 @@ replaces them. Other commands are retained up to a bound, because nothing would 
 them, and those that Redis has not acknowledged are published again, in order. That is
 safe: each command states the current state of an object, so a repetition is harmless,
 and all commands about one object come from one process. A command that Redis rejected
-(by an ACL without its channel) is not repeated: it would always be rejected, and each
-rejection costs a connection.
+(because an ACL does not allow its channel) is not repeated: it would always be
+rejected, and each rejection costs a connection.
 
 Publishing unacknowledged rows again was considered and rejected: if they had arrived
 already, the repeated rows would follow later rows of other instances, out of order.

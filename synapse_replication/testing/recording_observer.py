@@ -29,7 +29,8 @@ class RecordingObserver(ReplicationObserver):
     :ivar refused: the errors of refused lines.
     :ivar processes: the descriptions of the background processes, in order.
     :ivar open_processes: the number of running background processes.
-    :ivar catch_ups: the started catch-ups, in order.
+    :ivar catch_ups: the catch-up events, in order: one each time that a catch-up
+        starts, resumes or is retried.
     :ivar pages: (rows, upto_token) of each page of a catch-up.
     :ivar catch_up_failures: (event, error, attempt, retry_in) of each failed attempt.
     :ivar connected: (connection, stream, writer) of each stream that became live.

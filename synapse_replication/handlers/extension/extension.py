@@ -194,7 +194,7 @@ class ReplicationExtension:
         due = self._last_heartbeat + self._options.idle_interval
         wait = due - self._clock.seconds()
         if wait > 0 and not self._has_advanced:
-            # A hello was answered in the meantime.
+            # A heartbeat was sent in the meantime, as the answer to a hello.
             self._tick_later(wait)
             return
         # Reschedule first, so that an exception cannot stop the timer.
@@ -344,9 +344,9 @@ class ReplicationExtension:
             self._backlog.of(stream_name).add(prev_token, batches)
 
     def position_advanced(self, stream_name: str, token: int) -> None:
-        """Record a position whose rows the streamer did not send.
+        """Record that a position advanced without rows from the streamer.
 
-        These rows are not retained in the backlog.
+        The rows since the previous position are not retained in the backlog.
         """
         self._set_position(stream_name, token)
 

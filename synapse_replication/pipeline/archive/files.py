@@ -1,7 +1,8 @@
 """Parquet files of a table, which tasks write before the driver's commit.
 
-A task writes one file for each day of its rows, with a unique name, below the table's
-folder. Readers do not see a file until the driver commits it. A file that is never
+A task writes each row to a file of the row's day, with a unique name, below the table's
+folder: one file for each day, or more if the task closed one to limit the number of
+open files. Readers do not see a file until the driver commits it. A file that is never
 committed, because the attempt failed or the driver was killed, is removed by a vacuum.
 """
 
@@ -33,7 +34,7 @@ __all__ = ["DayWriter", "WrittenFile"]
 #: the least recently used one.
 _OPEN_DAYS: Final = 16
 
-#: The columns whose minimum and maximum are stored in the log.
+#: The columns whose minimum and maximum are stored in Delta's transaction log.
 _WITH_STATISTICS: Final = ("stream_id", "line_number")
 
 
@@ -44,7 +45,8 @@ class WrittenFile:
     :ivar uri: the URI of the table.
     :ivar path: the path of the file, relative to the table.
     :ivar size: the size of the file, in bytes.
-    :ivar statistics: the minimum and maximum of each column.
+    :ivar statistics: the minimum and maximum of each column in
+        ``_WITH_STATISTICS`` that the file has.
     """
 
     uri: str
@@ -76,7 +78,7 @@ class WrittenFile:
 
 
 class DayWriter:
-    """Writes the rows of one table into a file per day.
+    """Writes the rows of one table into files by day.
 
     :param uri: the URI of the table.
     :param time_column: the column that determines the day.

@@ -43,7 +43,8 @@ _ATTEMPTS: Final = 10
 class OldDay:
     """A day of a table that is to be purged.
 
-    :ivar stream: the name of the stream; ``None`` for the table of the wire.
+    :ivar stream: the name of the stream; ``None`` for the table of recorded
+        commands.
     :ivar rows: the number of rows.
     :ivar size: the size of the files, in bytes.
     """

@@ -77,7 +77,7 @@ def write_recordings(
     paths: Sequence[Path],
     today: datetime.date,
 ) -> list[WrittenFile]:
-    """Write recordings to files of the table of the wire, on the executors.
+    """Write recordings to files of the table of recorded commands, on the executors.
 
     :param today: the day to assign to lines of recordings without a date.
     :raises PipelineError: if a recording cannot be read.

@@ -39,9 +39,9 @@ class Environment(Protocol):
     :ivar processes: the running processes, by name.
     :ivar writers: the writers of each stream, by its name.
     :ivar speak_extension: the names of the processes that use the extension.
-    :ivar shares_tokens: whether the processes are those of a homeserver, where the
-        token of a writer covers the rows that all writers have persisted; if not, they
-        use the stand-alone host.
+    :ivar shares_tokens: whether the processes simulate those of a homeserver. There, a
+        writer's token states that the rows of all writers up to it are persisted. If
+        not, the processes simulate those of the stand-alone host.
     :ivar sink_failure_chance: the probability that a sink rejects rows.
     :ivar slow_sink_chance: the probability that a sink is slow.
     :ivar http_failure_chance: the probability that a request to a process fails.

@@ -31,8 +31,8 @@ class Counts:
         publishes were lost.
     :ivar catch_ups: started catch-ups, by process, without pages and retries.
     :ivar garbled: messages that were garbled in transit.
-    :ivar sink_failures: rows that a sink rejected.
-    :ivar collapses: rows discarded because their writer was catching up.
+    :ivar sink_failures: batches and epochs that a sink rejected.
+    :ivar collapses: discards of rows whose writer was catching up.
     :ivar faults: faults, by kind.
     :ivar partial_resyncs: pages from the backlog of a writer.
     :ivar moves: changes of a stream's writers, by kind.
@@ -41,7 +41,8 @@ class Counts:
     :ivar refuted: positions that were found to be false.
     :ivar fallbacks: resets of a position to a lower one.
     :ivar repairs: sequences that the operator advanced.
-    :ivar hidden_resets: epochs of the stream in memory that a reader could not detect.
+    :ivar hidden_resets: restarts of the writer of the stream in memory that a reader
+        could not detect, as ``READER-EPOCH``.
     """
 
     writes: int = 0
@@ -134,8 +135,8 @@ class Watcher(ReplicationObserver):
     ) -> None:
         if reason not in (DiscardReason.OWN_ECHO, DiscardReason.REDUNDANT_POSITION):
             self._trace(
-                f"{self._name} discards {count} of {stream_name} of {instance_name}: "
-                f"{reason.value}"
+                f"{self._name} discards {count} items of {stream_name} of "
+                f"{instance_name}: {reason.value}"
             )
         if reason is DiscardReason.CATCHING_UP:
             self.counts.collapses += 1
