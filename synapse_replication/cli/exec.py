@@ -89,7 +89,8 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     envvar=DISTANCE,
     default=PLAUSIBLE_DISTANCE,
     show_default=True,
-    help="The most ids by which an announced position may exceed its sequence.",
+    help="The most ids by which an announced position may exceed the last id of the "
+    "stream's sequence.",
 )
 @click.option(
     "--hooks",

@@ -216,7 +216,7 @@ class Follow:
             self._positions[origin] = command.new_token
         elif isinstance(command, RdataCommand) and command.token is not None:
             origin = (command.stream_name, command.instance_name)
-            # A late row of caches does not move the position back.
+            # A late row of the stream ``caches`` does not lower the position.
             self._positions[origin] = max(
                 command.token, self._positions.get(origin, command.token)
             )

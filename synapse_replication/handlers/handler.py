@@ -89,8 +89,8 @@ class ReplicationCommandHandler(HostCommandHandler):
     Use it in the reactor's thread only. After :meth:`start_replication` no channel can
     be added.
 
-    :raises StreamConfigurationError: if the host writes a stream that is not among its
-        streams.
+    :raises StreamConfigurationError: if the host writes a stream that its
+        ``get_streams()`` does not return.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class ReplicationCommandHandler(HostCommandHandler):
         for stream in host.streams.get_streams_to_replicate():
             if stream.description.name not in self._receivers:
                 raise StreamConfigurationError(
-                    f"{self._instance_name} writes {stream.description.name}, which "
-                    "is not among its streams; add it to them"
+                    f"{self._instance_name} writes {stream.description.name}, but "
+                    "its host's get_streams() does not return that stream; add it there"
                 )
         self._item_handlers: dict[type[ReceivedItem], Callable[[Link, Any], None]] = {
             RdataRun: self._handle_rows,

@@ -4,7 +4,7 @@ Theory of operation: the writer holds its newest rows in a log that is bounded i
 and bytes; the oldest rows are evicted, a whole token at a time. Readers receive rows
 as they are sent, and request missed rows from the writer.
 
-A reader that requests evicted rows has missed them permanently:
+The answer to a reader that requests evicted rows depends on the stream:
 
 * If the stream has a ``key`` (for ``typing``, the room), each row is the complete state
   of its key and replaces older rows of the same key. The newest evicted row of each
@@ -300,7 +300,8 @@ class MemoryStream:
                 if token > from_token:
                     yield token, (text,)
         if self._log:
-            # Every token has one entry, so its index is its distance to the first.
+            # Each token has one entry, so the index of an entry is the difference
+            # between its token and the first one.
             start = max(0, from_token + 1 - self._log[0].token)
             for index in range(start, len(self._log)):
                 entry = self._log[index]

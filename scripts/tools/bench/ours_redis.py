@@ -1,4 +1,4 @@
-"""This package's side over Redis: ``python ours_redis.py MEASURE PARAMETERS``."""
+"""Measures of this package over Redis: ``ours_redis.py MEASURE PARAMETERS``."""
 
 from __future__ import annotations
 

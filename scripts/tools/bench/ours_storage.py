@@ -1,4 +1,4 @@
-"""This package's side on PostgreSQL: ``python ours_storage.py MEASURE PARAMETERS``."""
+"""Measures of this package on PostgreSQL: ``ours_storage.py MEASURE PARAMETERS``."""
 
 from __future__ import annotations
 

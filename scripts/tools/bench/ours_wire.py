@@ -1,4 +1,4 @@
-"""This package's side of lines and TCP: ``python ours_wire.py MEASURE PARAMETERS``."""
+"""Measures of lines and TCP in this package: ``ours_wire.py MEASURE PARAMETERS``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Synapse's side over Redis: ``python stock_redis.py MEASURE PARAMETERS``."""
+"""Measures of stock Synapse over Redis: ``stock_redis.py MEASURE PARAMETERS``."""
 
 from __future__ import annotations
 

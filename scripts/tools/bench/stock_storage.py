@@ -1,4 +1,4 @@
-"""A real Synapse's side on PostgreSQL: ``python stock_storage.py MEASURE PARAMETERS``.
+"""Measures of stock Synapse on PostgreSQL: ``stock_storage.py MEASURE PARAMETERS``.
 
 See ``stock_host.py``.
 """

@@ -1,4 +1,4 @@
-"""A real Synapse's side of lines and TCP: ``python stock_wire.py MEASURE PARAMETERS``.
+"""Measures of lines and TCP in stock Synapse: ``stock_wire.py MEASURE PARAMETERS``.
 
 See ``stock_host.py``.
 """

@@ -67,7 +67,7 @@ def _print(found: Bootstrap, settings: PipelineSettings) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("stream", "writer", "stored", "new", "what")
+    table = Table("stream", "writer", "stored", "new", "change")
     for column in table.columns[2:4]:
         column.justify = "right"
     previous = ""

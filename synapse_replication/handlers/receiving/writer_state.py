@@ -23,7 +23,8 @@ from synapse_replication.streams.stream import StreamUpdateResult
 __all__ = ["CatchUpState", "Link", "LinkedWriter", "ReadAhead"]
 
 
-#: The largest number of claims that are stored for one catch-up.
+#: The largest number of claims that are stored for one catch-up. A claim is a token
+#: that the writer is said to have reached; the source may refute it.
 MAX_CLAIMS = 100
 
 
@@ -62,8 +63,8 @@ class CatchUpState:
     :ivar is_full: whether any page came from a source other than the writer's backlog.
     :ivar is_drain: whether its writer was removed, and therefore announces nothing.
     :ivar ahead: the page that is being read ahead, if any.
-    :ivar claims: the tokens that were claimed, in ascending order. The target is the
-        greatest of these, until the source refutes it.
+    :ivar claims: the tokens that the writer is said to have reached, in ascending
+        order. The target is the greatest of these, until the source refutes it.
     :ivar is_incomplete: whether claims were omitted from ``claims``. If the source
         refutes the greatest claim, an omitted claim may be true.
     :ivar is_refuted: whether the source refuted all claims.
@@ -178,8 +179,8 @@ class LinkedWriter:
     def mark_rows_lost(self, ends_in_batch: bool | None) -> None:
         """Record that the rows after those in ``pending`` were dropped from the queue.
 
-        If rows had been lost before, they still count as lost, because the dropped rows
-        may have been late rows.
+        Rows that were already lost still count as lost, even if the dropped rows end a
+        batch: that may be a late batch, and not the one that lost rows.
 
         :param ends_in_batch: whether the last dropped rows belong to an unfinished
             batch; ``None`` if no rows were dropped.

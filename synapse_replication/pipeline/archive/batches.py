@@ -1,7 +1,7 @@
 """Batches: the ids that the archive commits together.
 
-The complete rows are planned once, divided into parts by their ids, and archived batch
-by batch, so that a crash loses little work and progress is visible.
+The archive plans once which rows to read, divides them into parts by id, and commits
+the parts batch by batch, so that a crash loses little work and progress is visible.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ __all__ = ["farthest_tokens"]
 
 
 def farthest_tokens(parts: DataFrame) -> DataFrame:
-    """Return the greatest token of each stream, table and writer over its parts.
+    """Return the greatest token for each combination of stream, table and writer.
 
     :param parts: ``stream``, ``table``, ``instance_name`` (null for rows without a
         writer), ``token``.

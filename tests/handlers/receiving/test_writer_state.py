@@ -126,7 +126,8 @@ class CatchUpStateTests(SynchronousTestCase):
         """Beyond the limit, the lowest claims are dropped, and no claim replaces a
         refuted target.
 
-        The rows up to the sequence's last token may not all be committed.
+        The target is then the cursor and not the sequence's last token, because the
+        rows up to that token may not all be committed.
         """
         run = CatchUpState(0, 1)
         for token in range(1000, 1000 + 2 * MAX_CLAIMS):

@@ -35,8 +35,8 @@ __all__ = [
 LONG_DOWNTIME = (8.0, 8.0)
 #: The duration of a fault that ends as soon as it is caused.
 INSTANT = (0.0, 0.0)
-#: The time in s within which rows must arrive at all processes before a row is withheld
-#: from the reader, and within which that row must arrive at the other processes.
+#: How long to wait for rows to arrive, in s: at all processes, before a row is withheld
+#: from the reader; then at the other processes, for the withheld row.
 SETTLE = 15.0
 #: The streams with a fault that makes the reader miss exactly one row.
 MISSED = ("events", "receipts", "to_device", "caches", "typing")
@@ -136,7 +136,8 @@ def _postgres_restart(scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _client_kill(scene: Scene) -> Iterator[None]:
-    # Kill either all subscriptions, or all other connections but that of this command.
+    # Kill all subscriptions, or all connections that are not subscriptions. SKIPME
+    # spares the connection of this command.
     kind = scene.chance.choice(("pubsub", "normal"))
     scene.cluster.redis.command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
     yield
