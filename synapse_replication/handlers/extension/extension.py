@@ -191,16 +191,11 @@ class ReplicationExtension:
         self._has_stopped = True
 
     def _on_tick(self) -> None:
-        due = self._last_heartbeat + self._options.idle_interval
-        wait = due - self._clock.seconds()
-        if wait > 0 and not self._has_advanced:
-            # A heartbeat was sent in the meantime, as the answer to a hello.
-            self._tick_later(wait)
-            return
         # Reschedule first, so that an exception cannot stop the timer.
-        self._has_advanced = False
-        self._tick_later(self._options.idle_interval)
-        self._send_heartbeat()
+        self._tick_later(self._options.busy_interval)
+        idle = self._clock.seconds() - self._last_heartbeat
+        if self._has_advanced or idle >= self._options.idle_interval:
+            self._send_heartbeat()
 
     def _tick_later(self, delay: float) -> None:
         self._tick = self._clock.call_later(delay, self._on_tick)
@@ -365,11 +360,7 @@ class ReplicationExtension:
         if position is None or position.token != token:
             now = self._clock.time_msec()
             self._positions[stream_name] = StreamPosition(token, now)
-            if not self._has_advanced:
-                self._has_advanced = True
-                if self._tick is not None and self._tick.active():
-                    self._tick.cancel()
-                    self._tick_later(self._options.busy_interval)
+            self._has_advanced = True
 
     # -- messages ----------------------------------------------------------------------
 

@@ -27,22 +27,6 @@ class HeartbeatTests(ExtensionTests):
         self.inject(type="goodbye")
         self.assertTrue(self.reader.observer.heartbeats[-1].is_leaving)
 
-    def test_timer(self) -> None:
-        """The timer runs until the next heartbeat, and is shortened by a row."""
-        reactor = self.writer.host.reactor
-
-        def delays() -> list[float]:
-            calls = reactor.getDelayedCalls()
-            return sorted(call.getTime() - reactor.seconds() for call in calls)
-
-        # The other timer is that of the streamer. A hello was answered at 0 s.
-        self.bus.advance(1)
-        self.assertEqual(delays(), [1, 4])
-        self.bus.advance(2)
-        self.assertEqual(delays(), [1, 2])
-        self.write(1)
-        self.assertEqual(delays(), [1, 1])
-
     def test_version_in_messages(self) -> None:
         """The messages of an instance carry its version."""
         self.assertEqual(self.reader.observer.heartbeats[-1].version, __version__)
