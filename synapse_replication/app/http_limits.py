@@ -136,7 +136,8 @@ class BoundedSite(Site):
     :param max_connections: the most connections that are open at a time.
     :param is_guarded: returns whether a path requires a secret, in which case the host
         is not checked.
-    :param refused: called for each refused request with the status and the reason.
+    :param refused: called with a status and the reason for each refused request, and
+        for each connection that is refused because all others are busy.
     """
 
     def __init__(

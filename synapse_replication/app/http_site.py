@@ -75,7 +75,8 @@ def make_site(
     :param hosts: the host names that the listener serves; ``None`` for any.
     :param has_secret: whether requests for rows must contain a secret.
     :param max_connections: the most connections that are open at a time.
-    :param refused: called for each refused request with the status and the reason.
+    :param refused: called with a status and the reason for each refused request or
+        connection.
     """
     root: Any = Resource()  # type: ignore[no-untyped-call]
     synapse: Any = Resource()  # type: ignore[no-untyped-call]

@@ -12,10 +12,10 @@ following rows belong to that epoch (see
 
     {"stream":"typing","writer":"master","token":0,"rows":[],"epoch":"Vn3x"}
 
-Rows are passed to the operating system before the position advances, so no row below a
-recorded position is lost if the process is killed. If the process is killed during a
-write, the incomplete last line is removed at the next start, and its rows are fetched
-again.
+Rows are passed to the operating system before the position advances, so no row at or
+below a recorded position is lost if the process is killed. If the process is killed
+during a write, the incomplete last line is removed at the next start, and its rows are
+fetched again.
 
 Each process needs a file of its own. Configure it in the file of a worker::
 
@@ -136,8 +136,10 @@ class JournalSink:
 def make_journal(host: Any, config: Mapping[str, Any]) -> JournalSink:
     """Return the journal that ``row_sink`` configures.
 
-    :param config: ``path``: the name of the file.
-    :raises StreamConfigurationError: if the path is missing, or cannot be opened.
+    :param config: the section's ``config``, whose key ``path`` names the file.
+    :raises StreamConfigurationError: if the key is missing, or the file cannot be
+        opened.
+    :raises StorageError: if a complete line of the file is not a line of a journal.
     """
     path = config.get("path")
     if not isinstance(path, str):

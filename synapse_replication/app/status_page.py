@@ -50,7 +50,7 @@ _TONES = {
 }
 
 
-#: The tone and the text of a verdict.
+#: The tone and the text of the verdict for each standing that needs no details.
 _VERDICTS = {
     Standing.DUPLICATE_NAME: ("bad", "Two processes have one name"),
     Standing.STALLED: ("bad", "{count} of {streams} stalled"),
@@ -116,7 +116,10 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(history: Sequence[int]) -> str:
-    """Return the points of an SVG polyline in a box of 100 by 20."""
+    """Return the points of an SVG polyline in a box of 100 by 20.
+
+    :param history: at least two values.
+    """
     top = max(*history, 1)
     step = 100 / (len(history) - 1)
     return " ".join(

@@ -1,8 +1,8 @@
 """Filters and printers of lines for ``synapse-replication follow``.
 
 Lines are received by :mod:`synapse_replication.app.passive`; this module does no I/O
-except writing to a stream. Access tokens in USER_IP lines are masked before any other
-processing.
+except writing to its output and to standard error. Access tokens in USER_IP lines are
+masked before any other processing.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ReceivedLine:
     :ivar line: the text of the line, with secrets masked.
     :ivar name: the first word of the line.
     :ivar command: the parsed command; ``None`` if the line could not be parsed.
-    :ivar error: why it could not be parsed; otherwise empty.
+    :ivar error: why the line could not be parsed; empty if it was parsed.
     """
 
     time: float
@@ -148,7 +148,7 @@ class JsonPrinter:
 
 
 class TextPrinter:
-    """Prints lines as text, in colour if the stream is a terminal."""
+    """Prints lines as text, in colour if the output is a terminal."""
 
     def __init__(self, out: TextIO) -> None:
         self._console = Console(file=out, highlight=False, soft_wrap=True)

@@ -42,12 +42,12 @@ def _one_or_many(value: Any) -> Any:
 
 
 def empty_if_none(value: Any) -> Any:
-    """Return an empty mapping for a section without keys."""
+    """Return ``value``, or an empty mapping for a section without keys."""
     return {} if value is None else value
 
 
 def list_if_none(value: Any) -> Any:
-    """Return an empty list for a section without entries."""
+    """Return ``value``, or an empty list for a section without entries."""
     return [] if value is None else value
 
 

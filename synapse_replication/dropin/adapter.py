@@ -103,7 +103,8 @@ class HostRows:
     advance its token past the row as soon as the lower id is finished, too. Such a
     position is held until the row is delivered.
 
-    :param clock: measures how long a false position is suspected of hiding rows.
+    :param clock: measures how long ago a position advanced without rows. For a limited
+        time, such a position is suspected of being false, that is, of hiding rows.
     """
 
     def __init__(self, hs: Any, streams: HostStreams, clock: Clock) -> None:

@@ -1,7 +1,8 @@
 """The extension inside a host: epochs and heartbeats.
 
-Theory of operation: a homeserver has one :class:`ReplicationExtension`, created with
-the command handler and used by the subscription, if both are replaced. Its epoch is the
+Theory of operation: a homeserver has one :class:`ReplicationExtension`. It is created
+with the command handler and used by the Redis subscription, if this package replaces
+both the handler and the subscription. The extension's epoch is the
 host's instance id, which is random and differs at each start. Stock processes do not
 subscribe to the extension's channel.
 
@@ -24,7 +25,7 @@ from synapse_replication.streams.backlog import Backlog
 
 __all__ = ["ENVIRONMENT", "extension_of", "is_turned_on", "make_extension"]
 
-#: The environment variable that enables the extension: ``true`` or ``false``.
+#: The environment variable that disables the extension if its value is ``false``.
 ENVIRONMENT = "SYNAPSE_REPLICATION_EXTENSION"
 
 

@@ -108,8 +108,8 @@ class HostStream:
     ) -> None:
         self.original = stream
         self._seconds = seconds
-        # The own position that was read last, the mark of the ids before that, and
-        # when to read it again even if the mark is the same.
+        # The own position that was read last, the mark of the ids just before it was
+        # read, and when to read the position again even if the mark is the same.
         self._own_token = 0
         self._own_mark: tuple[int | None, ...] | None = None
         self._own_due = 0.0
@@ -217,7 +217,7 @@ class HostStream:
         ids = self._ids
         if ids is None:
             return int(self.original.current_token(self._instance_name))
-        # Before the position is read, so that no later change is missed.
+        # Read the mark before the position, so that no later change is missed.
         mark, now = ids.get_mark(), self._seconds()
         if mark != self._own_mark or now >= self._own_due:
             announceable = ids.get_announceable_token(

@@ -1,9 +1,11 @@
 """Commands for the host: all except those about rows and positions.
 
 Theory of operation: a command is delivered to the host's
-:class:`~synapse_replication.handlers.interfaces.CommandSink`, unless this process sent
-the command itself or the command is a repeat. REMOTE_SERVER_UP and LOCK_RELEASED are
-also relayed to the other peers that connected to this process.
+:class:`~synapse_replication.handlers.interfaces.CommandSink`. Exceptions are repeated
+commands; USER_SYNC, CLEAR_USER_SYNC and LOCK_RELEASED that this process sent itself;
+and USER_IP if the host does not store client IPs. If REMOTE_SERVER_UP or LOCK_RELEASED
+arrives from a peer that connected to this process, the command is also relayed to the
+other peers that connected to this process.
 
 ``on_<COMMAND>`` methods are synchronous. They return an awaitable only if the host
 returns one.
@@ -191,11 +193,11 @@ class HostCommandHandler(CommandSender):
         return self._host.commands.on_invalidate_cache(command.cache_func, command.keys)
 
     def _relay(self, connection: ReplicationConnection, command: Command) -> bool:
-        """Relay a command once to the other peers that connected to this process.
+        """Relay a command once between the peers that connected to this process.
 
-        The command is not sent on links that this process opened: the servers at their
-        other ends also relay commands, so in a mesh the command would circulate for
-        ever.
+        A command that arrived on a link that this process opened is not relayed, and no
+        command is relayed on such a link: the server at its other end also relays
+        commands, so in a mesh the command would circulate for ever.
 
         :return: whether the command is new, so that it must be delivered to the host.
         """

@@ -148,8 +148,9 @@ class ReplicationObserver:
     def discarded(
         self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
     ) -> None:
-        """Record rows, or one POSITION, that were not delivered.
+        """Record rows, or one POSITION or repeated command, that were not delivered.
 
+        For a command, ``stream_name`` is the command's name.
         If the reason is ``UNKNOWN_STREAM``, the peer chose ``stream_name``, which must
         not become a metric label.
         """

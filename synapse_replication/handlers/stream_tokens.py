@@ -6,8 +6,9 @@ requests the rows at or below that token again. Code that notifies users of a ro
 therefore waits until all writers' rows up to that row have been delivered, not only
 those of the row's writer.
 
-When a stream with waiters advances, its token is checked once in the next reactor turn,
-never during the delivery of rows. Waiters and callbacks that have ended are removed.
+While a stream has waiters or callbacks, any advance schedules a check in the next
+reactor turn, never during the delivery of rows; one check covers all such streams.
+Waiters and callbacks that have ended are removed.
 """
 
 from __future__ import annotations

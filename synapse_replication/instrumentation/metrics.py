@@ -195,7 +195,8 @@ DISCARDED = _counter(
     "synapse_replication_discarded",
     "stream_name",
     "reason",
-    help_text="Rows and positions that were not delivered, by reason.",
+    help_text="Received rows, positions and commands that were not delivered, by "
+    "reason.",
 )
 REFUSED_LINES = _counter(
     "synapse_replication_refused_lines",

@@ -30,8 +30,8 @@ class RateLimit:
         self._monotonic = monotonic
         #: By kind: the start of the current period, and the number of lines in it.
         self._kinds: dict[Hashable, tuple[float, int]] = {}
-        #: By group: the start of the current period, and the numbers of lines that
-        #: were written and suppressed in it.
+        #: By group: the start of the current period, the number of lines written in it,
+        #: and the number of lines suppressed since a line was last written.
         self._groups: dict[str, tuple[float, int, int]] = {}
 
     def admit(

@@ -1,7 +1,7 @@
 """The schemas of the pipeline's data frames.
 
-Every data frame that is passed between modules has one of these schemas, with the
-columns in this order. docs/pipeline.rst describes them for users of the archive.
+These are the schemas of rows, recordings and findings, with the columns in this order.
+docs/pipeline.rst describes them for users of the archive.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ WIRE_SCHEMA: Final = StructType(
         StructField("channel", StringType(), nullable=False),
         # The name of the command; null if the line cannot be parsed.
         StructField("command", StringType(), nullable=True),
-        # This and the next four columns are null for other commands than RDATA and
+        # This and the next four columns are null for commands other than RDATA and
         # POSITION.
         StructField("stream", StringType(), nullable=True),
         StructField("instance_name", StringType(), nullable=True),

@@ -1,7 +1,8 @@
 """Writing of recordings to a folder, one file at a time.
 
 A file is written as ``NAME.jsonl.partial``, and renamed to ``NAME.jsonl`` once it is
-complete and synced, so that readers never find an incomplete file under that name.
+complete and synced, so that readers never find an incomplete file under that name. A
+compressed file has ``.jsonl.gz`` instead of ``.jsonl``.
 ``NAME`` begins with the time of its first line in UTC, so names sort by time. If the
 process is killed, the next start completes its ``.partial`` file, without an incomplete
 last line.

@@ -55,9 +55,9 @@ class PositionPersister:
     def persist(self) -> Deferred[None]:
         """Persist the position.
 
-        :return: fires when a position that covers all ids finished so far has been
-            persisted, or when persisting it has failed. A failure is reported, and the
-            upsert is retried later.
+        :return: fires when the current position, or a later one, has been persisted, or
+            when persisting it has failed. A failure is reported, and the upsert is
+            retried later.
         """
         waiting: Deferred[None] = Deferred()
         self._upserts.join(waiting)

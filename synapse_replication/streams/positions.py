@@ -32,8 +32,8 @@ writer. And while the ids directly above it are known to be finished one by one 
 announced: if one instance announced another writer's unfinished id, all others would
 advance over it.
 
-A committed id never exceeds its sequence, so the sequence can verify announcements. If
-a writer announces an id beyond the known value of the sequence, that id does not count
+A committed id never exceeds the sequence's value, so the sequence can verify
+announcements. If a writer announces an id beyond the known value, the id does not count
 towards the position that this instance sends (*announceable*) until the sequence has
 been read again. If a stream declares its writers, announcements of other instances are
 ignored.
@@ -114,7 +114,7 @@ class FinishedIds:
                 del starts[-1], ends[-1]
 
     def run_from(self, id_: int) -> int:
-        """Return the last id of the gapless run that follows ``id_``, or ``id_``."""
+        """Return the end of the gapless run after ``id_``; ``id_`` if there is none."""
         if not self._starts:
             return id_
         index = bisect_right(self._starts, id_ + 1) - 1
@@ -218,7 +218,7 @@ class WriterPositions:
     def announceable(self) -> int:
         """The position that this instance may send. Never falls.
 
-        It equals :attr:`announced` if the sequence is known to have allocated that id.
+        It is :attr:`announced`, unless that id exceeds the sequence's known value.
         """
         token, allocated = self._announced, self._allocated
         if allocated is not None and token > allocated:
@@ -241,13 +241,13 @@ class WriterPositions:
         )
 
     def get_mark(self) -> tuple[int | None, ...]:
-        """Return a value that changes if an own id becomes announceable, unlocked."""
+        """Return a value that changes if an own id becomes announceable; lock-free."""
         return (self._announced, self._persisted_upto, self._local, self._allocated)
 
     def set_allocated(self, id_: int) -> bool:
         """Record that the sequence has allocated all ids up to ``id_``.
 
-        :return: whether that was unknown.
+        :return: whether the known value has grown; false if there is no sequence.
         """
         is_greater = self._allocated is not None and id_ > self._allocated
         if is_greater:

@@ -3,8 +3,9 @@
 Theory of operation: a :class:`~synapse_replication.wire.connection.LineConnection`
 implements states, buffers and time limits. The classes here pass received data to it,
 write the data that it returns, and call it when its next tick is due. The items that
-were received in one chunk of data are passed to the handler together. The same classes
-serve plain TCP, TLS and Unix sockets.
+were received in one chunk of data are passed to the handler together, unless a message
+of the extension arrived between them. The same classes serve plain TCP, TLS and Unix
+sockets.
 
 If this process speaks the extension, its extension handler is notified of the link as
 soon as the peer has declared that it speaks the extension too, before anything that

@@ -33,7 +33,7 @@ class TransportBuffers:
 
 
 class ReadSize:
-    """Controller that increases a transport's read size while its peer is busy.
+    """Controller that increases a transport's read size while its peer sends much.
 
     Each read has a fixed cost for every stream whose rows it contains, so larger reads
     are cheaper under load; on an idle link they would only waste memory. A TLS
@@ -46,7 +46,7 @@ class ReadSize:
         self._size = DEFAULT_READ
 
     def received(self, transport: Any, length: int) -> None:
-        """Set the size of the next read by the length of the last read, in bytes."""
+        """Choose the size of the next read from the last read's length, in bytes."""
         size = self._size
         if length >= size:
             size = min(2 * size, MAX_READ)

@@ -62,7 +62,7 @@ class SendingListener(Protocol):
         prev_token: int | None,
         batches: Sequence[tuple[int, Sequence[bytes]]],
     ) -> None:
-        """Record that rows are about to be sent.
+        """Record that rows are about to be sent, or to be retained if there is no link.
 
         :param prev_token: the last sent token before these rows; ``None`` if it is not
             known.
@@ -75,7 +75,10 @@ class SendingListener(Protocol):
         ...
 
     def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
-        """Record that a POSITION was sent on all links."""
+        """Record that a POSITION was sent.
+
+        One that was sent only to a single client over direct TCP is not recorded.
+        """
         ...
 
     def range_skipped(self, stream_name: str, prev_token: int, new_token: int) -> None:

@@ -1,21 +1,23 @@
 """The streamer: turns notifications of writes into RDATA and POSITION.
 
 Theory of operation: a notification starts a loop or, if the loop is running, causes
-another round. In each round, the loop visits the streams that this instance writes, and
-sends a slice of each stream's rows; it ends when no stream has more rows. A stream with
-many pending rows therefore delays the others by at most one slice. Rows that were
-fetched beyond a slice are sent in the next round. While a link is behind, streams with
-more than a slice are paused, so that their rows do not delay the other streams. If all
-remaining streams are paused, the loop ends; it is restarted when the link is ready
-again, or lost.
+another round. A notification does not name its stream, so the round that follows it
+visits all streams that this instance writes; any other round visits only the streams
+that had more rows. A round sends a slice of each stream's rows, and the loop ends when
+no stream has more rows. A stream with many pending rows therefore delays the others by
+at most one slice. Rows that were fetched beyond a slice are sent in the next round.
+While a link is behind, streams with more than a slice are paused, so that their rows do
+not delay the other streams. If all remaining streams are paused, the loop ends; it is
+restarted when the link is ready again, or lost.
 
 An announced position comes from a single read of the stream's own token, *before* the
 rows are fetched. Every row of this instance at or below that token is committed and
 included in the result, so a POSITION never covers a row that was not sent. Comparing
 tokens that were read at different times could lose rows.
 
-The loop also runs every second, because an idle writer's token advances with the tokens
-of other writers, and because failures are retried.
+The streams are also checked at a fixed interval (by default, every second), because an
+idle writer's token advances with the tokens of other writers, and because failures are
+retried.
 
 See docs/failure-modes.rst: failure-covered-rows, failure-idle-writer,
 failure-id-without-row.

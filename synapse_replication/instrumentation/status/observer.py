@@ -7,8 +7,9 @@ request, because most of it depends on the current time.
 
 The lag in s is the age of the oldest write that was not delivered here. A heartbeat
 states how long ago each position was reached; that duration does not depend on the
-clocks of the two machines, so only the message's transit time is added. A writer
-without heartbeats is assumed to have written at the time of the first announcement.
+clocks of the two machines, so only the message's transit time is added. If a writer
+sends no heartbeats, a position is assumed to have been written when it was first
+announced.
 
 A problem is called *stalled* once it has lasted :attr:`StatusLimits.stalled_after`, so
 that short interruptions are not reported. Memory is bounded: an entry that the

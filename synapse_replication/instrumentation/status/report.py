@@ -90,8 +90,9 @@ class StatusReport:
     ) -> Iterator[str]:
         """Yield the reasons for which the process is not ready.
 
-        It needs a link, if it makes links. A writer that is not absent delays readiness
-        until, for the first time, all its rows have been delivered.
+        A process that makes links, or has had a link, is not ready while no link is up.
+        A writer that is not absent delays readiness until, for the first time, all its
+        rows have been delivered.
         """
         has_links = needs_link or bool(self.records.links)
         if has_links and not self._is_linked():

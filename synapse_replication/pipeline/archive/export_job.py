@@ -82,7 +82,7 @@ def export_rows(
     try:
         count = _write(rows, temporary, format_)
         _tidy(temporary, FORMATS[format_])
-        # This fails if another process has created a folder with files of that name.
+        # This fails if another process has created a folder of that name with files.
         temporary.rename(folder)
     except OSError as error:
         raise PipelineError(f"cannot write {folder}: {error}") from error
@@ -133,8 +133,8 @@ def _write_as(rows: DataFrame, uri: str, format_: str) -> None:
     elif format_ == "jsonl":
         as_json_lines(rows).write.text(uri)
     else:
-        # Double quotation marks, as RFC 4180 requires. By default, Spark escapes them
-        # with a backslash.
+        # Escape a quotation mark by doubling it, as RFC 4180 requires. By default,
+        # Spark escapes it with a backslash.
         rows.write.csv(
             uri,
             header=True,

@@ -4,7 +4,8 @@ Theory of operation: the driver determines which rows are complete, and assigns 
 of ids to tasks on Spark's executors, which write Parquet files. It then commits the
 files of a batch to the table of each stream, together with the resulting offset. No
 other state is stored: after a restart, the driver reads its progress from the tables. A
-driver that is killed leaves complete batches, and possibly files that no reader sees.
+driver that is killed leaves complete batches in each table, and possibly files that no
+reader sees.
 Rows and recordings are archived independently of each other.
 """
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENOUGH_FILES", "RETENTION_HOURS", "ArchiveSettings", "run_archive"]
 
-#: The minimum number of small files in a day for which they are merged.
+#: The small files of a day are merged if there are at least this many of them.
 ENOUGH_FILES: Final = 8
 
 #: How long replaced files are retained for readers, in hours.
@@ -68,8 +69,7 @@ class ArchiveSettings:
         read.
     :ivar batch_ids: the maximum number of ids in a batch; ``None`` to derive it from
         the number of cores.
-    :ivar compact_files: the minimum number of small files in a day for which they are
-        merged.
+    :ivar compact_files: the number of small files of a day from which they are merged.
     :ivar retention_hours: how long replaced files are retained for readers, in hours.
     :ivar master: the URL of the Spark master; ``None`` for this machine.
     """

@@ -73,6 +73,8 @@ def write_findings(findings: DataFrame, folder: str) -> None:
 def print_findings(findings: DataFrame, out: TextIO) -> Counts:
     """Print errors and warnings, and the totals of all other findings.
 
+    At most MAX_SHOWN errors and as many warnings are printed; all are counted.
+
     :param findings: findings with FINDINGS_SCHEMA.
     """
     counts: Counts = Counter()

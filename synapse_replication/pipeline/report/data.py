@@ -71,7 +71,7 @@ class WindowCount:
 
 @attrs.frozen(kw_only=True)
 class LagLine:
-    """Percentiles of lags, in ms.
+    """Percentiles of the times from writing to arrival (lags), in ms.
 
     :ivar start: the start of the window, in s since 1970; ``None`` for the whole
         stream.

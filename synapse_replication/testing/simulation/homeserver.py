@@ -1,10 +1,10 @@
-"""Doubles of a homeserver's id generators and streams, for the drop-in.
+"""Doubles of a homeserver's streams and data handler, for the drop-in.
 
 In a homeserver, every process has an id generator for each stream. The token that the
 generator returns for a writer covers the position up to which all writers have
 persisted their rows. The POSITION of one writer can therefore advance another writer's
-token past a row that this process missed. The drop-in's classes between these doubles
-and the command handler are real.
+token past a row that this process missed. The id generators, and the drop-in's classes
+between these doubles and the command handler, are real.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def make_rows(
 
     :param sink: receives rows and positions before the homeserver's ids advance.
     :param streams: the streams by name.
-    :param shows: called with a stream and the token up to which the homeserver's users
-        have seen everything, whenever that token may have changed.
+    :param shows: called with the name of a stream and the token up to which the
+        homeserver's users have seen everything, whenever that token may have changed.
     :param clock: the clock of the process.
     """
     handler = _DataHandler(sink, streams, shows)

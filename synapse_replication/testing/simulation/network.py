@@ -330,7 +330,11 @@ class Connection:
     # -- faults ------------------------------------------------------------------------
 
     def reset(self, *, in_flight_arrives: bool) -> None:
-        """Lose the connection at both ends."""
+        """Lose the connection at both ends.
+
+        :param in_flight_arrives: whether bytes that were sent to the broker still
+            arrive, before the broker's end is closed.
+        """
         if not in_flight_arrives:
             self.up.close()
             self.down.close()
@@ -383,7 +387,7 @@ class SimulatedNetwork:
         role: str,
         lost: Callable[[Failure], object],
     ) -> Connection:
-        """Open a connection to the broker; the arguments are those of Connection."""
+        """Open a connection to the broker; for the arguments, see Connection."""
         assert self.broker_session is not None
         connection = Connection(
             self, reactor, protocol, self.broker_session, role, lost
@@ -393,7 +397,7 @@ class SimulatedNetwork:
         return connection
 
     def process_died(self, reactor: Owner) -> None:
-        """Close all connections of a process."""
+        """Close all connections of the epoch of a process that has died."""
         for connection in self.of_process(reactor.name):
             if connection.reactor is reactor:
                 connection.process_died()

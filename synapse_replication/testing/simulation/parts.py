@@ -30,7 +30,7 @@ __all__ = [
 
 #: A stream held in its writer's memory.
 MEMORY_STREAM = "typing"
-#: An idempotent stream in a table, which every writer may write.
+#: An idempotent stream in a table; a writer announces only its own rows' positions.
 CACHES = "caches"
 
 #: The processes by name, and whether a process saves delivered rows with its positions.
@@ -43,7 +43,7 @@ PROCESSES: Mapping[str, bool] = {
 }
 
 
-#: The processes that may write a stream.
+#: The processes that write one or more streams.
 WRITERS = ("main", "writer1", "writer2")
 
 

@@ -80,7 +80,7 @@ class _Sightings:
         return np.maximum.reduceat(np.where(of, self.writer, -1), self.starts)
 
     def any(self, of: _Array) -> _Array:
-        """Return whether a mask selects any sighting of each id."""
+        """Return, for each id, whether a mask selects any of its sightings."""
         return np.logical_or.reduceat(of, self.starts)
 
 
@@ -95,7 +95,7 @@ def notable(
     These are ids that have two writers, are in no table, are missing on the wire or in
     the archive, or are archived more than once. In addition, the result has the first
     id of each run of consecutive ids, with the last id of the run, and the first and
-    the last archived id of each writer.
+    the last archived id of each writer of a stream.
 
     :param seen: sightings: ``stream``, ``stream_id``, ``writer`` (null if unknown),
         ``source`` and ``row_index`` (used only for the archive). They must include all
@@ -193,7 +193,7 @@ def _names(names: tuple[str, ...], numbers: _Array) -> pa.Array:
 
 
 def _repeated(all_: _Sightings) -> _Array:
-    """Return whether the archive has a row of each id more than once."""
+    """Return, for each id, whether the archive has any of its rows more than once."""
     archived = np.flatnonzero(all_.source == Source.ARCHIVE)
     stream, id_ = all_.stream[archived], all_.id[archived]
     row_index = all_.row_index[archived]
@@ -219,7 +219,7 @@ def _within(
 
 
 def _ends_of_writers(stream: _Array, writer: _Array, archived: _Array) -> _Array:
-    """Return the indexes of the first and the last archived id of each writer."""
+    """Return the indexes of each (stream, writer)'s first and last archived id."""
     indices = np.flatnonzero(archived)
     pairs = stream[indices].astype(np.int64) << 32 | writer[indices]
     _, first = np.unique(pairs, return_index=True)
