@@ -27,8 +27,8 @@ def open_database(
 ) -> Iterator[tuple[Any, ProcessConfig]]:
     """Read the configuration and connect to its database.
 
-    Any failure, including a failure of the caller's queries, ends the process with
-    status 2 and a message. The caller must commit.
+    An invalid configuration, a failed connection, or a failure of the caller's queries
+    ends the process with status 2 and a message. The caller must commit.
     """
     config = load_or_exit(config_paths, None)
     if config.database is None:

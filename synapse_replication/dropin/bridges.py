@@ -101,7 +101,11 @@ class ForeignHandler:
         self._observer = observer
 
     def new_connection(self, connection: ReplicationConnection) -> None:
-        """Report a new connection, and request positions on it."""
+        """Report a new connection, and announce the host's positions.
+
+        Positions are requested on it, too. At the server's end of a direct TCP
+        connection, neither is done: the client sends the request.
+        """
         self._original.new_connection(connection)
         if not connection.relays:
             connection.send_command(parse_command_from_line("REPLICATE"))

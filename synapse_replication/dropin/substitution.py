@@ -48,7 +48,7 @@ class Substitution:
         value that is not called.
     :ivar methods: the signatures of the methods that the host calls, without ``self``.
     :ivar extends: whether ``replacement`` names a function that is called with the
-        host's object and returns the replacement.
+        original object and returns the replacement.
     """
 
     part: str

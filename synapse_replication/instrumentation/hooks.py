@@ -7,7 +7,8 @@ the previous status every second. Callbacks run later, in the reactor's thread a
 the order of the events, never inside replication code, so they may call anything.
 
 A failure of a callback is reported, and the other callbacks still run. The queue of
-events is bounded: for each catch-up, only the newest progress event is queued; events
+events is bounded: for each writer of a stream, only the newest event of catch-up
+progress, of a persisted position and of a failure to persist one is queued; events
 beyond :data:`MAX_WAITING` are discarded, and their number is reported.
 
 docs/plugging-in.rst has examples.
@@ -106,7 +107,12 @@ class CaughtUp:
 
 @attrs.frozen
 class CatchUpProgress:
-    """A page was fetched, up to ``position`` of ``upto_token``."""
+    """A catch-up began, or fetched a page.
+
+    :ivar from_token: the token above which the catch-up fetches rows.
+    :ivar position: the token up to which rows were fetched; ``from_token`` at first.
+    :ivar upto_token: the token up to which the catch-up fetches rows.
+    """
 
     stream_name: str
     instance_name: str

@@ -1,8 +1,9 @@
 """The typed columns of each stream, in its Delta table and its data frames.
 
-They are derived from the stream registry. The fields of a stream's row type become
-columns of the same names; ``events``, which has three kinds of rows, gets a column
-``kind`` and the fields of all three. This module uses neither Spark nor a database.
+They are derived from the stream registry and from declared streams. The fields of a
+stream's row type become columns (see :class:`Column`); ``events``, which has three
+kinds of rows, gets a column ``kind`` and the fields of all kinds. This module uses
+neither Spark nor a database.
 """
 
 from __future__ import annotations

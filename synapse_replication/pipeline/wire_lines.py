@@ -2,13 +2,14 @@
 
 Theory of operation: the driver lists files, and executors read them. A plain file is
 divided into ranges of bytes; a line belongs to the range that contains its first byte.
-The lines of each range are counted first, so that line numbers are exact for any
-division. A compressed file is not seekable, so one task reads all of it.
+If a file has more than one range, the lines of its ranges are counted first, so that
+line numbers are exact for any division. A compressed file is not seekable, so one task
+reads all of it.
 
-The driver and all executors must see the folder under the same path. Data that is
-appended to a file after it was listed is ignored. An invalid record (an incomplete
-line, a damaged file) becomes a row without a command and with an empty ``line``. The
-content of USER_IP never leaves the task that reads it.
+The driver and all executors must see the folder under the same path. Lines that are
+appended to a plain file after it was listed are ignored. An invalid record (an
+incomplete line, a damaged file) becomes a row without a command and with an empty
+``line``. The content of USER_IP never leaves the task that reads it.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def read_recordings(
 
     :param paths: files or folders. In a folder, all files at any depth whose names end
         with one of :data:`SUFFIXES` are read.
-    :raises PipelineError: if a path does not exist, or a folder contains no recording.
+    :raises PipelineError: if a path does not exist, a file cannot be read, or a folder
+        contains no recording.
     """
     files = find_recordings(paths)
     if not files:

@@ -44,7 +44,7 @@ from synapse_replication.transport.tls import explain
 
 __all__ = ["HANDSHAKE_TIMEOUT", "RedisLink", "RedisProtocol", "SynapseRedisFactory"]
 
-#: The time limit from connecting until the link is established, in s.
+#: The time limit from ``connectionMade`` until the link is established, in s.
 HANDSHAKE_TIMEOUT = 10.0
 #: The delay before the first reconnection attempt, and the longest delay, in s.
 INITIAL_DELAY = 0.1
@@ -212,7 +212,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     :param observer: notified when a connection comes up, goes down or fails.
     :param name: the name under which the connections are reported to the observer.
     :param ping_interval: the interval between pings on each connection, in s.
-    :param handshake_timeout: the time limit from connecting until the link is
+    :param handshake_timeout: the time limit from ``connectionMade`` until the link is
         established, in s.
     :param reader_factory: returns a parser of replies.
     :param jitter: returns a number from 0 to 1, which shortens a delay by up to half,

@@ -125,7 +125,8 @@ class RedisReplicationLink:
         """Open both connections. They reconnect until :meth:`stop`.
 
         :raises OSError: if a file of the TLS options cannot be read.
-        :raises ValueError: if a file of the TLS options contains no certificate.
+        :raises ValueError: if a file of the TLS options does not contain the expected
+            PEM data.
         """
         for factory in (self._outbound, self._inbound):
             if self._master is not None:

@@ -1,13 +1,13 @@
 """The publishing side of Redis: pipelined, in order, with recovery from losses.
 
 Theory of operation: a :class:`RedisSender` outlives its connections. Messages published
-within one reactor turn are coalesced (:mod:`~synapse_replication.redis.coalescing`). On
-a transport without a socket this would have no benefit, so messages are written
+shortly after a write are coalesced (:mod:`~synapse_replication.redis.coalescing`). On a
+transport without a socket this would have no benefit, so messages are written
 immediately.
 
 If publishes were lost (unacknowledged when the connection ended, or not accepted
-since), the *first* messages on the next connection are those that ``on_lost``
-publishes: this instance's positions, which let readers detect and fetch missed rows.
+since), ``on_lost`` publishes this instance's positions on the next connection, before
+any row or command, so that readers detect and fetch missed rows.
 :mod:`~synapse_replication.redis.ledger` decides which publishes count as lost and which
 are published again. :mod:`~synapse_replication.redis.pacing` decides whether Redis is
 behind. :mod:`~synapse_replication.redis.fencing` makes Redis close the lost connection
@@ -69,9 +69,9 @@ class RedisSender:
 
     :param clock: the reactor.
     :param name: the name under which the connection is reported to the observer.
-    :param on_lost: called on the next connection, before anything else is published,
-        with the number of publishes that may have been lost. It must publish this
-        instance's positions before it returns.
+    :param on_lost: called on the next connection if publishes may have been lost, with
+        their number, after ``on_connected`` and before anything else is published. It
+        must publish this instance's positions before it returns.
     :param max_pending_bytes: see :data:`MAX_PENDING_BYTES`.
     :param on_connected: called on each new connection, before anything else is
         published.
@@ -148,7 +148,9 @@ class RedisSender:
         """Publish lines of one command, in order, one message per line.
 
         The lines are written immediately or, shortly after another write, together with
-        all other lines published in this reactor turn. Never raises.
+        all other lines published in this reactor turn. While the transport is paused,
+        they are buffered; without a connection, the ledger decides which of them are
+        published later. Never raises.
         """
         if not lines:
             return
@@ -176,7 +178,7 @@ class RedisSender:
             waiting.flush_later()
 
     def flush(self) -> None:
-        """Write pending messages, unless the transport is paused."""
+        """Write pending messages, if there is a connection that is not paused."""
         protocol = self._protocol
         if protocol is None or self._pacing.is_paused or not self._waiting.pending:
             return
@@ -206,7 +208,10 @@ class RedisSender:
             )
 
     def drained(self) -> Deferred[None]:
-        """Return a Deferred that fires when every publish is acknowledged or lost."""
+        """Return a Deferred that fires when no publish is pending or unacknowledged.
+
+        Publishes that are retained for the next connection do not count as pending.
+        """
         waiter: Deferred[None] = Deferred()
         self._waiters.append(waiter)
         self.flush()

@@ -1,10 +1,10 @@
 """Consistency checks of sequences, tables and stored positions, and their repair.
 
 Theory of operation: :func:`examine` only reads, does not scan large tables, and returns
-a :class:`Report`. Each :class:`Problem` has the statements that repair it, so that a
-person can run them; :func:`repair` runs exactly these. As a rule, a sequence is
-advanced rather than a position lowered. Sequences are advanced last, because a rollback
-does not move a sequence back.
+a :class:`Report`. Each :class:`Problem` has the statements that repair it, unless a
+person must decide; a person can run them, and :func:`repair` runs exactly these. As a
+rule, a sequence is advanced rather than a position lowered. Sequences are advanced
+last, because a rollback does not move a sequence back.
 
 A value more than
 :data:`~synapse_replication.streams.positions.PLAUSIBLE_DISTANCE` beyond the sequence
@@ -103,8 +103,8 @@ class StreamState:
 
     :ivar sequence_value: the last allocated id; ``None`` if the sequence does not
         exist, that is, this database does not have the stream.
-    :ivar farthest: the greatest id in each table, as a distance from zero; 0 if the
-        table is empty, or large and without a suitable index.
+    :ivar farthest: the greatest id in each existing table, as a distance from zero; 0
+        if the table is empty, or large and without a suitable index.
     """
 
     name: str

@@ -24,9 +24,11 @@ block, its transaction may still be running in a thread, and may still commit. I
 then remain unfinished until all transactions requested so far have ended, provided that
 the database can report their end (a :class:`Database` can, a host's own pool cannot).
 
-A block that is left without an exception waits until ``stream_positions`` has a
-position that covers its ids. If storing the position fails, the row is committed
-nevertheless; the failure is reported, and the position is stored later.
+A block that is left without an exception waits until ``stream_positions`` has this
+instance's position, which covers the block's ids unless lower ids are unfinished. If
+storing the position fails, the block does not fail, since its row is committed; the
+failure is reported, and the position is stored later. A stream without declared writers
+has no stored positions, so its blocks do not wait.
 
 *Threads.* All methods are thread-safe, except coroutines and callbacks, which belong to
 the reactor's thread. Finishing never waits for a lock; see
@@ -310,7 +312,11 @@ class MultiWriterIdGenerator:
     # -- finishing ---------------------------------------------------------------------
 
     def end_block(self, ids: list[int]) -> Deferred[None]:
-        """Finish a block's ids; the Deferred fires when the position is persisted."""
+        """Finish a block's ids.
+
+        :return: fires when the position is persisted, or when persisting it has failed;
+            immediately if the stream has no declared writers.
+        """
         self._positions.finish(ids)
         return self._handle_finished()
 

@@ -48,7 +48,7 @@ __all__ = [
     "table_stream",
 ]
 
-#: Default number of rows per page of a catch-up.
+#: Default limit of the rows per page of a catch-up.
 PAGE_ROWS = 2000
 
 
@@ -94,7 +94,8 @@ class PostgresStream:
     :param negative: whether ids are negative.
     :param insert: the statement of :meth:`write`; ``None`` if rows are written by
         other means.
-    :param page_rows: rows per page of a catch-up.
+    :param page_rows: the most rows that each query returns for a page of a catch-up,
+        exceeded only so as not to split the rows of one token.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
     :param writers: the declared writers; empty if every instance may write.
@@ -289,7 +290,7 @@ class PostgresStream:
         :raises LocalProtocolError: if ``rows`` is empty, or a row cannot be encoded as
             JSON.
         :raises StreamConfigurationError: if the rows of this stream are written by
-            other means.
+            other means, or this instance is not a writer of the stream.
         :raises psycopg2.Error: if the database rejected the rows, in which case nothing
             was written, or if the result of the commit was lost. The token is not used
             again.

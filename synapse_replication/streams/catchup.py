@@ -207,8 +207,9 @@ def plan_reported_position(
     idempotent: bool = False,
     held_in_memory: bool = False,
 ) -> Plan:
-    """Return the plan for a connected writer's report that it sent all up to ``token``.
+    """Return the plan for a report of a connected writer.
 
+    :param token: the token up to which the writer has sent all rows.
     :param was_below: whether ``token`` was below the reader's position when the report
         arrived. Only in that case does the report contradict the position.
     :param idempotent: whether rows may be committed below a position, so that a lower
@@ -247,7 +248,9 @@ def plan_dropped_range(
     The other parameters are those of :func:`plan_catch_up`.
 
     :param lowest: the lowest token of a dropped row; ``None`` if no row was dropped.
-    :param upto_token: the greatest token of all dropped rows and positions.
+    :param upto_token: the token up to which rows must be fetched: the greatest
+        plausible token dropped since the last reset or, without such a token, the
+        greatest implausible one.
     :param lowest_position: the lowest dropped position; ``None`` if none was dropped.
     :param was_reset: whether a dropped position reset the stream.
     """

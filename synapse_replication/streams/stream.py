@@ -82,7 +82,7 @@ class StreamUpdateResult:
         as on the wire; see :class:`EncodedUpdates`. The rows of one token are never
         split over two results.
     :ivar upto_token: ``updates`` has all rows up to and including this token. It equals
-        the requested upper bound unless ``limited``.
+        the requested upper bound unless ``limited``, or ``last_token`` is below that.
     :ivar limited: whether there may be more rows between ``upto_token`` and the
         requested upper bound.
     :ivar last_token: the last token that exists, if it is below the requested upper

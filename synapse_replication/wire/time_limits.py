@@ -82,7 +82,10 @@ class TimeLimits:
         return None
 
     def is_ping_due(self, now: float, *, is_paused: bool) -> bool:
-        """Return whether no line has been sent for :data:`PING_INTERVAL`."""
+        """Return whether no line has been sent for :data:`PING_INTERVAL`.
+
+        :param is_paused: whether the transport is paused, in which case no PING is due.
+        """
         return now >= self._ping_due(is_paused)
 
     def next_tick(

@@ -31,7 +31,7 @@ __all__ = [
     "source_options",
 ]
 
-#: The environment variable that is used if ``--dsn`` is not given.
+#: The environment variable that is used if neither ``-c`` nor ``--dsn`` is given.
 DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
 
 #: Modules of the extra ``spark``.
@@ -69,10 +69,10 @@ json_option = click.option(
 
 
 def source_options(command: _Command) -> _Command:
-    """Add the required options for the database, passed to a command as ``settings``.
+    """Add the options for the database, passed to a command as ``settings``.
 
-    The options are ``-c`` and ``--dsn``. If they are invalid, the command exits with
-    status 2.
+    The options are ``-c`` and ``--dsn``. If both or neither of them are given, or the
+    given one is invalid, the command exits with status 2.
     """
     return _source_options(command, required=True)
 

@@ -1,7 +1,8 @@
 """The items of a stream's queue, other than rows and POSITION commands.
 
-Theory of operation: each item belongs to the link on which it arrived, and is handled
-in queue order, after everything that arrived before it.
+Theory of operation: each item belongs to a link, and is handled in queue order, after
+everything that was queued before it. Only a full queue is reordered; see
+:mod:`~synapse_replication.handlers.receiving.overflow`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class ReportedPosition:
 
 @attrs.frozen
 class NewEpoch:
-    """A writer's epoch that differs, or may differ, from that of the handled rows.
+    """A writer's epoch that differs, or may differ, from that of the delivered rows.
 
     :ivar token: the writer's position when it reported the epoch.
     """

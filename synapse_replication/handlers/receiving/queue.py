@@ -41,8 +41,8 @@ class Pacer:
     All streams of a process share this object: the data of one socket read often
     belongs to many streams, none of which would exceed the limits by itself.
 
-    :param max_rows: the largest number of rows between two breaks.
-    :param max_seconds: the longest time between two breaks, in s.
+    :param max_rows: the number of rows after which a break is due.
+    :param max_seconds: the time of continuous work after which a break is due, in s.
     """
 
     def __init__(self, clock: Clock, max_rows: int, max_seconds: float) -> None:

@@ -1,7 +1,8 @@
 """Batches: the ids that the archive commits together.
 
-The archive plans once which rows to read, divides them into parts by id, and commits
-the parts batch by batch, so that a crash loses little work and progress is visible.
+The archive job plans once which rows to read, divides them into parts by id, and
+commits the parts batch by batch, so that a crash loses little work and progress is
+visible.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     ARCHIVE/streams/NAME/     a Delta table per stream
     ARCHIVE/wire/             a Delta table of the commands of recordings
 
-Credentials of an object store come from the usual environment variables of the driver.
-They are sent to tasks, like the database's password, so that executors need no
-configuration.
+Credentials of an object store come from its usual environment variables, which the
+Spark driver reads. They are sent to tasks, like the database's password, so that
+executors need no configuration.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def open_store(archive: str | os.PathLike[str]) -> ArchiveStore:
     """Return the store of an archive that need not exist yet.
 
     :raises PipelineError: if the location is unusable, or has an archive of an older
-        format. In that case, the message names the command that converts it.
+        format. In the latter case, the message names the command that converts it.
     """
     text = os.fspath(archive).rstrip("/")
     if "://" in text:

@@ -189,7 +189,7 @@ def _bucket(size: Column) -> Column:
 
 
 def _json_paths(field: str) -> dict[str, str]:
-    """Return the path of a field in the JSON rows of each stream."""
+    """Return the path of a field in the JSON rows of each stream that has the field."""
     found = {}
     for stream in STANDARD_STREAMS.values():
         # Rows of events have several types.

@@ -31,7 +31,8 @@ IDS_PER_TASK = 250_000
 #: as all other work.
 IDS_TO_JOIN = 20_000
 
-#: The maximum number of tasks, unless the option ``numPartitions`` is set.
+#: The approximate maximum number of tasks, unless the option ``numPartitions`` is set:
+#: dividing each of several parts may add one task per part.
 MAX_TASKS = 400
 
 #: The work of reading a row with details, as a multiple of a row without details. It
@@ -95,7 +96,8 @@ def narrow(txn: cursor, part: Part) -> Part | None:
                     txn.execute(sql)
                     ends += [id_ for (id_,) in txn.fetchall()]
         elif table in part.present.tables:
-            # Without an index, the ids of a table cannot be looked up.
+            # Without an index that begins with the id, a table's least and greatest id
+            # cannot be looked up.
             return part
     if not lows:
         return None
@@ -163,13 +165,14 @@ def cut_by_rows(
     end: Mapping[str, StreamOffset],
     limit: int,
 ) -> dict[str, StreamOffset]:
-    """Return an offset up to ``end``, with at most ``limit`` rows after ``start``.
+    """Return offsets up to ``end``, with at most ``limit`` rows after ``start``.
 
     The limit is exceeded only if a single token has more rows, because there must be
     progress. All streams share the limit equally; the unused part of a stream's share
     is divided among the other streams.
 
-    :param start: the start of each stream.
+    :param start: the offset of each stream after which to count.
+    :return: an offset for each stream.
     """
     tokens = {
         stream.name: _Tokens(txn, stream, present, start, end, limit)

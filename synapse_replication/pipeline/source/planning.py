@@ -114,10 +114,10 @@ class Planner:
     def resolve(
         self, txn: cursor, selections: list[Selection], option: str
     ) -> dict[str, StreamOffset]:
-        """Return the offset of each stream that an option specifies.
+        """Return the offset that an option specifies for each stream.
 
-        :raises PipelineError: if the offset is ahead of the database, or has a stream
-            that is not read.
+        :raises PipelineError: if the option is not a token, is ahead of the database,
+            or has a stream that is not read.
         """
         options = self._options
         is_start = option == "startingToken"

@@ -31,7 +31,7 @@ __all__ = ["FAR", "Liar", "LieForm"]
 
 #: A position far beyond every plausible one.
 FAR = 2**62
-#: The greatest distance of a plausible false position from the real one.
+#: Plausible false positions are less than this distance beyond the real one.
 NEAR = 40
 #: An instance that is not declared as a writer of any stream.
 UNDECLARED = "zz"

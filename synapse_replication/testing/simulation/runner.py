@@ -29,11 +29,11 @@ __all__ = ["LIVENESS_SECONDS", "Result", "Run", "simulate"]
 
 #: The time in s at which traffic and faults begin.
 BEGIN = 2.0
-#: The time in s at which faults end. Traffic ends 2 s earlier.
+#: The time in s at which faults end. In the 2 s before, no further write is scheduled.
 END = 17.0
 #: The time in s within which every published message arrives.
 ARRIVAL_SECONDS = 2.0
-#: The time in s between the last move of a stream and the end of faults.
+#: The shortest time in s between the last move of a stream and the end of faults.
 _LAST_MOVE = 3.0
 #: The time in s after the last fault within which all positions must agree.
 LIVENESS_SECONDS = 60.0

@@ -1,11 +1,11 @@
 """Rows that a writer announced as absent, though it had written them.
 
 ``POSITION stream writer prev new`` states that the writer has no rows in ``(prev,
-new]``. If the tables have a row of the writer in that range, and the writer never sent
-it, then every reader whose position was ``prev`` has permanently skipped that row. The
-POSITION and the row prove this, even if the recording is incomplete. A row that was
-sent earlier is not lost. A POSITION that repeats its token makes no such statement:
-readers that are behind it query the database.
+new]``. If the tables or the archive have a row of the writer in that range, and the
+writer never sent it, then every reader whose position was ``prev`` has permanently
+skipped that row. The POSITION and the row prove this, even if the recording is
+incomplete. A row that was sent earlier is not lost. A POSITION whose ``prev`` equals
+its ``new`` makes no such statement: readers that are behind it query the database.
 
 Late rows of an idempotent stream (``caches``) are still delivered. For such a stream,
 the recording must therefore continue for :data:`PATIENCE` after the POSITION.
@@ -85,8 +85,9 @@ def announced_findings(
     """Return a finding for each POSITION that skipped rows.
 
     :param lost: the result of :func:`announced_absent`.
-    :param rows: at least the rows of the lost ids: ``stream``, ``stream_id``,
-        ``row_index``, ``row``, and ``source``, which names where the row was found.
+    :param rows: at least the rows of each line's first few lost ids: ``stream``,
+        ``stream_id``, ``row_index``, ``row``, and ``source``, which names where the row
+        was found.
     :param tables: the tables of each stream.
     """
     columns = lost.select(*LOST_COLUMNS)
