@@ -3,8 +3,8 @@
 Theory of operation: the host opens one outbound connection, for publishing and for its
 cache, and passes it to the factory of the subscription. If this part is replaced, both
 connections come from this package. The subscription then sends its commands through the
-outbound connection's sender, which pipelines them. It also subscribes to the channel of
-the extension if the command handler is replaced, too.
+outbound connection's sender, which pipelines them. The subscription also includes the
+extension's channel if the command handler is replaced, too.
 """
 
 from __future__ import annotations

@@ -107,11 +107,9 @@ class CaughtUp:
 
 @attrs.frozen
 class CatchUpProgress:
-    """A catch-up began, or fetched a page.
+    """A catch-up began or resumed at ``from_token``, or has delivered a page.
 
-    :ivar from_token: the token above which the catch-up fetches rows.
-    :ivar position: the token up to which rows were fetched; ``from_token`` at first.
-    :ivar upto_token: the token up to which the catch-up fetches rows.
+    Rows up to ``position`` were delivered; the catch-up continues to ``upto_token``.
     """
 
     stream_name: str
@@ -133,7 +131,7 @@ class Stalled:
 
 @attrs.frozen
 class Resynced:
-    """A catch-up ended; ``kind`` states the source of the rows, or the failure."""
+    """A catch-up ended, or an attempt failed; ``kind`` is the source or ``FAILED``."""
 
     stream_name: str
     instance_name: str

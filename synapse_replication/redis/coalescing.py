@@ -1,8 +1,8 @@
-"""A buffer that writes all messages published in one reactor turn together.
+"""A buffer of messages that are published in quick succession.
 
-Theory of operation: the first message after an idle period is written immediately.
-Messages published within :data:`COALESCE_WINDOW` after a write are buffered and then
-written together at the end of the reactor turn.
+Theory of operation: the first message after an idle period is written immediately,
+unless it belongs to the extension. Messages published within :data:`COALESCE_WINDOW`
+after a write are buffered and then written together at the end of the reactor turn.
 """
 
 from __future__ import annotations

@@ -13,7 +13,10 @@ makes it thread-safe.
 *Shared round trips.* At most one fetch of ids
 (:mod:`~synapse_replication.storage.id_fetcher`) and one upsert of the position
 (:mod:`~synapse_replication.storage.position_persister`) are in progress at a time.
-Further callers wait for the next one, which serves all of them.
+Further callers wait for the next one, which serves all of them. Only
+:meth:`~MultiWriterIdGenerator.get_next_txn` and
+:meth:`~MultiWriterIdGenerator.get_next_mult_txn` fetch ids separately, in the caller's
+transaction.
 
 *No caller can block a position.* An id is finished as soon as its block is left, for
 whatever reason. If a caller abandons its request (by cancellation, or because its

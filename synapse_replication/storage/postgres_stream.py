@@ -217,6 +217,9 @@ class PostgresStream:
     async def find_removed_writers(self) -> Mapping[str, RemovedWriter]:
         """Return the removed writers that have rows above this process's positions.
 
+        The result includes writers that were removed since the first call, even if
+        they have no such rows.
+
         :raises CatchUpError: if the database did not answer; a retry may succeed.
         """
         if self._find_removed_writers is None:

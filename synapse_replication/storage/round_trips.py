@@ -2,8 +2,8 @@
 
 Theory of operation: at most one round trip of a kind is in progress at a time. Callers
 that join during it wait for the next one, which serves all of them. If none is in
-progress, the caller does not wait. While callers are notified that their round trip has
-ended, they may join again. No round trip begins during these notifications (see
+progress, a new one begins immediately. While callers are notified that their round trip
+has ended, they may join again. No round trip begins during these notifications (see
 :meth:`RoundTripGate.closed`), so that the next one serves all callers that joined.
 """
 

@@ -165,9 +165,10 @@ class DirectTcpReplicationClientFactory(ClientFactory):
     Pass it to the reactor's ``connectTCP``, ``connectSSL`` or ``connectUNIX``, or
     call :meth:`connect` with any stream endpoint. Each factory can be used only once.
 
-    The delay between attempts grows to 5 s. It is reset only after a link that was
-    established (SERVER was received) and that neither end closed with ERROR, so that a
-    server that accepts connections and then closes them is not flooded with attempts.
+    The delay between attempts grows to 5 s. It is reset only when a link is lost that
+    was established (SERVER was received) and that neither end closed with ERROR, so
+    that a server that accepts connections and then closes them is not flooded with
+    attempts.
 
     :param client_name: the name of this instance.
     :param jitter: returns a number from 0 to 1, which shortens each delay by up to

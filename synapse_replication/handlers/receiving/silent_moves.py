@@ -17,7 +17,7 @@ import attrs
 
 __all__ = ["WINDOW_SECONDS", "SilentMoves"]
 
-#: The minimum time for which a move can be reverted, in s.
+#: The minimum time for which a move can be reverted, in s, if no row follows it.
 WINDOW_SECONDS = 60.0
 
 #: The shortest interval between two queries to the source about a range, in s.

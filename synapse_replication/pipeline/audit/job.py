@@ -271,14 +271,14 @@ def _wire(
 
 
 def _archived_wire(session: SparkSession, archive: ArchivedTables | None) -> DataFrame:
-    """Return the lines of an archive, with recording names that no file can have."""
+    """Return an archive's lines, with recording names that begin with archive/wire/."""
     if archive is None:
         return local_frame(session, WIRE_SCHEMA)
     name = sf.concat(sf.lit("archive/wire/"), sf.col("recording"))
     return archive.wire.withColumn("recording", name).select(*WIRE_SCHEMA.names)
 
 
-#: The least and the greatest token of a stream's writer.
+#: A stream, one of its writers, and the writer's least and greatest received token.
 _Reach = tuple[str, str, int, int]
 
 

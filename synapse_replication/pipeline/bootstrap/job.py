@@ -44,7 +44,8 @@ __all__ = [
     "write_bootstrap",
 ]
 
-#: A function that reads ranges of ids. It gets the database's connection parameters.
+#: A function that returns what it finds in ranges of ids. Its first argument is the
+#: database's connection parameters.
 Reader = Callable[[Mapping[str, Any], Sequence[IdRange]], "list[Found]"]
 
 _FOUND_SCHEMA = "stream string, table string, instance_name string, token long"
