@@ -26,10 +26,12 @@ class TlsConfig:
 
     :ivar ca_file: the authorities that verify the servers to which this process
         connects; those of the system if ``None``.
-    :ivar certificate_file: the client certificate of this process.
-    :ivar private_key_file: the private key of ``certificate_file``.
+    :ivar certificate_file: the client certificate of this process, if it has one.
+    :ivar private_key_file: the private key of ``certificate_file``; ``None`` if the
+        certificate's file contains it.
     :ivar listener_certificate_file: the server certificate of this process's listeners.
-    :ivar listener_private_key_file: the private key of ``listener_certificate_file``.
+    :ivar listener_private_key_file: the private key of ``listener_certificate_file``;
+        ``None`` if the certificate's file contains it.
     :ivar client_ca_file: the authorities that verify clients of the listeners; ``None``
         if clients need no certificate.
     """
@@ -42,9 +44,9 @@ class TlsConfig:
     client_ca_file: Path | None = None
 
     def for_connecting(self, hostname: str) -> Any:
-        """Return a TLS context that connects to a host and verifies it.
+        """Return a connection creator for TLS that verifies a host's certificate.
 
-        The files are read at each call.
+        The files are read at this call, and again for each connection.
 
         :raises OSError: if a file cannot be read.
         :raises ValueError: if the content of a file is invalid.
@@ -57,7 +59,7 @@ class TlsConfig:
         )
 
     def for_listening(self) -> Any:
-        """Return a TLS context for the listeners.
+        """Return the TLS options of the listeners. The files are read at this call.
 
         :raises OSError: if a file cannot be read.
         :raises ValueError: if the content of a file is invalid, or no certificate is
@@ -78,7 +80,9 @@ def read_tls(
     problems: list[ConfigProblem],
     listeners: Sequence[KeyPath],
 ) -> TlsConfig:
-    """Return the files for TLS after checking that they can be used.
+    """Return the files for TLS, and check that they can be used.
+
+    The files of the listeners are checked only if those for connecting can be used.
 
     :param problems: problems are added to this list.
     :param listeners: the key paths of ``tls: true`` in this process's listeners.

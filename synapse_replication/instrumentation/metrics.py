@@ -284,7 +284,8 @@ DROPPED_COMMANDS = _counter(
 )
 FAILURES = _counter(
     "synapse_replication_failures",
-    help_text="Failures of this process's background tasks.",
+    help_text="Errors in this process that no caller receives, for instance while "
+    "decoding rows or handling a command.",
 )
 
 #: All definitions, in the order of the reference documentation.

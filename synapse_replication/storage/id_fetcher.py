@@ -25,7 +25,7 @@ __all__ = ["IdFetcher", "IdRequest"]
 class IdRequest:
     """A request for ``n`` ids.
 
-    :ivar fetched: contains the list of ids from the fetch until they are claimed.
+    :ivar fetched: after the fetch, holds the list of ids until it is claimed.
     :ivar given_up: whether the caller has abandoned the request.
     """
 
@@ -38,7 +38,10 @@ class IdRequest:
         self._waiting: Deferred[None] = Deferred()
 
     def answered(self) -> Deferred[None]:
-        """Return a Deferred that fires when the ids have been fetched."""
+        """Return a Deferred that fires when the ids have been fetched.
+
+        It fails if the fetch failed. If the request is abandoned, it may never fire.
+        """
         return self._waiting
 
     def claim(self) -> list[int] | None:

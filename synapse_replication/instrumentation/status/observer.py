@@ -107,14 +107,14 @@ class StatusObserver(ReplicationObserver):
         self._own: Callable[[], Mapping[str, int]] = dict
 
     def watch_buffers(self, source: Callable[[], Iterable[ConnectionBuffers]]) -> None:
-        """For each snapshot, read the buffers of some connections.
+        """Register a source of buffers, which is read for each snapshot.
 
-        :param source: returns the buffers of each open connection.
+        :param source: returns the buffers of the open connections that it knows.
         """
         self._buffer_sources.append(source)
 
     def watch_own_positions(self, source: Callable[[], Mapping[str, int]]) -> None:
-        """For each snapshot, read the positions of this process as a writer.
+        """Set the source of this process's own positions, read for each snapshot.
 
         :param source: returns the last announced position of each stream, by its name.
         """

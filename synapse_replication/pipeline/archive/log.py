@@ -2,9 +2,10 @@
 
 A commit that adds rows of a stream contains the resulting offset of the stream, and an
 application transaction with the number of the batch. Rows and offset therefore become
-visible atomically. Delta Lake stores the number in its checkpoints, and rejects a
-second commit with the same number. Maintenance commits repeat offset and number, so
-that the newest commit always has them, even after the log has been cleaned.
+visible atomically. Delta Lake stores the number in its checkpoints, and rejects the
+commit of a batch if another driver has committed one since the table was loaded.
+Maintenance commits repeat offset and number, so that the newest commit always has them,
+even after the log has been cleaned.
 
 Each archived recording has an application transaction. Its application id contains the
 name of the recording, and its version is the size of the recording in bytes.
