@@ -78,7 +78,7 @@ class _TappedReader:
 
 
 class PassiveRedisLink:
-    """A subscription to both channels of a deployment."""
+    """A subscription to a deployment's main channel and its USER_IP channel."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class _PassiveProtocol(ClientReplicationStreamProtocol):
 
 
 class PassiveTcpLink(DirectTcpReplicationClientFactory):
-    """A connection to a main process that is restored whenever it is lost."""
+    """A connection to a main process; if the connection is lost, it is restored."""
 
     protocol = _PassiveProtocol
 

@@ -9,7 +9,9 @@ The initial position of another writer is the first of these that exists:
    written from now on. These positions are reported to the sink, so that it resumes
    from them even if the process is killed before the first row;
 3. for a declared writer that has never written, the position of the stream's slowest
-   writer.
+   writer;
+4. in a stream without declared writers, the last id that its sequence has allocated;
+5. otherwise, the beginning of the stream.
 
 The rows of a removed writer are fetched from the position that the sink saved. A new
 sink does not receive rows of removed writers.
@@ -315,7 +317,7 @@ class StreamSetup:
     async def _without_impossible(
         self, stream: IdStream, tokens: dict[str, int]
     ) -> dict[str, int]:
-        """Return the positions, with those beyond every allocated id lowered.
+        """Return the positions, but lower those that exceed every allocated id.
 
         No row can have been delivered at such a position. If it were used, all new rows
         up to it would be discarded.

@@ -64,9 +64,11 @@ class BackgroundProcessPool:
         self._is_stopped = False
 
     def start(self, description: str, func: _Function) -> Awaitable[None]:
-        """Start ``func``, synchronously up to its first await, in its own log context.
+        """Start ``func``, synchronously up to its first await.
 
-        :param description: the name of the log context.
+        It runs in the log context that all work with the same description shares.
+
+        :param description: the kind of work; also the name of the log context.
         :return: an awaitable that resolves when ``func`` has ended, and never raises.
         """
         work = _Work()

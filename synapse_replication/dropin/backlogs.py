@@ -1,9 +1,10 @@
 """Backlogs inside a host: retaining, serving and requesting recently sent rows.
 
 Theory of operation: a host mounts one class at its replication path, on exactly those
-listeners that have the resource ``replication``. Its replacement is a subclass that
-passes requests with ``backlog=1``, and ``GET .../status``, to this package's
-:class:`ReplicationResource`, and all other requests to the host. The backlog is
+listeners that have the resource ``replication``. That class is replaced by a subclass,
+which passes requests for ``.../status``, and (if there is a backlog) those with
+``backlog=1``, to this package's :class:`ReplicationResource`, and all other requests to
+the host's class. The backlog is
 therefore available at the same address as the host's own rows, with the same
 ``worker_replication_secret``.
 

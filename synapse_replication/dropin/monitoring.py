@@ -6,8 +6,7 @@ checks the status every few seconds, as a stand-alone process does: it logs stal
 writers, calls hooks, and notifies systemd and its watchdog. The host itself reports
 readiness, reloads and stops to systemd.
 
-A weak dictionary maps the homeserver to its monitoring, which therefore has no
-reference to the homeserver.
+A weak dictionary maps each homeserver to its monitoring.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ from synapse_replication.instrumentation.tracing import TracingObserver
 
 __all__ = ["HOOKS", "TRACING", "Monitoring", "load_hooks"]
 
-#: The environment variable with the dotted names of functions ``(host, config)`` that
-#: subscribe to hooks, separated by commas.
+#: The environment variable with the dotted names of functions, separated by commas.
+#: Each is called with the arguments ``host, config`` and subscribes to hooks.
 HOOKS: Final = "SYNAPSE_REPLICATION_HOOKS"
 #: The environment variable with the URL of a collector of spans (OTLP over HTTP).
 TRACING: Final = "SYNAPSE_REPLICATION_TRACING_ENDPOINT"
@@ -103,7 +102,7 @@ class Monitoring:
         self._sampling: DelayedCall | None = None
 
     def start(self, handler: ReplicationCommandHandler, host: SynapseHost) -> None:
-        """Start the periodic checks; called when replication starts.
+        """Subscribe hooks and start the periodic checks, when replication starts.
 
         :param handler: the command handler of the homeserver.
         :param host: passed to the functions that subscribe to hooks.

@@ -182,8 +182,8 @@ class SyncingUser:
 class CommandSink(Protocol):
     """The part of a host that receives commands without rows.
 
-    Each method returns an awaitable only if there is something to wait for. A method
-    that the host does not need returns ``None``.
+    Each ``on_...`` method returns an awaitable only if there is something to wait for;
+    one that the host does not need returns ``None``.
     """
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
@@ -200,7 +200,8 @@ class CommandSink(Protocol):
     ) -> Awaitable[None] | None:
         """Record that a user started, continues or stopped syncing with an instance.
 
-        Repeats of an unchanged state are delivered at most once in 10 s.
+        A repeat of the same state, with a sync time less than 1 s later, is delivered
+        at most once in 10 s.
         """
         ...
 

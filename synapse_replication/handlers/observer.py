@@ -150,9 +150,9 @@ class ReplicationObserver:
     ) -> None:
         """Record rows, or one POSITION or repeated command, that were not delivered.
 
-        For a command, ``stream_name`` is the command's name.
-        If the reason is ``UNKNOWN_STREAM``, the peer chose ``stream_name``, which must
-        not become a metric label.
+        For a command, ``stream_name`` is the command's name. If the reason is
+        ``UNKNOWN_STREAM``, the peer chose ``stream_name``, which must not become a
+        metric label.
         """
 
     def extra_fields(self, stream_name: str, count: int) -> None:
@@ -177,7 +177,7 @@ class ReplicationObserver:
     def stream_connected(
         self, connection: str, stream_name: str, instance_name: str
     ) -> None:
-        """Record that a writer's POSITION was handled: its rows are live now."""
+        """Record that a writer's POSITION was handled: the writer is live now."""
 
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int

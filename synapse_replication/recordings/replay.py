@@ -3,8 +3,8 @@
 Theory of operation: the streams of the handler's host have no initial position and no
 source, because missing rows cannot be fetched. If a recording begins in the middle of a
 writer's rows, a POSITION is inserted before the first row, in place of the POSITION
-that was sent before the recording began. No operation waits, so each chunk has been
-processed when ``received`` returns.
+that was sent before the recording began. No operation waits, so each item has been
+processed when the handler's ``received`` returns.
 
 Lines, commands, rows and batches are counted as they are read; everything that depends
 on positions comes from the handler's events.

@@ -88,7 +88,7 @@ class SequenceCheck:
         self.start(immediately=True)
 
     def start(self, *, immediately: bool = False) -> None:
-        """Read the sequence, unless a read is pending.
+        """Read the sequence, unless a read is pending or the last one was recent.
 
         :param immediately: read it even if less than :data:`CHECK_SECONDS` have passed
             since the last read.

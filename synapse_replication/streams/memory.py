@@ -9,7 +9,8 @@ The answer to a reader that requests evicted rows depends on the stream:
 * If the stream has a ``key`` (for ``typing``, the room), each row is the complete state
   of its key and replaces older rows of the same key. The newest evicted row of each
   key is retained, and the reader receives these rows instead: a full resync.
-* Otherwise the request fails with :exc:`CatchUpError`, which names the missing range.
+* Otherwise, or if retained rows that the reader needs were evicted, too, the request
+  fails with :exc:`CatchUpError`, which names the missing range.
 
 A reader at 0 has read nothing yet and receives all rows that remain, without an error.
 
@@ -53,7 +54,10 @@ __all__ = ["MemoryStream"]
 
 @attrs.frozen
 class _Entry:
-    """The rows of one token, as JSON text, with the key of each."""
+    """The rows of one token, as JSON text, with the key of each if the stream has keys.
+
+    :ivar size: the length of the texts, in bytes.
+    """
 
     token: int
     texts: tuple[bytes, ...]
@@ -253,8 +257,9 @@ class MemoryStream:
 
         :param low: ``None`` for all rows that their writers still have.
         :param high: ``None`` for the rows up to :meth:`current_stream_token`.
-        :param limit: the most rows of a page, exceeded only so as not to split the
-            rows of one token.
+        :param limit: the number of rows after which nothing more is fetched. The rows
+            are fetched from each writer in pages of up to ``page_rows`` (more if one
+            token has more), so that the last of these may exceed the limit.
         :raises CatchUpError: if rows were evicted, or their writer did not answer.
         """
         low = MultiWriterStreamToken(0) if low is None else low

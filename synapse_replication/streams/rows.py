@@ -3,9 +3,10 @@
 Theory of operation: a row on the wire is a JSON array whose elements are the fields of
 an attrs class, in order. :class:`RowCodec` creates one decoder per class, for the tuple
 of the fields' types, so that text is parsed and validated in one pass in C. The row is
-then made from the values by :func:`fast_class`. A row that does not match, which is
-rare, is decoded again without types: a newer peer's row with additional fields is
-truncated and counted, any other row is invalid.
+then made from the values by the class that :func:`fast_class` returns. If a row does
+not match, which is rare, the rows are decoded again without types: a newer peer's row
+with additional fields is truncated and counted, a row without its last fields receives
+their defaults, and any other row is invalid.
 """
 
 from __future__ import annotations
@@ -253,9 +254,9 @@ class RowCodec(Generic[RowT]):
         return self.row_type(*fields), len(value) > self._most
 
     def from_json(self, value: Any) -> RowT:
-        """Return the row of a JSON value, for instance one fetched in a catch-up.
+        """Return the row for a JSON value, for instance one fetched in a catch-up.
 
-        :raises RowDecodeError: if it is not a row of this stream.
+        :raises RowDecodeError: if the value is not a row of this stream.
         """
         try:
             return self._from_json(value)[0]

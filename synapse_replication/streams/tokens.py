@@ -80,8 +80,8 @@ class MultiWriterStreamToken:
     def parse(cls, text: str, name_of: Callable[[int], str]) -> MultiWriterStreamToken:
         """Parse the text form.
 
-        Entries below the minimum are removed. If a writer occurs twice, its greater
-        position counts.
+        Entries at or below the minimum are removed. If a writer occurs twice, its
+        greater position counts.
 
         :param name_of: returns the name of an instance by its number; raises
             :exc:`LookupError` if the number is not known.
@@ -203,7 +203,8 @@ def is_stream_position_in_range(
 ) -> bool:
     """Return whether a row is after ``low`` and not after ``high``.
 
-    :param low: ``None`` for no lower bound, ``high`` likewise.
+    :param low: ``None`` for no lower bound.
+    :param high: ``None`` for no upper bound.
     :param instance_name: the row's writer, if known.
     :param position: the row's id, as a distance from zero.
     """

@@ -73,8 +73,8 @@ class PrivatePostgres(PrivateServer):
     """
 
     kind = "postgres"
-    # SIGINT is the fast shutdown, which disconnects clients; SIGQUIT also ends the
-    # server's child processes.
+    # SIGINT is the fast shutdown, which disconnects clients. SIGQUIT, unlike SIGKILL,
+    # also ends the server's child processes.
     stop_signal = signal.SIGINT
     orphan_signal = signal.SIGQUIT
 

@@ -165,14 +165,15 @@ class AnnouncementHandler:
             run.add_claim(item.implausible_upto)
 
     async def handle_epoch(self, link: Link, item: NewEpoch) -> None:
-        """Fetch all rows in a writer's memory, unless its epoch is unchanged.
+        """Fetch all rows in a writer's memory if rows of another epoch may exist here.
 
         If the epoch of the delivered rows is unknown, the writer may have restarted
         since. An unfinished batch is fetched, too: its remaining rows may never arrive.
+        If no row has been received, only record the epoch.
         """
         instance_name, epoch = item.instance_name, item.epoch
         if link.is_lost or self._catch_ups.epochs.is_present(instance_name, epoch):
-            # There is nothing to do, or the epoch is reported again on the next link.
+            # If the link is lost, the epoch is reported again on the next link.
             return
         known = link.writers.get((self._context.name, instance_name))
         run = None if known is None else known.catch_up

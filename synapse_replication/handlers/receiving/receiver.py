@@ -175,7 +175,7 @@ class StreamReceiver:
     def enqueue_epoch(
         self, link: Link, instance_name: str, token: int, epoch: str
     ) -> None:
-        """Enqueue a writer's epoch if it is new for a stream held in memory.
+        """Enqueue a writer's epoch if it is new and the stream is held in memory.
 
         The rows that the writer held in memory in earlier epochs are lost.
         """

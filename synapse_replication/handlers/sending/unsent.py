@@ -39,7 +39,7 @@ __all__ = ["MAX_BYTES", "MAX_COMMANDS", "UnsentCommands"]
 
 #: The largest number of retained commands of one name.
 MAX_COMMANDS: Final = 10_000
-#: The largest total size of the lines of one name, in bytes.
+#: The largest total size of the lines of one name; characters count as one byte each.
 MAX_BYTES: Final = 2 * 1024 * 1024
 
 _RETAINED: Final = frozenset(

@@ -1,7 +1,7 @@
 """Database access for ``pipeline bootstrap``: positions, sequences and tables.
 
-Each function takes a connection or a cursor of psycopg2, and blocks. Only
-:func:`read_farthest` reads whole tables, and only those without a suitable index.
+The functions use psycopg2 and block. Only :func:`read_farthest` reads whole tables: a
+table whose index begins with the id in many ranges, any other table in one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Computes the contents of a report with Spark.
 
-The size of the results that reach the driver does not depend on the input: the numbers
+The results that reach the driver do not grow with the number of input rows: the numbers
 of windows, events, findings, rooms and users are limited.
 """
 

@@ -39,7 +39,7 @@ _BATCH_BYTES: Final = 4 * 2**20
 class RowsPartition(InputPartition):
     """The parts that one task reads.
 
-    :ivar parts: read one after the other.
+    :ivar parts: the parts, which are read one after the other.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -62,7 +62,7 @@ def partitions_of(tasks: Sequence[Sequence[Part]]) -> list[RowsPartition]:
 def read_parts(
     conninfo: Mapping[str, Any], parts: Sequence[Part], form: RowForm = RowForm.JSON
 ) -> Iterator[pa.RecordBatch]:
-    """Read parts; yield batches with the columns of the data source.
+    """Read parts; yield batches with the columns that ``form`` selects.
 
     :raises PipelineError: if the database cannot be reached, or a query fails.
     """

@@ -56,7 +56,7 @@ class SimulatedDatabase:
     """A simulated PostgreSQL server.
 
     :param tables: the tables of the stored streams.
-    :param committed: called with (stream, writer, id, rows) for each commit of rows.
+    :param committed: called with (stream, writer, id, rows) for each committed INSERT.
     :ivar is_up: whether the server is running; if not, every transaction fails.
     :ivar retry_chance: the probability that a transaction must be retried.
     :ivar lost_answer_chance: the probability that the response to a commit is lost.
@@ -229,7 +229,7 @@ class SimulatedDatabase:
     def commit(self, inserts: Sequence[_Insert]) -> None:
         """Commit rows, which makes them visible.
 
-        :raises psycopg2.IntegrityError: if another transaction has used an id.
+        :raises psycopg2.IntegrityError: if a committed row already has one of the ids.
         """
         for table, id_, _, _ in inserts:
             if any(row.stream_id == id_ for row in self.rows[table]):

@@ -211,7 +211,7 @@ class Process:
         )
 
     def _token_at_start(self, stream_name: str, writer: str) -> int:
-        """Return the position of a writer at which this process starts."""
+        """Return the position from which this process reads a writer's rows."""
         generator = self.generators.get(stream_name)
         if (
             self.cluster.shares_tokens
@@ -312,7 +312,7 @@ class Process:
         *,
         is_new: bool,
     ) -> None:
-        """Skip the removed writers whose rows this process has received completely."""
+        """Skip the removed writers that this process need not drain."""
         survey = await finder.survey()
         found = {} if is_new else finder.select(survey)
         for writer in survey.absent - found.keys():
