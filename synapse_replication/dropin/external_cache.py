@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 class ExternalCache:
     """A cache of small values in Redis, which all processes share.
 
-    If Redis fails, a read returns ``None``, a write is logged and omitted, and the host
-    continues without the cache.
+    If Redis fails, the failure is logged, a read returns ``None``, a write is not
+    retried, and the host continues without the cache.
     """
 
     def __init__(self, hs: Any) -> None:

@@ -1,4 +1,4 @@
-"""A command sink that records calls, for tests to inspect."""
+"""A command sink that records the commands that it receives, for tests to inspect."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["RecordingCommands"]
 
 
 class RecordingCommands:
-    """A command sink that records the calls.
+    """A command sink whose ``on_...`` methods only record that they were called.
 
-    :ivar calls: (method, arguments...) in order.
-    :ivar answer: the return value of every call.
-    :ivar error: the exception that every call raises, if set.
+    :ivar calls: for each call, in order, ``(method, *arguments)``.
+    :ivar answer: the return value of every ``on_...`` method.
+    :ivar error: the exception that every ``on_...`` method raises, if set.
     :ivar syncing: the users who sync with this process.
     """
 
@@ -43,7 +43,7 @@ class RecordingCommands:
         )
 
     def on_clear_user_sync(self, instance_id: str) -> Awaitable[None] | None:
-        """Forget all users that sync with a process."""
+        """Record that no user syncs with a process any more."""
         return self._call("on_clear_user_sync", instance_id)
 
     def on_federation_ack(
@@ -70,33 +70,36 @@ class RecordingCommands:
         )
 
     def on_remote_server_up(self, server: str) -> Awaitable[None] | None:
-        """Retry a remote server that is reachable again."""
+        """Record that a remote server is reachable again."""
         return self._call("on_remote_server_up", server)
 
     def on_lock_released(
         self, instance_name: str, lock_name: str, lock_key: str
     ) -> Awaitable[None] | None:
-        """Notify the waiters of a lock."""
+        """Record that a lock was released."""
         return self._call("on_lock_released", instance_name, lock_name, lock_key)
 
     def on_new_active_task(self, task_id: str) -> Awaitable[None] | None:
-        """Launch a scheduled task."""
+        """Record a request to launch a scheduled task."""
         return self._call("on_new_active_task", task_id)
 
     def on_cancel_task(self, task_id: str) -> Awaitable[None] | None:
-        """Cancel a scheduled task."""
+        """Record a request to cancel a scheduled task."""
         return self._call("on_cancel_task", task_id)
 
     def on_remove_pusher(
         self, app_id: str, push_key: str, user_id: str
     ) -> Awaitable[None] | None:
-        """Delete a pusher of a user."""
+        """Record a request to delete a pusher of a user."""
         return self._call("on_remove_pusher", app_id, push_key, user_id)
 
     def on_invalidate_cache(
         self, cache_func: str, keys: list[Any] | None
     ) -> Awaitable[None] | None:
-        """Invalidate an entry of a cache; all entries if ``keys`` is ``None``."""
+        """Record a request to invalidate an entry of a cache.
+
+        :param keys: the entry; ``None`` for all entries.
+        """
         return self._call("on_invalidate_cache", cache_func, keys)
 
     def _call(self, *call: Any) -> Awaitable[None] | None:

@@ -1,4 +1,4 @@
-"""The deltas in order, starting at number 1: SQL for PostgreSQL."""
+"""The schema deltas, in order from number 1, as SQL for PostgreSQL."""
 
 from __future__ import annotations
 
