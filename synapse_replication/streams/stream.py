@@ -177,9 +177,8 @@ class Stream(Protocol):
 class RemovedWriter:
     """A writer that does not announce its rows any more.
 
-    :ivar upto_token: the token up to which its rows must be fetched: that of its last
-        committed row, or the reader's position if there is no row above that. No row at
-        or below it can still be committed.
+    :ivar upto_token: the token up to which its rows must be fetched. No row at or below
+        it can still be committed.
     :ivar is_deleted: whether its stored position was deleted, so that it cannot write.
         ``False`` if it is missing only among the writers that this process knows.
     """

@@ -81,7 +81,7 @@ class ArchiveStore:
         return f"{self.uri}/{_STREAMS}/{_folder_name(stream)}"
 
     def streams(self) -> list[str]:
-        """Return the streams that have a table in the archive.
+        """Return the names of the streams that have a table in the archive.
 
         :raises PipelineError: if the store cannot be reached.
         """

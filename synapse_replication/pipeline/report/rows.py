@@ -30,7 +30,7 @@ __all__ = [
 #: The columns with the room and the user to which a row refers.
 ABOUT = ("room_id", "user_id")
 
-#: The accuracy of percentiles, as Spark's ``percentile_approx`` defines it.
+#: The accuracy of approximate percentiles, as Spark's ``percentile_approx`` defines it.
 ACCURACY = 10_000
 
 

@@ -1,8 +1,8 @@
 """A peer that publishes false positions: the *liar*.
 
-The liar announces positions in the name of a writer, in every form that the protocol
-has, near the real position and far from it. It also announces positions in the name of
-an undeclared writer. The seed determines which processes receive an announcement.
+The liar announces positions in the name of a declared or an undeclared writer, in each
+:class:`LieForm`, near the real position and far from it. The seed determines which
+processes receive an announcement.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Liar:
         self._cluster = cluster
         self._random = random
         self._row_id = 0
-        #: The (stream, writer) pairs about which a false position was announced.
+        #: The (stream, declared writer) pairs for which a false position was announced;
+        #: the caller of :meth:`lie` removes those that it has handled.
         self.lied_about: set[tuple[str, str]] = set()
 
     def lie(self) -> str:

@@ -226,7 +226,8 @@ class Run:
         """Let a writer write if its last row was unreadable, or a lie was about it.
 
         A reader that receives a row with an unreadable token does not know what to
-        fetch until it receives the next row.
+        fetch until it receives the next row. If a reader is ahead of its writer, the
+        sequence is first advanced to the reader's position.
         """
         cluster, lied_about = self.cluster, self._faults.liar.lied_about
         for _, stream, writer in list(self._faults.unread):
