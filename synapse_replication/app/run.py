@@ -64,11 +64,12 @@ class Reloadable(Protocol):
 def start_logging(
     stream: TextIO, level: str = "info", *, as_json: bool = False
 ) -> Callable[[str], None]:
-    """Write log events of at least ``level`` to a stream, one line each.
+    """Write log events of at least ``level`` to a stream.
 
     :param stream: the text stream to write to.
     :param level: the name of a ``twisted.logger.LogLevel``.
-    :param as_json: whether lines are JSON objects, for programs.
+    :param as_json: whether to write each event as a line with a JSON object, for
+        programs; otherwise as text, which may have several lines.
     :return: a function that sets another level, by its name.
     """
     predicate = LogLevelFilterPredicate()

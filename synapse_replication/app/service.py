@@ -1,11 +1,11 @@
 """The wiring of a process, as a Twisted service.
 
-The parts start in this order and stop in the reverse order: database, streams, the
-user's code, HTTP, links, sending. So whenever a peer can request rows, all streams
-exist; and whenever rows are announced, they can be requested. On a stop, the process
-accepts no further writes, sends and delivers pending rows within :data:`DRAIN_TIMEOUT`
-per step, withdraws its syncing users, and closes the links only after everything has
-been written to them.
+The parts start in this order and stop in the reverse order: database, the user's
+sinks, streams, the user's modules, HTTP, links, sending, the services that the modules
+returned. So whenever a peer can request rows, all streams exist; and whenever rows are
+announced, they can be requested. On a stop, the process stops these services, sends and
+delivers pending rows, withdraws its syncing users (unless it is the main process), and
+then closes the links. Each step takes at most :data:`DRAIN_TIMEOUT` s.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class ProcessService(Service):
     def configuration_reloaded(
         self, problem: str, needs_restart: Sequence[str]
     ) -> None:
-        """Report to hooks that the configuration was reloaded."""
+        """Report to the hooks a reload of the configuration, or why it failed."""
         self._hooks.configuration_reloaded(problem, needs_restart)
 
     # -- start ----------------------------------------------------------------------

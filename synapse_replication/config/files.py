@@ -93,7 +93,8 @@ def read_files(paths: Sequence[str], problems: list[ConfigProblem]) -> MergedFil
     """Read and merge configuration files, left to right.
 
     :param paths: files, or folders, whose ``*.yaml`` files are read in order of name.
-    :param problems: a problem is added for each file that cannot be read.
+    :param problems: a problem is added for each file that cannot be read or is not
+        valid, and for each folder without ``*.yaml`` files.
     """
     values: dict[str, Any] = {}
     locations: dict[KeyPath, SourceLocation] = {}
@@ -180,7 +181,8 @@ def _read(
         if node is not None:
             _record_lines(node, (), lines)
     # In addition to YAMLError, PyYAML raises ValueError for a date with a thirteenth
-    # month, and RecursionError for a list that contains itself.
+    # month, and RecursionError for deep nesting. _record_lines() raises RecursionError
+    # for a list that contains itself.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problems.append(_syntax_problem(file, text, error))
         return None
@@ -203,8 +205,8 @@ def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
     """
     size = known.get(id(node))
     if size is None:
-        # Set a size first, because a node may contain itself. In that case, its
-        # construction raises the error.
+        # Set a size first, because a node may contain itself. _record_lines() raises an
+        # error in that case.
         known[id(node)] = size = 1
         if isinstance(node, yaml.MappingNode):
             size += sum(_expanded_size(n, known) for pair in node.value for n in pair)

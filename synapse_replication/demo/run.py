@@ -106,7 +106,8 @@ class _Course:
     def write_everything(self, faults: list[_Fault]) -> None:
         """Let the writers write all rows, and cause the faults while they write.
 
-        :raises DemoError: if the writers stop before they have finished.
+        :raises DemoError: if a writer fails, or no row is written for
+            :data:`WRITE_TIMEOUT` s.
         """
         self._deployment.let_writers_begin()
         before, deadline = 0, time.monotonic() + WRITE_TIMEOUT

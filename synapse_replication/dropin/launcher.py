@@ -1,8 +1,9 @@
 """Prepares a process to run a module of Synapse on this package.
 
-Theory of operation: before the module is run as ``__main__``, the names in ``table.py``
-are replaced, all or none, so that the module and its imports use the replacements. The
-installed Synapse is compared with the table first; if it differs, nothing is started.
+Theory of operation: before the module is run as ``__main__``, the selected names of
+``table.py`` are replaced, all or none, so that the module and its imports use the
+replacements. The installed Synapse is compared with the table first; if it differs,
+nothing is started.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def hooks_of(hs: Any) -> ReplicationHooks:
 
 
 def watch_backlog(hs: Any, backlog: Backlog) -> None:
-    """Read the size of a homeserver's backlog at each scrape."""
+    """Add a homeserver's backlog to the metrics; its size is read at each scrape."""
     monitoring_of(hs).metrics.watch_backlog(backlog)
 
 

@@ -22,7 +22,8 @@ __all__ = ["without_secrets"]
 def without_secrets(error: Exception, command: Command) -> Exception:
     """Return an error of the host whose text contains no secret of the command.
 
-    :return: the error itself if neither its text nor that of a cause contains a secret.
+    :return: the error itself if neither its text nor that of an exception in its chain
+        (``__cause__`` and ``__context__``) contains a secret.
         Otherwise a :class:`HostError` with the same traceback and text, in which
         ``***`` replaces the secrets.
     """

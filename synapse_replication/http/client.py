@@ -144,7 +144,7 @@ def make_agent(
 
     :param locations: the location of each instance, by its name.
     :param tls_for: returns the TLS connection creator for a host name. It is called for
-        each connection; the default trusts the system's authorities.
+        each TLS connection; the default trusts the system's authorities.
     :return: the agent, and its ``HTTPConnectionPool``, which the caller must close.
     """
     # twisted.web is only partly typed.
@@ -216,8 +216,8 @@ class HttpCatchUpClient:
     ) -> StreamUpdateResult:
         """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
-        :raises HttpCatchUpError: if the instance's address is not configured, or the
-            instance did not respond in time or responded with an error.
+        :raises HttpCatchUpError: if the instance's address is not configured, the
+            request fails, or the response is not a page of rows.
         """
         query = {"from_token": str(from_token), "upto_token": str(upto_token)}
         epoch = self._epoch_of(instance_name)

@@ -3,7 +3,8 @@
 Requests are idempotent, so responses are not cached: a repeated ``txn_id`` gets a fresh
 response. Errors are 400 ``M_MISSING_PARAM`` or ``M_INVALID_PARAM`` for a parameter, 400
 ``M_UNKNOWN`` for an unknown stream, 404 for a path without ``txn_id``, 405 for a method
-other than GET, and 401 for a missing or wrong secret.
+other than GET, 401 for a missing or wrong secret, and 500 if the rows cannot be
+fetched.
 
 Readers that speak the extension pass the ``epoch`` from which they expect rows; the
 response is 409 if this instance's epoch differs, because its rows may differ, too. With
@@ -53,7 +54,7 @@ class ReplicationResource(Resource):
     :param streams: the streams of this instance, and those that it writes.
     :param instance_name: the name of this instance; only its own rows are served.
     :param secret: the bearer token of a request; ``None`` to require none.
-    :param observer: notified of refused requests and of failures.
+    :param observer: notified of served requests, refused requests and failures.
     :param epoch: this instance's epoch; ``None`` if it does not speak the extension.
     :param backlog: the rows that this instance sent most recently; ``None`` if it has
         no backlog.
@@ -85,7 +86,7 @@ class ReplicationResource(Resource):
 
     @property
     def has_backlog(self) -> bool:
-        """Whether requests with ``backlog=1`` are served."""
+        """Whether requests with ``backlog=1`` are answered from a backlog."""
         return self._backlog is not None
 
     def under_root(self) -> Resource:

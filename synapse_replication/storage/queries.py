@@ -1,4 +1,4 @@
-"""All SQL statements about sequences and positions, by name.
+"""SQL statements about sequences, stored positions, and the ids in tables.
 
 Values are named parameters. Identifiers (tables, columns, sequences) cannot be
 parameters and are inserted by :func:`identifier`. The ids of a stream that counts down

@@ -240,7 +240,8 @@ def load_positions(
 
     A declared writer also deletes the positions of removed writers, stores its own
     initial position if it is new, and advances a sequence that is slightly behind the
-    stored positions, as after the loss of a primary server. A reader changes nothing.
+    stored positions, as after the loss of a primary server. A reader changes nothing,
+    unless ``raise_to_tables`` is true.
 
     The order of the reads matters, because other writers may start writing in between.
     The greatest rows are read first, since without stored positions all ids up to them
@@ -251,8 +252,9 @@ def load_positions(
     :param raise_to_tables: whether to advance a sequence that is behind a table,
         instead of raising :exc:`SequenceBehindError`.
     :param positions_type: the class to instantiate.
-    :raises SequenceBehindError: if the sequence is behind a table, or far behind the
-        stored positions.
+    :raises SequenceBehindError: if the sequence is behind a table (with
+        ``raise_to_tables``: implausibly far behind), or, at the start of a declared
+        writer, more than :data:`MAX_SKIPPED_IDS` behind a stored position.
     """
     farthest = {
         column: _known_farthest_id(txn, stream, column) for column in stream.tables

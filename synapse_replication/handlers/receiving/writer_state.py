@@ -89,7 +89,7 @@ class CatchUpState:
         self.claims.append(self.target)
 
     def add_claim(self, token: int) -> None:
-        """Record a claim, and raise the target to ``token`` if it is lower."""
+        """Record a claim, and raise a target that is below ``token`` to it."""
         if self.ahead is not None and token <= self.ahead.upto_token:
             # If the page was requested up to a false target, its range may contain rows
             # that were committed after the request.

@@ -1,4 +1,4 @@
-"""Archives each closed recording once.
+"""Finds closed recordings, and plans which of them to archive: each only once.
 
 A recording is identified by its name without its folder, so that it may be moved to
 another folder. The archive stores the size of each recording, to detect a recording

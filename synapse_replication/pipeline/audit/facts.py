@@ -52,7 +52,8 @@ class AuditFacts:
 
     :ivar persisted: the names of streams whose ids a sequence of the database
         allocates.
-    :ivar in_memory: the names of streams that restart with their writer.
+    :ivar in_memory: the names of streams in memory, whose tokens restart with their
+        writer.
     :ivar idempotent: the names of streams whose late rows are delivered.
     :ivar nameless: the names of streams with a table that does not record the writer.
     :ivar tables: the tables of each stream in ``persisted``.

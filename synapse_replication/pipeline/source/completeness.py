@@ -148,7 +148,7 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
 
 
 def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:
-    """Return the stream's positions in ``stream_positions``, as absolute values."""
+    """Return the stream's positions in ``stream_positions``, as tokens from 0."""
     if stream.positions_name is None:
         return {}
     txn.execute("SELECT to_regclass('stream_positions') IS NOT NULL")
@@ -156,7 +156,7 @@ def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:
         return {}
     txn.execute(_POSITIONS, (stream.positions_name,))
     sign = -1 if stream.negative else 1
-    # The stored position of a stream that was never written has the opposite sign.
+    # The stored position of a stream without rows may have the opposite sign.
     return {writer: max(sign * id_, 0) for writer, id_ in txn.fetchall()}
 
 

@@ -2,8 +2,9 @@
 
 This package's errors name the problem and its solution. If a Python worker raises one,
 the driver gets its message within an exception of Spark, among a hundred lines of stack
-traces. :func:`shorten` extracts that message. For any other failure, it returns the
-line that names the exception.
+traces. :func:`shorten` extracts that message. If a file was removed while it was being
+read, :func:`shorten` returns an explanation. For any other failure, it returns the line
+that names the exception.
 """
 
 from __future__ import annotations

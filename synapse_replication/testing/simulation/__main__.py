@@ -33,7 +33,12 @@ def _read_range(context: object, parameter: object, value: str | None) -> range 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--seeds", callback=_read_range, metavar="FIRST:END", help="Run a range.")
 @click.option("--seed", type=int, help="Run one seed.")
-@click.option("-v", "--verbose", is_flag=True, help="Print all events.")
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Print all events (only with --seed or --jobs 1).",
+)
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
@@ -44,10 +49,10 @@ def _read_range(context: object, parameter: object, value: str | None) -> range 
 def main(seeds: range | None, seed: int | None, verbose: bool, jobs: int) -> None:
     """Run a cluster with simulated time, network, Redis and PostgreSQL.
 
-    The cluster has a main process, two workers that write and two that read. Faults
-    are crashes, broken links, outages of the broker and the database, and unreadable
-    rows. The seed determines a run, so a failure can be reproduced. The exit status is
-    0 only if every invariant held for every seed.
+    The cluster has a main process, two workers that write and two that read. The
+    faults include crashes, broken links, outages of the broker and the database, and
+    unreadable rows. The seed determines a run, so a failure can be reproduced. The
+    exit status is 0 only if every invariant held for every seed.
     """
     if seed is not None:
         seeds, jobs = range(seed, seed + 1), 1

@@ -45,7 +45,8 @@ class Faults:
         self._until = until
         self._garble_chance = 0.0
         self._armed: dict[tuple[str, str], Callable[[], object]] = {}
-        #: The (subscriber, stream, writer) triples whose last line was unreadable.
+        #: The (subscriber, stream, writer) triples for which a row's token was made
+        #: unreadable, until a later row ends a batch.
         self.unread: dict[tuple[str, str, str], bool] = {}
         self.ended = False
         # Use a separate random generator, so that lies do not change the other faults.

@@ -11,8 +11,8 @@ For each stream in tables, each writer, and each epoch of each reader:
 - a POSITION on the wire never declares a range to be empty that contains a committed
   row.
 
-For a stream in memory: tokens increase within one epoch of its writer, and at the end
-every reader has the newest row of each key.
+For a stream in memory: no row is delivered after a newer row of the same key. (At the
+end, the cluster checks that every reader has the newest row of each key.)
 """
 
 from __future__ import annotations
@@ -264,7 +264,8 @@ class Ledger:
     ) -> None:
         """Record rows that were delivered to a process.
 
-        :raises ViolationError: if they are not the next rows of their writer.
+        :raises ViolationError: if the writer did not commit these rows, or they are not
+            its next rows (in an idempotent stream, they may be late).
         """
         self._trace(f"{reader.name} gets {stream} {writer} {token}: {len(rows)} rows")
         self.applied_rows += len(rows)
@@ -335,7 +336,8 @@ class Ledger:
     def position(self, reader: Reader, stream: str, writer: str, token: int) -> None:
         """Record a position that was delivered to a process.
 
-        :raises ViolationError: if it is beyond rows that were not delivered.
+        :raises ViolationError: if it is beyond rows that were not delivered, or below
+            rows of a stream that is not idempotent which were delivered.
         """
         self._trace(f"{reader.name} is at {token} of {stream} of {writer}")
         key = stream, writer
@@ -363,10 +365,10 @@ class Ledger:
         self._passes(reader, key, token)
 
     def shown(self, reader: Reader, stream: str, token: int) -> None:
-        """Record the token up to which a homeserver's users have seen all rows.
+        """Check the token up to which a homeserver shows a stream as seen.
 
-        :raises ViolationError: if a row at or below it was not delivered: users who
-            sync from this token on would never see the row.
+        :raises ViolationError: if a row at or below the token was not delivered: users
+            who sync from this token on would never see the row.
         """
         if stream in self._in_memory or stream in self._idempotent:
             return
@@ -425,7 +427,7 @@ class Ledger:
     # -- at the end --------------------------------------------------------------------
 
     def missing(self) -> list[str]:
-        """Return the committed rows that were not delivered to running readers."""
+        """Describe the committed rows that were not delivered to running readers."""
         lacks = []
         for reader in self.readers.values():
             for (stream, writer), written in self._written.items():
