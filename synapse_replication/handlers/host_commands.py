@@ -1,11 +1,11 @@
 """Commands for the host: all except those about rows and positions.
 
 Theory of operation: a command is delivered to the host's
-:class:`~synapse_replication.handlers.interfaces.CommandSink`. Exceptions are repeated
-commands; USER_SYNC, CLEAR_USER_SYNC and LOCK_RELEASED that this process sent itself;
-and USER_IP if the host does not store client IPs. If REMOTE_SERVER_UP or LOCK_RELEASED
-arrives from a peer that connected to this process, the command is also relayed to the
-other peers that connected to this process.
+:class:`~synapse_replication.handlers.interfaces.CommandSink`. Exceptions are repeats of
+USER_SYNC, REMOTE_SERVER_UP and LOCK_RELEASED; USER_SYNC, CLEAR_USER_SYNC and
+LOCK_RELEASED that this process sent itself; and USER_IP if the host does not store
+client IPs. If REMOTE_SERVER_UP or LOCK_RELEASED arrives from a peer that connected to
+this process, the command is also relayed to the other peers that did so.
 
 ``on_<COMMAND>`` methods are synchronous. They return an awaitable only if the host
 returns one.
@@ -44,7 +44,7 @@ _Waiting: TypeAlias = Awaitable[None] | None
 
 
 class HostCommandHandler(CommandSender):
-    """Handler that delivers other instances' commands to the host and relays some.
+    """Handler that delivers received commands to the host and relays some of them.
 
     Use it in the reactor's thread only.
     """
@@ -86,7 +86,7 @@ class HostCommandHandler(CommandSender):
     def on_USER_SYNC(
         self, connection: ReplicationConnection, command: UserSyncCommand
     ) -> _Waiting:
-        """Notify the host that a user starts or stops syncing with an instance."""
+        """Notify the host that a user starts, continues or stops syncing."""
         if command.instance_id == self._host.identity.instance_id:
             return None
         if self._syncs.is_repeat(command, self._host.clock.seconds()):
