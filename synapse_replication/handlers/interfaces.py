@@ -61,7 +61,7 @@ class DelayedCall(Protocol):
 
 
 class Clock(Protocol):
-    """The host's clock, from which all times in this package are read."""
+    """The host's clock, from which handlers and links read the time."""
 
     def seconds(self) -> float:
         """Return monotonic time in s."""

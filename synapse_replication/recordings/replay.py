@@ -298,7 +298,7 @@ class _Replay:
 
 
 def _why_unparsable(item: ReceivedItem) -> RemoteProtocolError | None:
-    """Return why a line, or a row of a run, cannot be parsed; ``None`` if it can.
+    """Return why a line, or a row of a writer's run, cannot be parsed, or ``None``.
 
     Rows are decoded here, because the handler would detect invalid JSON without
     knowing its line number.
