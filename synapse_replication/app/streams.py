@@ -160,7 +160,7 @@ class StreamSetup:
         """Search for earlier rows of this process in a stream that it begins to write.
 
         Readers that learn of a new writer request its rows from their own positions. If
-        it has none, the backlog answers these requests from :attr:`empty_ranges`,
+        there are none, the backlog answers these requests from :attr:`empty_ranges`,
         without the database. The search is limited to :data:`LOOK_BACK` ids, because
         readers are not far behind, and scanning all of a big table might take minutes.
         """

@@ -16,8 +16,8 @@ __all__ = ["HostPositions"]
 class HostPositions(WriterPositions):
     """The position of each writer, as a host expects it.
 
-    - A stream without rows is at position 1, and the id 1 is usable: the host's own
-      sequences begin at 2, so a sequence that returns 1 is not used for replication.
+    - A stream without rows is at position 1, and the id 1 is usable. The sequences of
+      the host's replicated streams begin at 2, so only other sequences return 1.
     - While ids of this process are in flight, finished ids of other writers do not
       advance its announced position. This package's own rule announces positions
       earlier, and is equally safe.
