@@ -2,8 +2,8 @@
 
 The command requests the status of each process in ``instance_map`` over HTTP, from its
 replication listener, with the ``worker_replication_secret``. Exit status: 0 if there is
-no problem; 1 if a writer is stalled, a name is used twice, or a process has no link or
-does not answer; 2 if the configuration is invalid.
+no problem; 1 if a writer is stalled, a name is used twice, or a process has had no link
+for a while or does not answer; 2 if the configuration is invalid.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ class MasterConnector:
             self._search.cancel()
 
     def getDestination(self) -> Any:
-        """Return the connection's address; ``None`` while there is no connection."""
+        """Return the address of the connection or attempt, if there is one."""
         return None if self._inner is None else self._inner.getDestination()
 
 

@@ -28,6 +28,10 @@ reached it, in ms since 1970. The types are:
     Rows follow on the main channel. ``positions`` contains only their stream, with its
     token before these rows.
 
+Two fields are optional: ``backlog`` is false if the instance does not serve its recent
+rows from memory; ``streams``, in a ``hello`` over direct TCP, contains the names of the
+streams whose rows the instance needs.
+
 Over direct TCP, a message is a line, ``REPLICATION_EXT <json>``. It is sent only after
 both ends have declared that they speak the extension; see
 :mod:`synapse_replication.wire.connection`.

@@ -1,10 +1,11 @@
-"""Removes old days from an archive, and records which rows they had.
+"""Removes old days from an archive, and records which tokens of streams they had.
 
-First, a table property records the tokens to be purged; then, one commit removes the
-days. After a crash between these steps, the property covers rows that still exist. This
-does not affect audits, and the next purge removes the rows. The commit is part of the
-table's history; a vacuum removes the files once no reader needs them. The offset does
-not change, so purged rows are not archived again.
+First, a property of a stream's table records the tokens to be purged; then, one commit
+removes the days. (For recorded commands, nothing is recorded.) After a crash between
+these steps, the property covers rows that still exist. This does not affect audits, and
+the next purge removes the rows. The commit is part of the table's history; a vacuum
+removes the files once no reader needs them. The offset does not change, so purged rows
+are not archived again.
 """
 
 from __future__ import annotations
