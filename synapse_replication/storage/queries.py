@@ -88,8 +88,8 @@ INDEXES = """
 #: The size of a table in bytes.
 TABLE_SIZE = "SELECT pg_relation_size(to_regclass(%(table)s))"
 
-#: The virtual ids of the open transactions, other than this one, that have written to
-#: one of ``tables``. These ids are not reused.
+#: The virtual ids of the open transactions, other than this one, that write or have
+#: written to one of ``tables``. These ids are not reused.
 INSERTING_TRANSACTIONS = """
     SELECT virtualtransaction FROM pg_locks
     WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
