@@ -67,11 +67,12 @@ class _TappedReader:
 
     def __init__(self, reader: Reader, tap: Tap) -> None:
         self.feed = reader.feed
-        self._gets = reader.gets
+        self._reader = reader
         self._tap = tap
 
     def gets(self) -> Any:
-        reply = self._gets()
+        # The reader replaces its method after a chunk that it was fed in parts.
+        reply = self._reader.gets()
         if type(reply) is list and len(reply) == 3 and reply[0] == b"message":
             self._tap(reply[1].decode("utf-8", "replace"), reply[2])
         return reply

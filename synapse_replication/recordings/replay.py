@@ -298,14 +298,14 @@ class _Replay:
 
 
 def _why_unparsable(item: ReceivedItem) -> RemoteProtocolError | None:
-    """Return why a line, or a row of a writer's run, cannot be parsed, or ``None``.
+    """Return why a line, or a row of a run, cannot be parsed, or ``None``.
 
     Rows are decoded here, because the handler would detect invalid JSON without
     knowing its line number.
     """
     if isinstance(item, RefusedLine):
         return item.error
-    if isinstance(item, RdataRun):
+    if isinstance(item, (RdataRun, InterleavedRun)):
         try:
             for row in item.rows:
                 decode_json(row)

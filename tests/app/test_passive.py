@@ -16,10 +16,12 @@ from synapse_replication.app.passive import (
     Output,
     PassiveRedisLink,
     PassiveTcpLink,
+    _TappedReader,
 )
 from synapse_replication.clock import ReactorClock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.options import RedisOptions
+from synapse_replication.redis.resp import encode, new_reader
 from synapse_replication.testing.servers import shared_redis
 
 
@@ -123,6 +125,21 @@ class PassiveRedisLinkTests(TestCase):
             ],
         )
         self.assertIn("cmdstat_publish:calls=4,", redis.command("INFO", "commandstats"))
+
+
+class TappedReaderTests(SynchronousTestCase):
+    def test_chunk_that_looks_like_a_large_array(self) -> None:
+        """
+        All messages of a chunk are passed on, even if one begins like the header of a
+        large array, before which the parser divides the chunk.
+        """
+        seen: list[bytes] = []
+        reader = _TappedReader(new_reader(), lambda _, line: seen.append(line))
+        lines = [b"RDATA one", b"\r\n*1234\r\n", b"RDATA two"]
+        reader.feed(b"".join(encode(b"message", b"c", line) for line in lines))
+        while reader.gets() is not False:
+            pass
+        self.assertEqual(seen, lines)
 
 
 class OutputTests(SynchronousTestCase):

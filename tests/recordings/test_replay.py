@@ -190,6 +190,17 @@ class ReplayTests(SynchronousTestCase):
             self.assertIn("cannot parse RDATA line", report.unparsable[0].error)
             self.assertFalse(report.is_clean)
 
+    def test_rows_of_several_writers_that_are_no_json(self) -> None:
+        """Invalid JSON is reported by its line if the lines of writers alternate."""
+        lines = [
+            f'RDATA typing {writer} {token} ["!r",[]]'
+            for token in (2, 3)
+            for writer in ("w", "x")
+        ]
+        lines[2] = 'RDATA typing w 3 ["!r",[]'
+        report = replay_lines("POSITION typing w 1 1", "POSITION typing x 1 1", *lines)
+        self.assertEqual([u.line_number for u in report.unparsable], [5])
+
     def test_rows_that_do_not_fit_their_stream(self) -> None:
         """A row of the wrong form is discarded, and the recording is not clean."""
         report = replay_lines("POSITION typing w 1 1", "RDATA typing w 2 [1,2]")
