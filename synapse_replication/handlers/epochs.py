@@ -55,9 +55,9 @@ class EpochStatus(enum.Enum):
 
     FIRST = "first"  #: the instance was not known
     SAME = "same"
-    NEW = "new"  #: the instance restarted
+    NEW = "new"  #: the instance restarted, or a stale epoch is current again
     LATE = "late"  #: stale; the message may have been delayed
-    DUPLICATE = "duplicate"  #: another process of the same name is running
+    DUPLICATE = "duplicate"  #: another process of the same name seems to run
 
 
 @attrs.define

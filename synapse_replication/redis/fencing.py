@@ -49,9 +49,9 @@ class FencingState:
     :ivar previous: the id that Redis assigned to the newest connection whose identity
         is known, and the connection's address as seen by Redis, which may differ from
         the local address due to address translation. Both are needed, because Redis
-        assigns the same ids after a restart, as another Redis server does.
+        assigns the same ids again after a restart, and so may another Redis server.
     :ivar is_unavailable: whether fencing is disabled, because Redis rejects the
-        commands or does not support them.
+        commands, does not support them, or closes the connection on them.
     :ivar has_answered: whether the server has answered a fencing command at least once.
     """
 

@@ -6,7 +6,8 @@ together and groups the RDATA lines by stream into runs, which are parallel list
 tokens and rows: an :class:`RdataRun` if all rows are from one writer, an
 :class:`InterleavedRun`, with a list of the writers, if they are from several. The rows
 remain JSON text, which is the most compact form for a queue; the consumer of the queue
-decodes them with the row type of their stream. Every other line becomes a command.
+decodes them with the row type of their stream. Every other line becomes a
+command, or a :class:`RefusedLine` if it is invalid.
 
 All rows of a stream remain in order, whichever writer they are from. Every other
 command remains in order with all rows before and after it. Rows of different streams
@@ -135,7 +136,7 @@ ReceivedItem: TypeAlias = RdataRun | InterleavedRun | Command | RefusedLine
 def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
     """Parse lines that arrived together.
 
-    A run of a stream ends at every line that is not RDATA. Blank lines are skipped.
+    All runs end at every line that is not valid RDATA. Blank lines are skipped.
     Never raises: for an invalid line, a :class:`RefusedLine` is returned.
 
     :param lines: in the order of arrival, without their ends.

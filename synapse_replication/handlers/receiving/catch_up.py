@@ -11,8 +11,9 @@ twice.
 
 A position that a writer reports is a *claim* until the source confirms it: a claim
 above the source's last token is refuted. If a position advances without rows, the range
-is recorded (:mod:`~synapse_replication.handlers.receiving.silent_moves`), so that the
-position can be reverted if the claim proves false later.
+is recorded (:mod:`~synapse_replication.handlers.receiving.silent_moves`) unless the
+options disable reverting, so that the position can be reverted if the claim proves
+false later.
 
 A catch-up that is not running has exactly one step in the queue or one scheduled retry.
 If its link is lost, the catch-up is abandoned together with the writer's state, so that
@@ -55,7 +56,8 @@ class CatchUpRunner:
     """Runner of the catch-ups of one stream.
 
     :param queue: the stream's queue, to which steps are added.
-    :param search: requested when a writer becomes connected, to find removed writers.
+    :param search: the search for removed writers, requested when a writer becomes
+        connected.
     :ivar epochs: for each writer, the epoch of its delivered rows.
     """
 
@@ -86,7 +88,7 @@ class CatchUpRunner:
         """Schedule a catch-up from ``from_token`` to the greatest of ``tokens``.
 
         :param tokens: the tokens of the received rows; at least one.
-        :param error: the failure of the host, if that is the cause; the catch-up then
+        :param error: the failure of the host, if that is the cause; a new catch-up then
             starts after a delay.
         :param restart_token: the position to rewind to first; ``None`` if no rewind is
             needed.
@@ -142,13 +144,13 @@ class CatchUpRunner:
             self._queue.add(writer.link, CatchUpStep(writer, run))
 
     async def handle_step(self, link: Link, item: CatchUpStep) -> None:
-        """Continue a catch-up that yielded, unless it has ended or was replaced."""
+        """Begin, continue or retry a catch-up, unless it has ended or was replaced."""
         item.catch_up.is_queued = False
         if item.writer.catch_up is item.catch_up:
             await self.run(item.writer, item.catch_up)
 
     async def run(self, writer: LinkedWriter, run: CatchUpState) -> None:
-        """Run a catch-up until it finishes, or yields because other work is waiting.
+        """Run a catch-up until it finishes, fails, or yields to other waiting work.
 
         :param run: becomes the writer's current catch-up.
         """
@@ -184,7 +186,10 @@ class CatchUpRunner:
         return True
 
     async def _advance_to_target(self, writer: LinkedWriter, run: CatchUpState) -> None:
-        """Advance the position to the target if no row has done so."""
+        """Deliver the target as the position, if no row has reached it.
+
+        For a writer that is not connected yet, deliver it even if a row has reached it.
+        """
         context, instance_name = self._context, writer.instance_name
         current = context.stream.current_token(instance_name)
         if run.target > current or (run.target == current and not writer.is_connected):
@@ -273,7 +278,8 @@ class CatchUpRunner:
     def start_to_check(self, instance_name: str) -> int:
         """Return the token above which to query the source if a position is confirmed.
 
-        This is the position itself if a row reached it, or if it was checked recently.
+        This is the position itself if a row reached it, if it was checked recently, if
+        the stream is resettable, or if positions are never reverted.
         """
         current = self._context.stream.current_token(instance_name)
         reverts = self._context.options.reverts_positions

@@ -1,8 +1,9 @@
 """The source of a catch-up's pages, with read-ahead of one page.
 
-Theory of operation: while a page is being delivered, the next page is being fetched, so
-that the source and this process work at the same time. At most one page is read ahead.
-It is used if it begins at the cursor, and dropped otherwise.
+Theory of operation: while a page is being delivered, the next page can be fetched, so
+that the source and this process work at the same time. The caller decides whether to
+read ahead, and at most one page is read ahead.
+The page is used if it begins at the cursor, and dropped otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class PageSource:
 
     def __init__(self, context: StreamContext) -> None:
         self._context = context
-        # If the stream is held in memory, its own source is the writer already.
+        # The source of a stream that is held in memory already queries the writer.
         held_in_memory = context.description.held_in_memory
         self._partial = None if held_in_memory else context.partial
 

@@ -1,7 +1,8 @@
 """The search for removed writers, whose rows no instance announces.
 
 Theory of operation: a stream's source is queried for removed writers when a link comes
-up and whenever an instance starts, because a new instance may replace a removed writer.
+up, when an instance starts, because it may replace a removed writer, and when a writer
+becomes connected.
 The result is added to the stream's queue; see
 :mod:`~synapse_replication.handlers.receiving.removed_writers`. Rows that arrive during
 the query are handled without delay.
