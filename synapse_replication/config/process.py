@@ -80,8 +80,8 @@ class Purpose(enum.Enum):
 class ReceivingConfig:
     """Limits of the data and positions that are accepted from peers.
 
-    :ivar plausible_distance: the distance beyond a sequence, in ids, up to which a
-        position is believed.
+    :ivar plausible_distance: the largest distance above a sequence's last value, in
+        ids, at which a position is still believed.
     :ivar max_queue_bytes: the most bytes of each stream that wait for a slow row sink.
     :ivar max_batch_rows: the most rows of an unfinished batch.
     """

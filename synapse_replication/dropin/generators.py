@@ -19,7 +19,8 @@ class SequenceReader(Protocol):
     def get_announceable_token(self, *, follows_others: bool = True) -> int:
         """Return the position that this process may announce.
 
-        :param follows_others: whether it must soon follow the ids of other writers.
+        :param follows_others: whether the position must soon follow the ids of other
+            writers.
         """
         ...
 

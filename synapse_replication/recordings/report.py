@@ -87,7 +87,7 @@ class Report:
 
     @property
     def is_clean(self) -> bool:
-        """Whether every line was parsed, and every discard has an expected reason."""
+        """Whether nothing failed, and every discard has an expected reason."""
         return not (
             self.unparsable_lines
             or self.failures

@@ -19,7 +19,7 @@ class ExternalCache:
 
     :param factory: provides the connection, which must return values as bytes
         (``charset=None``, ``convertNumbers=False``); ``None`` to disable the cache.
-    :param observer: notified of each request and its duration.
+    :param observer: notified of each successful request and its duration.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ExternalCache:
         return self._factory is not None
 
     async def set(self, cache_name: str, key: str, value: Any, expiry_ms: int) -> None:
-        """Store a value. If the cache is disabled, do nothing.
+        """Store a value. If the cache is disabled, only check the arguments.
 
         :param expiry_ms: the time after which the value expires, in ms.
         :raises ValueError: if the value cannot be encoded as JSON, or ``expiry_ms`` is

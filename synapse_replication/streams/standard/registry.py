@@ -1,7 +1,8 @@
 """The streams of a Synapse deployment: the properties common to all processes.
 
 The writers of each stream are configured in ``stream_writers``, under the keys given
-here; ``master`` writes every stream that is not configured.
+here; ``master`` writes every stream that is not configured, except ``caches``, which
+every instance may write.
 """
 
 from __future__ import annotations

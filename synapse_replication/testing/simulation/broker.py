@@ -21,15 +21,16 @@ Garbler = Callable[[str, bytes], bytes]
 class SimulatedBroker:
     """The broker: channels, and the sessions of its clients.
 
-    :param published: called with (process, line) for each message, before its delivery.
-    :ivar delivers: called with (process, line) for each delivery to a subscriber; the
-        line that it returns is delivered.
+    :param published: called with (process, line) for each message on the main channel,
+        before its delivery.
+    :ivar delivers: called with (process, line) for each delivery of a published message
+        to a subscriber; the line that it returns is delivered.
     :ivar auth_stalls: whether AUTH is left unanswered.
     :ivar auth_fails: whether AUTH is refused.
     :ivar buffer_limit: the bytes in flight above which a subscriber is disconnected.
     :ivar messages: the number of messages on the main channel.
     :ivar extension_messages: the number of messages on other channels.
-    :ivar kills: the number of disconnected subscribers.
+    :ivar kills: the number of subscribers disconnected because of ``buffer_limit``.
     """
 
     def __init__(
