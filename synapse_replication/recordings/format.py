@@ -40,7 +40,7 @@ MAX_LINE_BYTES: Final = 2**20
 
 
 class RecordingError(ReplicationError):
-    """A line does not have the format of a recording.
+    """A line that does not have the format of a recording, or cannot be decompressed.
 
     :ivar number: the line number, from 1.
     :ivar reason: what is wrong with the line.
@@ -117,8 +117,8 @@ def read_records(
 ) -> Iterator[Record | RecordingError]:
     """Yield the records of a file, a line at a time.
 
-    An error is yielded in place of a line that is not a record, and at the end of a
-    truncated compressed file; blank lines are skipped.
+    An error is yielded in place of a line that is not a record, and where a compressed
+    file is damaged or truncated, which ends the records. Blank lines are skipped.
 
     :param file: an uncompressed file, or the result of :func:`unpacked`.
     :param first_number: the number of the first line.
