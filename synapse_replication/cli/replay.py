@@ -34,8 +34,8 @@ def replay_command(recording: Path, as_json: bool) -> None:
     FILE has one JSON object per line, {"t": ..., "channel": ..., "line": ...}, and may
     be compressed with gzip or xz.
 
-    Exit status: 0 if every line was parsed and every discard has an expected reason,
-    else 1.
+    Exit status: 0 if every line was parsed, every discard has an expected reason, and
+    nothing else failed; otherwise 1.
     """
     report = replay_records(read_recording(recording))
     if as_json:
