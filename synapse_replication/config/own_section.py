@@ -72,7 +72,8 @@ class DirectTcpSection(StrictSection):
         "there are more, the connection is closed.",
     )
     max_connections: Annotated[int, Field(ge=10)] = Field(
-        default=500, description="Open connections of one listener at a time."
+        default=500,
+        description="Open connections of all direct TCP listeners together.",
     )
 
 

@@ -81,8 +81,9 @@ class ReceivingConfig:
     """Limits of the data and positions that are accepted from peers.
 
     :ivar plausible_distance: the largest distance above a sequence's last value, in
-        ids, at which a position is still believed.
-    :ivar max_queue_bytes: the most bytes of each stream that wait for a slow row sink.
+        ids, at which a position is believed without verification.
+    :ivar max_queue_bytes: the most bytes of each stream that wait for a slow row sink,
+        and the most bytes of an unfinished batch.
     :ivar max_batch_rows: the most rows of an unfinished batch.
     """
 
@@ -96,32 +97,37 @@ class ProcessConfig:
     """The configuration of one process.
 
     :ivar files: the files from which it was read.
-    :ivar instance_name: ``master`` for the main process.
+    :ivar instance_name: ``master`` for the main process, and for
+        :attr:`Purpose.FOLLOW`.
     :ivar redis: ``None`` if Redis is not enabled.
-    :ivar tcp_connect: the endpoint descriptions of the direct TCP listeners to
-        connect to: those of the main process, and of each other process whose rows
-        this process follows, since a listener sends only the rows that its own process
-        writes. Empty if Redis is used.
+    :ivar tcp_connect: the endpoint descriptions of the direct TCP listeners to which
+        this process connects; empty if Redis is used. A listener sends only the rows
+        that its own process writes, so there must be one for each process whose rows
+        this process needs.
     :ivar tcp_listen: endpoint descriptions on which to serve direct TCP, in addition to
         the direct TCP listeners in ``listeners``.
-    :ivar listeners: the listeners that serve a resource of this package.
+    :ivar listeners: the direct TCP listeners, and the HTTP listeners that serve a
+        resource of this package; empty for :attr:`Purpose.FOLLOW`.
     :ivar streams: standard streams (by name) and declared ones.
     :ivar writers: the writers of each stream, by its name on the wire; empty for a
         stream that every instance may write.
     :ivar replication_secret: the ``worker_replication_secret``.
     :ivar stores_user_ips: whether this process stores client IPs.
-    :ivar command_sink: the factory of the sink for commands without rows.
+    :ivar command_sink: the factory of the sink for commands that carry no rows;
+        ``None`` for no sink.
     :ivar torture_level: the longest random delay of each stream in ms, to find races
         in its readers; 0 for none.
     :ivar tcp_limit: the most pending data for a direct TCP peer that does not read.
-    :ivar max_tcp_connections: the most open connections of a direct TCP listener.
+    :ivar max_tcp_connections: the most open connections of all direct TCP listeners
+        together.
     :ivar http: the limits of the HTTP listeners.
     :ivar receiving: the limits of the data and positions that are accepted from peers.
     :ivar tls: the files for TLS between instances.
     :ivar extension: ``None`` if this process does not use the extension.
     :ivar log_level: the lowest level that is logged.
     :ivar tracing: the collector that receives spans; ``None`` for none.
-    :ivar warnings: unsafe settings that do not prevent the start.
+    :ivar warnings: problems that do not prevent the start: files with secrets that
+        every user of this machine can read.
     """
 
     files: Sequence[str]
@@ -161,8 +167,8 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
     """Read, merge and check configuration files.
 
     :param paths: YAML files, or folders of them; later files take precedence.
-    :param purpose: the purpose of the process; ``None`` to derive it from
-        ``worker_name``.
+    :param purpose: the purpose of the process; ``None`` for :attr:`Purpose.WORKER` if
+        ``worker_name`` or ``worker_app`` is set, otherwise :attr:`Purpose.MAIN`.
     :raises ConfigError: if the configuration is invalid; it lists all problems.
     """
     problems: list[ConfigProblem] = []
@@ -195,7 +201,7 @@ class _Checks:
         #: The key paths of ``tls: true`` in this process's listeners.
         self._tls_listeners: list[KeyPath] = []
 
-    # More than 50 lines: it lists every attribute of the configuration once.
+    # This method is long because it sets every attribute of the configuration.
     def run(self) -> ProcessConfig:
         shared, own = self._shared, self._shared.synapse_replication
         redis = read_redis(shared.redis, self._merged, self._problems)
@@ -299,7 +305,7 @@ class _Checks:
             if name is not None and self._purpose is Purpose.MAIN:
                 self._problem(
                     ("worker_name",),
-                    "the main process has no worker_name",
+                    "the main process must not have a worker_name",
                     "omit this file, or start `synapse-replication worker`",
                 )
             return MAIN_INSTANCE

@@ -1,4 +1,8 @@
-"""Parts of the configuration of a process: listeners, limits and functions."""
+"""Parts of the configuration of a process.
+
+These are addresses of instances, listeners, limits, and functions that the user
+provides.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ __all__ = [
 
 @attrs.frozen
 class InstanceLocation:
-    """The address at which another instance serves HTTP replication."""
+    """The address at which an instance serves HTTP replication."""
 
     host: str | None
     port: int | None
@@ -31,7 +35,7 @@ class Listener:
     """A listener of this process.
 
     :ivar resources: which of ``replication``, ``health`` and ``metrics`` it serves;
-        empty for direct TCP.
+        irrelevant for direct TCP.
     :ivar direct_tcp: whether it serves the line protocol instead of HTTP.
     :ivar tls: whether it uses TLS.
     """
@@ -48,8 +52,8 @@ class Listener:
 class HttpConfig:
     """Limits of the HTTP listeners.
 
-    :ivar allowed_hosts: host names that they serve in addition to those of this
-        machine.
+    :ivar allowed_hosts: host names for which they answer requests, in addition to
+        ``localhost``, the name of this machine, and the addresses that they listen on.
     :ivar max_connections: the most open connections of one listener.
     """
 
@@ -61,8 +65,8 @@ class HttpConfig:
 class ExtensionConfig:
     """The limits of the backlog of each stream.
 
-    :ivar backlog_rows: the most rows.
-    :ivar backlog_bytes: the most memory, in bytes.
+    :ivar backlog_rows: the most rows in a backlog.
+    :ivar backlog_bytes: the most memory that a backlog uses, in bytes.
     """
 
     backlog_rows: int = 10_000

@@ -197,7 +197,9 @@ synapse_replication:
         (invalid,) = self.problems_of(HOMESERVER, purpose=Purpose.WORKER)
         self.assertIn("worker_name: is missing", invalid)
         (invalid,) = self.problems_of(HOMESERVER, WORKER, purpose=Purpose.MAIN)
-        self.assertIn("worker_name: the main process has no worker_name", invalid)
+        self.assertIn(
+            "worker_name: the main process must not have a worker_name", invalid
+        )
 
     def test_redis(self) -> None:
         """Incomplete or conflicting settings of ``redis`` are refused."""
