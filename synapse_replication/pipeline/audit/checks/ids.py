@@ -40,7 +40,8 @@ __all__ = [
     "two_writers_findings",
 ]
 
-#: The columns of :func:`known_ids` that describe single ids.
+#: The columns of :func:`known_ids` that describe where an id was seen, and with which
+#: writers.
 ID_COLUMNS = (
     "stream",
     "stream_id",
@@ -62,7 +63,7 @@ _IDS_SCHEMA: Final = (
 #: summarizes all other gaps of the stream.
 MAX_GAPS: Final = 1000
 
-#: The approximate number of ids of one task.
+#: Approximately the largest number of ids that one task compares.
 _IDS_PER_TASK: Final = 250_000
 
 
@@ -76,26 +77,30 @@ def known_ids(
     archived: Bounds | None = None,
     last_ids: int = 0,
 ) -> DataFrame:
-    """Combine where each id was seen, with which writers; omit healthy ids.
+    """Return where the notable ids were seen, and with which writers.
+
+    Most healthy ids are omitted; see :func:`.notable.notable`.
 
     :param tables: the sightings in the tables, with PACKED_SCHEMA.
     :param archive: the sightings in the archive, with PACKED_SCHEMA.
     :param tokens: the result of :func:`.wire.wire_tokens`.
     :param persisted: names of the streams that are stored in the database.
-    :param received: the ranges in which an id that was not sent is unhealthy; by
-        default all.
-    :param archived: the ranges in which an id that is not archived is unhealthy; by
-        default all.
-    :param last_ids: the approximate number of ids of all streams, which determines the
-        number of tasks.
+    :param received: for each stream, the range in which an id that was not sent is
+        unhealthy; by default, all ids of all streams.
+    :param archived: for each stream, the range in which an id that is not archived is
+        unhealthy; by default, all ids of all streams.
+    :param last_ids: the approximate number of ids of all streams together, which
+        determines the number of tasks.
     :return: a row for each id that :func:`.notable.notable` selects. ``first_writer``
         and ``last_writer`` are the least and the greatest name of the id's writer in
         tables and archive: they differ only if two writers used the id, and are null if
-        the writer is unknown. ``sender`` is the instance that sent the id. It is not
+        the writer is unknown. ``sender`` is the instance that sent the id, the one with
+        the least name if there are several, and null if the id was not sent. It is not
         always the writer, because some instances send the rows of all instances.
         ``repeated`` is whether the archive may have a row of the id twice. ``run_last``
-        and ``run_last_writer`` are the last id of a run of consecutive ids, and its
-        writer; they are set only for the first id of the run.
+        is the last id of a run of consecutive ids, and ``run_last_writer`` is the
+        writer of that id, or its sender if the writer is unknown; both are set only for
+        the first id of the run.
     """
     sent = tokens.where("is_row").select(
         "stream",
@@ -113,8 +118,8 @@ def known_ids(
         found = notable(unpack(batches), received=received, archived=archived)
         yield from found.to_batches()
 
-    # Use at least Spark's default number of tasks, and enough tasks that the ids of
-    # each fit into the memory of a worker.
+    # Use at least the session's number of shuffle partitions, and enough tasks that
+    # the ids of each task fit into the memory of a worker.
     default = int(seen.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
     tasks = max(default, last_ids // _IDS_PER_TASK)
     return seen.repartition(tasks, "stream", "bucket").mapInArrow(choose, _IDS_SCHEMA)
@@ -127,9 +132,9 @@ def packed(
     *,
     bucket_bits: int = BUCKET_BITS,
 ) -> DataFrame:
-    """Pack the rows of a frame; see :func:`.sightings.pack`.
+    """Pack the rows of a frame; see :func:`.sightings.pack` for the parameters.
 
-    :return: the sightings, of PACKED_SCHEMA.
+    :return: the sightings, with PACKED_SCHEMA.
     """
     work = functools.partial(
         pack, source=source, nameless=frozenset(nameless), bucket_bits=bucket_bits
@@ -170,7 +175,7 @@ def two_writers_findings(ids: DataFrame) -> DataFrame:
 
 
 def gone_findings(ids: DataFrame) -> DataFrame:
-    """Count the ids that were sent or archived, and have no row in a table any more.
+    """Count the ids that were sent or archived, but have no row in a table any more.
 
     :param ids: the result of :func:`known_ids`.
     """

@@ -1,11 +1,12 @@
 """Checks of recordings: rows out of order or repeated, resets and damage.
 
 The checks follow the behaviour of readers. In a stream that is stored in the database,
-a row advances a reader to its token, and a POSITION whose previous token is lower
-advances it to its new token (a *claim* that there are no rows between the two). Readers
-discard rows at or below their position. A POSITION that repeats its token is not a
-claim: readers that are behind it query the database. The writer may still send the row
-with that token after it, or the recorder may have missed that row.
+a row advances a reader to the row's token. A POSITION whose previous token is lower
+than its new token is a *claim* that its writer has no rows between the two tokens; it
+advances a reader to the new token. Readers discard rows at or below their position. A
+POSITION whose two tokens are equal is not a claim: readers that are behind the token
+query the database. The writer may still send the row with that token after the
+POSITION, or the recorder may have missed that row.
 
 Streams held in memory are reset when their writer restarts, so their order is not
 checked.
@@ -75,7 +76,7 @@ def wire_lines(wire: DataFrame) -> DataFrame:
 
 
 def wire_tokens(lines: DataFrame) -> DataFrame:
-    """Return the lines that advance a position: POSITION, and the last row of a token.
+    """Return the lines with a token: each POSITION, and the last row of each batch.
 
     :param lines: the result of :func:`wire_lines`.
     :return: TOKEN_COLUMNS.
@@ -86,7 +87,10 @@ def wire_tokens(lines: DataFrame) -> DataFrame:
 
 
 def line_text(prefix: str = "") -> Column:
-    """Return the text of a line, without the row of RDATA."""
+    """Return an expression for the text of a line, with ``...`` for the row of RDATA.
+
+    :param prefix: a prefix of the names of the line's columns.
+    """
 
     def of(name: str) -> Column:
         return sf.col(prefix + name)
@@ -108,12 +112,14 @@ def line_text(prefix: str = "") -> Column:
 def order_findings(
     tokens: DataFrame, persisted: Collection[str], idempotent: Collection[str]
 ) -> DataFrame:
-    """Find rows that readers discard, because they have already advanced beyond them.
+    """Find late rows: readers have already advanced to their tokens or beyond.
+
+    Readers discard late rows, except those of idempotent streams.
 
     :param tokens: the result of :func:`wire_tokens`.
-    :param persisted: the names of the streams that are stored in the database, whose
-        tokens never decrease.
-    :param idempotent: the streams among them whose late rows are delivered.
+    :param persisted: the names of the streams that are stored in the database.
+    :param idempotent: the names of those persisted streams whose late rows are
+        delivered.
     """
     columns = tokens.select(*TOKEN_COLUMNS)
     known = columns.where(sf.col("stream").isin(*persisted))
@@ -134,7 +140,7 @@ def order_findings(
             | (sf.col("token") <= sf.col("claimed"))
         )
     )
-    # Only a few lines are left, so that joins are cheap.
+    # Usually only a few lines are left, so the joins are cheap.
     with_first = _with_first_line(late, known.where("is_row"))
     with_claim = _with_claim(with_first, known.where(claim))
     twice = sf.col("first_line").isNotNull()
@@ -246,8 +252,8 @@ def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
     announced = ~sf.col("is_row") & (sf.col("prev_token") == sf.col("token"))
     back = sf.col("token") < sf.col("line_before.token")
     is_reset = sf.when(sf.col("stream").isin(*in_memory), back).otherwise(
-        # The writer of any other stream restarted, and had announced more tokens than
-        # it had persisted.
+        # In any other stream, the writer restarted with the position that it had
+        # persisted, although it had already sent a row with a greater token.
         announced & back & (sf.col("token") < sf.col("row_before"))
     )
     resets = seen.where(is_reset)
@@ -282,7 +288,7 @@ def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
 
 
 def damage_findings(lines: DataFrame) -> DataFrame:
-    """Find invalid records in recordings.
+    """Find the recordings that contain invalid records.
 
     A file that is being written, or whose recorder was killed, may end with an
     incomplete line.
