@@ -114,7 +114,7 @@ class ProcessConfig:
     :ivar replication_secret: the ``worker_replication_secret``.
     :ivar stores_user_ips: whether this process stores client IPs.
     :ivar command_sink: the factory of the sink for commands that carry no rows;
-        ``None`` for no sink.
+        ``None`` for the default sink.
     :ivar torture_level: the longest random delay of each stream in ms, to find races
         in its readers; 0 for none.
     :ivar tcp_limit: the most pending data for a direct TCP peer that does not read.

@@ -161,7 +161,7 @@ def stream_events(wire: DataFrame) -> DataFrame:
     writer in the previous POSITION and since then. If ``token`` is less than that, the
     writer has reset the stream (``reset``). Otherwise, if ``prev_token`` is greater,
     the reader has to fetch the rows between the two tokens (``catch-up``). A POSITION
-    before which the recording has no token of the writer is neither.
+    before which the recording has no token of the writer in the stream is neither.
 
     :return: ``kind``, ``stream``, ``instance_name``, ``received_ts``, ``recording``,
         ``line_number``, ``known`` (the token that the line is compared with),
