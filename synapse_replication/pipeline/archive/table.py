@@ -1,7 +1,7 @@
 """A table of the archive, which only one driver may change.
 
 Delta Lake guarantees that a commit is atomic, and that a commit which conflicts with
-another one is rejected. Each change is based on the version that was read before. If
+another one is rejected. A driver bases each change on the version that it read last. If
 two drivers run by mistake, the first one to commit a batch wins, and the other one
 stops.
 """
@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 #: The size below which a file counts as small, in bytes.
 SMALL_BYTES: Final = 16 * 2**20
 
-#: The target size when small files are merged, in bytes.
+#: The size up to which files are merged into one, in bytes.
 TARGET_BYTES: Final = 256 * 2**20
 
 
@@ -64,7 +64,7 @@ Watch: TypeAlias = Callable[[Point], object]
 class Compaction:
     """The result of a compaction.
 
-    :ivar before: the number of small files that were merged.
+    :ivar before: the number of files that were merged.
     :ivar after: the number of files that replaced them.
     """
 
@@ -75,9 +75,12 @@ class Compaction:
 class ArchiveTable:
     """One table of the archive, loaded at a version. Not thread-safe.
 
+    :param store: the archive.
+    :param uri: the location of the table.
     :param name: the name of the stream, or ``the wire``; for messages.
-    :param schema: the columns that this version writes.
-    :raises PipelineError: if the table cannot be read, or has a column of another type.
+    :param schema: the columns that this release of the package writes.
+    :raises PipelineError: if the table cannot be read, has a column of another type, or
+        is changed by another driver while columns are added.
     """
 
     def __init__(
@@ -103,10 +106,14 @@ class ArchiveTable:
         offset: StreamOffset | None = None,
         recordings: Mapping[str, int] | None = None,
     ) -> None:
-        """Commit files, with the resulting offset or the recordings.
+        """Commit files as the next batch.
 
-        :raises PipelineError: if another driver has committed first. In that case,
-            nothing is added.
+        :param offset: the offset up to which the stream is then archived; ``None`` if
+            the offset does not change.
+        :param recordings: the names of the recordings that the files contain, with
+            their sizes in bytes.
+        :raises PipelineError: if the store fails, or another driver has committed. If
+            that driver committed first, nothing is added.
         """
         from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -155,11 +162,12 @@ class ArchiveTable:
     # -- maintenance -------------------------------------------------------------------
 
     def compact(self, enough_files: int) -> Compaction:
-        """Merge the small files of each day that has many of them.
+        """Merge the files of each day that has many small ones.
 
-        Readers of older versions continue to use the old files.
+        Files above the target size remain as they are. Readers of older versions
+        continue to use the old files, until :meth:`vacuum` removes these.
 
-        :param enough_files: the minimum number of small files in a day.
+        :param enough_files: the minimum number of small files of such a day.
         :raises PipelineError: if the store fails.
         """
         from deltalake import WriterProperties
@@ -177,7 +185,8 @@ class ArchiveTable:
                     commit_properties=commit_properties(self.state, new=False),
                 )
             except CommitFailedError:
-                # The day was purged at the same time. Continue with the other days.
+                # The day was changed at the same time, for instance by a purge.
+                # Continue with the other days.
                 self._table.update_incremental()
                 continue
             except DeltaError as error:
@@ -194,6 +203,7 @@ class ArchiveTable:
         These are the files that compactions and purges replaced, and those of attempts
         that were never committed.
 
+        :param retention_hours: the age in hours below which a file is not removed.
         :raises PipelineError: if the store fails.
         """
         from deltalake.exceptions import DeltaError
@@ -228,8 +238,8 @@ class ArchiveTable:
         from deltalake.exceptions import DeltaError
 
         try:
-            # If another driver creates the table at the same time, the first commit
-            # wins.
+            # Another driver may create the table at the same time. Both then use the
+            # same table, and the first to commit a batch wins.
             self._table = DeltaTable.create(
                 self.uri,
                 schema=self._schema,
@@ -249,7 +259,10 @@ class ArchiveTable:
     def _evolve(self, table: DeltaTable) -> None:
         """Add the columns that the table lacks, because the stream's rows have changed.
 
-        They are null in existing rows, whose files do not change.
+        The new columns are null in existing rows, whose files do not change.
+
+        :raises PipelineError: if a column has another type, or another driver changes
+            the table at the same time.
         """
         from deltalake import Schema
         from deltalake.exceptions import CommitFailedError
