@@ -7,15 +7,15 @@ committed rows are final, and no instance announces them. Readers must fetch its
 from the tables, up to the greatest one.
 
 The sequence is read before the stored positions. If a removed writer is declared again
-in between, it stores its position before it allocates ids, and these are greater than
-the sequence's value that was read here.
+and stores its position too late to be seen, it allocates its ids even later: they are
+greater than the value of the sequence that was read.
 
 Only a transaction that was open when its process was killed can still add rows.
-Therefore the search waits for the open transactions that have written to the tables,
-and then reads the tables again.
+Therefore, if a writer without a stored position is found, the search waits for the open
+transactions that have written to the tables, and then reads the tables again.
 
 No large table is scanned. An index on writer and id yields each writer's greatest row;
-with only an index on the id, the rows above the reader's positions are walked once.
+with only an index on the id, the rows above the reader's positions are walked.
 
 See docs/failure-modes.rst: failure-wrong-writers.
 """
@@ -52,14 +52,14 @@ __all__ = [
 
 _log = Logger()
 
-#: The number of index entries that one statement walks.
+#: The most rows that one statement walks.
 WALKED_ROWS = 100_000
 
 #: The number of ids that a new reader walks back to find the names of removed writers.
-#: It does not need their rows, so writers without newer rows do not matter.
+#: The reader does not need their rows, so writers without newer rows do not matter.
 LOOK_BACK = 1_000_000
 
-#: The interval of polling the open transactions, in s.
+#: The interval at which the open transactions are polled, in s.
 POLL_SECONDS = 0.1
 
 
@@ -81,15 +81,16 @@ class WriterSurvey:
     """The state of a stream's writers in the database; ids are distances from zero.
 
     :ivar upto: the value of the sequence, which was read before everything else.
-    :ivar stored: the positions in ``stream_positions``.
-    :ivar greatest: the greatest row of each removed writer that has rows above the
-        position that the reader passed to the survey.
+    :ivar stored: the positions in ``stream_positions``, by writer.
+    :ivar greatest: the greatest id, in the tables, of each writer that is undeclared or
+        has no stored position, if it is above the position that the reader passed to
+        the survey.
     :ivar absent: the writers without a stored position, among those that the reader
         knows and those in ``greatest``.
     :ivar open_transactions: the open transactions that have written to the tables.
     :ivar last_row: the greatest id of a row that was found, of any writer. If an absent
         writer returns, its new ids are greater, so ``last_row`` is a valid position for
-        a reader that has all of its rows.
+        a reader that has all rows of that writer, or needs none.
     """
 
     upto: int
@@ -114,12 +115,13 @@ def survey_writers(
     Run it with autocommit: each statement must see everything committed before it.
 
     :param txn: a cursor.
-    :param instance_name: the reader, whose own rows are ignored.
+    :param instance_name: the name of the reader, which is not searched for.
     :param handled: the reader's position for each known writer.
     :param unknown: the reader's position for all other writers.
-    :param walk_from: the id from which to walk a table without an index on the writer.
-    :param walk_at_most: the most ids, counted back from the sequence's value, over
-        which to walk such a table; ``None`` for no limit.
+    :param walk_from: the id from which to walk a table without an index on the writer,
+        unless ``handled`` has a lower position of a writer that is searched for.
+    :param walk_at_most: the greatest distance of ``walk_from`` below the sequence's
+        value, to which ``walk_from`` is raised; ``None`` for no limit.
     """
     upto = read_sequence(txn, stream.sequence)
     stored = read_stored_positions(txn, stream)
@@ -225,8 +227,8 @@ class RemovedWriterFinder:
         self._stream = stream
         self._instance_name = instance_name
         self._handled = handled
-        # Each writer's greatest row found so far, and the id from which the next search
-        # starts, so that no row is walked twice.
+        # Each writer's greatest row found so far, and the ids from which the next
+        # search starts, so that it does not walk all rows again.
         self._greatest: dict[str, int] = {}
         self._low: dict[str, int] = {}
         self._walk_from = handled.unknown
@@ -237,10 +239,10 @@ class RemovedWriterFinder:
     async def find(self) -> dict[str, RemovedWriter]:
         """Return the removed writers that have rows above the reader's positions.
 
-        The result includes writers that were removed since the first call, even if
+        The result includes writers that were removed since the first survey, even if
         they have no rows above the reader's position.
 
-        :raises CatchUpError: if the database did not answer; a retry may succeed.
+        :raises CatchUpError: if a query fails; a retry may succeed.
         """
         if not self._stream.writers:
             # Every instance may write, and no positions are stored.
@@ -271,7 +273,7 @@ class RemovedWriterFinder:
     async def survey(self) -> WriterSurvey:
         """Survey the writers; if open transactions may add rows, wait and repeat.
 
-        :raises psycopg2.Error: if the database did not answer.
+        :raises psycopg2.Error: if a query fails.
         """
         survey = await self._survey()
         if survey.absent and survey.open_transactions:
