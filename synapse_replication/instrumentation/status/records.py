@@ -39,11 +39,12 @@ class StatusLimits:
     :ivar late_after: the age of undelivered rows above which a live writer is shown as
         catching up.
     :ivar stalled_after: how long a problem must last before the writer is stalled.
-    :ivar silent_after: how long after its last heartbeat a peer is considered gone.
+    :ivar silent_after: how long a peer must send no heartbeat, although a link is up,
+        before the peer is considered gone.
     :ivar duplicate_for: how long after its last detection a duplicate is reported.
     :ivar history: the number of samples of the lag that are stored.
     :ivar forget_after: the time without events after which an entry is removed if the
-        configuration does not name it, for instance a peer that has left.
+        configuration does not name it, for instance a peer that was killed.
     """
 
     late_after: float = 2.0
@@ -58,18 +59,23 @@ class StatusLimits:
 class WriterRecord:
     """The state of one writer of one stream. All times are monotonic, in s.
 
-    :ivar waiting_since: since when this process has waited for the writer's POSITION.
-    :ivar progress_at: the last time at which a row was delivered, or no row was
-        undelivered.
-    :ivar position: the position up to which the writer's rows were delivered.
-    :ivar announced: the writer's last announced or reported position.
-    :ivar connection: the name of the link on which the writer is connected.
-    :ivar was_live: whether the writer, at any time since the start, was connected and
-        all its rows were delivered.
-    :ivar catch_up: the running catch-up.
+    :ivar waiting_since: the last time at which this process began to wait for the
+        writer's POSITION.
+    :ivar progress_at: the last time at which the delivered position changed, or was
+        reported while no row was undelivered.
+    :ivar position: the position up to which the writer's rows were delivered; ``None``
+        if it is not known.
+    :ivar announced: the greatest position that the writer is known to have reached;
+        ``None`` if there is none.
+    :ivar connection: the name of the link on which the writer sent its POSITION;
+        ``None`` while this process waits for it.
+    :ivar was_live: whether, at some time, the writer was connected and all its rows
+        were delivered.
+    :ivar catch_up: the running catch-up; ``None`` if none runs.
     :ivar is_removed: whether this is a removed writer that is being drained.
-    :ivar failing_since: since when catch-ups have failed.
-    :ivar failure: the last failure of a catch-up.
+    :ivar failing_since: the time of the first failure of a catch-up since the position
+        last changed or the writer last connected; ``None`` if there is none.
+    :ivar failure: a description of the last failure of a catch-up.
     """
 
     waiting_since: float
@@ -82,8 +88,9 @@ class WriterRecord:
     is_removed: bool = False
     failing_since: float | None = None
     failure: str = ""
-    #: The undelivered announcements: ``(token, monotonic time of the write)``.
+    #: The undelivered announcements: ``(token, latest possible time of the write)``.
     undelivered: deque[tuple[int, float]] = attrs.Factory(deque)
+    #: Samples of the lag, in ids, oldest first.
     history: deque[int] = attrs.Factory(deque)
     #: Position, announced position and connection at the last sample that differed
     #: from its predecessor, and the time of that sample.
@@ -96,7 +103,10 @@ class WriterRecord:
     behind_us_since: float = 0.0
 
     def lag(self) -> int:
-        """Return the difference between the announced and the delivered position."""
+        """Return by how many ids the delivered position is below the announced one.
+
+        Return 0 if it is not below, or either position is unknown.
+        """
         if self.announced is None or self.position is None:
             return 0
         return max(self.announced - self.position, 0)
@@ -141,7 +151,7 @@ class WriterRecord:
             self.progress_at = now
 
     def oldest(self) -> float | None:
-        """Return the time of the oldest undelivered write, if there is one."""
+        """Return the time of the oldest undelivered write, or ``None``."""
         return self.undelivered[0][1] if self.undelivered and self.lag() else None
 
 
@@ -149,8 +159,8 @@ class WriterRecord:
 class LinkRecord:
     """The state of the connections with one name.
 
-    :ivar since: the monotonic time in s at which the first connection was made, or the
-        last one was lost.
+    :ivar since: the monotonic time in s since which at least one connection has been
+        open or, if none is open, since which none has been.
     :ivar up: the number of open connections.
     :ivar why: the reason for which no connection is open; empty if one is.
     """
@@ -178,7 +188,7 @@ class PeerRecord:
 
 @attrs.define
 class StatusRecords:
-    """All records.
+    """All records of one process.
 
     :ivar writers: the writers, by (stream, writer).
     :ivar links: the links, by the name of the connection.
