@@ -26,7 +26,7 @@ VALID = datetime.timedelta(hours=1)
 
 @attrs.frozen
 class PrivatePair:
-    """A certificate and its key, each in a file."""
+    """The paths of a certificate and of its private key."""
 
     certificate: Path
     private_key: Path

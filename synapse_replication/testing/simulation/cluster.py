@@ -33,7 +33,7 @@ from synapse_replication.wire.commands.standard import PositionCommand
 
 __all__ = ["Cluster"]
 
-#: The share of clusters whose processes are those of a homeserver.
+#: The share of clusters whose processes simulate those of a homeserver.
 SHARED_TOKENS_CHANCE = 0.35
 
 
@@ -42,7 +42,8 @@ class Cluster:
 
     :param seed: determines the whole run.
     :param parts: the implementations under test.
-    :param trace_to: called with (time, text) for each event; ``None`` for no trace.
+    :param trace_to: called for each event with the simulated time in s and a text;
+        ``None`` for no trace.
     :ivar problems: failures that no fault explains.
     """
 
@@ -91,7 +92,8 @@ class Cluster:
         self.stopping: set[str] = set()
         self._saved = {name: SavedState() for name in PROCESSES}
         self._last_epochs: dict[str, Reader] = {}
-        #: The newest row of each key that "main" wrote in memory in its current epoch.
+        #: The id of the newest row of each key that "main" wrote, in its current epoch,
+        #: to the stream in memory.
         self.in_memory: dict[str, int] = {}
 
     def trace(self, text: str) -> None:
@@ -125,7 +127,7 @@ class Cluster:
             self.processes[name] = Process(self, name, self._saved[name])
 
     def begin_epoch(self, name: str, positions: dict[tuple[str, str], int]) -> Reader:
-        """Record a new epoch of a process, which resumes from its saved state."""
+        """Record a new epoch of a process that resumes at these positions."""
         last = self._last_epochs.get(name)
         reader = self.ledger.begin_epoch(name, positions, last)
         if self.retains_rows(name):
@@ -149,7 +151,11 @@ class Cluster:
         self._last_epochs.pop(name, None)
 
     def write(self, name: str, stream_name: str, count: int) -> None:
-        """Let a process write rows, if it is running."""
+        """Let a process write rows.
+
+        Do nothing if the process is not up, is about to be stopped, or is not a
+        configured writer of the stream.
+        """
         process = self.processes.get(name)
         if process is None or not process.is_up or name in self.stopping:
             return
@@ -191,7 +197,11 @@ class Cluster:
     # -- at the end --------------------------------------------------------------------
 
     def differences(self) -> list[str]:
-        """Return the disagreements between processes; empty if they agree."""
+        """Describe what is wrong at the end; return an empty list if nothing is.
+
+        If a process is not up, only such processes are named. Otherwise, missing rows
+        and disagreements between processes are listed.
+        """
         found = [
             f"{name} is not up"
             for name in PROCESSES
