@@ -30,7 +30,7 @@ _INSTALL = "pip install 'synapse_replication[postgres-binary,servers]'"
     type=click.IntRange(min=1),
     default=8000,
     show_default=True,
-    help="How many rows to write; the recording is repeated if it is shorter.",
+    help="The minimum number of rows to write; a shorter recording is repeated.",
 )
 @click.option(
     "--rate",
@@ -49,7 +49,7 @@ _INSTALL = "pip install 'synapse_replication[postgres-binary,servers]'"
 @click.option(
     "--faults/--no-faults",
     default=True,
-    help="Kill a reader and restart Redis midway.",
+    help="Kill a reader, and restart Redis if it is used, while rows are written.",
 )
 @click.option(
     "--recording",
@@ -59,11 +59,13 @@ _INSTALL = "pip install 'synapse_replication[postgres-binary,servers]'"
 def demo_command(
     rows: int, rate: float, transport: str, faults: bool, recording: Path | None
 ) -> None:
-    """Replicate rows between real processes and check them.
+    """Replicate rows between real processes and check that all rows arrive.
 
-    Starts a private PostgreSQL and Redis, a main process, three more writers and
-    two readers. Midway, a reader is killed and Redis is restarted. The exit status is
-    0 only if no row is missing, duplicated or out of order, and all positions agree.
+    Starts a private PostgreSQL, a private Redis (unless the transport is tcp), a main
+    process, three more writers and two readers. While rows are written, a reader is
+    killed and restarted, and then Redis is restarted (unless --no-faults is given). The
+    exit status is 0 only if no row is missing, duplicated or out of order, and all
+    positions agree.
     """
     try:
         import psycopg2  # noqa: F401 -- the processes of the demonstration need it

@@ -1,11 +1,12 @@
 """The command line: ``synapse-replication``.
 
-Exit status: 0 for success, 1 if something failed while running, 2 if the command or
+Exit status of most commands: 0 for success, 1 if something failed, 2 if the command or
 the configuration is invalid (in that case, nothing was started). docs/commands.rst has
-a table for each command.
+a table of the exit status of every command.
 
-Modules that only one command needs are imported when that command runs, so that
-``--help`` is fast and works without the extras.
+Modules that only some commands need are imported when such a command is looked up or
+runs, so that the other commands start fast and need fewer extras. ``synapse-replication
+--help`` looks up all commands.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def _pipeline() -> click.Command:
     return pipeline_group
 
 
-#: The commands that are imported on first use.
+#: The functions that import a command and return it, by the command's name.
 _LAZY: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
     {
         "demo": _demo,
@@ -248,7 +249,7 @@ def _find_startup_problems(config: ProcessConfig) -> list[ConfigProblem]:
 
 
 def check_streams(names: Sequence[str], config: ProcessConfig) -> None:
-    """Check that a deployment has streams of these names.
+    """Check that streams of these names exist.
 
     :raises click.BadParameter: if a name is neither that of a standard stream nor that
         of a declared stream.
@@ -327,7 +328,7 @@ def follow_command(
     commands: tuple[str, ...],
     positions: bool,
 ) -> None:
-    """Print what a running deployment replicates, without sending anything to it."""
+    """Print what a running deployment replicates, without taking part in it."""
     from synapse_replication.app.run import run_service, start_logging
     from synapse_replication.cli.follow import Filters, make_follower
 
