@@ -73,7 +73,8 @@ class DirectTcpSection(StrictSection):
     )
     max_connections: Annotated[int, Field(ge=10)] = Field(
         default=500,
-        description="Open connections of all direct TCP listeners together.",
+        description="The most connections of all direct TCP listeners together that "
+        "are open at a time.",
     )
 
 
@@ -87,7 +88,8 @@ class HttpSection(StrictSection):
         "IP addresses are always accepted.",
     )
     max_connections: Annotated[int, Field(ge=10)] = Field(
-        default=500, description="Open connections of one listener at a time."
+        default=500,
+        description="The most connections of one listener that are open at a time.",
     )
 
 
@@ -99,10 +101,10 @@ class ReceivingSection(StrictSection):
     plausible_distance: Annotated[int, Field(ge=1000, le=2**40)] = Field(
         default=PLAUSIBLE_DISTANCE,
         description="The distance beyond a stream's sequence, in ids, up to which a "
-        "position is believed without querying the database, or the writer of a "
-        "stream held in memory. Positions beyond it are verified, and a sequence is "
-        "never advanced to them. The value must exceed the number of ids that a "
-        "stream uses in one transaction.",
+        "position is believed without a query to the database (for a stream held in "
+        "memory, to its writer). Positions beyond this distance are verified, and a "
+        "sequence is never advanced to them. The value must exceed the number of ids "
+        "that a stream uses in one transaction.",
     )
     # The minimum suffices for the largest row over Redis.
     max_queue_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
@@ -162,12 +164,13 @@ class ExtensionSection(StrictSection):
     )
     backlog_rows: Annotated[int, Field(ge=0)] = Field(
         default=10_000,
-        description="Rows of each stream that a writer retains for readers that "
-        "missed them; 0 for none.",
+        description="The most rows of each stream that a writer retains for readers "
+        "that missed them; 0 for none.",
     )
     backlog_bytes: Annotated[int, Field(ge=0)] = Field(
         default=4 * 1024 * 1024,
-        description="Memory in bytes for these rows, for each stream.",
+        description="The most memory in bytes, approximately, for these rows of each "
+        "stream.",
     )
 
 
@@ -182,7 +185,9 @@ class TracingSection(StrictSection):
         default_factory=dict, description="Headers of each request."
     )
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=1.0, description="Share of the traces that are recorded."
+        default=1.0,
+        description="Share, from 0 to 1, of the traces begun in this process that is "
+        "recorded.",
     )
     service_name: Annotated[str, Field(min_length=1)] = Field(
         default="synapse_replication",
@@ -191,7 +196,10 @@ class TracingSection(StrictSection):
 
 
 def _to_stream(value: Any) -> Any:
-    """Read an entry of ``streams``: a standard stream's name, or a declaration."""
+    """Read an entry of ``streams``: a standard stream's name, or a declaration.
+
+    :raises PydanticCustomError: if the entry is invalid.
+    """
     if isinstance(value, (TableStream, str)):
         if isinstance(value, str) and value not in STANDARD_STREAMS:
             meant = did_you_mean(value, STANDARD_STREAMS)
@@ -258,8 +266,9 @@ class OwnSection(StrictSection):
     )
     modules: Annotated[list[FactorySection], BeforeValidator(list_if_none)] = Field(
         default_factory=list,
-        description="``factory(host, config) -> IService | None``: code that runs "
-        "inside this process; called before replication starts.",
+        description="``factory(host, config) -> IService | None``: each factory is "
+        "called before replication starts; the service that it returns runs inside "
+        "this process.",
     )
     direct_tcp: DirectTcpSection = Field(
         default_factory=DirectTcpSection, description="Direct TCP."

@@ -22,6 +22,8 @@ class SentinelConfig:
 
     :ivar master: the name of the master.
     :ivar addresses: the hosts and ports of the Sentinels.
+    :ivar username: the user name for the Sentinels, not for Redis.
+    :ivar password: the password for the Sentinels, not for Redis.
     """
 
     master: str
@@ -32,10 +34,11 @@ class SentinelConfig:
 
 @attrs.frozen
 class RedisConfig:
-    """The connection parameters of Redis, for both connections.
+    """The parameters of both connections to Redis: to subscribe, and to publish.
 
     :ivar path: the path of a Unix socket; takes precedence over host and port.
-    :ivar sentinel: takes precedence over host, port and path.
+    :ivar sentinel: the Sentinels to query for the address; takes precedence over host,
+        port and path. ``None`` to connect to the address given here.
     """
 
     host: str = "localhost"
@@ -151,7 +154,10 @@ def _read_sentinel(
 
 
 def _parse_address(text: str) -> tuple[str, int] | None:
-    """Parse HOST, HOST:PORT, or an IPv6 address in brackets with or without a port."""
+    """Parse HOST, HOST:PORT, or an IPv6 address in brackets with or without a port.
+
+    :return: ``None`` if the text has another form.
+    """
     if text.startswith("["):
         host, closed, rest = text[1:].partition("]")
         if not closed or (rest and not rest.startswith(":")):
