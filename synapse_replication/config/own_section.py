@@ -84,8 +84,8 @@ class HttpSection(StrictSection):
     allowed_hosts: Names = Field(
         default_factory=list,
         description="Host names by which clients reach the listeners, in addition to "
-        "``localhost``, the name of the machine and the hosts of ``instance_map``. "
-        "IP addresses are always accepted.",
+        "``localhost``, the name of the machine, the listeners' own addresses and the "
+        "hosts of ``instance_map``. IP addresses are always accepted.",
     )
     max_connections: Annotated[int, Field(ge=10)] = Field(
         default=500,
