@@ -62,8 +62,8 @@ def demo_command(
     """Replicate rows between real processes and check that all rows arrive.
 
     Starts a private PostgreSQL, a private Redis (unless the transport is tcp), a main
-    process, three more writers and two readers. While rows are written, a reader is
-    killed and restarted, and then Redis is restarted (unless --no-faults is given). The
+    process, three more writers and two readers. Unless --no-faults is given, a reader
+    is killed and restarted while rows are written, and then Redis is restarted. The
     exit status is 0 only if no row is missing, duplicated or out of order, and all
     positions agree.
     """

@@ -133,7 +133,7 @@ def record_command(
     roll_seconds: float,
     log_json: bool,
 ) -> None:
-    """Record what a running deployment replicates, without sending anything to it."""
+    """Record what a running deployment replicates, without taking part in it."""
     config = load_or_exit(config_paths, Purpose.FOLLOW)
     start_logging(sys.stderr, as_json=log_json)
     reactor = get_reactor()
