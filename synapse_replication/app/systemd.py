@@ -3,9 +3,10 @@
 Theory of operation: systemd sets ``NOTIFY_SOCKET`` to the path of a Unix socket and
 reads one datagram of ``NAME=value`` lines per notification. A :class:`SystemdNotifier`
 checks the status once a second, as hooks do, and reports changes: ``READY=1`` once the
-process has caught up with all writers that it follows, and ``STATUS=`` whenever the
+process has caught up with all writers that are not absent, and ``STATUS=`` whenever the
 status changes. The reactor feeds the watchdog twice as often as systemd requires. If
-the reactor hangs, the watchdog is not fed, and systemd restarts the process.
+the reactor hangs, the watchdog is not fed: systemd kills the process, and restarts it
+if the unit has a suitable ``Restart=``.
 
 The protocol is implemented here, because it is simple, and the package for it on PyPI
 has not been maintained since 2017 and ignores failures.
@@ -41,7 +42,7 @@ EXTEND_EVERY = 15.0
 
 
 class NotifySocket:
-    """A socket to systemd. Failures to send are logged at most once a minute.
+    """A socket to systemd. Each kind of failure is logged at most once a minute.
 
     :param address: a path, or ``@`` followed by the name of an abstract socket.
     :param monotonic: returns a monotonic time in s.
@@ -106,7 +107,7 @@ def watchdog_interval(environ: Mapping[str, str], pid: int) -> float | None:
 
     :return: half of ``WATCHDOG_USEC``, in s; ``None`` if the variable is not set, or
         meant for another process (``WATCHDOG_PID``).
-    :raises SupervisorError: if the value is not a positive number.
+    :raises SupervisorError: if the value is not a positive whole number.
     """
     text = environ.get("WATCHDOG_USEC", "")
     if not text or environ.get("WATCHDOG_PID", str(pid)) != str(pid):
@@ -170,7 +171,7 @@ class SystemdNotifier:
         self._check_status()
 
     def reloading(self) -> None:
-        """Report that the configuration is being reloaded."""
+        """Report that the configuration is being reloaded, if the process is ready."""
         if self._is_ready:
             self._is_reloading = self._send(
                 "RELOADING=1", f"MONOTONIC_USEC={self._monotonic_usec()}"
@@ -213,7 +214,8 @@ class SystemdNotifier:
         if self._reports_lifecycle:
             becomes_ready = not self._is_ready and self._is_up and not status.not_ready
             changes += self._lifecycle_changes(becomes_ready)
-        # Changes that could not be sent are reported again at the next check.
+        # Changes that could not be sent are reported again at the next check. Only the
+        # extension of the timeout is not, as it is repeated every EXTEND_EVERY s.
         if changes and self._send(*changes):
             self._reported = text
             self._is_ready = self._is_ready or becomes_ready
