@@ -1,8 +1,8 @@
 """Models of Synapse's configuration sections.
 
 Sections that Synapse defines ignore unknown keys: a real homeserver.yaml has hundreds
-of them. In the section of this package
-(:mod:`synapse_replication.config.own_section`), an unknown key is an error.
+of them. In the sections that only this package defines (``redis.sentinel`` and those of
+:mod:`synapse_replication.config.own_section`), an unknown key is an error.
 
 Checks that involve more than one section, a file, or the kind of the process are in
 :mod:`synapse_replication.config.process`. The descriptions of the fields become the
@@ -37,7 +37,8 @@ __all__ = [
     "SharedFile",
 ]
 
-#: The resources of HTTP listeners that this package serves; it ignores all others.
+#: The resources of HTTP listeners that this package serves. It ignores all others,
+#: except that a name similar to one of these is an error.
 OUR_RESOURCES = ("health", "metrics", "replication")
 LISTENER_TYPES = ("http", "metrics", "replication", "manhole")
 
