@@ -1,7 +1,7 @@
 """Runs a main process and workers as processes of the operating system.
 
-All functions block. Call them in the main thread of the launcher: the kernel kills the
-processes when the thread that started them ends.
+Most functions block. Call them in the main thread of the launcher: on Linux, the kernel
+kills the processes when the thread that started them ends.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ReplicationProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; 0 if the process is not running."""
+        """The process id; 0 before :meth:`start` and after :meth:`wait`."""
         return 0 if self._process is None else self._process.pid
 
     def start(self) -> None:
@@ -77,8 +77,8 @@ class ReplicationProcess:
     def check(self) -> None:
         """Check that the process has not ended unexpectedly.
 
-        :raises ServerStartError: if the process was started and has ended; the message
-            contains the end of its log.
+        :raises ServerStartError: if the process was started and has ended, and
+            :meth:`wait` was not called; the message contains the end of its log.
         """
         if self._process is not None and self._process.poll() is not None:
             raise ServerStartError(
@@ -122,7 +122,7 @@ class ReplicationProcess:
         """Wait until the process has ended; kill it after :data:`STOP_TIMEOUT`.
 
         :return: the exit status, negative if a signal ended the process; ``None`` if
-            the process was not started.
+            the process was not started since the last call.
         """
         process, self._process = self._process, None
         if process is None:
