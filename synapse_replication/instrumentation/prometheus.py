@@ -1,14 +1,15 @@
 """Metrics for Prometheus.
 
-Theory of operation: :class:`ReplicationMetrics` creates every metric of
+Theory of operation: :class:`ReplicationMetrics` provides every metric of
 ``metrics.py`` once per registry; one :class:`PrometheusObserver` per server name
 updates them. The child of a metric for a set of label values is cached in a dict,
-because ``labels()`` costs several times as much. Values that change with every chunk
-of rows are stored in plain dicts and read at each scrape.
+because ``labels()`` costs several times as much. The lengths of queues
+and the positions of writers, which change with every chunk of rows, are stored in plain
+dicts and read at each scrape.
 
 The number of label values that a peer can invent (names of connections and of writers)
 is bounded: beyond a thousand children of a metric, further values are counted under
-``other``.
+``other``. The status, from which the lag is read, omits further writers instead.
 """
 
 from __future__ import annotations
@@ -49,10 +50,12 @@ from synapse_replication.streams.backlog import StreamBacklog
 
 __all__ = ["OTHER", "PrometheusObserver", "ReplicationMetrics"]
 
-#: The maximum number of children of a metric for one server.
+#: The maximum number of children of a metric for one server, in addition to the child
+#: for ``OTHER``.
 MAX_CHILDREN = 1000
 
-#: Replaces the label values of children beyond that number.
+#: Replaces the label values of children beyond ``MAX_CHILDREN``, and the names of
+#: unknown streams.
 OTHER = "other"
 
 #: The upper bounds of the buckets for catch-ups, in s; a catch-up may take minutes.
@@ -88,7 +91,8 @@ class ReplicationMetrics(Collector):
     :param registry: the host's registry. Each registry accepts one instance of this
         class.
     :param existing: metrics that the host has already registered, by name, with the
-        same labels in the same order; they are used instead of new ones.
+        same labels in the same order; they are used instead of new ones. Gauges that
+        are read at each scrape are never taken from it.
     """
 
     def __init__(
@@ -218,8 +222,8 @@ class PrometheusObserver(ReplicationObserver):
     def read_gauges(self) -> dict[tuple[Any, ...], float]:
         """Return the gauges that are read at each scrape.
 
-        :return: values by ``(definition, *label values)``; connections with the same
-            name are added up.
+        :return: values by ``(definition, *label values)``; the values of
+            connections with the same name are added up.
         """
         gauges: dict[tuple[Any, ...], float] = {}
         connections: set[str] = set()
