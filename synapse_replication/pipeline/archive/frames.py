@@ -99,7 +99,7 @@ class ArchivedTables:
         return self._store.uri
 
     def lacks(self, recording: Path) -> bool:
-        """Return whether the archive lacks a recording, or has a shorter one."""
+        """Return whether the archive lacks a recording, or has it with another size."""
         if self._wire_table is None:
             return True
         size = archived_size(self._wire_table, recording.name)
@@ -108,8 +108,8 @@ class ArchivedTables:
     def keys(self, *more: str) -> DataFrame:
         """Return the rows of all streams without their content.
 
-        :param more: the names of further text columns, such as ``room_id``; null for
-            streams without such a column.
+        :param more: the names of further columns, such as ``room_id``. Their values
+            are converted to text; they are null for streams without such a column.
         :return: ``stream``, ``instance_name``, ``stream_id``, ``row_index``,
             ``written_ts``, ``day``, and ``more``.
         """
@@ -171,7 +171,7 @@ class ArchivedTables:
         return numbers.mapInArrow(read, schema)
 
     def id_bounds(self) -> dict[str, tuple[int, int]]:
-        """Return the least and the greatest token of each stream that has rows.
+        """Return the least and the greatest token of each stream that has files.
 
         Only the logs of the tables are read.
         """

@@ -34,8 +34,8 @@ __all__ = ["ArchivedBatch", "RowsArchiver", "lag_of"]
 #: configured.
 _SLOW_START: Final = "Python worker failed to connect back"
 
-#: The number of tasks per core in a batch. The more tasks there are, the shorter is the
-#: time in which cores are idle because only the last tasks are still running.
+#: The default number of tasks per core in a batch. The more tasks there are, the
+#: shorter is the time in which cores are idle because only the last tasks still run.
 _TASKS_PER_CORE: Final = 8
 
 #: The number of attempts to write a batch when workers are slow to start.
@@ -61,9 +61,8 @@ class ArchivedBatch:
 class RowsArchiver:
     """Archives complete rows. Not thread-safe.
 
-    :param batch_ids: the maximum number of ids in a batch; ``None`` for as many as
-        :data:`_TASKS_PER_CORE` tasks per core read.
-    :raises PipelineError: if a table of the archive cannot be read.
+    :param batch_ids: the maximum number of ids in a batch, unless a single part has
+        more; ``None`` for as many as :data:`_TASKS_PER_CORE` tasks per core read.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class RowsArchiver:
 
     @property
     def tables(self) -> Mapping[str, ArchiveTable]:
-        """The archive's tables of the streams that the database has."""
+        """The tables of the archived streams; empty before :meth:`archive`."""
         return self._tables
 
     def archive(
@@ -96,12 +95,13 @@ class RowsArchiver:
         stopped: Callable[[], bool],
         report: Callable[[str], object],
     ) -> None:
-        """Archive all rows that are complete at the time of the call.
+        """Archive the rows that are complete at the time of the call.
 
         :param done: called after each batch.
-        :param stopped: called between batches; returns whether to stop.
+        :param stopped: called before each batch; returns whether to stop.
         :param report: called with further messages for the user.
-        :raises PipelineError: if the database or the archive fails. No rows are lost.
+        :raises PipelineError: if the database or the archive fails, the archive is
+            ahead of the database, or another driver has committed. No rows are lost.
         """
         parts, start, end = self._plan()
         left = sum(part.size for part in parts)
@@ -119,7 +119,7 @@ class RowsArchiver:
     def lag(self) -> dict[tuple[str, str], int]:
         """Return the number of ids by which each ``(stream, writer)`` is behind.
 
-        :raises PipelineError: if the database cannot be reached.
+        :raises PipelineError: if the database cannot be reached or a query fails.
         """
         archived = dict(self.offsets)
         latest: dict[str, StreamOffset] = {}

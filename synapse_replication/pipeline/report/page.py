@@ -105,7 +105,7 @@ def _window(seconds: int) -> str:
 
 
 def _duration(milliseconds: float) -> str:
-    """Format a duration in ms with a suitable unit and three digits."""
+    """Format a duration in ms with a unit and at most three significant digits."""
     if milliseconds < 0:
         return f"-{_duration(-milliseconds)}"
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):

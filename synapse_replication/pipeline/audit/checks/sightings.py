@@ -1,4 +1,4 @@
-"""Packed sightings of ids: one binary value for each stream and range of ids.
+"""Packed sightings of ids: binary values, each for one stream and range of ids.
 
 An audit compares where millions of ids were seen. Moving a few large values between
 Spark's tasks is much cheaper than moving millions of small rows. So the tasks that
@@ -53,9 +53,9 @@ def pack(
 ) -> Iterator[pa.RecordBatch]:
     """Pack the rows of a source; yield batches of :data:`PACKED_SCHEMA`.
 
-    :param batches: ``stream``, ``instance_name`` (empty if the source does not
-        record the writer), ``stream_id`` and ``row_index`` (used only for the
-        archive); they may have more columns.
+    :param batches: ``stream``, ``instance_name`` (the writer, empty if the source does
+        not record it; on the wire, the instance that sent the id), ``stream_id`` and
+        ``row_index`` (relevant only for the archive); they may have more columns.
     :param nameless: streams whose writers this source does not record reliably.
     :param bucket_bits: the number of low bits in which the ids of a bucket may differ.
     """
@@ -122,7 +122,8 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Unpack batches of :data:`PACKED_SCHEMA`.
 
     :return: batches of ``stream``, ``stream_id``, ``writer`` (null if the source does
-        not record it), ``source`` (a :class:`Source`) and ``row_index``.
+        not record it reliably; on the wire, the instance that sent the id),
+        ``source`` (a :class:`Source`) and ``row_index``.
     """
     for packed in batches:
         names = packed.column("stream").to_pylist()
