@@ -60,8 +60,8 @@ class MemoryConnection:
 
     :param max_line_length: the length in bytes above which lines are rejected;
         ``None`` for no limit.
-    :ivar sent: the lines, as text, in order.
-    :ivar writes: the number of lines of each call of ``send_lines``.
+    :ivar sent: the lines since the last :meth:`take`, as text, in order.
+    :ivar writes: the number of lines of each successful call of ``send_lines``.
     :ivar closed_with: the arguments of the calls of ``close_with_error``.
     :ivar is_behind: whether long pages must wait.
     :ivar broken: if set, the exception that every send raises.
@@ -90,7 +90,10 @@ class MemoryConnection:
         )
 
     def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
-        """Record lines, or reject all of them."""
+        """Record lines, or reject all of them.
+
+        :raises LineTooLongError: if a line is too long.
+        """
         if self.broken is not None:
             raise self.broken
         longest = max(map(len, lines), default=0)
@@ -121,15 +124,16 @@ class SourceStream:
     """A stream with its writers' positions, and the store that all processes share.
 
     :param instance_name: the name of this process.
-    :param page_rows: the maximum number of rows in a page; the rows of a token are
-        never split.
-    :ivar is_held: whether answers wait for :meth:`answer` or :meth:`fail`.
+    :param page_rows: the maximum number of rows in a page. A page may exceed it,
+        because the rows of a token are never split.
+    :ivar is_held: whether answers wait for :meth:`answer`, :meth:`answer_with` or
+        :meth:`fail`.
     :ivar is_guess: whether to report local updates even if there are none.
     :ivar requests: (writer, from_token, upto_token) of each request.
     :ivar local_token: the position that this process may announce; :meth:`persist`
-        advances it.
+        advances it for rows of this process.
     :ivar last_token: the last token that exists; ``None`` if there is no limit.
-    :ivar plausible_upto: the greatest token that is accepted without a request.
+    :ivar plausible_upto: the greatest token that :meth:`is_plausible` accepts.
     """
 
     def __init__(
@@ -220,7 +224,7 @@ class SourceStream:
         return len(self._waiting)
 
     def answer(self) -> None:
-        """Answer the oldest request with the store's current rows."""
+        """Answer the oldest request with one page of the store's current rows."""
         request = self._waiting.pop(0)
         page: list[tuple[int, JsonValue]] = []
         upto, last = request.upto_token, None
@@ -252,9 +256,9 @@ class RecordingSink:
     :ivar rows: (stream, writer, token, rows) in order of arrival.
     :ivar positions: (stream, writer, token) in order of arrival.
     :ivar epochs: the saved epochs, by (stream, writer).
-    :ivar begun: (stream, writer, epoch, the stream's position), in order of arrival.
-    :ivar failures: the exceptions that the next calls raise, in order; ``None`` for a
-        call that succeeds.
+    :ivar begun: (stream, writer, epoch, the writer's position), in order of arrival.
+    :ivar failures: the exceptions that the next calls of ``on_rdata``, ``on_position``
+        and ``on_epoch`` raise, in order; ``None`` for a call without an exception.
     :ivar is_held: whether calls wait for :meth:`release`.
     """
 
@@ -284,7 +288,7 @@ class RecordingSink:
     def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> Awaitable[None] | None:
-        """Record a writer's position, and advance the stream."""
+        """Record a writer's position, and set it in the stream, even if it is lower."""
 
         def apply() -> None:
             self.positions.append((stream_name, instance_name, token))
