@@ -1,9 +1,12 @@
 """Measures the cost of replication in a real homeserver: CPU time of five processes.
 
 Both sides are the same deployment of a main process and four workers, started anew for
-each round, and perform the same client operations one after another. The processor time
-of each process, user and system, is measured from the end of a warm-up to the end of
-the operations.
+each round. They run at the same time, and perform the same client operations in
+alternating blocks; while one side performs a block, the other is idle. The user and
+system time of each process is measured during the blocks of its own side.
+
+Whole rounds of one side after the other differ by more than the sides do, because the
+load of a shared machine changes, and with it the share of the processors' caches.
 """
 
 from __future__ import annotations
@@ -44,8 +47,14 @@ WARM_UP = 150
 ROOMS, MOST_ROOMS = 4, 30
 #: The number of operations between two ``/sync`` requests.
 SYNC_EACH = 5
-#: The time in s to wait after the last operation, until its rows are replicated.
-SETTLE = 3.0
+#: The number of operations of one side before the other side continues.
+BLOCK = 50
+#: The time in s to wait after a block, until its rows are replicated.
+SETTLE = 0.5
+#: The time in s to wait after the warm-up of both sides.
+SETTLE_AT_FIRST = 3.0
+
+SIDES = ("ours", "stock")
 
 
 def make_plan(count: int) -> list[tuple[int, str]]:
@@ -73,10 +82,46 @@ class _Listeners:
         return self.deployment.processes[name].api
 
 
+@attrs.define
+class _Side:
+    """A running deployment.
+
+    :ivar spent: the CPU time in s of each process in the blocks measured so far.
+    :ivar since: the token of the last ``/sync`` of each room's watching user.
+    """
+
+    deployment: SynapseDeployment
+    rooms: list[Room]
+    spent: dict[str, float] = attrs.Factory(lambda: dict.fromkeys(PROCESSES, 0.0))
+    since: dict[int, str] = attrs.Factory(dict)
+
+    def operate(self, operations: list[tuple[int, str]]) -> None:
+        for number, (room, kind) in enumerate(operations):
+            self.rooms[room].write(kind)
+            if number % SYNC_EACH == 0:
+                answer = self.rooms[room].bob.sync(self.since.get(room))
+                self.since[room] = answer["next_batch"]
+
+    def measure(self, operations: list[tuple[int, str]]) -> None:
+        before = self._processor_seconds()
+        self.operate(operations)
+        time.sleep(SETTLE)
+        for name, seconds in self._processor_seconds().items():
+            self.spent[name] += seconds - before[name]
+
+    def _processor_seconds(self) -> dict[str, float]:
+        return {
+            name: processor_seconds(
+                Path(f"/proc/{process.pid}/stat").read_text("utf-8")
+            )
+            for name, process in self.deployment.processes.items()
+        }
+
+
 def measure_deployment(
     rounds: int, quick: bool, say: Callable[[str], object]
 ) -> list[Result]:
-    """Measure both sides alternately.
+    """Measure both sides in alternating blocks of operations.
 
     The processes are started by the interpreter that
     :func:`tests.support.synapse_process.interpreter` names.
@@ -84,18 +129,19 @@ def measure_deployment(
     :return: a result for each process, and one for their sum.
     """
     count = QUICK_OPERATIONS if quick else OPERATIONS
-    found: dict[str, tuple[list[float], list[float]]] = {
-        name: ([], []) for name in (*PROCESSES, "all")
+    found: dict[str, dict[str, list[float]]] = {
+        name: {side: [] for side in SIDES} for name in (*PROCESSES, "all")
     }
     for number in range(rounds):
-        # Alternate the order, because the load of a shared machine changes.
-        sides = ("stock", "ours") if number % 2 else ("ours", "stock")
-        for side in sides:
-            spent = _measure(side, make_plan(count))
-            total = sum(spent.values())
-            say(f"{NAME}: round {number + 1} of {rounds}, {side}: {total:.1f} s")
-            for name, seconds in (*spent.items(), ("all", total)):
-                found[name][side == "stock"].append(seconds)
+        totals = {}
+        for side, spent in _measure_round(make_plan(count)).items():
+            totals[side] = sum(spent.values())
+            for name, seconds in (*spent.items(), ("all", totals[side])):
+                found[name][side].append(seconds)
+        say(
+            f"{NAME}: round {number + 1} of {rounds}: ours {totals['ours']:.2f} s, "
+            f"stock {totals['stock']:.2f} s, {totals['ours'] / totals['stock']:.3f}"
+        )
     return [
         Result(
             Task(
@@ -106,27 +152,42 @@ def measure_deployment(
                 quick_count=QUICK_OPERATIONS,
             ),
             Unit.CPU_SECONDS,
-            *values,
+            **values,
         )
         for name, values in found.items()
     ]
 
 
-def _measure(side: str, plan: list[tuple[int, str]]) -> Mapping[str, float]:
-    with PrivatePostgres() as postgres, PrivateRedis() as redis:
-        deployment = make_deployment(
+def _measure_round(plan: list[tuple[int, str]]) -> Mapping[str, Mapping[str, float]]:
+    """Perform a plan on both sides.
+
+    :return: for each side, the CPU time in s of each process.
+    """
+    with contextlib.ExitStack() as stack:
+        postgres = stack.enter_context(PrivatePostgres())
+        sides = {name: _start(stack, name, postgres) for name in SIDES}
+        for side in sides.values():
+            side.operate(make_plan(WARM_UP))
+        time.sleep(SETTLE_AT_FIRST)
+        order = list(sides.values())
+        for start in range(0, len(plan), BLOCK):
+            for side in order:
+                side.measure(plan[start : start + BLOCK])
+            # Alternate the order, because the load of a shared machine changes.
+            order.reverse()
+        return {name: side.spent for name, side in sides.items()}
+
+
+def _start(stack: contextlib.ExitStack, name: str, postgres: PrivatePostgres) -> _Side:
+    redis = stack.enter_context(PrivateRedis())
+    deployment = stack.enter_context(
+        make_deployment(
             postgres.new_database(),
             dict.fromkeys(PROCESSES, redis.port),
-            DEPLOYMENTS[side],
+            DEPLOYMENTS[name],
         )
-        with deployment:
-            rooms = _make_rooms(deployment)
-            _operate(rooms, plan[:WARM_UP])
-            before = _spent(deployment)
-            _operate(rooms, plan)
-            time.sleep(SETTLE)
-            after = _spent(deployment)
-    return {name: after[name] - before[name] for name in PROCESSES}
+    )
+    return _Side(deployment, _make_rooms(deployment))
 
 
 def _make_rooms(deployment: SynapseDeployment) -> list[Room]:
@@ -161,19 +222,3 @@ def _make_room(deployment: SynapseDeployment, number: int) -> Room:
     bob = bob.at(deployment.processes[READER].api)
     listeners = _Listeners(deployment)
     return Room(number, alice, bob, room_id, listeners, Expectations())
-
-
-def _operate(rooms: list[Room], plan: list[tuple[int, str]]) -> None:
-    since: dict[int, str] = {}
-    for number, (room, kind) in enumerate(plan):
-        rooms[room].write(kind)
-        if number % SYNC_EACH == 0:
-            answer = rooms[room].bob.sync(since.get(room))
-            since[room] = answer["next_batch"]
-
-
-def _spent(deployment: SynapseDeployment) -> dict[str, float]:
-    return {
-        name: processor_seconds(Path(f"/proc/{process.pid}/stat").read_text("utf-8"))
-        for name, process in deployment.processes.items()
-    }
