@@ -155,7 +155,7 @@ class HostRows:
             stream, behind, instance_name, token
         ):
             owner = await self._writer_of(stream, behind, token)
-        if owner is None:
+        if owner is None and not stream.is_known_to_host(instance_name, token):
             await self._data_handler.on_position(stream_name, instance_name, token)
         stream.advance(instance_name, token, is_position=True)
         self._remember(stream_name, instance_name, current, token, owner)

@@ -16,6 +16,7 @@ from synapse_replication.dropin.bridges import (
     make_yieldable,
 )
 from synapse_replication.dropin.extension import make_extension
+from synapse_replication.dropin.notifier import combine_notifications
 from synapse_replication.dropin.observer import monitoring_of, observer_of
 from synapse_replication.dropin.redis import close
 from synapse_replication.dropin.settings import plausible_distance
@@ -68,6 +69,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         self._is_stopping = False
         self._foreign: dict[Any, ForeignConnection] = {}
         hs.get_notifier().add_lock_released_callback(self.on_lock_released)
+        combine_notifications(hs)
 
     # -- start --------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.defer import Deferred
 
@@ -25,8 +25,6 @@ from synapse_replication.app.systemd import (
     open_notify_socket,
     watchdog_interval,
 )
-from synapse_replication.app.tracing_export import SpanExport
-from synapse_replication.config.tracing import TracingConfig, traces_url
 from synapse_replication.dropin.adapter import HostClock, SynapseHost
 from synapse_replication.dropin.bridges import host_attribute
 from synapse_replication.dropin.logs import StandardLogger
@@ -45,7 +43,9 @@ from synapse_replication.instrumentation.prometheus import (
 from synapse_replication.instrumentation.status.model import encode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
-from synapse_replication.instrumentation.tracing import TracingObserver
+
+if TYPE_CHECKING:
+    from synapse_replication.app.tracing_export import SpanExport
 
 __all__ = ["HOOKS", "TRACING", "Monitoring", "load_hooks"]
 
@@ -88,12 +88,11 @@ class Monitoring:
             lambda what, error: self.observer.failure(what, error),
         )
         self.metrics = PrometheusObserver(metrics, server_name, status=self.status)
-        tracing = _tracing_config()
-        self._spans = SpanExport(tracing, server_name, instance_name)
         observers = [self.status, self.hooks, LoggingObserver(logger), self.metrics]
-        if tracing is not None:
-            # Even a span that is not exported costs 4 µs per background process.
-            observers.append(TracingObserver(self._spans.tracer, server_name))
+        self._spans: SpanExport | None = None
+        if endpoint := os.environ.get(TRACING, ""):
+            self._spans, observer = _trace(endpoint, server_name, instance_name)
+            observers.append(observer)
         self.observer: ReplicationObserver = CompositeObserver(observers)
         self._logger = logger
         self._stalls = StallLog(logger)
@@ -137,7 +136,7 @@ class Monitoring:
         if self._systemd is not None and self._notify is not None:
             self._systemd.stopping()
             self._notify.close()
-        return self._spans.stop(self._reactor)
+        return None if self._spans is None else self._spans.stop(self._reactor)
 
     def _sample(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.
@@ -199,6 +198,15 @@ def _links_are_ours() -> bool:
     return getattr(factory, "__module__", "").startswith("synapse_replication.")
 
 
-def _tracing_config() -> TracingConfig | None:
-    endpoint = os.environ.get(TRACING, "")
-    return TracingConfig(traces_url(endpoint)) if endpoint else None
+def _trace(
+    endpoint: str, server_name: str, instance_name: str
+) -> tuple[SpanExport, ReplicationObserver]:
+    """Return the export of spans to a collector, and the observer that creates them."""
+    # Import OpenTelemetry here: most hosts export no spans, and loading its modules
+    # takes time and memory.
+    from synapse_replication.app.tracing_export import SpanExport
+    from synapse_replication.config.tracing import TracingConfig, traces_url
+    from synapse_replication.instrumentation.tracing import TracingObserver
+
+    spans = SpanExport(TracingConfig(traces_url(endpoint)), server_name, instance_name)
+    return spans, TracingObserver(spans.tracer, server_name)

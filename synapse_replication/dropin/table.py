@@ -20,6 +20,7 @@ PARTS: Final = {
     "commands": "the commands of the protocol",
     "protocol": "both ends of a direct TCP connection",
     "handler": "the command handler and the streamer",
+    "notifier": "the notifications of changed streams within a process",
     "redis": "connections to Redis",
     "backlog": "recently sent rows, retained for readers that missed them",
     "external_cache": "the cache in Redis that all processes share",
@@ -151,6 +152,18 @@ _HANDLER = (
     ),
 )
 
+_NOTIFIER = (
+    Substitution(
+        part="notifier",
+        module="synapse.notifier",
+        name="ReplicationNotifier",
+        replacement=f"{_OURS}.notifier:with_combining",
+        shapes=("(replication_callbacks=)",),
+        methods={"add_replication_callback": "(cb)", "notify_replication": "()"},
+        extends=True,
+    ),
+)
+
 _REDIS = (
     Substitution(
         part="redis",
@@ -252,6 +265,7 @@ SUBSTITUTIONS: Final = (
     *_COMMANDS,
     *_PROTOCOL,
     *_HANDLER,
+    *_NOTIFIER,
     *_REDIS,
     *_BACKLOG,
     *_EXTERNAL_CACHE,

@@ -116,6 +116,7 @@ class FakeHomeserver:
         self.reactor = Clock()
         self.clock = FakeClock(self.reactor)
         self.calls: list[tuple[Any, ...]] = []
+        self.replication_notifier: Any = object()
         self.observer = RecordingObserver()
         _observers[self] = self.observer
         self.monitoring = FakeMonitoring()
@@ -190,6 +191,9 @@ class FakeHomeserver:
 
     def get_replication_command_handler(self) -> Any:
         raise NotImplementedError
+
+    def get_replication_notifier(self) -> Any:
+        return self.replication_notifier
 
     def get_notifier(self) -> Any:
         return self._part(

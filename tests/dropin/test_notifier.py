@@ -1,0 +1,106 @@
+"""Tests for the replacement of the host's notifier of changed streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from twisted.internet.testing import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.notifier import combine_notifications, with_combining
+from tests.dropin.host import FakeHomeserver
+
+
+@attrs.define(slots=True)
+class HostNotifier:
+    """A notifier as the host defines it."""
+
+    _replication_callbacks: list[Callable[[], None]] = attrs.Factory(list)
+
+    def add_replication_callback(self, cb: Callable[[], None]) -> None:
+        self._replication_callbacks.append(cb)
+
+    def notify_replication(self) -> None:
+        for callback in self._replication_callbacks:
+            callback()
+
+
+class CombiningTests(SynchronousTestCase):
+    """Tests for notifications that are combined."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.notifier: Any = with_combining(HostNotifier)()
+        self.calls: list[float] = []
+        self.notifier.add_replication_callback(
+            lambda: self.calls.append(self.clock.seconds())
+        )
+
+    def _combine(self) -> None:
+        hs = FakeHomeserver()
+        hs.reactor = self.clock
+        hs.replication_notifier = self.notifier
+        combine_notifications(hs)
+
+    def test_before_combining(self) -> None:
+        """Without a reactor, each notification is delivered at once."""
+        self.notifier.notify_replication()
+        self.notifier.notify_replication()
+        self.assertEqual(self.calls, [0.0, 0.0])
+
+    def test_one_turn(self) -> None:
+        """The notifications of one turn call the callbacks once, in the next turn."""
+        self._combine()
+        self.notifier.notify_replication()
+        self.notifier.notify_replication()
+        self.assertEqual(self.calls, [])
+        self.clock.advance(0)
+        self.assertEqual(self.calls, [0.0])
+        self.clock.advance(1)
+        self.assertEqual(self.calls, [0.0])
+
+    def test_later_turns(self) -> None:
+        """Each turn with a notification is followed by a call."""
+        self._combine()
+        for _ in range(2):
+            self.clock.advance(1)
+            self.notifier.notify_replication()
+        self.clock.advance(1)
+        self.assertEqual(self.calls, [2.0, 3.0])
+
+    def test_from_a_callback(self) -> None:
+        """A notification by a callback is delivered in the turn after it."""
+        self._combine()
+        self.notifier.add_replication_callback(
+            lambda: self.notifier.notify_replication() if len(self.calls) < 3 else None
+        )
+        self.notifier.notify_replication()
+        for _ in range(5):
+            self.clock.advance(0)
+        self.assertEqual(self.calls, [0.0, 0.0, 0.0])
+
+    def test_a_failing_callback(self) -> None:
+        """After a callback failed, later notifications are delivered."""
+        self._combine()
+        failures = [ValueError("a bug of the host")]
+
+        def fail_once() -> None:
+            if failures:
+                raise failures.pop()
+
+        self.notifier.add_replication_callback(fail_once)
+        self.notifier.notify_replication()
+        with self.assertRaises(ValueError):
+            self.clock.advance(0)
+        self.notifier.notify_replication()
+        self.clock.advance(0)
+        self.assertEqual(self.calls, [0.0, 0.0])
+
+    def test_not_replaced(self) -> None:
+        """A notifier of the host itself is not changed."""
+        hs = FakeHomeserver()
+        hs.replication_notifier = HostNotifier()
+        combine_notifications(hs)
+        self.assertEqual(hs.reactor.getDelayedCalls(), [])
