@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -43,6 +44,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+_CONTEXT = "synapse.logging.context"
+
 
 def host_attribute(module: str, name: str) -> Any:
     """Return the host's object with this name, or its replacement if there is one."""
@@ -51,7 +54,8 @@ def host_attribute(module: str, name: str) -> Any:
 
 def make_yieldable(deferred: Deferred[T]) -> Deferred[T]:
     """Return a Deferred whose awaiting caller resumes in its own log context."""
-    context = importlib.import_module("synapse.logging.context")
+    # import_module() takes longer than the rest of this function.
+    context: Any = sys.modules.get(_CONTEXT) or importlib.import_module(_CONTEXT)
     yieldable: Deferred[T] = context.make_deferred_yieldable(deferred)
     return yieldable
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import txredisapi
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.factory import SynapseRedisFactory
+from synapse_replication.redis.sender_protocol import RedisSenderProtocol
 from synapse_replication.streams.rows import decode_json, encode_json
 
 __all__ = ["ExternalCache"]
@@ -17,9 +20,10 @@ __all__ = ["ExternalCache"]
 class ExternalCache:
     """A store of JSON values by cache name and key.
 
-    :param factory: provides the connection, which must return values as bytes
-        (``charset=None``, ``convertNumbers=False``); ``None`` to disable the cache.
+    :param factory: provides the connection; ``None`` to disable the cache.
     :param observer: notified of each successful request and its duration.
+    :param wait: returns an awaitable for a Deferred; a host may need its own, for its
+        log contexts.
     """
 
     def __init__(
@@ -27,10 +31,12 @@ class ExternalCache:
         factory: SynapseRedisFactory | None,
         clock: IReactorTime,
         observer: ReplicationObserver,
+        wait: Callable[[Deferred[Any]], Awaitable[Any]] = lambda deferred: deferred,
     ) -> None:
         self._factory = factory
         self._clock = clock
         self._observer = observer
+        self._wait = wait
 
     def is_enabled(self) -> bool:
         """Return whether the cache is enabled, that is, whether it has a factory."""
@@ -51,8 +57,8 @@ class ExternalCache:
         if self._factory is None:
             return
         started = self._clock.seconds()
-        connection = _connection(self._factory)
-        await connection.set(_redis_key(cache_name, key), text, pexpire=int(expiry_ms))
+        name = _redis_key(cache_name, key)
+        await self._wait(_set(_connection(self._factory), name, text, int(expiry_ms)))
         self._observer.external_cache_set(cache_name, self._clock.seconds() - started)
 
     async def get(self, cache_name: str, key: str) -> Any | None:
@@ -67,7 +73,8 @@ class ExternalCache:
         if self._factory is None:
             return None
         started = self._clock.seconds()
-        text = await _connection(self._factory).get(_redis_key(cache_name, key))
+        name = _redis_key(cache_name, key)
+        text = await self._wait(_get(_connection(self._factory), name))
         seconds = self._clock.seconds() - started
         self._observer.external_cache_get(cache_name, text is not None, seconds)
         # If the host created the connection, it may have converted a number already.
@@ -79,6 +86,28 @@ def _connection(factory: SynapseRedisFactory) -> Any:
     if not factory.pool:
         raise txredisapi.ConnectionError("there is currently no connection to Redis")
     return factory.pool[0]
+
+
+# A host's own connection, if that part of the host is not replaced, has txredisapi's
+# methods only.
+
+
+def _get(connection: Any, name: str) -> Deferred[Any]:
+    waiting: Deferred[Any] = (
+        connection.request(b"GET", name.encode())
+        if isinstance(connection, RedisSenderProtocol)
+        else connection.get(name)
+    )
+    return waiting
+
+
+def _set(connection: Any, name: str, text: bytes, expiry_ms: int) -> Deferred[Any]:
+    waiting: Deferred[Any] = (
+        connection.request(b"SET", name.encode(), text, b"PX", b"%d" % expiry_ms)
+        if isinstance(connection, RedisSenderProtocol)
+        else connection.set(name, text, pexpire=expiry_ms)
+    )
+    return waiting
 
 
 def _redis_key(cache_name: str, key: str) -> str:

@@ -1,8 +1,10 @@
 """The publishing connection, with pipelined PUBLISH commands.
 
 Theory of operation: a PUBLISH has no Deferred of its own. Redis replies in order, so
-counting the replies yields the number of unacknowledged publishes. txredisapi's own
-commands can be used on the same connection.
+counting the replies yields the number of unacknowledged publishes. Other commands are
+sent by :meth:`RedisSenderProtocol.request`, which costs less than txredisapi's methods:
+one Deferred, and one timer for all pending requests. txredisapi's own commands can be
+used on the same connection.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import txredisapi
 from twisted.internet.address import UNIXAddress
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import (
     IPushProducer,
     ISystemHandle,
@@ -21,11 +25,17 @@ from typing_extensions import override
 from zope.interface import implementer
 
 from synapse_replication.errors import excerpt
+from synapse_replication.handlers.observer import CloseReason
 from synapse_replication.redis.factory import RedisProtocol, SynapseRedisFactory
 from synapse_replication.redis.fencing import ConnectionFence, FencingState
+from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sender import RedisSender
+from synapse_replication.transport.timeouts import Timeout
 
 __all__ = ["RedisSenderProtocol", "SenderFactory"]
+
+#: Stands for a request in the list of expected replies.
+_REQUEST = -1
 
 
 @implementer(IPushProducer)
@@ -61,8 +71,11 @@ class RedisSenderProtocol(RedisProtocol):
     @override
     def connectionMade(self) -> Any:
         #: The expected replies, in order. Each item is the number of consecutive
-        #: publishes, or 0 for one of txredisapi's commands.
+        #: publishes, ``_REQUEST``, or 0 for one of txredisapi's commands.
         self._awaited: deque[int] = deque()
+        #: The Deferreds of the pending requests, in order.
+        self._requests: deque[Deferred[Any]] = deque()
+        self._request_timer: Timeout | None = None
         self.unacknowledged = 0
         self._proved = False
         self._is_refused = False
@@ -81,10 +94,14 @@ class RedisSenderProtocol(RedisProtocol):
     @override
     def connectionLost(self, why: Failure) -> None:
         self._awaited.clear()
+        self._stop_request_timer()
+        requests, self._requests = self._requests, deque()
         count, self.unacknowledged = self.unacknowledged, 0
         self._fence.connection_lost(is_explained=bool(self._why))
         self.factory.sender.connection_down(self, count, is_refused=self._is_refused)
         super().connectionLost(why)
+        for request in requests:
+            request.errback(txredisapi.ConnectionError(self._why or "Lost connection"))
 
     @override
     def authenticated(self) -> None:
@@ -111,17 +128,61 @@ class RedisSenderProtocol(RedisProtocol):
     def write_publishes(self, data: list[bytes]) -> None:
         """Write encoded PUBLISH commands in a single write."""
         self.unacknowledged += len(data)
-        if self._awaited and self._awaited[-1]:
+        if self._awaited and self._awaited[-1] > 0:
             self._awaited[-1] += len(data)
         else:
             self._awaited.append(len(data))
         self.transport.write(b"".join(data))
         if not self._fence.identity_requested:
             self._fence.request_identity()
+        self._write_now()
+
+    def request(self, *arguments: bytes) -> Deferred[Any]:
+        """Send one command.
+
+        :return: fires with the reply, as bytes, a number or ``None``. It fails with
+            ``txredisapi.ResponseError`` if Redis replies with an error, and with
+            ``txredisapi.ConnectionError`` if the connection is or gets lost. The
+            connection is aborted if the reply takes between one and two times the
+            factory's ``replyTimeout``.
+        """
+        waiting: Deferred[Any] = Deferred()
+        if self._lost:
+            waiting.errback(txredisapi.ConnectionError("Not connected"))
+            return waiting
+        self._awaited.append(_REQUEST)
+        self._requests.append(waiting)
+        self.transport.write(encode(*arguments))
+        self._write_now()
+        if self._request_timer is None:
+            self._start_request_timer()
+        return waiting
+
+    def _write_now(self) -> None:
         # Write to the socket now instead of in the reactor's next turn. The result of
         # doWrite() can be ignored, because the reactor will detect any error.
         if self._has_do_write and not self.transport.disconnecting:
             self.transport.doWrite()
+
+    def _start_request_timer(self) -> None:
+        if (seconds := self.factory.replyTimeout) and self._requests:
+            self._request_timer = Timeout(
+                self.factory.reactor_clock, seconds, self._check, self._requests[0]
+            )
+
+    def _stop_request_timer(self) -> None:
+        timer, self._request_timer = self._request_timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _check(self, oldest: Deferred[Any]) -> None:
+        """Abort the connection if the oldest request is the same as at the start."""
+        self._request_timer = None
+        if self._requests and self._requests[0] is oldest:
+            seconds = self.factory.replyTimeout
+            self.abort(f"no reply within {seconds:g} s", CloseReason.TIMED_OUT)
+        else:
+            self._start_request_timer()
 
     @override
     def execute_command(self, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +204,7 @@ class RedisSenderProtocol(RedisProtocol):
         acknowledged = 0
         refusal = None
         while reply is not False:
-            if awaited and awaited[0]:
+            if awaited and awaited[0] > 0:
                 if not isinstance(reply, int):
                     refusal = reply
                     break
@@ -153,9 +214,9 @@ class RedisSenderProtocol(RedisProtocol):
                     awaited.popleft()
                 else:
                     awaited[0] -= 1
+            elif awaited and awaited.popleft() == _REQUEST:
+                self._answered(self._requests.popleft(), reply)
             else:
-                if awaited:
-                    awaited.popleft()
                 self.replyReceived(self.tryConvertData(reply))
             reply = gets()
         self.unacknowledged -= acknowledged
@@ -169,6 +230,13 @@ class RedisSenderProtocol(RedisProtocol):
             self.link_proved()
         self.factory.sender.acknowledged()
         return True
+
+    @staticmethod
+    def _answered(request: Deferred[Any], reply: Any) -> None:
+        if isinstance(reply, txredisapi.ResponseError):
+            request.errback(reply)
+        else:
+            request.callback(reply)
 
 
 class SenderFactory(SynapseRedisFactory):
