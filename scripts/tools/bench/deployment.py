@@ -138,10 +138,9 @@ def measure_deployment(
             totals[side] = sum(spent.values())
             for name, seconds in (*spent.items(), ("all", totals[side])):
                 found[name][side].append(seconds)
-        say(
-            f"{NAME}: round {number + 1} of {rounds}: ours {totals['ours']:.2f} s, "
-            f"stock {totals['stock']:.2f} s, {totals['ours'] / totals['stock']:.3f}"
-        )
+        say(f"{NAME}: round {number + 1} of {rounds}: {_compare(totals)}")
+    totals = {side: sum(values) for side, values in found["all"].items()}
+    say(f"{NAME}: all rounds: {_compare(totals)}")
     return [
         Result(
             Task(
@@ -156,6 +155,11 @@ def measure_deployment(
         )
         for name, values in found.items()
     ]
+
+
+def _compare(totals: Mapping[str, float]) -> str:
+    ours, stock = totals["ours"], totals["stock"]
+    return f"ours {ours:.2f} s, stock {stock:.2f} s, ours/stock {ours / stock:.3f}"
 
 
 def _measure_round(plan: list[tuple[int, str]]) -> Mapping[str, Mapping[str, float]]:
