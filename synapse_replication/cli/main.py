@@ -42,14 +42,23 @@ __all__ = ["cli", "main"]
 
 
 class _LazyCommands(MutableMapping[str, click.Command]):
-    """The commands of a group, some of which are imported when they are looked up."""
+    """The commands of a group, some of which are imported when they are looked up.
+
+    A command whose database driver is not installed is listed nevertheless, because
+    ``--help`` looks up all commands.
+    """
 
     def __init__(self, loaders: Mapping[str, Callable[[], click.Command]]) -> None:
         self._loaders = dict(loaders)
 
     @override
     def __getitem__(self, name: str) -> click.Command:
-        return self._loaders[name]()
+        try:
+            return self._loaders[name]()
+        except ModuleNotFoundError as error:
+            if error.name != "psycopg2":
+                raise
+            return _make_unavailable(name)
 
     @override
     def __setitem__(self, name: str, command: click.Command) -> None:
@@ -66,6 +75,23 @@ class _LazyCommands(MutableMapping[str, click.Command]):
     @override
     def __len__(self) -> int:
         return len(self._loaders)
+
+
+def _make_unavailable(name: str) -> click.Command:
+    """Return a command that exits with a message: psycopg2 is not installed."""
+
+    def fail(arguments: tuple[str, ...]) -> NoReturn:
+        raise click.UsageError(
+            f"{name} needs psycopg2; install synapse_replication[postgres-binary]"
+        )
+
+    return click.Command(
+        name,
+        callback=fail,
+        help="Not available: psycopg2 is not installed.",
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True},
+    )
 
 
 def _demo() -> click.Command:

@@ -156,6 +156,30 @@ class CheckConfigTests(FilesMixin):
             self.assertIn(f"  {name} ", result.output)
             self.assertEqual(self.run_cli(name, "--help").exit_code, 0, name)
 
+    def test_without_database_driver(self) -> None:
+        """
+        Without psycopg2, ``--help`` works, and a command that needs it says what to do.
+        """
+        code = (
+            "import sys; sys.modules['psycopg2'] = None\n"
+            "from synapse_replication.cli.main import main; main()"
+        )
+
+        def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [sys.executable, "-c", code, *arguments],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+
+        listed = run("--help")
+        self.assertEqual(listed.returncode, 0, listed.stderr)
+        self.assertIn("Not available: psycopg2 is not installed.", listed.stdout)
+        refused = run("init-db", "-c", "homeserver.yaml")
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("install synapse_replication[postgres-binary]", refused.stderr)
+
 
 class FollowCommandTests(FilesMixin):
     def test_unknown_stream(self) -> None:
