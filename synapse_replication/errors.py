@@ -1,4 +1,4 @@
-"""The exceptions that this package raises, in one hierarchy.
+"""The hierarchy of the exceptions that this package raises.
 
 ::
 
@@ -13,7 +13,7 @@
     |       +-- RowDecodeError
     |       +-- ExtensionMessageError
     |       +-- UnknownExtensionError
-    +-- TokenError                    a text or a pair of numbers is not a token
+    +-- TokenError                    a text is not a token
     +-- StreamConfigurationError      a stream is declared or used wrongly
     +-- ConfigError                   the configuration is invalid; lists all problems
     +-- CatchUpError                  rows could not be fetched; a retry may help
@@ -22,7 +22,7 @@
     |   +-- SequenceBehindError
     |   +-- ImplausiblePositionError  a position that its stream has not reached
     +-- PipelineError                 a Spark job cannot continue; says what to do
-    |   +-- SparkMissingError         Java or PySpark is not installed
+    |   +-- SparkMissingError         Java or a module for Spark cannot be used
     +-- HostError                     the host failed on a command that may have secrets
     +-- HooksNotFoundError            a function for hooks cannot be imported
     +-- HooksOverflowError            events arrived faster than hooks could run
@@ -32,7 +32,8 @@
     +-- ServerStartError              a private server of the test kit did not start
 
 The class of a protocol error shows which side is at fault. Attributes contain the
-details, so that callers need not parse the message.
+details, so that callers need not parse the message. A few modules define further
+subclasses of :class:`ReplicationError` for their own callers.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ class UnknownExtensionError(RemoteProtocolError):
 
 
 class TokenError(ReplicationError):
-    """A text or a set of numbers is not a token.
+    """A text is not a token.
 
     :ivar text: the rejected text.
     :ivar reason: what is wrong with it.
@@ -334,7 +335,7 @@ class PipelineError(ReplicationError):
 
 
 class SparkMissingError(PipelineError):
-    """Java or PySpark is missing, or its version is not supported."""
+    """Java cannot be used, or a module of the extra ``spark`` is missing."""
 
 
 class StatusError(ReplicationError):

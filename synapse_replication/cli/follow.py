@@ -2,7 +2,7 @@
 
 Lines are received by :mod:`synapse_replication.app.passive`; this module does no I/O
 except writing to its output and to standard error. Access tokens in USER_IP lines are
-masked before any other processing.
+masked before the lines are filtered or printed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``synapse-replication record``: records traffic without sending anything.
 
-Recordings preserve data that is never stored in a table (typing, presence, POSITION)
-for the pipeline. A file contains the traffic of one connection: when the connection is
-lost, the file is closed, and the next connection begins a new file.
+The recordings are an input of the pipeline. They preserve data that no table retains:
+typing, superseded presence, POSITION. No file continues after the loss of a connection:
+the file is closed, and the next line begins a new one.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def make_recorder(
     type=click.FloatRange(min=0, min_open=True),
     default=64.0,
     show_default=True,
-    help="Begin a new file after this many MiB, before compression.",
+    help="Begin a new file after this many MiB of uncompressed lines.",
 )
 @click.option(
     "--roll-seconds",

@@ -61,7 +61,7 @@ class DeploymentStatus:
     """The status of all processes of a deployment.
 
     :ivar processes: the statuses that were received, by instance name.
-    :ivar unreachable: why a process did not answer, by instance name.
+    :ivar unreachable: why a process returned no valid status, by instance name.
     :ivar not_asked: instances that send heartbeats but are not in ``instance_map``, so
         that their status was not requested.
     """
@@ -72,7 +72,7 @@ class DeploymentStatus:
 
     @property
     def is_well(self) -> bool:
-        """Whether all processes answered, and none has a problem for an operator."""
+        """Whether all processes answered, and none needs an operator's attention."""
         return not self.unreachable and not any(
             status.stalled or status.duplicates or status.is_cut_off
             for status in self.processes.values()
@@ -87,10 +87,10 @@ class StatusService(Service):
         the status as JSON.
     :param names: the names of the processes.
     :param show: called with each status of the deployment.
-    :param at_end: called when the service has finished.
+    :param at_end: called when the requests end, unless the service is being stopped.
     :param close: closes the connections when the service is stopped.
     :param watch: whether to request the status periodically.
-    :ivar started: fires immediately.
+    :ivar started: fires when the service is started, before any response.
     :ivar is_well: whether the last status of the deployment shows no problem.
     """
 

@@ -75,7 +75,8 @@ def client_endpoint(
 ) -> IStreamClientEndpoint:
     """Return the endpoint to which direct TCP connects.
 
-    :param tls: the TLS settings for ``tls:HOST:PORT``, which has no parameters for TLS.
+    :param tls: the TLS settings to use for a description ``tls:HOST:PORT``, which does
+        not contain any itself.
     :raises ConfigError: if Twisted cannot parse the description, a file that it names
         cannot be read, or the server would not be verified.
     """

@@ -14,9 +14,10 @@ __all__ = ["StandardLogger"]
 class StandardLogger:
     """Writes to Python's ``logging``, which the host uses for its own log lines.
 
-    It has the interface of :class:`twisted.logger.Logger`. Failures are logged with
-    their tracebacks, but not through Twisted's log, because a test runner treats a
-    failure in Twisted's log as a failure of the test.
+    Its methods are those of :class:`twisted.logger.Logger` that this package's
+    observers call. Failures are logged with their tracebacks, but not through Twisted's
+    log, because a test runner treats a failure in Twisted's log as a failure of the
+    test.
     """
 
     def __init__(self, logger: logging.Logger) -> None:

@@ -133,7 +133,8 @@ class RowSink(Protocol):
     ) -> Awaitable[None] | None:
         """Record that a writer has no further rows at or below ``token``.
 
-        If the stream was reset, ``token`` is lower than the writer's current token.
+        If the stream was reset, or if an earlier position proved false, ``token`` is
+        lower than the writer's current token.
         """
         ...
 
@@ -182,8 +183,8 @@ class SyncingUser:
 class CommandSink(Protocol):
     """The part of a host that receives commands without rows.
 
-    Each ``on_...`` method returns an awaitable only if there is something to wait for;
-    one that the host does not need returns ``None``.
+    Each ``on_...`` method returns an awaitable only if there is something to wait for.
+    If the host does not need a command, its method returns ``None``.
     """
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
@@ -200,8 +201,8 @@ class CommandSink(Protocol):
     ) -> Awaitable[None] | None:
         """Record that a user started, continues or stopped syncing with an instance.
 
-        A repeat of the same state, with a sync time less than 1 s later, is delivered
-        at most once in 10 s.
+        While the state stays the same, and the sync time is less than 1 s later than in
+        the last delivered command, the command is delivered at most once in 10 s.
         """
         ...
 
@@ -267,7 +268,7 @@ class Notifier(Protocol):
     def add_replication_callback(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` after each write of this process.
 
-        The callback is cheap, defers its work, and may be called at any rate.
+        The callback is cheap, defers its work, and may be called arbitrarily often.
         """
         ...
 

@@ -71,8 +71,9 @@ json_option = click.option(
 def source_options(command: _Command) -> _Command:
     """Add the options for the database, passed to a command as ``settings``.
 
-    The options are ``-c`` and ``--dsn``. If both or neither of them are given, or the
-    given one is invalid, the command exits with status 2.
+    The options are ``-c`` and ``--dsn``; without them, the environment variable
+    :data:`DSN_VARIABLE` is used. The command exits with status 2 if both options are
+    given, if there is neither an option nor the variable, or if the value is invalid.
     """
     return _source_options(command, required=True)
 
@@ -80,7 +81,7 @@ def source_options(command: _Command) -> _Command:
 def optional_source_options(command: _Command) -> _Command:
     """Add the same options as :func:`source_options`, but as optional ones.
 
-    Without them, ``settings`` is ``None``.
+    Without them and without the environment variable, ``settings`` is ``None``.
     """
     return _source_options(command, required=False)
 

@@ -1,8 +1,8 @@
 """Handling of announced positions, new epochs and ranges dropped from a full queue.
 
-Theory of operation: for each item, a ``plan_*`` function of
+Theory of operation: for a position or a dropped range, a ``plan_*`` function of
 :mod:`synapse_replication.streams.catchup` decides what to do, and an
-:class:`AnnouncementHandler` executes the plan.
+:class:`AnnouncementHandler` executes the plan. For an epoch, the handler decides.
 """
 
 from __future__ import annotations
@@ -165,11 +165,12 @@ class AnnouncementHandler:
             run.add_claim(item.implausible_upto)
 
     async def handle_epoch(self, link: Link, item: NewEpoch) -> None:
-        """Fetch all rows in a writer's memory if rows of another epoch may exist here.
+        """Fetch all rows in a writer's memory if the delivered rows may be obsolete.
 
-        If the epoch of the delivered rows is unknown, the writer may have restarted
-        since. An unfinished batch is fetched, too: its remaining rows may never arrive.
-        If no row has been received, only record the epoch.
+        They are obsolete if they belong to another epoch; if their epoch is unknown,
+        the writer may have restarted since. An unfinished batch is fetched, too: its
+        remaining rows may never arrive. If no row has been received, only record the
+        epoch.
         """
         instance_name, epoch = item.instance_name, item.epoch
         if link.is_lost or self._catch_ups.epochs.is_present(instance_name, epoch):

@@ -1,8 +1,8 @@
 """Sorting of a writer's batches: which to deliver, and which to fetch instead.
 
 Theory of operation: a :class:`BatchSorter` receives batches in order of arrival and
-decides about each. It has no side effects: its caller discards, delivers and fetches
-rows accordingly.
+decides about each. It only decides: its caller discards, delivers and fetches rows
+accordingly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class BatchSorter:
     """Sorter of the complete batches of one writer.
 
     :ivar position: the token up to which batches are late.
-    :ivar missed_above: the token above which late rows have not been delivered.
+    :ivar missed_above: the token above which no row has been delivered. It is below
+        ``position`` if that position was reached without a row.
     :ivar fetch_from: the token above which rows must be fetched before any later rows
         are delivered; ``None`` if no rows must be fetched.
     :ivar deliverable: the batches to deliver, with typed rows.

@@ -11,9 +11,8 @@ twice.
 
 A position that a writer reports is a *claim* until the source confirms it: a claim
 above the source's last token is refuted. If a position advances without rows, the range
-is recorded (:mod:`~synapse_replication.handlers.receiving.silent_moves`) unless the
-options disable reverting, so that the position can be reverted if the claim proves
-false later.
+is recorded (:mod:`~synapse_replication.handlers.receiving.silent_moves`), so that the
+position can be reverted if the claim proves false later. The options can disable this.
 
 A catch-up that is not running has exactly one step in the queue or one scheduled retry.
 If its link is lost, the catch-up is abandoned together with the writer's state, so that
@@ -224,8 +223,8 @@ class CatchUpRunner:
     def _limit_rewind(self, instance_name: str, run: CatchUpState) -> None:
         """Do not rewind below rows that were delivered since the rewind was planned.
 
-        The host may have fetched and delivered rows by itself, before it delivered
-        another writer's position that makes these rows visible to users.
+        The host's sink may have fetched and delivered such rows by itself: it does so
+        when another writer's position would otherwise make them visible to users first.
         """
         if run.restart_token is None or self._context.description.resettable:
             return
@@ -276,10 +275,11 @@ class CatchUpRunner:
         return self._silent.start_of(instance_name, current)
 
     def start_to_check(self, instance_name: str) -> int:
-        """Return the token above which to query the source if a position is confirmed.
+        """Return the token above which to query the source about the current position.
 
-        This is the position itself if a row reached it, if it was checked recently, if
-        the stream is resettable, or if positions are never reverted.
+        The query is made when the writer announces the same position again. The token
+        is the position itself if a row reached it, if it was checked recently, if the
+        stream is resettable, or if positions are never reverted.
         """
         current = self._context.stream.current_token(instance_name)
         reverts = self._context.options.reverts_positions

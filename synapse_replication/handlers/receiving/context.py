@@ -19,7 +19,7 @@ __all__ = ["ReceiverOptions", "StreamContext"]
 
 @attrs.frozen
 class ReceiverOptions:
-    """The bounds of a received stream.
+    """The limits and retry settings of a received stream.
 
     :ivar max_queue_size: the largest size of its queue, and of an unfinished batch, in
         bytes; rows beyond it are dropped and fetched later.

@@ -69,7 +69,7 @@ class RowDecoder:
         """Decode fetched values one at a time.
 
         An invalid row, for instance from a peer of another version, is skipped and
-        reported. It is not retried, because the stream would never advance past it.
+        reported. If it were retried, the stream would never advance past it.
         """
         rows: list[Any] = []
         for value in values:

@@ -4,9 +4,10 @@ Theory of operation: rows in the queue can be fetched again, so for each writer 
 link, rows and POSITION commands are merged into one range of tokens. Of the positions
 that a writer reported through the extension, the latest is retained, because it may
 reveal rows that never arrived. Of the reported epochs, the latest is retained, too. An
-epoch supersedes the rows before it. If these end in an unfinished batch, or one of them
-was unreadable, that fact and their lowest position are retained. Steps of catch-ups and
-the removed writers that were found are retained unchanged.
+epoch supersedes the range before it. If that range ends in an unfinished batch, or one
+of its rows was unreadable, a range without tokens remains: it marks the next batch as
+incomplete, and retains the lowest position of the dropped POSITION commands. Steps of
+catch-ups and the removed writers that were found are retained unchanged.
 
 See docs/failure-modes.rst: failure-invalidation-flood.
 """

@@ -1,4 +1,4 @@
-"""Requests for rows to a writer's backlog, made before the database is queried.
+"""Fetching of rows from a writer's backlog, before the database is queried.
 
 Theory of operation: a writer whose epoch is known speaks the extension, so the rows are
 requested from its backlog first. The writer serves only rows of that epoch, so that
@@ -60,8 +60,8 @@ class PartialResync:
     ) -> StreamUpdateResult | None:
         """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
-        :return: the page; ``None`` if no request can be made to the writer or it did
-            not return rows.
+        :return: the page; ``None`` if no request can be made to the writer, or if the
+            request failed or made no progress.
         """
         epoch = self._epochs.epoch_of(instance_name)
         now = self._clock.seconds()

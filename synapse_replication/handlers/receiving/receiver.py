@@ -7,20 +7,21 @@ rows that arrived together are decoded together when they are handled.
 The rows of a writer that is *live* on a link are delivered as they arrive. Every fault
 starts a *catch-up* of that writer: a gap before a POSITION, a row that cannot be
 decoded, a batch with a lost row, a failure of the host, or a full queue. During a
-catch-up, arriving rows of the writer are not delivered; they only raise the target. The
-catch-up fetches one page at a time and yields to other work in the queue, so that it
-does not delay other writers of the stream. When the rows up to the target have been
+catch-up, arriving rows above its cursor are not delivered; they only raise the target.
+The catch-up fetches one page at a time and yields to other work in the queue, so that
+it does not delay other writers of the stream. When the rows up to the target have been
 delivered, the writer is live again. A failed attempt is retried, after a delay, from
 the last delivered token. A catch-up is abandoned when its connection is lost, because
 the next POSITION on another connection reveals the gap.
 
-A position beyond the plausible distance of the stream is a claim: the range before it
+A position beyond the plausible distance of the stream is verified: the range before it
 is fetched even if the writer announces that range as empty, so that the source confirms
 or refutes the position. If a row arrives in a range that a position skipped, the
 position was false, and the range is fetched again.
 
 Invariant: a writer's position advances to a token only if all of the writer's rows up
-to that token were delivered, or if a POSITION announced that there are none.
+to that token were delivered, or if a POSITION announced that there are none. The only
+exception is a fetched row that cannot be decoded, which is reported and skipped.
 
 See docs/failure-modes.rst: failure-rows-during-catch-up, failure-position-during-batch.
 """
@@ -162,9 +163,11 @@ class StreamReceiver:
         """Enqueue a position that a writer reported through the extension.
 
         The report is handled after the rows and positions that arrived before it. If
-        this reader is still behind the reported position then, rows were lost.
+        the reader is still behind the reported position when the report is handled, the
+        missing rows are fetched.
 
-        :param is_first: whether the writer has just started.
+        :param is_first: whether the writer has just started, so that missing rows do
+            not count as a gap.
         """
         writer = link.writers.get((self._context.name, instance_name))
         current = self._context.stream.current_token(instance_name)
