@@ -127,7 +127,8 @@ def make_script(lines: Iterable[str], rows: int) -> Iterator[Write]:
 
     :param lines: the commands of the recording.
     :param rows: the minimum number of rows; the last batch is not split.
-    :raises ValueError: if the recording has no rows of the demonstration's streams.
+    :raises ValueError: if the recording has no rows of the demonstration's streams, or
+        has a row that cannot be parsed.
     """
     writes = list(_writes(lines))
     if not writes:

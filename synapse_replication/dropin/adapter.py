@@ -230,7 +230,7 @@ class HostRows:
             )
         end = 0
         while end < token or upto < end:
-            # Each delivery may have advanced this token.
+            # Each delivery may have advanced the token that all writers have reached.
             seen = max(upto, stream.seen_by_all(instance_name, token))
             if end and upto < end and seen == upto:
                 # The id after ``upto`` may be in flight.
@@ -338,7 +338,7 @@ class HostCommands:
         return clearing
 
     def on_federation_ack(self, instance_name: str | None, token: int) -> None:
-        """Record the id up to which the federation sender has sent events."""
+        """Record the token up to which a federation sender has sent."""
         if self._queues_federation:
             self._hs.get_federation_sender().federation_ack(instance_name, token)
 

@@ -1,7 +1,7 @@
 """Log lines that name the replaced parts, written once to the host's log.
 
-The host sets up its log after ``exec`` has replaced the parts. The lines are therefore
-prepared first, and written when the first replaced part is used.
+The host sets up its log after ``synapse-replication exec`` has replaced the parts. The
+lines are therefore prepared first, and written when the first replaced part is used.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Theory of operation: the host spends 25 to 50 µs on starting a background process: a log
 context, metrics, a span. Handling a row takes less time. Therefore, one background
-process of each kind is kept until the host shuts down, without a timer. It does
+process of each kind is kept until the host shuts down; it never times out. It does
 nothing but hold its log context open, in which all work of its kind runs. Most work
 never waits for anything; it then runs in a plain call, without a Deferred.
 """
@@ -110,7 +110,7 @@ class BackgroundProcessPool:
         await make_yieldable(until)
 
     def _continue(self, description: str, work: _Work, rest: Awaitable[None]) -> None:
-        """Continue waiting work, which sets its log context itself when it resumes."""
+        """Run the rest of suspended work, which restores its own log context."""
 
         async def run() -> None:
             error = None

@@ -175,7 +175,10 @@ class _Writers:
         from_token: int,
         upto_token: int,
     ) -> StreamUpdateResult:
-        """Request rows from one writer, without retries, as an :data:`AskBacklog`."""
+        """Request rows from one writer, without retries.
+
+        This method is the ``ask`` of :class:`PartialResync`.
+        """
         if self._client is None:
             self._client = self._make_client()
         asking = self._client.get_backlog(

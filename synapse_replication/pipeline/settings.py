@@ -1,7 +1,7 @@
 """The pipeline's settings of a deployment: its database and its streams.
 
 They come from a ``dsn`` (a libpq connection string) or from the homeserver's
-configuration. The driver reads them and passes them to executors.
+configuration. The Spark driver reads them and passes them to executors.
 """
 
 from __future__ import annotations

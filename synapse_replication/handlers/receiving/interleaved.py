@@ -1,9 +1,9 @@
 """Handling of the rows of several writers that were received together.
 
-Theory of operation: if each row of a slice is a batch of its own, the slice is decoded
-as a whole, the rows of live writers are delivered in order of arrival, and the row
-handler receives the others one at a time. The rows of any other slice are handled
-separately by writer.
+Theory of operation: if each row of a slice is a batch of its own, the greatest token is
+plausible, and all rows are valid, the slice is decoded as a whole, the rows of live
+writers are delivered in order of arrival, and the row handler receives the others one
+at a time. The rows of any other slice are handled separately by writer.
 """
 
 from __future__ import annotations

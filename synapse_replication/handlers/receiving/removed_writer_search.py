@@ -1,9 +1,9 @@
 """The search for removed writers, whose rows no instance announces.
 
 Theory of operation: a stream's source is queried for removed writers when a link comes
-up, when an instance starts, because it may replace a removed writer, and when a writer
-becomes connected.
-The result is added to the stream's queue; see
+up, when a POSITION suggests that its instance has just started, and when the first
+POSITION of a writer on a link has been handled. An instance that has just started may
+replace a removed writer. The result is added to the stream's queue; see
 :mod:`~synapse_replication.handlers.receiving.removed_writers`. Rows that arrive during
 the query are handled without delay.
 """

@@ -1,4 +1,4 @@
-"""Converts rows to formats that other programs read."""
+"""The conversion of rows to JSON lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ __all__ = ["as_json_lines"]
 def as_json_lines(rows: DataFrame) -> DataFrame:
     """Convert each row to a line with a JSON object; ``row`` becomes an array.
 
-    :param rows: rows with any columns; ``row``, if present, contains JSON.
+    :param rows: rows with at least one column other than ``row``; ``row``, if present,
+        contains JSON.
     :return: a frame with the single column ``value``.
     """
     others = [name for name in rows.columns if name != "row"]

@@ -102,7 +102,8 @@ class ArchiveStore:
     def table(self, uri: str) -> DeltaTable | None:
         """Open a table at its newest version; return ``None`` if it does not exist.
 
-        :raises PipelineError: if the store cannot be reached, or the log is damaged.
+        :raises PipelineError: if the store cannot be reached, or the table's log is
+            damaged.
         """
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError

@@ -1,6 +1,6 @@
 """The facts about a deployment that an audit needs: its streams and their progress.
 
-The driver reads them in one read-only transaction.
+The Spark driver reads them in one read-only transaction.
 """
 
 from __future__ import annotations

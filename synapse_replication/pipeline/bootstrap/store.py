@@ -1,7 +1,8 @@
 """Database access for ``pipeline bootstrap``: positions, sequences and tables.
 
-The functions use psycopg2 and block. Only :func:`read_farthest` reads whole tables: a
-table whose index begins with the id in many ranges, any other table in one.
+The functions use psycopg2 and block. Only :func:`read_farthest` reads whole tables. It
+reads a table in many ranges of ids if an index begins with the id, and in a single
+range otherwise.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ and is never rolled back; rows are visible from their commit on, in the order of
 commits; a transaction may have to be retried; the response to a commit may be lost;
 after a failover to a standby a sequence may be behind. A transaction has yield points
 at different simulated times, at which other code may run: before it runs, before it
-commits, and before its response arrives.
+commits inserted rows, and before its response arrives.
 
 The double recognizes the statements of ``storage/`` by their text; any other statement
 is an error.
@@ -253,7 +253,7 @@ class SimulatedDatabase:
             self.sequences[sequence] = max(1, value - ids)
 
     def set_sequence(self, sequence: str, value: int) -> None:
-        """Advance a sequence, as the hint in the startup error advises."""
+        """Advance a sequence, as the hint of a ``SequenceBehindError`` advises."""
         self.sequences[sequence] = max(self.sequences[sequence], value)
 
     def latency(self) -> float:
@@ -376,7 +376,11 @@ class _Transaction:
         self._answer(result)
 
     def _has_conflict(self, cursor: _Cursor) -> bool:
-        """Return whether the transaction had a conflict, and was retried or failed."""
+        """Simulate a conflict with the probability ``retry_chance``.
+
+        :return: whether there was a conflict. In that case, the transaction has been
+            scheduled again, or has failed after the last attempt.
+        """
         database = self._database
         if database.random.random() >= database.retry_chance:
             return False
