@@ -9,6 +9,7 @@ never waits for anything; it then runs in a plain call, without a Deferred.
 
 from __future__ import annotations
 
+import contextvars
 import importlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import CoroutineType, coroutine
@@ -80,16 +81,19 @@ class BackgroundProcessPool:
             return work
         set_context = self._context.set_current_context
         previous = set_context(held[description])
+        # All steps of the work must run in one context, which no other code uses: a
+        # span that the work opens is the current span of that context.
+        context = contextvars.copy_context()
         try:
-            running = _run(func)
-            waiting = running.send(None)
+            running = context.run(_run, func)
+            waiting = context.run(running.send, None)
         except StopIteration:
             self._end(work)
         except Exception as error:  # noqa: BLE001 -- raised in a process of the host
             self._end(work)
             self._fail(description, error)
         else:
-            self._continue(description, work, _resume(running, waiting))
+            self._continue(description, work, _resume(running, waiting, context))
         finally:
             set_context(previous)
         return work
@@ -155,17 +159,20 @@ async def _await(running: Awaitable[Any]) -> None:
 
 @coroutine
 def _resume(
-    running: Coroutine[Any, Any, Any], waiting: Any
+    running: Coroutine[Any, Any, Any], waiting: Any, context: contextvars.Context
 ) -> Generator[Any, Any, None]:
-    """Drive a coroutine that was started by hand and waits for something."""
+    """Drive a coroutine that was started by hand and waits for something.
+
+    :param context: the context in which it was started.
+    """
     try:
         while True:
             try:
                 value = yield waiting
             except BaseException as error:  # noqa: BLE001 -- passed on
-                waiting = running.throw(error)
+                waiting = context.run(running.throw, error)
             else:
-                waiting = running.send(value)
+                waiting = context.run(running.send, value)
     except StopIteration:
         return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -81,6 +82,29 @@ class BackgroundProcessPoolTests(SynchronousTestCase):
         first.callback("first")
         second.errback(KeyError("second"))
         self.assertEqual(results, ["first", ("second",), "third"])
+
+    def test_context_variables(self) -> None:
+        """
+        All steps of a piece of work run in one context, which no other code uses, so
+        that a span that is opened before a wait can be closed after it.
+        """
+        variable: contextvars.ContextVar[str] = contextvars.ContextVar("span")
+        step: Deferred[None] = Deferred()
+        seen: list[str | None] = []
+
+        async def work() -> None:
+            token = variable.set("of the work")
+            await step
+            seen.append(variable.get(None))
+            variable.reset(token)
+
+        self.successResultOf(self.start("a"))
+        self.processes.start("a", work)
+        self.assertIsNone(variable.get(None))
+        step.callback(None)
+        self.assertEqual(seen, ["of the work"])
+        self.assertIsNone(variable.get(None))
+        self.assertEqual(self.failed, [])
 
     def test_log_context(self) -> None:
         """Work runs in the context of its process; the caller keeps its own context."""
