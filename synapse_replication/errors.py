@@ -271,7 +271,7 @@ class CatchUpError(ReplicationError):
 
 
 class HttpCatchUpError(CatchUpError):
-    """The writer did not answer a request for rows, or refused it.
+    """A process did not answer a request for rows or its status, or refused it.
 
     :ivar method: the HTTP method.
     :ivar url: the requested URL, without secrets.

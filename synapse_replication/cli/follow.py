@@ -82,7 +82,7 @@ class ReceivedLine:
 
     :ivar time: the monotonic time of its arrival, in s.
     :ivar channel: the Redis channel; for direct TCP, the server's name.
-    :ivar line: the text of the line, with secrets masked.
+    :ivar line: the text of the line; in USER_IP, the access token is masked.
     :ivar name: the first word of the line.
     :ivar command: the parsed command; ``None`` if the line could not be parsed.
     :ivar error: why the line could not be parsed; empty if it was parsed.
@@ -97,7 +97,7 @@ class ReceivedLine:
 
 
 def parse_line(time: float, channel: str, line: bytes) -> ReceivedLine:
-    """Parse a line, and mask secrets in it."""
+    """Parse a line, and mask the access token in USER_IP."""
     text = line.decode("utf-8", "replace")
     name = text.split(" ", 1)[0]
     command: Command | None = None

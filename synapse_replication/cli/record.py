@@ -1,4 +1,4 @@
-"""``synapse-replication record``: records traffic without sending anything.
+"""``synapse-replication record``: records traffic without publishing anything.
 
 The recordings are an input of the pipeline. They preserve data that no table retains:
 typing, superseded presence, POSITION. No file continues after the loss of a connection:

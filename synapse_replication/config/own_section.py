@@ -110,8 +110,8 @@ class ReceivingSection(StrictSection):
     max_queue_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
         default=8 * 1024 * 1024,
         description="The most bytes of each stream that may be queued for a slow row "
-        "sink, and the most bytes of an unfinished batch; rows beyond this limit are "
-        "dropped and fetched later.",
+        "sink, and the most bytes of an unfinished batch; if there are more, the "
+        "queued rows are dropped and fetched later.",
     )
     max_batch_rows: Annotated[int, Field(ge=100)] = Field(
         default=10_000,

@@ -373,7 +373,11 @@ class ConnectionHandler(Protocol):
     """Receiver of a connection's events and items, such as the command handler."""
 
     def new_connection(self, connection: ReplicationConnection) -> None:
-        """Record that the link is up (SERVER received, or subscription confirmed)."""
+        """Record that the link is up.
+
+        That is, SERVER or, at the server's end, NAME was received, or Redis confirmed
+        the subscription.
+        """
         ...
 
     def received(

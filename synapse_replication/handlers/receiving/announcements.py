@@ -89,7 +89,8 @@ class AnnouncementHandler:
     ) -> None:
         """Catch up if the reader is behind the position that the writer reported.
 
-        A stream is rewound only to a token above which no row was delivered.
+        If the reader is ahead, the stream is rewound only to a token above which no row
+        was delivered. A stream held in memory is fetched from 0 instead.
         """
         if link.is_lost:
             return

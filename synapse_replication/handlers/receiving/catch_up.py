@@ -9,10 +9,11 @@ source or of the host, the step is appended after a delay that doubles with each
 attempt. The cursor advances with every token, so that a retry does not deliver rows
 twice.
 
-A position that a writer reports is a *claim* until the source confirms it: a claim
-above the source's last token is refuted. If a position advances without rows, the range
-is recorded (:mod:`~synapse_replication.handlers.receiving.silent_moves`), so that the
-position can be reverted if the claim proves false later. The options can disable this.
+A position that a writer reports is a *claim* until the source confirms it: a claim too
+far above the source's last token is refuted. If a position advances without rows, the
+range is recorded (:mod:`~synapse_replication.handlers.receiving.silent_moves`), so that
+the position can be reverted if the claim proves false later. The options can disable
+this.
 
 A catch-up that is not running has exactly one step in the queue or one scheduled retry.
 If its link is lost, the catch-up is abandoned together with the writer's state, so that
@@ -224,7 +225,7 @@ class CatchUpRunner:
         """Do not rewind below rows that were delivered since the rewind was planned.
 
         The host's sink may have fetched and delivered such rows by itself: it does so
-        when another writer's position would otherwise make them visible to users first.
+        before it delivers another writer's position that makes them visible to users.
         """
         if run.restart_token is None or self._context.description.resettable:
             return
@@ -339,8 +340,8 @@ class CatchUpRunner:
             context.name, instance_name, run.target, last_token
         )
         context.discard(instance_name, DiscardReason.IMPLAUSIBLE, 1)
-        # Tolerate a small distance: after a failover to a standby, the database's last
-        # token may be slightly too low.
+        # Tolerate the plausible distance: after a failover to a standby, the database's
+        # last token may be too low.
         is_exact = context.description.held_in_memory
         distance = context.options.plausible_distance
         run.refute(last_token, 0 if is_exact else distance)

@@ -22,7 +22,7 @@ class ReceiverOptions:
     """The limits and retry settings of a received stream.
 
     :ivar max_queue_size: the largest size of its queue, and of an unfinished batch, in
-        bytes; rows beyond it are dropped and fetched later.
+        bytes; if it is exceeded, the queued rows are dropped and fetched later.
     :ivar max_batch_rows: the largest number of rows in an unfinished batch; a larger
         batch is dropped, and fetched when it is complete.
     :ivar break_after_rows: the number of rows to handle before yielding to the reactor.

@@ -138,7 +138,7 @@ class RowHandler:
     async def _handle_batches(
         self, writer: LinkedWriter, complete: list[tuple[int, list[bytes]]]
     ) -> None:
-        """Deliver the deliverable batches; schedule a catch-up for the others."""
+        """Deliver the deliverable batches; schedule a catch-up for missing ones."""
         instance_name, run = writer.instance_name, writer.catch_up
         reader = self._catch_ups.reader_position(instance_name)
         sorter = BatchSorter(
