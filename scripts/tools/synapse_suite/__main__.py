@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
-import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from scripts.tools.synapse_suite.databases import open_server
 from scripts.tools.synapse_suite.modules import FULL, SHORT
 from scripts.tools.synapse_suite.report import show
 from scripts.tools.synapse_suite.run import Comparison, Suite
@@ -23,11 +22,6 @@ from scripts.tools.synapse_suite.source import (
     find_modules,
     unpack,
 )
-from synapse_replication.testing.servers import PrivatePostgres
-
-_MEMORY = Path("/dev/shm")
-#: The maximum size of the databases of a few modules, in bytes.
-_MEMORY_NEEDED = 2 << 30
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -89,9 +83,6 @@ def suite(
         results = folder or Path(private) / "results"
         results.mkdir(parents=True, exist_ok=True)
         options = ("--except", excepted) if excepted else ()
-        server = _server().start()
-        # Use an absolute path, because the tests run in another folder.
-        tests = Suite(unpacked, results.resolve(), server.dsn(), options, resume)
         comparisons: list[Comparison] = []
         # Run one process per module, so that a run can be resumed.
         modules = dict.fromkeys(
@@ -99,9 +90,9 @@ def suite(
             for each in names or (SHORT if short else FULL)
             for name in ([each] if short else find_modules(unpacked, each))
         )
-        with contextlib.ExitStack() as stack:
-            stack.callback(server.stop)
-            pool = stack.enter_context(ThreadPoolExecutor(jobs))
+        with open_server() as server, ThreadPoolExecutor(jobs) as pool:
+            # Use an absolute path, because the tests run in another folder.
+            tests = Suite(unpacked, results.resolve(), server.dsn(), options, resume)
             for done in pool.map(tests.compare, modules):
                 comparisons.append(done)
                 console.print(
@@ -110,19 +101,6 @@ def suite(
                 )
         show(Console(), version, comparisons)
     sys.exit(0 if all(done.is_good for done in comparisons) else 1)
-
-
-def _server() -> PrivatePostgres:
-    """Return a server with its data in memory, or on disk if memory is short.
-
-    Each test creates a database, which is faster in memory.
-    """
-    parent = None
-    if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_NEEDED:
-        parent = _MEMORY
-    # Connections that tests leave open would delay the end of each test by half a
-    # minute, because its database cannot be dropped while they are open.
-    return PrivatePostgres(settings={"idle_session_timeout": "7s"}, parent=parent)
 
 
 if __name__ == "__main__":
