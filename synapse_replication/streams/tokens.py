@@ -2,8 +2,8 @@
 
 A :class:`MultiWriterStreamToken` divides a stream in two: it is a vector clock with one
 position per writer. A :class:`PersistedPosition` is the position of one row. The two
-are separate types because they differ in their order: a row is before or after a
-token, while tokens are only partially ordered and have a maximum and a minimum.
+are separate types because they are compared differently: a row is either covered by a
+token or after it, whereas of two tokens, each may cover rows that the other does not.
 
 See docs/failure-modes.rst: failure-entry-below-minimum.
 """
@@ -35,7 +35,7 @@ class PersistedPosition:
     """The position of a row: its writer and its id.
 
     :ivar instance_name: the writer.
-    :ivar stream: the id, as a distance from zero.
+    :ivar stream: the absolute value of the id, which is negative in some streams.
     """
 
     instance_name: str
@@ -85,7 +85,8 @@ class MultiWriterStreamToken:
 
         :param name_of: returns the name of an instance by its number; raises
             :exc:`LookupError` if the number is not known.
-        :raises TokenError: if the text is not a token.
+        :raises TokenError: if the text is not a token, or the number of an instance is
+            not known.
         """
         if not text.startswith("m"):
             return cls(_to_id(text, text))
@@ -109,8 +110,9 @@ class MultiWriterStreamToken:
         return cls(_to_id(text, minimum), positions)
 
     def to_string(self, id_of: Callable[[str], int]) -> str:
-        """Return the text form: ``m<min>~<instance>.<position>...`` or a number.
+        """Return the text form: ``m<min>~<instance>.<position>...``.
 
+        If no writer is beyond the minimum, the text form is the minimum alone.
         :param id_of: returns the number of an instance by its name.
         """
         if not self.instance_map:
@@ -124,7 +126,11 @@ class MultiWriterStreamToken:
     def from_positions(
         cls, persisted_upto: int, positions: Mapping[str, int]
     ) -> MultiWriterStreamToken:
-        """Return the token of an id generator's positions (distances from zero)."""
+        """Return the token for an id generator's state; ids are absolute values.
+
+        :param persisted_upto: the minimum.
+        :param positions: the writers' positions.
+        """
         return cls(persisted_upto, positions)
 
     def get_stream_pos_for_instance(self, instance_name: str | None) -> int:
@@ -206,7 +212,7 @@ def is_stream_position_in_range(
     :param low: ``None`` for no lower bound.
     :param high: ``None`` for no upper bound.
     :param instance_name: the row's writer, if known.
-    :param position: the row's id, as a distance from zero.
+    :param position: the absolute value of the row's id.
     """
     if low and position <= low.get_stream_pos_for_instance(instance_name):
         return False

@@ -44,7 +44,8 @@ __all__ = [
     "ReplicationStreamProtocolFactory",
 ]
 
-#: The delay before the first reconnection attempt, and the longest delay, in s.
+#: The delay before the first reconnection attempt, and the longest delay, in s. Jitter
+#: shortens each of them.
 INITIAL_DELAY: Final = 0.5
 MAX_DELAY: Final = 5.0
 #: Default limit of a listener's simultaneous connections.
@@ -62,7 +63,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
     stop the port first, then wait for :meth:`close_connections`.
 
     :param limit: the limit of lines buffered for a peer that reads too slowly.
-    :param extension: speaks the extension with peers that do; ``None`` to disable it.
+    :param extension: handles the extension; ``None`` to disable it.
     :param max_connections: the limit of simultaneous connections. At the limit, the
         oldest connection on which no NAME has arrived is closed to make room for a new
         one; if there is none, the new connection is refused.
@@ -163,18 +164,19 @@ class DirectTcpReplicationClientFactory(ClientFactory):
     """Client factory that reconnects until :meth:`stop`.
 
     Pass it to the reactor's ``connectTCP``, ``connectSSL`` or ``connectUNIX``, or
-    call :meth:`connect` with any stream endpoint. Each factory can be used only once.
+    call :meth:`connect` with any stream endpoint. A factory connects to one server, and
+    cannot be used again after :meth:`stop`.
 
     The delay between attempts grows to 5 s. It is reset only when a link is lost that
-    was established (SERVER was received) and that neither end closed with ERROR, so
-    that a server that accepts connections and then closes them is not flooded with
-    attempts.
+    was established (SERVER was received with the expected name), unless the server sent
+    ERROR or violated the protocol. A server that closes every connection with ERROR, or
+    before it has sent SERVER, is therefore not flooded with attempts.
 
     :param client_name: the name of this instance.
     :param jitter: returns a number from 0 to 1, which shortens each delay by up to
         half, so that many clients of one server do not reconnect at the same moment.
     :param limit: the limit of lines buffered for a server that reads too slowly.
-    :param extension: speaks the extension if the server does; ``None`` to disable it.
+    :param extension: handles the extension; ``None`` to disable it.
     """
 
     noisy = False
@@ -302,4 +304,4 @@ class DirectTcpReplicationClientFactory(ClientFactory):
 
 
 def _do_nothing() -> None:
-    """Do nothing: the callback is not set yet."""
+    """Do nothing, until the first attempt replaces this callback."""

@@ -8,9 +8,10 @@ of the extension arrived between them. The same classes serve plain TCP, TLS and
 sockets.
 
 If this process speaks the extension, its extension handler is notified of the link as
-soon as the peer has declared that it speaks the extension too, before anything that
-arrived later is handled. The client declares this first, in a way that stock servers
-ignore; see :mod:`~synapse_replication.wire.connection`.
+soon as the link is established and the peer has declared that it speaks the extension,
+too. This precedes the handling of the rows and commands in the chunk that contained the
+declaration. The client declares this first, in a way that stock servers ignore; see
+:mod:`~synapse_replication.wire.connection`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ __all__ = [
     "ServerReplicationStreamProtocol",
 ]
 
-#: Time limit for the TLS handshake of a client, in s.
+#: The time that a server waits for the end of a client's TLS handshake, in s.
 HANDSHAKE_TIMEOUT: Final = 10.0
 
 
@@ -84,12 +85,12 @@ class BaseReplicationStreamProtocol(Protocol):
     :param handler: notified when the link comes up and goes down, and of the items
         that arrive on it. PING, NAME, SERVER, ERROR and refused lines are handled by
         this class instead.
-    :param observer: notified of refused lines, and of the number of commands received
-        and sent.
+    :param observer: notified of the link's start and end, refused lines, failures, and
+        the numbers of commands received and sent.
     :param closed: called with this object when the connection has been lost, after all
         other objects were notified.
     :param limit: the limit of lines buffered for a peer that reads too slowly.
-    :param extension: speaks the extension with peers that do; ``None`` to disable it.
+    :param extension: handles the extension; ``None`` to disable it.
     :ivar name: label of the connection in logs and metrics; at a server, the peer's
         NAME as soon as it is received.
     :ivar is_established: whether the link came up and the handler was notified.
@@ -162,7 +163,7 @@ class BaseReplicationStreamProtocol(Protocol):
 
     @override
     def connectionMade(self) -> None:
-        # The transport pauses this object, a streaming producer, if its buffer is full.
+        # A transport whose buffer is full pauses this object, a streaming producer.
         self._transport.registerProducer(self, True)
         # Lines are already batched here; Nagle's algorithm would only add latency.
         if (set_no_delay := getattr(self.transport, "setTcpNoDelay", None)) is not None:
@@ -237,8 +238,8 @@ class BaseReplicationStreamProtocol(Protocol):
         try:
             self.send_lines(COUNTED_AS, [LINE_PREFIX + each for each in payloads])
         except LineTooLongError as error:
-            # A message about hundreds of streams can be longer than a line may be; its
-            # length was checked only against the larger limit for Redis.
+            # A message about hundreds of streams can be longer than a line may be:
+            # encode_message() does not limit its length.
             self._observer.failure(f"reporting positions to {self.name}", error)
 
     def close_with_error(self, text: str) -> None:
@@ -308,7 +309,8 @@ class BaseReplicationStreamProtocol(Protocol):
         return PingCommand(" ".join([str(self._clock.time_msec()), *marks]))
 
     def _flush(self) -> None:
-        # write() may call pauseProducing(), after which data_to_send() returns nothing.
+        # write() may call pauseProducing(), after which data_to_send() returns nothing,
+        # unless the connection is closing.
         while data := self._connection.data_to_send():
             self._transport.write(data)
         if (

@@ -37,7 +37,8 @@ class PrivateAuthority:
 
     :param folder: the folder to which ``NAME.crt`` and ``NAME.key`` are written.
     :param name: the name of the authority.
-    :param issuer: the issuing authority; ``None`` for a root.
+    :param issuer: the authority that issues this authority's certificate; ``None`` to
+        sign it with its own key.
     :ivar certificate: the path of the authority's own certificate.
     """
 

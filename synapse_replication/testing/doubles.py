@@ -1,8 +1,9 @@
 """In-memory doubles of the interfaces, on one clock that the test advances.
 
-Nothing here happens by itself: time passes when the test calls
-``host.reactor.advance``, and a :class:`SourceStream` that is *held* answers when the
-test calls its ``answer``. The test therefore determines the order of all events.
+Nothing here happens by itself: time passes only when the test calls
+``host.reactor.advance``. A :class:`SourceStream` or :class:`RecordingSink` that is
+*held* responds only when the test calls one of its methods (``answer``, ``release``,
+...). The test therefore determines the order of all events.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ __all__ = [
     "receive_lines",
 ]
 
-#: The wall-clock time at which every test begins, in ms since the Unix epoch.
+#: The wall-clock time of a new :class:`MemoryHost`, in ms since 1970.
 EPOCH_MS = 1_700_000_000_000
 
 
@@ -63,7 +64,8 @@ class MemoryConnection:
     :ivar sent: the lines since the last :meth:`take`, as text, in order.
     :ivar writes: the number of lines of each successful call of ``send_lines``.
     :ivar closed_with: the arguments of the calls of ``close_with_error``.
-    :ivar is_behind: whether long pages must wait.
+    :ivar is_behind: whether the connection claims to be behind, so that pages of rows
+        must wait. Set by the test.
     :ivar broken: if set, the exception that every send raises.
     """
 
@@ -121,14 +123,14 @@ class _Request:
 
 
 class SourceStream:
-    """A stream with its writers' positions, and the store that all processes share.
+    """A stream, and the committed rows of all its writers, in memory.
 
     :param instance_name: the name of this process.
-    :param page_rows: the maximum number of rows in a page. A page may exceed it,
-        because the rows of a token are never split.
+    :param page_rows: the number of rows after which a page ends. A page may contain
+        more, because the rows of one token are never split.
     :ivar is_held: whether answers wait for :meth:`answer`, :meth:`answer_with` or
         :meth:`fail`.
-    :ivar is_guess: whether to report local updates even if there are none.
+    :ivar is_guess: whether :meth:`has_local_updates` always returns true.
     :ivar requests: (writer, from_token, upto_token) of each request.
     :ivar local_token: the position that this process may announce; :meth:`persist`
         advances it for rows of this process.
@@ -171,7 +173,7 @@ class SourceStream:
     # -- a Stream ---------------------------------------------------------------------
 
     def current_token(self, instance_name: str) -> int:
-        """Return the position of a writer."""
+        """Return the position up to which a writer's rows were delivered."""
         return self._positions.get(instance_name, 0)
 
     def minimal_local_current_token(self) -> int:
@@ -179,7 +181,10 @@ class SourceStream:
         return self.local_token
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
-        """Return whether this process wrote rows in ``(from_token, upto_token]``."""
+        """Return whether this process wrote rows in ``(from_token, upto_token]``.
+
+        If ``is_guess`` is set, return true, even if there are no such rows.
+        """
         return self.is_guess or any(
             from_token < token <= upto_token
             for token, _ in self._rows.get(self.instance_name, ())
@@ -196,7 +201,7 @@ class SourceStream:
     def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> Deferred[StreamUpdateResult]:
-        """Return the rows of a writer in ``(from_token, upto_token]``."""
+        """Request a page of a writer's rows in ``(from_token, upto_token]``."""
         self.requests.append((instance_name, from_token, upto_token))
         request = _Request(instance_name, from_token, upto_token, Deferred())
         self._waiting.append(request)
@@ -215,7 +220,7 @@ class SourceStream:
             self.local_token = max(self.local_token, token)
 
     def forget(self, instance_name: str) -> None:
-        """Remove a writer's rows, as when its process restarts."""
+        """Remove a writer's rows, as its restart does for a stream held in memory."""
         self._rows.pop(instance_name, None)
 
     @property
@@ -224,7 +229,7 @@ class SourceStream:
         return len(self._waiting)
 
     def answer(self) -> None:
-        """Answer the oldest request with one page of the store's current rows."""
+        """Answer the oldest request with one page of the rows that exist now."""
         request = self._waiting.pop(0)
         page: list[tuple[int, JsonValue]] = []
         upto, last = request.upto_token, None
@@ -256,7 +261,8 @@ class RecordingSink:
     :ivar rows: (stream, writer, token, rows) in order of arrival.
     :ivar positions: (stream, writer, token) in order of arrival.
     :ivar epochs: the saved epochs, by (stream, writer).
-    :ivar begun: (stream, writer, epoch, the writer's position), in order of arrival.
+    :ivar begun: (stream, writer, epoch, position) of each call of :meth:`on_epoch`; the
+        position is that of the writer in the stream at that time.
     :ivar failures: the exceptions that the next calls of ``on_rdata``, ``on_position``
         and ``on_epoch`` raise, in order; ``None`` for a call without an exception.
     :ivar is_held: whether calls wait for :meth:`release`.
@@ -275,7 +281,7 @@ class RecordingSink:
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> Awaitable[None] | None:
-        """Record rows, and advance the stream."""
+        """Record rows, and advance the writer's position unless it would decrease."""
 
         def apply() -> None:
             self.rows.append((stream_name, instance_name, token, rows))
@@ -363,13 +369,13 @@ class StreamSet:
 
 
 class MemoryHost:
-    """A host whose clock is :attr:`reactor`.
+    """A host without I/O, whose time is that of :attr:`reactor`.
 
     It implements :class:`~synapse_replication.handlers.interfaces.ReplicationHost`.
 
     :param written: the names of the streams that this process writes.
     :ivar reactor: the clock that the test advances.
-    :ivar observer: records the events, and the failures of background processes.
+    :ivar observer: records the events, including the failures of background tasks.
     """
 
     def __init__(
@@ -397,7 +403,7 @@ class MemoryHost:
 def receive_lines(
     handler: ConnectionHandler, connection: MemoryConnection, *lines: str
 ) -> None:
-    """Deliver lines to a handler as one chunk, through the parser of real links."""
+    """Parse lines as one chunk, as links do, and pass the items to a handler."""
     handler.received(connection, read_lines([line.encode() for line in lines]))
 
 

@@ -1,4 +1,4 @@
-"""Hooks without events, for a host whose process has no observers."""
+"""Hooks that receive no events, for tests and benchmarks that do not use hooks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The process of a private server: start, kill, freeze and restart.
 
-All functions block; see :mod:`synapse_replication.testing.servers`.
+The methods of a server block; see :mod:`synapse_replication.testing.servers`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ __all__ = ["PrivateServer", "die_with_parent", "free_port", "is_binary", "wheel_
 START_TIMEOUT = 30.0
 STOP_TIMEOUT = 15.0
 
-#: The lowest port of a private server, and the number of ports that are tried.
+#: The lowest port that is chosen at random for a private server, and the maximum number
+#: of such ports that are tried.
 LOWEST_PORT = 10_000
 MAX_PORT_ATTEMPTS = 100
 
@@ -44,9 +45,9 @@ def free_port() -> int:
     """Return a TCP port of the loopback interface that is currently unused.
 
     If possible, return a port that the kernel does not assign to outgoing connections,
-    so that the port remains unused until the caller's server listens on it.
+    so that no such connection takes it before the caller's server listens on it.
 
-    :raises ServerStartError: if no port is free.
+    :raises ServerStartError: if no attempt finds a free port.
     """
     first, last = _outgoing_ports()
     below, above = range(LOWEST_PORT, first), range(last + 1, 65536)
@@ -56,7 +57,7 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return int(probe.getsockname()[1])
-    raise ServerStartError("every TCP port of 127.0.0.1 is in use; stop some servers")
+    raise ServerStartError("no free TCP port found on 127.0.0.1; stop some servers")
 
 
 def _outgoing_ports() -> tuple[int, int]:
@@ -64,7 +65,7 @@ def _outgoing_ports() -> tuple[int, int]:
     try:
         first, last = _PORT_RANGE.read_text().split()
     except OSError:
-        # The system is not Linux: assume the range that IANA assigned.
+        # Not Linux, or /proc is not readable: assume the range that IANA assigned.
         return 49152, 65535
     return int(first), int(last)
 
@@ -114,8 +115,8 @@ class PrivateServer:
 
     #: The kind of server, for messages and the names of folders.
     kind = ""
-    #: The signal that stops the server cleanly, and the signal that the server receives
-    #: if its parent dies.
+    #: The signal that stops the server cleanly, and the signal that the kernel sends to
+    #: the server when the thread that started it ends.
     stop_signal = signal.SIGTERM
     orphan_signal = signal.SIGKILL
 
@@ -191,7 +192,7 @@ class PrivateServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C must reach only the launcher, which stops the server cleanly.
+                # Ctrl-C must reach only this process, which stops the server cleanly.
                 start_new_session=True,
                 preexec_fn=die_with_parent(self.orphan_signal),
                 **self._popen_options(),
@@ -218,7 +219,7 @@ class PrivateServer:
         process, self._process = self._process, None
         if process is None:
             return
-        # A frozen process does not handle signals, except for SIGKILL.
+        # While it is frozen, a process handles only SIGCONT and SIGKILL.
         process.send_signal(signal.SIGCONT)
         process.send_signal(signal_number)
         try:

@@ -43,13 +43,13 @@ class RecordingCommands:
         )
 
     def on_clear_user_sync(self, instance_id: str) -> Awaitable[None] | None:
-        """Record that no user syncs with a process any more."""
+        """Record that no user syncs with an instance any more."""
         return self._call("on_clear_user_sync", instance_id)
 
     def on_federation_ack(
         self, instance_name: str | None, token: int
     ) -> Awaitable[None] | None:
-        """Record the id up to which the federation sender has sent events."""
+        """Record the token up to which a federation sender has sent."""
         return self._call("on_federation_ack", instance_name, token)
 
     def on_user_ip(
@@ -96,9 +96,9 @@ class RecordingCommands:
     def on_invalidate_cache(
         self, cache_func: str, keys: list[Any] | None
     ) -> Awaitable[None] | None:
-        """Record a request to invalidate an entry of a cache.
+        """Record a request to invalidate one entry, or all entries, of a cache.
 
-        :param keys: the entry; ``None`` for all entries.
+        :param keys: the key of the entry; ``None`` for all entries.
         """
         return self._call("on_invalidate_cache", cache_func, keys)
 

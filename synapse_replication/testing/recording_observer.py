@@ -24,16 +24,18 @@ __all__ = ["RecordingObserver"]
 class RecordingObserver(ReplicationObserver):
     """Records events.
 
-    :ivar discards: numbers of rows and positions, by (stream, writer, reason).
-    :ivar failures: (description, error) of failed background tasks.
+    :ivar discards: numbers of discarded rows, positions and commands, by (stream or
+        command, writer, reason).
+    :ivar failures: (description, error) of each reported failure.
     :ivar refused: the errors of refused lines.
-    :ivar processes: the descriptions of the background processes, in order.
-    :ivar open_processes: the number of running background processes.
+    :ivar processes: the descriptions of the background tasks, in order.
+    :ivar open_processes: the number of running background tasks.
     :ivar catch_ups: the catch-up events, in order: one each time that a catch-up
         starts, resumes or is retried.
-    :ivar pages: (rows, upto_token) of each page of a catch-up.
+    :ivar pages: (number of rows, upto_token) of each page of the catch-ups.
     :ivar catch_up_failures: (event, error, attempt, retry_in) of each failed attempt.
-    :ivar connected: (connection, stream, writer) of each stream that became live.
+    :ivar connected: (connection, stream, writer) each time that a writer of a stream
+        became live.
     :ivar resets: (stream, writer, from_token, to_token) of each reset.
     :ivar removed_found: (stream, writer, from_token, upto_token) of each removed writer
         with missing rows.
@@ -46,7 +48,7 @@ class RecordingObserver(ReplicationObserver):
     :ivar extra: numbers of rows with unknown additional fields, by stream.
     :ivar sending_failures: (stream, error) of each failure to send rows.
     :ivar connections: the number of links.
-    :ivar resyncs: numbers of catch-ups, by (stream, writer, kind).
+    :ivar resyncs: numbers of completed or failed catch-ups, by (stream, writer, kind).
     :ivar backlog_answers: (stream, writer, error or ``None``) of each request for rows
         of a backlog.
     :ivar gaps: (stream, writer, from_token, upto_token) of each gap.
@@ -54,11 +56,12 @@ class RecordingObserver(ReplicationObserver):
     :ivar duplicates: (name, locations) of each duplicate instance.
     :ivar unknown: the number of unknown fields in messages of the extension.
     :ivar unavailable: (feature, reason) of each unavailable feature.
-    :ivar heartbeats: the heartbeats of peers.
-    :ivar drops: numbers of dropped commands, by (command, reason).
-    :ivar refuted: (stream, writer, token, last_token) of false positions.
-    :ivar ahead: (stream, writer, position, announced) where this process was ahead of
-        the writer.
+    :ivar heartbeats: the hellos, heartbeats and goodbyes of peers.
+    :ivar drops: numbers of commands that were never sent, by (command, reason).
+    :ivar refuted: (stream, writer, token, last_token) of each announced position that
+        does not exist.
+    :ivar ahead: (stream, writer, position, announced) each time that this process was
+        found to be ahead of a writer.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """A private Sentinel, and a replica that it can promote, for tests.
 
-All functions block; see :mod:`synapse_replication.testing.servers`.
+The methods of a server block; see :mod:`synapse_replication.testing.servers`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ def private_replica(
 ) -> PrivateRedis:
     """Return a Redis server, not yet started, that replicates ``master``.
 
-    :param tls: the files of both servers, if they are to replicate over TLS.
+    :param tls: if set, replicate over TLS; both servers use these files.
     """
     settings = {
         "replicaof": f"{master.host} {master.tls_port if tls else master.port}",
-        # Load the master's data without a file, because the replica is empty.
+        # Load the master's data from the connection, without an intermediate file. This
+        # is safe, because the replica has no data that a failed transfer could lose.
         "repl-diskless-load": "on-empty-db",
     }
     if tls is not None:
@@ -49,7 +50,7 @@ class PrivateSentinel(PrivateServer):
     """A single Sentinel that fails over one master quickly.
 
     :param master: the monitored server, which must be running.
-    :param name: the name of the master.
+    :param name: the name by which clients ask the Sentinel for the master.
     :param password: the password that clients of the Sentinel need.
     :param down_after: the time without a reply after which the master counts as down,
         in s.
@@ -118,7 +119,7 @@ class PrivateSentinel(PrivateServer):
         if self._tls is not None:
             self.tls_port = free_port()
             lines += ["tls-replication yes", *tls_lines(self.tls_port, self._tls)]
-        # Sentinel rewrites its own configuration file.
+        # Sentinel saves its state in this file, so it must be able to write to it.
         (self.directory / "sentinel.conf").write_text("\n".join(lines) + "\n")
 
     def _command(self) -> list[str]:

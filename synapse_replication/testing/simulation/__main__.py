@@ -31,7 +31,12 @@ def _read_range(context: object, parameter: object, value: str | None) -> range 
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--seeds", callback=_read_range, metavar="FIRST:END", help="Run a range.")
+@click.option(
+    "--seeds",
+    callback=_read_range,
+    metavar="FIRST:END",
+    help="Run the seeds from FIRST to END - 1.  [default: 0:200]",
+)
 @click.option("--seed", type=int, help="Run one seed.")
 @click.option(
     "-v",

@@ -1,8 +1,8 @@
 """A double of Redis on simulated connections, with the commands that replication uses.
 
-Each subscriber receives the messages of one publisher in order; the messages of
-different publishers interleave as the network delivers them. A subscriber that does not
-read its messages is disconnected, as by ``client-output-buffer-limit``.
+Each subscriber receives the messages of each publisher in the order in which they were
+published; messages of different publishers interleave as they arrive at the broker. A
+subscriber that reads too slowly is disconnected, as by ``client-output-buffer-limit``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ Garbler = Callable[[str, bytes], bytes]
 class SimulatedBroker:
     """The broker: channels, and the sessions of its clients.
 
-    :param published: called with (process, line) for each message on the main channel,
-        before its delivery.
-    :ivar delivers: called with (process, line) for each delivery of a published message
-        to a subscriber; the line that it returns is delivered.
+    :param published: called with (publisher, line) for each message on the main
+        channel, before its delivery.
+    :ivar delivers: called with (subscriber, line) for each delivery of a published
+        message; the line that it returns is delivered instead.
     :ivar auth_stalls: whether AUTH is left unanswered.
     :ivar auth_fails: whether AUTH is refused.
-    :ivar buffer_limit: the bytes in flight above which a subscriber is disconnected.
+    :ivar buffer_limit: the number of bytes in flight to a subscriber above which it is
+        disconnected.
     :ivar messages: the number of messages on the main channel.
     :ivar extension_messages: the number of messages on other channels.
     :ivar kills: the number of subscribers disconnected because of ``buffer_limit``.
@@ -83,12 +84,12 @@ class SimulatedBroker:
         return killed
 
     def ended(self, session: _Session) -> None:
-        """Remove a session."""
+        """Remove a session, whose connection is closed."""
         if session in self._sessions:
             self._sessions.remove(session)
 
     def publish(self, sender: Connection, channel: bytes, line: bytes) -> int:
-        """Send a message to all subscribers, and return their number."""
+        """Send a message to the subscribers of a channel, and return their number."""
         if b"/" in channel:
             self.extension_messages += 1
         else:
