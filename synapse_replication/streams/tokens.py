@@ -113,6 +113,7 @@ class MultiWriterStreamToken:
         """Return the text form: ``m<min>~<instance>.<position>...``.
 
         If no writer is beyond the minimum, the text form is the minimum alone.
+
         :param id_of: returns the number of an instance by its name.
         """
         if not self.instance_map:

@@ -16,7 +16,7 @@ _due = methodcaller("getTime")
 
 
 class TooManyCallsError(Exception):
-    """The simulation made more calls than any run needs: probably an endless loop."""
+    """A run made more scheduled calls than allowed: probably an endless loop."""
 
 
 class SimulatedClock(Clock):
@@ -53,7 +53,7 @@ class SimulatedClock(Clock):
     def run_until(self, when: float) -> None:
         """Make all calls that are due up to ``when``, each at its time.
 
-        :raises TooManyCallsError: if there are more than :attr:`MAX_CALLS`.
+        :raises TooManyCallsError: if the run has made more than :attr:`MAX_CALLS`.
         """
         calls = self.calls
         while calls and calls[0].getTime() <= when:

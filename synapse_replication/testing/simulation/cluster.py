@@ -107,7 +107,8 @@ class Cluster:
 
     def retains_rows(self, name: str) -> bool:
         """Return whether a process retains delivered rows across a crash."""
-        # A homeserver resumes at the position of its database.
+        # A process of a homeserver retains no delivered rows: it resumes at the
+        # position that it reads from the database.
         return PROCESSES[name] and not self.shares_tokens
 
     def make_reactor(self, name: str) -> Any:

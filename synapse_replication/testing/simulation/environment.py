@@ -37,12 +37,12 @@ class Environment(Protocol):
     Implemented by :class:`~synapse_replication.testing.simulation.cluster.Cluster`.
 
     :ivar processes: the running processes, by name.
-    :ivar writers: the writers of each stream, by its name.
+    :ivar writers: the configured writers of each stream, by its name.
     :ivar speak_extension: the names of the processes that use the extension.
-    :ivar shares_tokens: whether the processes simulate those of a homeserver. There, a
-        writer's token states that the rows of all writers up to it are persisted. If
-        not, the processes simulate those of the stand-alone host.
-    :ivar sink_failure_chance: the probability that a sink rejects rows.
+    :ivar shares_tokens: true if the processes simulate those of a homeserver, in which
+        a writer's token states that the rows of all writers up to it are persisted;
+        false if the processes simulate those of the stand-alone host.
+    :ivar sink_failure_chance: the probability that a sink rejects rows or an epoch.
     :ivar slow_sink_chance: the probability that a sink is slow.
     :ivar http_failure_chance: the probability that a request to a process fails.
     """
@@ -64,12 +64,12 @@ class Environment(Protocol):
 
     @property
     def writers(self) -> Mapping[str, Sequence[str]]:
-        """The declared writers of each stream."""
+        """The configured writers of each stream, by its name."""
         ...
 
     @property
     def processes(self) -> Mapping[str, Neighbour]:
-        """The processes by name."""
+        """The running processes, by name."""
         ...
 
     def trace(self, text: str) -> None:
@@ -90,7 +90,7 @@ class Environment(Protocol):
         ...
 
     def begin_epoch(self, name: str, positions: dict[tuple[str, str], int]) -> Reader:
-        """Record a new epoch of a process, which resumes from its saved state."""
+        """Record a new epoch of a process that resumes at these positions."""
         ...
 
     def run(self, what: str, coroutine: Coroutine[Any, Any, None]) -> None:

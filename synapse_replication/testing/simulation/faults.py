@@ -35,8 +35,8 @@ class Faults:
     :param cluster: the cluster.
     :param seed: determines the plan.
     :param start: the time in s at which faults may begin.
-    :param until: the time in s at which all faults end.
-    :ivar ended: whether all faults have ended.
+    :param until: the time in s at which :meth:`end` is called.
+    :ivar ended: whether :meth:`end` was called.
     """
 
     def __init__(self, cluster: Cluster, seed: int, start: float, until: float) -> None:
@@ -46,7 +46,7 @@ class Faults:
         self._garble_chance = 0.0
         self._armed: dict[tuple[str, str], Callable[[], object]] = {}
         #: The (subscriber, stream, writer) triples for which a row's token was made
-        #: unreadable, until a later row ends a batch.
+        #: unreadable, until the subscriber is sent a later row that ends a batch.
         self.unread: dict[tuple[str, str, str], bool] = {}
         self.ended = False
         # Use a separate random generator, so that lies do not change the other faults.
@@ -108,7 +108,10 @@ class Faults:
         return delay
 
     def end(self) -> None:
-        """End all faults, and start the servers and processes that are down."""
+        """End the faults, and start the servers and processes that are down.
+
+        Half-open connections remain until the processes detect them; sinks remain slow.
+        """
         cluster = self._cluster
         cluster.trace("the faults are over")
         self.ended = True
@@ -128,7 +131,7 @@ class Faults:
         for name in PROCESSES:
             cluster.start(name)
 
-    # -- kinds of faults: each method causes a fault, and returns its description -----
+    # -- kinds of faults: a method that returns a string causes and describes a fault --
 
     def _crash(self) -> str:
         name = self._random.choice(list(PROCESSES))
@@ -150,7 +153,7 @@ class Faults:
     def _outrun(self) -> str:
         """Restart the writer of the stream in memory while a reader is cut off.
 
-        The new tokens of the writer then exceed the reader's position.
+        The new tokens of the writer may then exceed the reader's position.
         """
         cluster, random = self._cluster, self._random
         call_later = cluster.clock.callLater
@@ -252,7 +255,8 @@ class Faults:
             return "already down"
         database.stop()
         behind = self._random.choice([0, 0, 32])
-        return f"for {self._later(self._start_database, behind):.1f} s, -{behind}"
+        seconds = self._later(self._start_database, behind)
+        return f"for {seconds:.1f} s; the sequences lose {behind} ids"
 
     def _start_database(self, behind: int) -> None:
         if not self._cluster.database.is_up:
@@ -301,7 +305,7 @@ class Faults:
             act = self._armed.get(("between rows", name))
             at = data.find(b" batch ")
             if act is not None and at >= 0 and connection.is_open:
-                # Only the first row of the batch arrives.
+                # The data up to the first row of the batch arrives, and no more.
                 connection.up.write(data[: data.index(b"]\r\n", at) + 3])
                 connection.up.end()
                 self._reach("between rows", name)

@@ -2,9 +2,10 @@
 
 In a homeserver, every process has an id generator for each stream. The token that the
 generator returns for a writer covers the position up to which all writers have
-persisted their rows. The POSITION of one writer can therefore advance another writer's
-token past a row that this process missed. The id generators, and the drop-in's classes
-between these doubles and the command handler, are real.
+persisted their rows, even those that this process has not received. The POSITION of one
+writer can therefore advance another writer's token past a row that this process missed.
+The id generators, and the drop-in's classes between these doubles and the command
+handler, are real.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ class HomeserverStream:
         self.ids = ids
 
     def current_token(self, instance_name: str) -> int:
-        """Return a writer's token, which covers the rows persisted by all writers."""
+        """Return a writer's token; see the module's docstring."""
         if self.ids is None:
             return self.stream.current_token(instance_name)
         return self.ids.get_current_token_for_writer(instance_name)
 
     def minimal_local_current_token(self) -> int:
-        """Return the greatest finished id of this process that may be announced."""
+        """Return the position that this process may announce for its own rows."""
         if self.ids is None:
             return self.stream.current_token(self._instance_name)
         return self.ids.get_minimal_local_current_token()
@@ -65,7 +66,7 @@ class HomeserverStream:
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> tuple[Sequence[tuple[int, JsonValue]], int, bool]:
-        """Return a page of rows, its last token, and whether it ends early."""
+        """Return a page of rows, its last token, and whether more pages follow."""
         page = await self.stream.get_updates_since(
             instance_name, from_token, upto_token
         )
@@ -85,7 +86,11 @@ class _Sink(Protocol):
 
 
 class _DataHandler:
-    """A homeserver's data handler, which updates its caches first, then its ids."""
+    """The double of a homeserver's data handler.
+
+    As a homeserver updates its caches before it advances its ids, this class awaits the
+    sink before it advances the stream.
+    """
 
     def __init__(
         self,
@@ -130,8 +135,9 @@ def make_rows(
 
     :param sink: receives rows and positions before the homeserver's ids advance.
     :param streams: the streams by name.
-    :param shows: called with the name of a stream and the token up to which the
-        homeserver's users have seen everything, whenever that token may have changed.
+    :param shows: called with the name of a stream and the token up to which this
+        process treats it as complete, whenever that token may have changed. A user who
+        syncs up to the token never receives an earlier row that was missing.
     :param clock: the clock of the process.
     """
     handler = _DataHandler(sink, streams, shows)

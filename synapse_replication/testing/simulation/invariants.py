@@ -1,4 +1,4 @@
-"""The invariants that must hold at all times, under all faults: the :class:`Ledger`.
+"""The invariants that must hold during a simulation, checked by the :class:`Ledger`.
 
 For each stream in tables, each writer, and each epoch of each reader:
 
@@ -6,13 +6,16 @@ For each stream in tables, each writer, and each epoch of each reader:
   all of its rows (idempotent streams: at least once);
 - a position advances past a token only if the token's rows were delivered, and no row
   is committed at or below a position that a process has reached or announced;
-- a homeserver never shows a stream as seen up to a token before all rows that other
-  writers committed up to that token were delivered;
+- a homeserver never treats a stream as complete up to a token before all rows that
+  other writers committed up to that token were delivered;
 - a POSITION on the wire never declares a range to be empty that contains a committed
   row.
 
 For a stream in memory: no row is delivered after a newer row of the same key. (At the
-end, the cluster checks that every reader has the newest row of each key.)
+end, the cluster compares each reader's newest row of each key with the writer's.)
+
+A reader that received a false position, or whose database was set back, is *doubted*:
+it may skip rows, which are then *owed* to it, or *excused* if it cannot know of them.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ class SimulatedRow:
     """A row of every simulated stream.
 
     :ivar row_id: a unique number.
-    :ivar key: for a stream in memory: its writer's epoch, a colon, and the key.
+    :ivar key: the writer's epoch, a colon, and the key; used only by streams in memory.
     """
 
     row_id: int
@@ -48,7 +51,7 @@ class _Written:
 
     tokens: list[int] = attrs.Factory(list)
     rows: dict[int, list[int]] = attrs.Factory(dict)
-    #: The newest token that the writer announced on the wire.
+    #: The greatest token that the writer announced in a POSITION.
     announced: int = 0
 
     def next_after(self, token: int) -> int | None:
@@ -72,11 +75,11 @@ class Reader:
     :ivar epochs: the writer's epoch of each view.
     :ivar hidden_resets: streams in memory whose writer restarted without the reader
         being able to detect it (a stock peer announces no epoch).
-    :ivar delivered: the greatest delivered token; a position below it would cause
-        duplicates.
+    :ivar delivered: the greatest delivered token, by (stream, writer). If the reader
+        rewound to a lower position, rows would be delivered again.
     :ivar owed: tokens that the reader skipped because of a false position, and whose
         rows must still be delivered.
-    :ivar found: each writer's newest token in the table at the start.
+    :ivar found: each writer's greatest committed token when this epoch began.
     :ivar excused: tokens that are no longer owed: their rows may be delivered, but need
         not be.
     """
@@ -100,15 +103,15 @@ class Ledger:
     :param idempotent: the names of the idempotent streams.
     :param in_memory: the names of the streams in memory.
     :param trace: called with a text for each event.
-    :ivar violations: all raised violations, even if a caller caught them.
+    :ivar violations: the texts of all violations, even of those that a caller caught.
     :ivar committed_rows: the number of committed rows.
-    :ivar applied_rows: the number of rows delivered in all processes.
-    :ivar doubted: the (reader, stream, writer) triples whose position may be false,
-        because it was forged or the database has lost it.
-    :ivar forged: forged rows that may be delivered, by (stream, writer, token).
-    :ivar excused_rows: the number of rows that may be missing: a false position hid
-        them from a reader that was disconnected before the position was corrected, or
-        they are below a forged row.
+    :ivar applied_rows: the number of rows delivered to all processes.
+    :ivar doubted: the (reader, stream, writer) triples for which a plausible false
+        position was announced. After :meth:`doubt_all`, all triples count as doubted.
+    :ivar forged: the forged row ids that may be delivered, by (stream, writer, token).
+    :ivar excused_rows: the number of tokens whose rows may be missing: a false position
+        hid them from a reader that was disconnected before the position was corrected,
+        or they are not above a token that was delivered already.
     """
 
     def __init__(
@@ -152,7 +155,7 @@ class Ledger:
         """Record a commit.
 
         :raises ViolationError: if the writer or a reader is already at or beyond
-            ``token``.
+            ``token``, and its position is not doubted.
         """
         self._trace(f"commit {stream} {writer} {token}: {len(rows)} rows")
         written = self.written(stream, writer)
@@ -182,7 +185,7 @@ class Ledger:
                 )
 
     def cut_off(self, name: str) -> None:
-        """Record that a process has crashed or lost its link.
+        """Excuse the rows owed to a process that is or was disconnected.
 
         While the process is disconnected, the rows that a false position hides from it
         are announced to others. When the process reconnects, the writer may have
@@ -206,9 +209,9 @@ class Ledger:
         return self._all_are_doubted or (reader.name, *key) in self.doubted
 
     def _owe(self, reader: Reader, key: _Key, token: int) -> None:
-        """Record that a reader skipped a row that must still be delivered to it."""
+        """Record that a doubted reader skipped the rows of a token."""
         if token <= reader.delivered.get(key, 0):
-            # The row is below a forged row.
+            # A greater token, such as that of a forged row, was delivered already.
             self.excused_rows += 1
         else:
             reader.owed.setdefault(key, set()).add(token)
@@ -264,8 +267,8 @@ class Ledger:
     ) -> None:
         """Record rows that were delivered to a process.
 
-        :raises ViolationError: if the writer did not commit these rows, or they are not
-            its next rows (in an idempotent stream, they may be late).
+        :raises ViolationError: if the rows were neither committed nor forged, or if
+            they are not the next ones (in an idempotent stream, they may be late).
         """
         self._trace(f"{reader.name} gets {stream} {writer} {token}: {len(rows)} rows")
         self.applied_rows += len(rows)
@@ -277,7 +280,7 @@ class Ledger:
         written = self.written(stream, writer)
         expected = written.rows.get(token)
         forged = self.forged.get((stream, writer, token), ())
-        # A forged row may also have ended an incomplete batch.
+        # Check only the last row: a forged row may have ended a batch of real rows.
         if rows and rows[-1].row_id in forged:
             self._accept_forged(reader, key, token)
             return
@@ -336,8 +339,8 @@ class Ledger:
     def position(self, reader: Reader, stream: str, writer: str, token: int) -> None:
         """Record a position that was delivered to a process.
 
-        :raises ViolationError: if it is beyond rows that were not delivered, or below
-            rows of a stream that is not idempotent which were delivered.
+        :raises ViolationError: if rows at or below it were not delivered, or if rows
+            above it were delivered and the stream is not idempotent.
         """
         self._trace(f"{reader.name} is at {token} of {stream} of {writer}")
         key = stream, writer
@@ -365,10 +368,10 @@ class Ledger:
         self._passes(reader, key, token)
 
     def shown(self, reader: Reader, stream: str, token: int) -> None:
-        """Check the token up to which a homeserver shows a stream as seen.
+        """Check the token up to which a homeserver treats a stream as complete.
 
         :raises ViolationError: if a row at or below the token was not delivered: users
-            who sync from this token on would never see the row.
+            who sync from this token on would never receive the row.
         """
         if stream in self._in_memory or stream in self._idempotent:
             return
@@ -441,7 +444,7 @@ class Ledger:
                 token = written.next_after(reader.positions.get((stream, writer), 0))
                 if token is not None:
                     lacks.append(
-                        f"{reader.name} lacks {token} of {stream} of {writer}, it is "
+                        f"{reader.name} lacks {token} of {stream} of {writer}; it is "
                         f"at {reader.positions.get((stream, writer), 0)}"
                     )
         return lacks

@@ -31,7 +31,8 @@ __all__ = ["FAR", "Liar", "LieForm"]
 
 #: A position far beyond every plausible one.
 FAR = 2**62
-#: Plausible false positions are less than this distance beyond the real one.
+#: A plausible false position is less than this distance above the last id of the
+#: stream's sequence or, for a stream in memory, above the real position.
 NEAR = 40
 #: An instance that is not declared as a writer of any stream.
 UNDECLARED = "zz"
@@ -64,9 +65,10 @@ class Liar:
         form = random.choice(list(LieForm))
         speakers = cluster.speak_extension & set(cluster.processes)
         is_far = random.random() < 0.5
-        # For an idempotent stream, a false position near the real one cannot be
-        # detected afterwards. For a stream in memory, it remains in effect until the
-        # writer announces a greater one, which stock peers rarely do.
+        # Do not lie where no reader could recover. For an idempotent stream, a false
+        # position near the real one cannot be detected afterwards. For a stream in
+        # memory, it remains in effect until the writer announces a greater one, which
+        # stock peers rarely do.
         tables = [table.name for table in TABLES if is_far or table.name != CACHES]
         streams = tables if form is LieForm.ROW else [*tables, MEMORY_STREAM]
         if not is_far and cluster.speak_extension < set(PROCESSES):

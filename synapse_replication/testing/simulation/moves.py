@@ -3,8 +3,9 @@
 Theory of operation: a plan is derived from a seed. Each move changes the writers of one
 stream: it replaces a writer, restores the previous writers, adds a writer or removes
 one. The instances concerned are stopped cleanly or killed, the configuration changes,
-and they are restarted. During a move, each reader continues to run, or is killed and
-restarts some seconds later, with or without its saved state.
+and these instances are restarted; in a homeserver, all instances are concerned.
+Otherwise, each reader continues to run during the move, or is killed and restarts some
+seconds later, with or without its saved state.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The network between processes and the broker: unreliable TCP connections.
 
-Each direction of a connection is a :class:`Pipe`: bytes arrive late, in order, and in
-pieces that do not depend on how they were written. A pipe may be *cut*: then it accepts
-bytes and delivers none, without any notification (a half-open connection).
+Each direction of a connection is a :class:`Pipe`: bytes arrive late and in order, but
+writes may be joined or split on arrival. A pipe may be *cut*: then it accepts bytes and
+delivers none, without any notification (a half-open connection).
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Pipe:
 
     :param latency: returns the latency in s for each write.
     :param splitting: how writes are split on arrival.
-    :param deliver: called with the bytes.
-    :param at_end: called once all bytes before :meth:`end` were delivered.
-    :ivar in_flight: the number of bytes that were written but not delivered.
+    :param deliver: called with the bytes that arrive.
+    :param at_end: called when the end arrives, after all bytes before :meth:`end`.
+    :ivar in_flight: the number of bytes that were written and have not arrived.
     :ivar is_cut: whether to accept bytes without delivering them.
     """
 
@@ -107,13 +107,13 @@ class Pipe:
         self._is_closed = False
 
     def write(self, data: bytes) -> None:
-        """Deliver bytes after all earlier ones."""
+        """Send bytes, which arrive after all earlier ones, unless the pipe is cut."""
         if not self._is_closed and not self.is_cut:
             self.in_flight += len(data)
             self._put(data)
 
     def end(self) -> None:
-        """Deliver the end of the connection after all bytes."""
+        """Send the end of the connection; nothing can be sent after it."""
         if not self._is_closed and not self.is_cut:
             self._put(None)
         self._is_closed = True
@@ -287,7 +287,7 @@ class Connection:
             self._client_lost(why)
 
     def process_died(self) -> None:
-        """Close the client's end as the kernel does, without a notification."""
+        """Close the client's end as the kernel does; the protocol is not notified."""
         if self.is_open:
             self.is_open = False
             # Bytes of this epoch must not arrive after those of the next one.
@@ -387,7 +387,7 @@ class SimulatedNetwork:
         role: str,
         lost: Callable[[Failure], object],
     ) -> Connection:
-        """Open a connection to the broker; for the arguments, see Connection."""
+        """Open a connection; see :class:`Connection` for the parameters."""
         assert self.broker_session is not None
         connection = Connection(
             self, reactor, protocol, self.broker_session, role, lost

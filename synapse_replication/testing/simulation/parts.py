@@ -33,7 +33,8 @@ MEMORY_STREAM = "typing"
 #: An idempotent stream in a table; a writer announces only its own rows' positions.
 CACHES = "caches"
 
-#: The processes by name, and whether a process saves delivered rows with its positions.
+#: The processes by name, and whether each saves the rows that are delivered to it,
+#: together with its positions.
 PROCESSES: Mapping[str, bool] = {
     "main": False,
     "writer1": False,
@@ -43,7 +44,7 @@ PROCESSES: Mapping[str, bool] = {
 }
 
 
-#: The processes that write one or more streams.
+#: The processes that may be configured as writers.
 WRITERS = ("main", "writer1", "writer2")
 
 

@@ -1,8 +1,8 @@
 """A simulated process: the real code on doubles of its environment.
 
-The id generators, the streams, the command handler, the streamer, the data handler, the
-Redis link with its two connections, and the wire code are real. Time, network, Redis,
-PostgreSQL and the HTTP requests for rows in memory are doubles.
+The id generators, the command handler, the streamer, the Redis link and the wire code
+are real; so are the streams and the data handler, except in a simulated homeserver.
+Time, the network, Redis, PostgreSQL and the HTTP requests for rows are doubles.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ __all__ = ["Process"]
 class Process:
     """One epoch of a process, from start to crash.
 
-    :param cluster: the resources that the process shares with others.
+    :param cluster: the resources that the processes share.
     :param name: the instance name.
     :param saved: the saved state, which the process loads and updates.
     """
@@ -177,7 +177,7 @@ class Process:
                 cluster.database.set_sequence(error.sequence_name, error.value)
 
     def _begin_epoch(self) -> None:
-        """Record the initial positions in the ledger, and save them."""
+        """Record the initial positions in the ledger, and save those that can be."""
         cluster = self.cluster
         positions = {
             (stream, writer): self._token_at_start(stream, writer)
@@ -312,7 +312,7 @@ class Process:
         *,
         is_new: bool,
     ) -> None:
-        """Skip the removed writers that this process need not drain."""
+        """Skip the rows of removed writers that this process need not drain."""
         survey = await finder.survey()
         found = {} if is_new else finder.select(survey)
         for writer in survey.absent - found.keys():

@@ -102,7 +102,7 @@ class SimulatedConnector:
         self._attempt += 1
 
     def getDestination(self) -> None:
-        """Return no address: the network has one broker."""
+        """Return ``None``: every connection leads to the broker."""
 
     def _decide(self, attempt: int) -> None:
         if attempt != self._attempt:

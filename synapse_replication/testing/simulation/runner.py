@@ -29,9 +29,11 @@ __all__ = ["LIVENESS_SECONDS", "Result", "Run", "simulate"]
 
 #: The time in s at which traffic and faults begin.
 BEGIN = 2.0
-#: The time in s at which faults end. In the 2 s before, no further write is scheduled.
+#: The time in s at which faults end. In the 2 s before, no further write is scheduled,
+#: except those that are part of a fault.
 END = 17.0
-#: The time in s within which every published message arrives.
+#: The shortest time in s from :data:`END` to the check of the positions, in which
+#: messages in flight arrive, unless a fault had slowed down their connection.
 ARRIVAL_SECONDS = 2.0
 #: The shortest time in s between the last move of a stream and the end of faults.
 _LAST_MOVE = 3.0
@@ -43,9 +45,9 @@ ANNOUNCE_SECONDS = 20.0
 #: a ping every 5 s with a timeout of 5 s, and a second half-open connection may be
 #: detected only after the first was replaced.
 NOTICE_SECONDS = 24.0
-#: The time in s during which an idle cluster must send no messages.
+#: The time in s during which an idle cluster must send no messages on the main channel.
 IDLE_SECONDS = 5.0
-#: The number of allowed catch-ups beyond those that disconnections explain.
+#: The number of allowed catch-ups of each process beyond those that events explain.
 ALLOWANCE = 10
 
 
@@ -78,12 +80,13 @@ def simulate(
     parts: Parts | None = None,
     trace_to: Callable[[float, str], object] | None = None,
 ) -> Result:
-    """Run the cluster of a seed to its end, or to the first violation.
+    """Run the cluster of a seed to its end, or to the first violation or other error.
 
     :param parts: classes to use instead of the real ones, to check that bugs are found.
     :param trace_to: called with (time, text) for each event.
     """
-    # Exclude existing objects, which do not belong to this seed, from collections.
+    # Exclude existing objects, which do not belong to this seed, from the garbage
+    # collection.
     gc.freeze()
     with _unhandled_errors() as unhandled:
         result = _simulate(Run(seed, parts, trace_to), seed)
@@ -178,7 +181,7 @@ class Run:
         for name in PROCESSES:
             cluster.clock.callLater(self._random.random(), cluster.start, name)
         cluster.clock.callLater(BEGIN, self._write)
-        # The last lie may arrive after all positions have agreed.
+        # Wait: a lie that is still in flight could arrive after all positions agreed.
         self._go_until(END + ARRIVAL_SECONDS)
         self._wait_for_agreement()
         self._check_idle()
@@ -223,11 +226,11 @@ class Run:
         self.agreed_after = cluster.clock.rightNow - END
 
     def _nudge(self) -> None:
-        """Let a writer write if its last row was unreadable, or a lie was about it.
+        """Let those writers write again whose readers may need another row.
 
         A reader that receives a row with an unreadable token does not know what to
-        fetch until it receives the next row. If a reader is ahead of its writer, the
-        sequence is first advanced to the reader's position.
+        fetch until it receives the next row of the writer. If a reader is ahead of a
+        writer, the sequence is first advanced to the reader's position.
         """
         cluster, lied_about = self.cluster, self._faults.liar.lied_about
         for _, stream, writer in list(self._faults.unread):
@@ -248,8 +251,9 @@ class Run:
     def _announce(self) -> None:
         """Let every process announce its positions, as when a new process connects.
 
-        Stock peers announce them at no other time. To a reader that accepted a forged
-        row, the writer's next rows look old; only this announcement reveals the error.
+        Stock peers announce unchanged positions at no other time. To a reader that
+        accepted a forged row, the writer's next rows look old; only this announcement
+        reveals the error.
         """
         for name, process in self.cluster.processes.items():
             self.cluster.counts.announcements[name] += 1

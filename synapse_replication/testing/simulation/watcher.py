@@ -24,15 +24,16 @@ __all__ = ["Counts", "Watcher"]
 class Counts:
     """Numbers of events in one simulation.
 
-    :ivar writes: performed writes.
+    :ivar writes: attempted writes.
     :ivar starts: starts, by process.
     :ivar subscriptions: established subscriptions, by process.
-    :ivar announcements: repeated announcements of all positions of a process, because
-        publishes were lost.
-    :ivar catch_ups: started catch-ups, by process, without pages and retries.
-    :ivar garbled: messages that were garbled in transit.
+    :ivar announcements: repeated announcements of all positions, by process: after lost
+        publishes, and at the end of a run if the positions do not agree.
+    :ivar catch_ups: started catch-ups, by process; one that resumes after a page, or is
+        retried, is not counted again.
+    :ivar garbled: rows that were made unreadable in transit.
     :ivar sink_failures: batches and epochs that a sink rejected.
-    :ivar collapses: discards of rows whose writer was catching up.
+    :ivar collapses: discards of rows because a catch-up would fetch them.
     :ivar faults: faults, by kind.
     :ivar partial_resyncs: pages from the backlog of a writer.
     :ivar moves: changes of a stream's writers, by kind.
@@ -40,7 +41,8 @@ class Counts:
     :ivar drained_rows: delivered rows of removed writers.
     :ivar refuted: positions that were found to be false.
     :ivar fallbacks: resets of a position to a lower one.
-    :ivar repairs: sequences that the operator advanced.
+    :ivar repairs: sequences that the runner advanced, as an operator would, because a
+        reader was ahead of its writer.
     :ivar hidden_resets: restarts of the writer of the stream in memory that a reader
         could not detect, as ``READER-EPOCH``.
     """
@@ -71,8 +73,8 @@ class Watcher(ReplicationObserver):
     :param counts: the counters to update.
     :param trace: called with a text for each event.
     :param unexpected: called with failures that no fault explains.
-    :param cut_off: called when the process connects or loses its subscription, because
-        it may have missed messages.
+    :param cut_off: called with ``name`` when the process obtains or loses its
+        subscription, because it may have missed messages.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class LedgerTests(SynchronousTestCase):
         self.ledger.announced("events", "w", 5, 9)
         self.assertEqual(self.ledger.violations, [])
         lacks = self.ledger.missing()
-        self.assertEqual(lacks, ["r lacks 2 of caches of w, it is at 1"])
+        self.assertEqual(lacks, ["r lacks 2 of caches of w; it is at 1"])
 
     def test_lost(self) -> None:
         """A skipped token is a violation."""
