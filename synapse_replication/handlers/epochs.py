@@ -37,8 +37,10 @@ MAX_STALE = 8
 #: The largest number of changes of an instance's epoch in a burst. Each change costs a
 #: catch-up of all streams that the instance holds in memory.
 MAX_CHANGES = 5
-#: The interval at which further changes are allowed after a burst, in s.
-CHANGE_EVERY = 10.0
+#: The interval at which further changes are allowed after a burst, in s. It is shorter
+#: than the start of a homeserver, so that a process which fails and restarts again and
+#: again is not mistaken for several processes.
+CHANGE_EVERY = 3.0
 #: A message with a stale epoch that arrives this long after the change, in s, was not
 #: delayed: its process is still running.
 SETTLED_AFTER = 1.0

@@ -260,6 +260,10 @@ class ReplicationExtension:
         if status is EpochStatus.DUPLICATE:
             if kind is not MessageType.GOODBYE:
                 self._report_duplicate(message, "")
+            if kind is MessageType.HELLO:
+                # The process may instead have restarted too often. It must know this
+                # epoch, or it would fetch streams held in memory twice.
+                self._schedule_answer(is_new=False)
             return
         if message.follows is not None and connection.is_direct:
             self._handler.send_only(connection, message.follows)

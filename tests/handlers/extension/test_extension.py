@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from synapse_replication import __version__
+from synapse_replication.handlers.epochs import CHANGE_EVERY, MAX_CHANGES
 from synapse_replication.handlers.observer import PeerHeartbeat, Resync
 from synapse_replication.testing.doubles import MemoryConnection
 from tests.handlers.extended import Bus, ExtensionProcess
@@ -205,6 +206,19 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.answers() - before, 1)
         self.bus.advance(0.5)
         self.assertEqual(self.answers() - before, 1)
+
+    def test_frequent_restarts_are_answered(self) -> None:
+        """
+        The hello of a peer that restarts so often that it looks like several processes
+        is answered without delay, too: the peer must know the writer's epoch before a
+        position of a stream held in memory arrives.
+        """
+        for number in range(3 * MAX_CHANGES):
+            self.bus.advance(CHANGE_EVERY / 2)
+            before = self.answers()
+            self.inject(type="hello", instance="x", epoch=f"epoch-{number}")
+            self.assertEqual(self.answers() - before, 1, number)
+        self.assertTrue(self.writer.observer.duplicates)
 
     def answers(self) -> int:
         """Return how many heartbeats the writer has sent."""
