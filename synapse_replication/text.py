@@ -11,7 +11,10 @@ def counted(count: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape control characters, so that a peer's text cannot control a terminal."""
+    """Escape unprintable characters, so that text of a peer cannot control a terminal.
+
+    The result is one line.
+    """
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

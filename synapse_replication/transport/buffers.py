@@ -33,7 +33,7 @@ class TransportBuffers:
 
 
 class ReadSize:
-    """Controller that increases a transport's read size while its peer sends much.
+    """Controller that increases a transport's read size while reads fill it.
 
     Each read has a fixed cost for every stream whose rows it contains, so larger reads
     are cheaper under load; on an idle link they would only waste memory. A TLS
@@ -62,7 +62,7 @@ def read_buffers(transport: Any) -> TransportBuffers:
         # A TLS transport wraps the transport that has the file descriptor.
         transport = transport.transport
     return TransportBuffers(
-        # Twisted has no public attributes for these.
+        # Twisted has no public attributes for the sizes of its send buffers.
         len(getattr(transport, "dataBuffer", b""))
         - getattr(transport, "offset", 0)
         + getattr(transport, "_tempDataLen", 0),

@@ -20,9 +20,10 @@ STEPS = 6
 
 
 class Timeout:
-    """A delayed call that a step of the clock does not cause to fire early.
+    """A delayed call that tolerates steps of the clock.
 
-    Use it in the reactor's thread only.
+    A step can make the call early by a sixth of the delay at most. Use this class in
+    the reactor's thread only.
 
     :param seconds: the delay, in s.
     :param func: the function to call, with ``args``.

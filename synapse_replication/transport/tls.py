@@ -65,7 +65,7 @@ def client_context(
 ) -> Any:
     """Return a connection creator that verifies the server.
 
-    The files are read for each connection.
+    The files are read once by this function, and again for each connection.
 
     :param hostname: the name or address for which the server's certificate must be
         valid.
@@ -93,7 +93,8 @@ class _ReloadingCreator:
     be loaded, for instance because the certificate was replaced before its key, the
     previous context remains in use and a warning is logged for each connection.
 
-    :param read: returns a new context. Errors of the first call are raised.
+    :param read: returns a new context. The constructor calls it and does not catch its
+        errors.
     """
 
     def __init__(self, read: Callable[[], Any]) -> None:
@@ -171,7 +172,7 @@ def server_context(
 
 
 def explain(error: BaseException) -> str:
-    """Return the text of a connection error; for a TLS error, add its meaning."""
+    """Return the text of a connection error, with the meaning of common TLS errors."""
     if isinstance(error, VerificationError):
         wanted = ", ".join(_show(e.mismatched_id) for e in error.errors)
         return (

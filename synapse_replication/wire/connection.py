@@ -14,18 +14,18 @@ States::
          |                                                      ^
          +----------------------close, error--------------------+
 
-A client's end is established when it receives SERVER with the expected name; a server's
-end is established when it receives NAME. Before NAME, a server accepts only PING and
-ERROR. A server also closes the connection when it receives an HTTP request, so a web
-browser that is tricked into connecting cannot make the server act. In ``CLOSING``,
-received data is discarded and nothing more can be enqueued: a connection that was
-closed because of an error is never resumed.
+A lost transport leads from any state to ``CLOSED``. A client's end is established when
+it receives SERVER with the expected name; a server's end, when it receives NAME. Before
+NAME, a server accepts only PING and ERROR. It also closes the connection when it
+receives an HTTP request, so a web browser that is tricked into connecting cannot make
+the server act. In ``CLOSING``, received data is discarded and nothing more can be
+enqueued: a connection that was closed because of an error is never resumed.
 
 Bounds: a line has at most 16384 bytes in either direction. While the transport is
 paused, lines are buffered up to a :class:`PendingLimit` (10,000 lines and 16 MiB by
 default); exceeding it closes the connection. A peer that does not read therefore costs
-at most that much memory, plus the transport's buffer and the one chunk of about 64 KiB
-that overfilled it.
+at most that much memory, plus the transport's buffer and the lines that were sent
+together when the buffer became full.
 
 Extension: a client that speaks the extension adds a mark to the text of its first
 PING; stock servers ignore this text. A server that speaks the extension sends a PING
@@ -360,7 +360,7 @@ class LineConnection:
         return True
 
     def data_to_send(self) -> bytes:
-        """Return about 64 KiB of pending data; in ``CLOSING``, all of it.
+        """Return about 64 KiB of data, but none while paused; in ``CLOSING``, all data.
 
         Call it until it returns nothing; the transport may pause between calls.
         """

@@ -28,9 +28,9 @@ reached it, in ms since 1970. The types are:
     Rows follow on the main channel. ``positions`` contains only their stream, with its
     token before these rows.
 
-Two fields are optional: ``backlog`` is false if the instance does not serve its recent
-rows from memory; ``streams``, in a ``hello`` over direct TCP, contains the names of the
-streams whose rows the instance needs.
+Two more fields may be present: ``backlog`` is false if the instance does not serve its
+recent rows from memory; ``streams``, in a ``hello`` over direct TCP, contains the names
+of the streams whose rows the instance needs, if it does not need all rows.
 
 Over direct TCP, a message is a line, ``REPLICATION_EXT <json>``. It is sent only after
 both ends have declared that they speak the extension; see
@@ -126,7 +126,8 @@ _ROWS: Final = re.compile(
     rb'(?:,"backlog":false)?\}'
     % {b"name": rb"[!#-\[\]-~]", b"number": b"-?(?:0|[1-9][0-9]{0,17})"}
 )
-#: The longest message that is compared with it; the names in it cannot be too long.
+#: The longest message that is matched with ``_ROWS``, in bytes. The names in such a
+#: message are shorter, so their lengths need no check.
 _MAX_ROWS_LENGTH: Final = MAX_NAME_LENGTH
 
 
@@ -264,7 +265,9 @@ def parse_message(payload: bytes) -> ExtensionMessage:
 
 
 def parse_rows_message(payload: bytes) -> tuple[str, str, str, int] | None:
-    """Parse a message of type ``rows``, the most frequent type, in a third of the time.
+    """Parse a message of type ``rows``, the most frequent type.
+
+    This function needs a third of the time of :func:`parse_message`.
 
     :return: the name of the instance, its epoch, the name of the stream and the token;
         ``None`` if :func:`parse_message` is needed.

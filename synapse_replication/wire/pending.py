@@ -55,7 +55,10 @@ class PendingLines:
         self.bytes += len(data)
 
     def take(self, *, everything: bool) -> bytes:
-        """Remove and return about 64 KiB of lines, or all lines."""
+        """Remove and return lines, without splitting the lines of one :meth:`add`.
+
+        :param everything: whether to return all lines; otherwise, stop at 64 KiB.
+        """
         chunks = []
         size = 0
         while self._chunks and (size < WRITE_SIZE or everything):

@@ -136,8 +136,8 @@ ReceivedItem: TypeAlias = RdataRun | InterleavedRun | Command | RefusedLine
 def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
     """Parse lines that arrived together.
 
-    All runs end at every line that is not valid RDATA. Blank lines are skipped.
-    Never raises: for an invalid line, a :class:`RefusedLine` is returned.
+    All runs end at each command other than RDATA, and at each invalid line. Blank lines
+    are skipped. Never raises: for an invalid line, a :class:`RefusedLine` is returned.
 
     :param lines: in the order of arrival, without their ends.
     """

@@ -1,10 +1,10 @@
 """The time limits of a line connection: :class:`TimeLimits`.
 
-Theory of operation: a PING is sent when no line has been sent for 5 s. After the peer's
-first PING, the connection is closed when nothing has arrived for 25 s; a peer that
-never sends PING may be a person using a terminal, so this limit does not apply to it. A
-client waits 10 s for SERVER, so that connecting to a wrong port is reported; a server
-waits 60 s for NAME.
+Theory of operation: a PING is sent when no line has been sent for 5 s, unless the
+transport is paused. After the peer's first PING, the connection is closed when nothing
+has arrived for 25 s; a peer that never sends PING may be a person using a terminal, so
+this limit does not apply to it. A client waits 10 s for SERVER, so that connecting to a
+wrong port is reported; a server waits 60 s for NAME.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NAME_TIMEOUT: Final = 60.0
 #: The shortest delay until the next tick, in s, so that rounding cannot cause a busy
 #: loop.
 _SHORTEST_DELAY: Final = 0.001
-#: If a tick is late by more than this time, in s, the process was suspended or its
-#: clock stepped.
+#: If a tick is late by more than this time, in s, the process was suspended or busy, or
+#: its clock stepped.
 _LATE: Final = 1.0
 
 
@@ -55,9 +55,9 @@ class TimeLimits:
         return now >= self._closing_since + TIMEOUT
 
     def forgive_late_tick(self, now: float) -> None:
-        """Extend the limits by the time for which this process was suspended.
+        """If a tick is late, extend the limits by the time by which it is late.
 
-        Data that the peer sent in the meantime has not been read yet.
+        This process did not run: data that the peer sent has not been read yet.
         """
         late = now - self._tick_due
         if late > _LATE:

@@ -48,7 +48,7 @@ def find_tls(data: bytes) -> RemoteProtocolError | None:
 
 
 def find_http(lines: Iterable[bytes]) -> RemoteProtocolError | None:
-    """Return an error if one of the lines is an HTTP request line."""
+    """Return an error if one of the lines looks like an HTTP request line."""
     return http_error() if any(b" HTTP/1." in line for line in lines) else None
 
 
@@ -73,5 +73,5 @@ def http_error() -> RemoteProtocolError:
 
 
 def no_name_error() -> RemoteProtocolError:
-    """Return the error for a client whose first command is not NAME."""
+    """Return the error for a command that a client must not send before NAME."""
     return RemoteProtocolError("send NAME first: it identifies the connection")

@@ -82,7 +82,7 @@ class Command(abc.ABC):
     def to_line(self) -> str:
         """Return the part of the line after the command's name and the space.
 
-        :raises LocalProtocolError: if a field cannot be represented in a line.
+        :raises LocalProtocolError: if a field cannot be encoded as JSON.
         """
 
     def encode(self) -> bytes:
@@ -111,7 +111,7 @@ class Command(abc.ABC):
 
     @classmethod
     def _words(cls, line: str, count: int) -> list[str]:
-        """Split into ``count`` words; the last one is the remainder of the line."""
+        """Split a line into ``count`` words; the last one is the rest of the line."""
         words = line.split(" ", count - 1)
         if len(words) != count:
             cls._raise_unparsable(f"it has {len(words)} fields, not {count}")

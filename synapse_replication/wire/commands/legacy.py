@@ -45,7 +45,9 @@ class RemovePusherCommand(Command):
 
 @attrs.frozen
 class InvalidateCacheCommand(Command):
-    """Notice that an entry of a cache is stale; only older peers send it.
+    """Notice that an entry of a cache, or the whole cache, is stale.
+
+    Only older peers send it.
 
     :ivar cache_func: the name of the cached function.
     :ivar keys: the entry's key, as JSON values; ``None`` for the whole cache.

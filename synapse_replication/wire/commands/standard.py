@@ -91,7 +91,7 @@ class _WordCommand(_TextCommand):
 
 
 class ServerCommand(_WordCommand):
-    """The server's name: the first line of a TCP connection.
+    """The homeserver's name: the first line that the server's end of a TCP link sends.
 
     :ivar data: the homeserver's name.
     """
@@ -101,9 +101,9 @@ class ServerCommand(_WordCommand):
 
 
 class NameCommand(_TextCommand):
-    """A label for the connection, for display.
+    """The client's name, a label for the connection; the server requires it.
 
-    :ivar data: the name.
+    :ivar data: the name of the client's instance, or another label.
     """
 
     __slots__ = ()
@@ -113,7 +113,8 @@ class NameCommand(_TextCommand):
 class PingCommand(_TextCommand):
     """Keep-alive.
 
-    :ivar data: arbitrary; usually the time in ms since 1970.
+    :ivar data: arbitrary; usually the time in ms since 1970, which the mark of the
+        extension may follow.
     """
 
     __slots__ = ()
@@ -121,7 +122,9 @@ class PingCommand(_TextCommand):
 
 
 class ErrorCommand(_TextCommand):
-    """Report of a protocol violation; the sender then closes the connection.
+    """Report of an error, such as a violation of the protocol or a timeout.
+
+    The sender then closes the connection.
 
     :ivar data: a text for display.
     """
@@ -162,7 +165,10 @@ class CancelTaskCommand(_WordCommand):
 
 @attrs.frozen
 class ReplicateCommand(Command):
-    """Request to every instance for the positions of the streams that it writes."""
+    """Request for the positions of the streams that the receiving instance writes.
+
+    Over Redis, every instance receives it; over direct TCP, only the server.
+    """
 
     NAME: ClassVar[str] = "REPLICATE"
 
