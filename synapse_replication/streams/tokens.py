@@ -149,7 +149,7 @@ class MultiWriterStreamToken:
     def is_before_or_eq(self, other: MultiWriterStreamToken) -> bool:
         """Return whether ``other`` covers every row that this token covers.
 
-        The order is partial: of two tokens, neither may cover the other.
+        The order is partial: there are tokens of which neither covers the other.
         """
         return self.stream <= other.stream and all(
             position <= other.get_stream_pos_for_instance(writer)
@@ -243,7 +243,7 @@ def rows_between(
 
     The condition begins with constant bounds of the id, so that an index can be used.
     Column names are inserted verbatim: they must come from a declaration, never from a
-    request. Ids are positive.
+    request. The ids must be positive.
     """
     parameters: list[int | str] = [low.stream, high.get_max_stream_pos()]
     conditions = [f"{id_column} > %s", f"{id_column} <= %s"]

@@ -52,7 +52,8 @@ MAX_DELAY: Final = 5.0
 MAX_CONNECTIONS: Final = 500
 #: The factor between the delays of successive attempts.
 GROWTH: Final = 1.7
-#: Reasons that do not reset the delay: reconnecting will probably fail again.
+#: Close reasons after which the delay is not reset, because the next link will probably
+#: be closed for the same reason.
 _PROTOCOL_FAILURES: Final = (CloseReason.PEER_ERROR, CloseReason.PROTOCOL_ERROR)
 
 

@@ -1,6 +1,6 @@
 """The process of a private server: start, kill, freeze and restart.
 
-The methods of a server block; see :mod:`synapse_replication.testing.servers`.
+All methods are blocking; see :mod:`synapse_replication.testing.servers`.
 """
 
 from __future__ import annotations

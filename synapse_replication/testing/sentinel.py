@@ -1,6 +1,6 @@
 """A private Sentinel, and a replica that it can promote, for tests.
 
-The methods of a server block; see :mod:`synapse_replication.testing.servers`.
+All methods are blocking; see :mod:`synapse_replication.testing.servers`.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class PrivateSentinel(PrivateServer):
         if self._tls is not None:
             self.tls_port = free_port()
             lines += ["tls-replication yes", *tls_lines(self.tls_port, self._tls)]
-        # Sentinel saves its state in this file, so it must be able to write to it.
+        # Sentinel saves its state in this file, which must therefore be writable.
         (self.directory / "sentinel.conf").write_text("\n".join(lines) + "\n")
 
     def _command(self) -> list[str]:

@@ -4,10 +4,10 @@ Theory of operation: the server's binary, which
 :mod:`~synapse_replication.testing.server_binaries` finds, is started without a wrapper,
 so that the process id of the server is known. The data is in a folder that belongs to
 this server alone, by default under the temporary folder. The server can therefore be
-killed, stopped and restarted with the same data and address. The methods of a server
-block; they are for scripts and the setup of tests. Start all servers in a thread that
-lives as long as they are needed: on Linux, the kernel kills a server when the thread
-that started it ends.
+killed, stopped and restarted with the same data and address. All methods are blocking;
+they are for scripts and the setup of tests. Start each server in a thread that lives as
+long as the server is needed: on Linux, the kernel kills a server when the thread that
+started it ends.
 
 PostgreSQL refuses to run as root; if the caller is root, the server runs as
 ``postgres`` if that user exists, else as ``nobody``. Through the Unix socket, only the

@@ -388,7 +388,7 @@ class LineConnection:
         """Close the connection if a time limit has expired.
 
         If the call is late, the limits are extended: the process may have been
-        suspended, and data that the peer sent in the meantime has not been read yet.
+        suspended, and data that the peer sent in the meantime may be unread.
 
         :return: the delay until the next call, in s.
         """

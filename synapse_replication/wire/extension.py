@@ -30,7 +30,7 @@ reached it, in ms since 1970. The types are:
 
 Two more fields may be present: ``backlog`` is false if the instance does not serve its
 recent rows from memory; ``streams``, in a ``hello`` over direct TCP, contains the names
-of the streams whose rows the instance needs, if it does not need all rows.
+of the streams whose rows the instance needs; without the field, it needs all rows.
 
 Over direct TCP, a message is a line, ``REPLICATION_EXT <json>``. It is sent only after
 both ends have declared that they speak the extension; see

@@ -6,8 +6,8 @@ together and groups the RDATA lines by stream into runs, which are parallel list
 tokens and rows: an :class:`RdataRun` if all rows are from one writer, an
 :class:`InterleavedRun`, with a list of the writers, if they are from several. The rows
 remain JSON text, which is the most compact form for a queue; the consumer of the queue
-decodes them with the row type of their stream. Every other line becomes a
-command, or a :class:`RefusedLine` if it is invalid.
+decodes them with the row type of their stream. Every other line that is not blank
+becomes a command, or a :class:`RefusedLine` if it is invalid.
 
 All rows of a stream remain in order, whichever writer they are from. Every other
 command remains in order with all rows before and after it. Rows of different streams

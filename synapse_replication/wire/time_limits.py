@@ -57,7 +57,7 @@ class TimeLimits:
     def forgive_late_tick(self, now: float) -> None:
         """If a tick is late, extend the limits by the time by which it is late.
 
-        This process did not run: data that the peer sent has not been read yet.
+        Data that the peer sent in the meantime may not have been read yet.
         """
         late = now - self._tick_due
         if late > _LATE:

@@ -63,7 +63,8 @@ def main(seeds: range | None, seed: int | None, verbose: bool, jobs: int) -> Non
         seeds, jobs = range(seed, seed + 1), 1
     if seeds is None:
         seeds = range(200)
-    # Exclude the imported modules from the garbage collection that ends each seed.
+    # As simulate() does for each seed: exclude existing objects from the garbage
+    # collection.
     gc.freeze()
     started = time.monotonic()
     if jobs == 1 or len(seeds) == 1:

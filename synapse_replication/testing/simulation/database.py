@@ -7,7 +7,7 @@ after a failover to a standby a sequence may be behind. A transaction has yield 
 at different simulated times, at which other code may run: before it runs, before it
 commits inserted rows, and before its response arrives.
 
-The double recognizes the statements of ``storage/`` by their text; any other statement
+The double recognises the statements of ``storage/`` by their text; any other statement
 is an error.
 """
 

@@ -1,11 +1,11 @@
 """Doubles of a homeserver's streams and data handler, for the drop-in.
 
 In a homeserver, every process has an id generator for each stream. The token that the
-generator returns for a writer covers the position up to which all writers have
-persisted their rows, even those that this process has not received. The POSITION of one
-writer can therefore advance another writer's token past a row that this process missed.
-The id generators, and the drop-in's classes between these doubles and the command
-handler, are real.
+generator returns for a writer is at least the id up to which all writers have persisted
+their rows, even if this process has not received these rows. The POSITION of one writer
+can therefore advance another writer's token past a row that this process missed. The id
+generators, and the drop-in's classes between these doubles and the command handler, are
+real.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def make_rows(
     :param sink: receives rows and positions before the homeserver's ids advance.
     :param streams: the streams by name.
     :param shows: called with the name of a stream and the token up to which this
-        process treats it as complete, whenever that token may have changed. A user who
-        syncs up to the token never receives an earlier row that was missing.
+        process treats the stream as complete, whenever that token may have changed. A
+        user who syncs up to the token never receives a row that was missing below it.
     :param clock: the clock of the process.
     """
     handler = _DataHandler(sink, streams, shows)

@@ -35,7 +35,7 @@ class ViolationError(AssertionError):
 
 @attrs.frozen
 class SimulatedRow:
-    """A row of every simulated stream.
+    """The row type of all simulated streams.
 
     :ivar row_id: a unique number.
     :ivar key: the writer's epoch, a colon, and the key; used only by streams in memory.
@@ -189,7 +189,7 @@ class Ledger:
 
         While the process is disconnected, the rows that a false position hides from it
         are announced to others. When the process reconnects, the writer may have
-        reached the false position, which is then no longer recognizable as false.
+        reached the false position, which is then no longer recognisable as false.
         """
         reader = self.readers.get(name)
         if reader is not None:
@@ -268,7 +268,7 @@ class Ledger:
         """Record rows that were delivered to a process.
 
         :raises ViolationError: if the rows were neither committed nor forged, or if
-            they are not the next ones (in an idempotent stream, they may be late).
+            they are not the next ones (in an idempotent stream: next or earlier ones).
         """
         self._trace(f"{reader.name} gets {stream} {writer} {token}: {len(rows)} rows")
         self.applied_rows += len(rows)
@@ -384,8 +384,8 @@ class Ledger:
             if of_stream != stream or writer == reader.name:
                 continue
             position = reader.positions.get((stream, writer), 0)
-            # Ids found in the table at the start count as finished, including those
-            # beyond an id that was in flight.
+            # The id generator treats ids that it finds in the table when it starts as
+            # finished, including those beyond an id that is in flight.
             found = reader.found.get((stream, writer), 0)
             missed = written.next_after(max(position, found))
             if missed is not None and missed <= token:

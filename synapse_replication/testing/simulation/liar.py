@@ -1,8 +1,8 @@
 """A peer that publishes false positions: the *liar*.
 
-The liar announces positions in the name of a declared or an undeclared writer, in each
-:class:`LieForm`, near the real position and far from it. The seed determines which
-processes receive an announcement.
+Each lie announces a position of a declared or an undeclared writer, in one of the forms
+of :class:`LieForm`, near the real position or far from it. The seed determines which
+processes receive the announcement.
 """
 
 from __future__ import annotations

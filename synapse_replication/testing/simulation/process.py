@@ -177,7 +177,7 @@ class Process:
                 cluster.database.set_sequence(error.sequence_name, error.value)
 
     def _begin_epoch(self) -> None:
-        """Record the initial positions in the ledger, and save those that can be."""
+        """Record the initial positions in the ledger; save those that may be saved."""
         cluster = self.cluster
         positions = {
             (stream, writer): self._token_at_start(stream, writer)

@@ -1,11 +1,11 @@
 """Commands about users: when they sync, and the addresses that they use.
 
-Ambiguities of the format:
+Notes on the format of USER_SYNC:
 
-* In USER_SYNC only the device id may contain spaces, so the line is split from both
-  ends. The text ``None`` as a device id means that there is no device id.
-* The older form of USER_SYNC has no device id and therefore fewer words; it is parsed,
-  too. Only the newer form is sent.
+* Only the device id may contain spaces, so the line is split from both ends. The text
+  ``None`` as a device id means that there is no device id.
+* The older form has no device id and therefore fewer words; it is parsed, too. Only the
+  newer form is sent.
 """
 
 from __future__ import annotations
