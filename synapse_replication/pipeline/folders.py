@@ -10,7 +10,7 @@ __all__ = ["new_folder"]
 
 
 def new_folder(out: str) -> Path:
-    """Return the absolute path of a folder, which the job can create.
+    """Return the absolute path of the folder that a job will create.
 
     :raises PipelineError: if the folder exists, or its parent does not.
     """

@@ -16,7 +16,7 @@ from synapse_replication.pipeline.tables import KIND, StreamTable
 
 __all__ = ["json_rows"]
 
-#: The characters that JSON does not allow in a string.
+#: The characters that a JSON string can contain only in escaped form.
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 
 
@@ -96,7 +96,7 @@ def _lists(values: pa.Array) -> pa.Array:
 
 def _numbers(values: pa.Array) -> pa.Array:
     texts = values.cast(pa.string())
-    # JSON has no infinity and no NaN: write them as strings, as PostgreSQL does.
+    # JSON has no infinity and no NaN: write them as the strings "inf" and "nan".
     return pc.if_else(
         pc.is_finite(values), texts, pc.binary_join_element_wise('"', texts, '"', "")
     )

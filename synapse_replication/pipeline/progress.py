@@ -116,7 +116,7 @@ class JobProgress:
             self._bar.stop()
 
     def expect(self, steps: int) -> None:
-        """Increase the number of steps, if it was unknown at the start of the job."""
+        """Add steps that were unknown at the start of the job to the total."""
         self._steps += steps
 
     def begin(self, name: str) -> None:
@@ -159,7 +159,7 @@ class JobProgress:
             self._watcher.join()
 
     def show(self, tasks: Tasks) -> None:
-        """Show the progress of the step, and a line if more attempts have failed."""
+        """Show the progress of the step, and any failures since the last call."""
         if tasks.failed > self._failed:
             failed = tasks.failed - self._failed
             self._failed = tasks.failed

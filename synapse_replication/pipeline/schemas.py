@@ -1,7 +1,7 @@
 """The schemas of the pipeline's data frames.
 
-These are the schemas of rows, recordings and findings, with the columns in this order.
-docs/pipeline.rst describes them for users of the archive.
+These are the schemas of rows, recordings and findings; a frame's columns have the order
+of its schema. docs/pipeline.rst describes them for users of the archive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROWS_SCHEMA: Final = StructType(
     [
         # The name on the wire.
         StructField("stream", StringType(), nullable=False),
-        # The writer.
+        # The writer; empty if it is unknown.
         StructField("instance_name", StringType(), nullable=False),
         # The token, as on the wire: positive even if the ids in the table are negative.
         StructField("stream_id", LongType(), nullable=False),
@@ -45,15 +45,15 @@ ROWS_SCHEMA: Final = StructType(
     ]
 )
 
-#: A line of a recording. Each line contains one command of the wire.
+#: A line of a recording. Each valid line contains one command of the wire.
 WIRE_SCHEMA: Final = StructType(
     [
-        # The name of the file, without its folder.
+        # The name of the file, with as many of its folders as make the name unique.
         StructField("recording", StringType(), nullable=False),
         # The number of the line in the file, from 1; lines are in order of arrival.
         StructField("line_number", LongType(), nullable=False),
-        # The time of arrival on a monotonic clock, in s. Each recording has an
-        # arbitrary origin.
+        # The time of arrival on a monotonic clock, in s; 0 if the line is not a record.
+        # Each recording has an arbitrary origin.
         StructField("t", DoubleType(), nullable=False),
         # The time of arrival, in UTC; null if the recording has no date.
         StructField("received_ts", TimestampType(), nullable=True),
@@ -70,7 +70,8 @@ WIRE_SCHEMA: Final = StructType(
         StructField("prev_token", LongType(), nullable=True),
         # The row of RDATA, a JSON array.
         StructField("row", StringType(), nullable=True),
-        # The complete line; for USER_IP, only the command's name.
+        # The complete command; for USER_IP, only its name; empty if the line is not a
+        # record.
         StructField("line", StringType(), nullable=False),
     ]
 )
@@ -98,7 +99,7 @@ FINDINGS_SCHEMA: Final = StructType(
         # The first and the last affected token.
         StructField("first_token", LongType(), nullable=True),
         StructField("last_token", LongType(), nullable=True),
-        # The number of affected rows or ids.
+        # The number of affected rows, ids or lines.
         StructField("count", LongType(), nullable=False),
         # One sentence for display.
         StructField("message", StringType(), nullable=False),

@@ -1,12 +1,13 @@
 """Reads recordings, which ``follow --json`` and ``record`` write, as data frames.
 
-Theory of operation: the driver lists files, and executors read them. A plain file is
-divided into ranges of bytes; a line belongs to the range that contains its first byte.
+Theory of operation: the driver lists files, and executors read them. A plain, that is,
+uncompressed file is divided into ranges of bytes; a line belongs to the range that
+contains its first byte.
 If a file has more than one range, the lines of its ranges are counted first, so that
 line numbers are exact for any division. A compressed file is not seekable, so one task
 reads all of it.
 
-The driver and all executors must see the folder under the same path. Lines that are
+The driver and all executors must see each file under the same path. Lines that are
 appended to a plain file after it was listed are ignored. An invalid record (an
 incomplete line, a damaged file) becomes a row without a command and with an empty
 ``line``. The content of USER_IP never leaves the task that reads it.
@@ -53,7 +54,7 @@ SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 #: The size of the range of a plain file that one task reads, in bytes.
 RANGE_BYTES: Final = 32 * 2**20
 
-#: The number of lines in an Arrow batch.
+#: The maximum number of lines in an Arrow batch.
 _BATCH_LINES: Final = 8192
 _COUNTED_AT_ONCE: Final = 2**20
 
@@ -257,7 +258,7 @@ class _RangeLines:
         self._end = end
         self._within_line = False
         if start > 0:
-            # A line that began earlier belongs to the previous range.
+            # A line that began earlier belongs to an earlier range.
             file.seek(start - 1)
             self._within_line = True
             self._offset = start - 1

@@ -52,11 +52,11 @@ class AuditFacts:
 
     :ivar persisted: the names of streams whose ids a sequence of the database
         allocates.
-    :ivar in_memory: the names of streams in memory, whose tokens restart with their
-        writer.
+    :ivar in_memory: the names of streams held in memory, whose tokens start again when
+        their writer restarts.
     :ivar idempotent: the names of streams whose late rows are delivered.
     :ivar nameless: the names of streams with a table that does not record the writer.
-    :ivar tables: the tables of each stream in ``persisted``.
+    :ivar tables: the existing tables of each stream in ``persisted``.
     :ivar last_allocated: the last id that the sequence of each stream has allocated.
     :ivar reach: the greatest token in the sequence or the positions of each stream.
     :ivar writers: the writers of each stream, from configuration and positions.

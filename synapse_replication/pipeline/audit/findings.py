@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SAMPLES", "SEVERITIES", "Kind", "Severity", "finding", "sample"]
 
-#: The maximum number of lines or rows in the evidence of one finding.
+#: The maximum number of lines, rows or ids that the evidence of one finding lists.
 SAMPLES: Final = 10
 
 
@@ -104,7 +104,8 @@ def finding(
     For an omitted parameter, the column of the same name is used.
 
     :param kind: a kind, or a column with the values of kinds.
-    :param message: texts and columns, concatenated to a sentence.
+    :param message: texts and columns, concatenated to a sentence; a null value is shown
+        as ``an unknown writer``.
     :param evidence: the fields of the JSON object ``evidence``, by name.
     """
     parts = [

@@ -98,7 +98,8 @@ def run_audit(
     :param out: the folder to write all findings to; created if it is missing.
     :param master: the URL of the Spark master; ``None`` for this machine.
     :return: the number of findings of each severity.
-    :raises PipelineError: if the database, a recording or the archive cannot be read.
+    :raises PipelineError: if the database, a recording or the archive cannot be read,
+        or ``out`` cannot be written.
     """
     with short_failures():
         # Fail fast on invalid settings, because Spark takes seconds to start.
@@ -157,8 +158,8 @@ def audited(
         tokens = wire_tokens(lines)
         on_wire = _reach(tokens)
         begin("compare ids")
-        # Read the sequences after the recordings, so that they have allocated every id
-        # that was received.
+        # Read the sequences after the recordings: every recorded id is then allocated,
+        # and a greater one shows that the database is in an older state.
         facts = read_facts(settings)
         ids = _cached(_ids(session, settings, archive, facts, tokens, on_wire), stack)
         few = ids.count() + lines.count() < _FEW
@@ -374,11 +375,11 @@ def _texts(
     archive: ArchivedTables | None,
     reach: Mapping[str, int],
 ) -> DataFrame:
-    """Return the rows of the first few ids that each line has lost.
+    """Return the rows of the first few lost ids of each POSITION.
 
     Only the range of each stream that contains these ids is read.
 
-    :param reach: the last token of each stream to read from the database.
+    :param reach: for each stream, the greatest token that a read may name.
     """
     columns = ("stream", "stream_id", "row_index", "row")
     of_line = Window.partitionBy("recording", "line_number").orderBy("stream_id")
@@ -419,7 +420,8 @@ def _read_range(
     last: int,
     reach: int,
 ) -> DataFrame:
-    # The ids of an archive or a recording may be ahead of the database.
+    # Ids of an archive or a recording may exceed those of the database, whose reads
+    # reject such tokens.
     return read_rows(
         session,
         settings,
@@ -440,7 +442,7 @@ def _worst_first(findings: DataFrame) -> DataFrame:
     severities = [severity.value for severity in Severity]
     badness = sf.array_position(sf.lit(severities), sf.col("severity"))
     chosen = findings.select(*FINDINGS_SCHEMA.names)
-    # One partition suffices: there is one finding per group, and gaps are limited.
+    # One partition suffices: most checks return one finding per writer or recording.
     return chosen.repartition(1).sortWithinPartitions(
         badness, "kind", "stream", "instance_name", "first_token", "evidence"
     )

@@ -44,8 +44,8 @@ __all__ = [
     "write_bootstrap",
 ]
 
-#: A function that returns what it finds in ranges of ids. Its first argument is the
-#: database's connection parameters.
+#: A function that returns the greatest token of each writer in ranges of ids. Its first
+#: argument is the database's connection parameters.
 Reader = Callable[[Mapping[str, Any], Sequence[IdRange]], "list[Found]"]
 
 _FOUND_SCHEMA = "stream string, table string, instance_name string, token long"
@@ -91,8 +91,9 @@ def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
     """Compute the positions of the writers of all streams.
 
     :param read: reads ranges of ids.
-    :raises PipelineError: if writers are running, a sequence is behind its tables, or
-        the database cannot be read.
+    :raises PipelineError: if writers are running, a sequence is behind its tables or a
+        stored position, ``stream_positions`` has two rows for a writer of a stream, or
+        the database cannot be read or has no table of a stream.
     """
     with connected(settings.conninfo, readonly=True) as connection:
         # Each query has a new snapshot, so that running writers are detected.
@@ -122,7 +123,8 @@ def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
 def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
     """Write the changes in one transaction.
 
-    :raises PipelineError: if writers are running. In that case, nothing is written.
+    :raises PipelineError: if writers are running, a position would decrease, or the
+        database cannot be written. In each case, nothing is written.
     """
     with (
         connected(settings.conninfo, readonly=False) as connection,

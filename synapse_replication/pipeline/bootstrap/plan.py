@@ -3,10 +3,11 @@
 A position means that all rows of its writer up to that id are committed. While no
 writer runs, no transaction is in progress, so any id up to the stream's greatest one
 would be a correct position. A writer with rows nevertheless gets the id of its own last
-row, which the homeserver would have stored, and no position decreases. Only a writer
-without rows, or a writer of a stream whose tables do not record the writer, gets the
-greatest id of the stream: a lower position would delay every reader that waits for all
-writers. The functions perform no I/O.
+row, because the homeserver would have stored this id. Only a writer without rows, or a
+writer of a stream whose tables do not record the writer, gets the greatest id of the
+stream: a lower position would delay every reader that waits for all writers. A stored
+position that is greater than the planned one is not changed. The functions perform no
+I/O.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Change:
 
     :ivar stream: the name of the stream on the wire.
     :ivar old: the stored value; ``None`` if there is none.
-    :ivar new: the value to store; ``None`` if there is none.
+    :ivar new: the value to store; equal to ``old`` if the position is unchanged.
     """
 
     stream: str
@@ -139,7 +140,10 @@ def check_histories(histories: Iterable[StreamHistory]) -> None:
 
 
 def plan_positions(histories: Iterable[StreamHistory]) -> list[Change]:
-    """Return the planned position of each writer, in the order of the streams."""
+    """Return the planned position of each writer, in the order of the streams.
+
+    A writer without a position is omitted if its stream has no rows.
+    """
     return [change for history in histories for change in _plan(history)]
 
 

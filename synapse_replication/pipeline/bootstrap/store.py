@@ -34,7 +34,7 @@ __all__ = [
     "write_positions",
 ]
 
-#: The number of ids that one query covers.
+#: The number of ids that one query covers, if the table has few enough ids.
 RANGE_WIDTH = 250_000
 
 #: The maximum number of ranges of one table. A larger table has wider ranges.
@@ -100,7 +100,7 @@ def connected(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
 
 
 def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistory]:
-    """Return the history of each stream that has positions, tables and a sequence.
+    """Return the history of each stream with stored positions, tables and a sequence.
 
     The histories lack the greatest tokens, which :func:`read_farthest` reads.
 
@@ -156,11 +156,11 @@ def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistor
 def check_no_writers(
     cursor: Any, before: Sequence[StreamHistory], now: Sequence[StreamHistory]
 ) -> None:
-    """Check that no writer is running.
+    """Check that no writer is active. A running but idle writer is not detected.
 
     :param before: the histories as read at the beginning.
     :param now: the same histories, read again.
-    :raises PipelineError: if a writer is running. The message lists the evidence.
+    :raises PipelineError: if a writer is active. The message lists the evidence.
     """
     signs = []
     for old, new in zip(before, now, strict=True):
@@ -273,7 +273,7 @@ def _ranges_of(cursor: Any, history: StreamHistory, column: IdColumn) -> list[Id
     width = farthest
     cursor.execute(queries.INDEXES, {"table": table})
     if any(columns[:1] == [column.id_column] for columns, _ in cursor.fetchall()):
-        # The index yields both ends in one query that reads nothing else.
+        # The server reads only the first and the last entry of the index.
         order = "min(id), max(id)" if history.negative else "max(id), min(id)"
         side = "<" if history.negative else ">"
         cursor.execute(

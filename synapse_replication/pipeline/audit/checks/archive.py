@@ -1,8 +1,9 @@
 """Checks of an archive: repeated rows and lines, and missing rows.
 
-The archive job reads the rows of each writer in order, and only up to the token below
-which no further row can appear. Between the least and the greatest archived token of a
-writer, the archive therefore has every row of the tables, except for purged days.
+The archive job reads the rows of each writer in order, and only up to a token at or
+below which no further row can appear. Between the least and the greatest archived token
+of a writer, the archive therefore has each row of this writer that the tables contain,
+except rows of purged days.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def commands_twice_findings(wire: DataFrame) -> DataFrame:
 
 
 def not_archived_findings(ids: DataFrame, purged: DataFrame) -> DataFrame:
-    """Find rows of the tables that an archive has skipped.
+    """Find ids that have a row in the tables, but none in the archive.
 
     :param ids: the result of :func:`.ids.known_ids`.
     :param purged: the ranges that were purged from the archive, as ``stream``,
@@ -124,11 +125,12 @@ def not_archived_findings(ids: DataFrame, purged: DataFrame) -> DataFrame:
             Kind.ROW_NOT_ARCHIVED,
             message=[
                 sf.col("count"),
-                " rows of ",
+                " ids of ",
                 sf.col("instance_name"),
                 "'s ",
                 sf.col("stream"),
-                " are in the tables but not in the archive, which has newer rows",
+                " have a row in the tables but none in the archive, which has older "
+                "and newer rows of this writer",
             ],
             evidence={"ids": sf.col("ids.stream_id")},
         )

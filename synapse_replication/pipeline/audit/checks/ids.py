@@ -92,15 +92,15 @@ def known_ids(
     :param last_ids: the approximate number of ids of all streams together, which
         determines the number of tasks.
     :return: a row for each id that :func:`.notable.notable` selects. ``first_writer``
-        and ``last_writer`` are the least and the greatest name of the id's writer in
+        and ``last_writer`` are the least and the greatest name of the id's writers in
         tables and archive: they differ only if two writers used the id, and are null if
         the writer is unknown. ``sender`` is the instance that sent the id, the one with
         the least name if there are several, and null if the id was not sent. It is not
         always the writer, because some instances send the rows of all instances.
-        ``repeated`` is whether the archive may have a row of the id twice. ``run_last``
-        is the last id of a run of consecutive ids, and ``run_last_writer`` is the
-        writer of that id, or its sender if the writer is unknown; both are set only for
-        the first id of the run.
+        ``repeated`` is whether two archived rows have the id and the same
+        ``row_index``; they may be of two writers. ``run_last`` is the last id of a run
+        of consecutive ids, and ``run_last_writer`` is the writer of that id, or its
+        sender if the writer is unknown; both are set only for the first id of the run.
     """
     sent = tokens.where("is_row").select(
         "stream",
@@ -193,8 +193,8 @@ def gone_findings(ids: DataFrame) -> DataFrame:
                 sf.col("stream"),
                 " that ",
                 sf.col("instance_name"),
-                " wrote have no row any more: the row was replaced by a newer one, or "
-                "deleted",
+                " wrote or sent have no row any more: the row was replaced by a newer "
+                "one, or deleted",
             ],
             evidence={"ids": sf.col("ids")},
         )
@@ -218,7 +218,8 @@ def _grouped(ids: DataFrame, keys: list[str]) -> DataFrame:
 def gap_findings(ids: DataFrame) -> DataFrame:
     """Find gaps between ids: ids that have no row of any writer in any source.
 
-    Ids above the last row are not reported: their transactions may be in progress.
+    Ids above the greatest known id are not reported: their transactions may be in
+    progress.
 
     :param ids: the result of :func:`known_ids`.
     """

@@ -1,8 +1,9 @@
 """Selects the ids that an audit has to examine.
 
-A healthy row is in the tables, in the archive and on the wire, with the same writer.
-There may be millions of healthy rows, and in a healthy deployment few others. So each
-task removes the healthy ones before Spark joins, sorts or caches anything.
+A healthy id is in the tables, in the archive and on the wire, and has the same writer
+in the tables and in the archive. There may be millions of healthy ids, and in a healthy
+deployment few others. So each task removes nearly all healthy ids before Spark joins,
+sorts or caches anything.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ NOTABLE_SCHEMA: Final = pa.schema(
 
 _Array = np.ndarray[Any, Any]
 
-#: The number of an unknown writer, which is greater than that of any writer.
+#: Stands for an unknown writer where the least number of several writers is computed;
+#: greater than the number of any writer.
 _NO_WRITER: Final = np.iinfo(np.int32).max
 
 
@@ -65,7 +67,7 @@ class _Sightings:
     names: tuple[str, ...]
 
     def least(self, of: _Array) -> _Array:
-        """Return each id's least writer among the sightings selected by a mask.
+        """Return the least number of each id's writers in the sightings of a mask.
 
         :return: :data:`_NO_WRITER` if there is none.
         """
@@ -73,7 +75,7 @@ class _Sightings:
         return np.minimum.reduceat(writers, self.starts)
 
     def greatest(self, of: _Array) -> _Array:
-        """Return each id's greatest writer among the sightings selected by a mask.
+        """Return the greatest number of each id's writers in the sightings of a mask.
 
         :return: -1 if there is none.
         """
@@ -93,9 +95,9 @@ def notable(
     """Return the ids that an audit has to examine, with NOTABLE_SCHEMA.
 
     These are ids that have two writers, are in no table, are missing on the wire or in
-    the archive, or are archived more than once. In addition, the result has the first
-    id of each run of consecutive ids, with the last id of the run, and the first and
-    the last archived id of each writer of a stream.
+    the archive, or have two archived rows with the same ``row_index``. In addition, the
+    result has the first id of each run of consecutive ids, with the last id of the run,
+    and the first and the last archived id of each writer of a stream.
 
     :param seen: sightings: ``stream``, ``stream_id``, ``writer`` (null if unknown),
         ``source`` and ``row_index`` (used only for the archive). They must include all
@@ -193,7 +195,7 @@ def _names(names: tuple[str, ...], numbers: _Array) -> pa.Array:
 
 
 def _repeated(all_: _Sightings) -> _Array:
-    """Return, for each id, whether the archive has any of its rows more than once."""
+    """Return, for each id, whether two of its archived rows have the same index."""
     archived = np.flatnonzero(all_.source == Source.ARCHIVE)
     stream, id_ = all_.stream[archived], all_.id[archived]
     row_index = all_.row_index[archived]

@@ -2,11 +2,11 @@
 
 The checks follow the behaviour of readers. In a stream that is stored in the database,
 a row advances a reader to the row's token. A POSITION whose previous token is lower
-than its new token is a *claim* that its writer has no rows between the two tokens; it
-advances a reader to the new token. Readers discard rows at or below their position. A
-POSITION whose two tokens are equal is not a claim: readers that are behind the token
-query the database. The writer may still send the row with that token after the
-POSITION, or the recorder may have missed that row.
+than its new token is a *claim* that its writer has no rows above the previous token, up
+to and including the new one; it advances a reader to the new token. Readers discard
+rows at or below their position. A POSITION whose two tokens are equal is not a claim:
+readers that are behind the token query the database. A row with that token may follow
+the POSITION, or the recorder may have missed the row; neither is reported as a fault.
 
 Streams held in memory are reset when their writer restarts, so their order is not
 checked.
@@ -49,13 +49,13 @@ _ORDER_TEXTS = {
     Kind.LATE_INVALIDATION: "out of order or repeatedly; late rows of this stream are "
     "delivered",
     Kind.ROW_TWICE_ON_WIRE: "repeatedly; readers discard the repetitions",
-    Kind.ROW_OUT_OF_ORDER: "after readers had advanced beyond them; readers have lost "
-    "them",
+    Kind.ROW_OUT_OF_ORDER: "after readers had advanced to their tokens or beyond; "
+    "readers have lost them",
 }
 
 
 def wire_lines(wire: DataFrame) -> DataFrame:
-    """Return the columns of recorded lines that an audit needs, without rows.
+    """Return the columns of recorded lines that an audit needs; ``row`` is not one.
 
     :param wire: the recorded lines, with WIRE_SCHEMA.
     :return: TOKEN_COLUMNS, where ``is_row`` is null for commands other than RDATA and
@@ -114,7 +114,9 @@ def order_findings(
 ) -> DataFrame:
     """Find late rows: readers have already advanced to their tokens or beyond.
 
-    Readers discard late rows, except those of idempotent streams.
+    Readers discard late rows, except those of idempotent streams. A row below a claim
+    that does not cover the row's token is not late: readers that had not received the
+    row query the database.
 
     :param tokens: the result of :func:`wire_tokens`.
     :param persisted: the names of the streams that are stored in the database.
@@ -252,8 +254,8 @@ def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
     announced = ~sf.col("is_row") & (sf.col("prev_token") == sf.col("token"))
     back = sf.col("token") < sf.col("line_before.token")
     is_reset = sf.when(sf.col("stream").isin(*in_memory), back).otherwise(
-        # In any other stream, the writer restarted with the position that it had
-        # persisted, although it had already sent a row with a greater token.
+        # In any other stream, such a POSITION shows that the writer has sent a row with
+        # a greater token, and then restarted from a lower persisted position.
         announced & back & (sf.col("token") < sf.col("row_before"))
     )
     resets = seen.where(is_reset)
@@ -290,8 +292,8 @@ def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
 def damage_findings(lines: DataFrame) -> DataFrame:
     """Find the recordings that contain invalid records.
 
-    A file that is being written, or whose recorder was killed, may end with an
-    incomplete line.
+    A single invalid record at the end of a recording is a finding of its own kind: the
+    file is being written, or its recorder was killed.
 
     :param lines: the result of :func:`wire_lines`.
     """
