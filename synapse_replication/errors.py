@@ -29,7 +29,7 @@
     +-- StatusError                   a process did not return a valid status
     +-- SupervisorError               the service manager's environment is invalid
     +-- WaitTimeoutError              a position was not reached in time
-    +-- ServerStartError              a private server of the test kit did not start
+    +-- ServerStartError              a server or process did not start, or ended
 
 The class of a protocol error shows which side is at fault. Attributes contain the
 details, so that callers need not parse the message. A few modules define further
@@ -343,7 +343,7 @@ class StatusError(ReplicationError):
 
 
 class StorageError(ReplicationError):
-    """The database contains, or returned, something unexpected."""
+    """The database or a journal has unexpected content, or the database is closed."""
 
 
 class SequenceBehindError(StorageError):
@@ -439,4 +439,7 @@ class SupervisorError(ReplicationError):
 
 
 class ServerStartError(ReplicationError):
-    """A private server of the test kit was not found or did not start."""
+    """A server or process of the test kit or demonstration did not start, or ended.
+
+    It is also raised if the server's program was not found.
+    """

@@ -1,7 +1,7 @@
 """Runs a main process and workers as processes of the operating system.
 
-Most functions block. Call them in the main thread of the launcher: on Linux, the kernel
-kills the processes when the thread that started them ends.
+Some of the functions block. Call all of them in the main thread of the launcher: on
+Linux, the kernel kills a process when the thread that started it ends.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ def _interrupt(*_: object) -> NoReturn:
 def wait_until_ready(processes: Iterable[ReplicationProcess]) -> None:
     """Wait until all processes are up.
 
-    :raises ServerStartError: if a process ended, or was not up in time.
+    :raises ServerStartError: if a process ended before it was up, or was not up in
+        time.
     """
     deadline = time.monotonic() + START_TIMEOUT
     for process in processes:

@@ -18,7 +18,7 @@ from synapse_replication.errors import ReplicationError
 
 __all__ = ["DemoError", "Screen", "Tail", "run_demo"]
 
-#: The interval at which the files are read, in s.
+#: The interval at which the journals and the writers' logs are read, in s.
 POLL = 0.2
 #: The time within which the readers must catch up once all rows are written, in s.
 CATCH_UP_TIMEOUT = 45.0
@@ -62,8 +62,8 @@ class Tail:
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
-            # A killed process may truncate its file when it restarts, but only after
-            # the complete lines, which were read here.
+            # A process that was killed may truncate its file when it restarts, but
+            # removes only an incomplete last line, which is never counted here.
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -104,10 +104,14 @@ class _Course:
         self._readers = {name: Tail(deployment.journal_of(name)) for name in READERS}
 
     def write_everything(self, faults: list[_Fault]) -> None:
-        """Let the writers write all rows, and cause the faults while they write.
+        """Let the writers write all rows, and cause the faults.
+
+        Each fault is caused when its share of the rows is written, or after all rows if
+        the writers finish earlier.
 
         :raises DemoError: if a writer fails, or no row is written for
             :data:`WRITE_TIMEOUT` s.
+        :raises ServerStartError: if a process ends.
         """
         self._deployment.let_writers_begin()
         before, deadline = 0, time.monotonic() + WRITE_TIMEOUT
@@ -174,7 +178,8 @@ def run_demo(
 
     :param total: the number of rows that will be written.
     :return: the comparison for each (stream, writer) and reader.
-    :raises ReplicationError: if a server or process did not start, or ended too early.
+    :raises ReplicationError: if a server or process did not start or ended too early,
+        or if a writer failed.
     """
     screen.say("Starting a private PostgreSQL" + " and Redis" * bool(deployment.redis))
     deployment.start_servers()

@@ -96,7 +96,8 @@ STREAMS: Mapping[str, DemoStream] = MappingProxyType(
 class Write:
     """Rows to write under one token.
 
-    :ivar row_number: the number of rows that all writers together write before these.
+    :ivar row_number: the number of rows, of all writers, that precede these rows in the
+        script.
     """
 
     stream_name: str

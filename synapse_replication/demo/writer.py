@@ -1,4 +1,4 @@
-"""The service inside each writing process that performs its part of the script.
+"""The service with which each writing process performs its part of the script.
 
 It is configured with the key ``modules``, like a user's own module. It performs several
 writes to the host's streams at a time, and logs them to a file.

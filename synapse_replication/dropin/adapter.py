@@ -1,13 +1,13 @@
 """Adapts a homeserver object ``hs`` to the interface :class:`ReplicationHost`.
 
-Theory of operation: the parts of ``hs`` are requested through its public getters on
-first use, because a homeserver creates its parts on demand, and some of them need the
-command handler in turn. Time comes from the host's clock. Background work runs in the
-host's background processes, which have log contexts and metrics, and end when the host
-shuts down. Rows pass through the host's ``Stream`` classes to its data handler and its
-stores.
+Theory of operation: the parts of ``hs`` are requested through its public getters. Those
+that handle commands are requested on first use, because a homeserver creates its parts
+on demand, and some of them need the command handler in turn. Time comes from the host's
+clock. Background work runs in the host's background processes, which have log contexts
+and metrics, and end when the host shuts down. Rows are parsed by the host's ``Stream``
+classes and delivered to its data handler.
 
-The host is untyped here, because its packages may not be installed.
+The host is untyped here, because its packages might not be installed.
 """
 
 from __future__ import annotations
@@ -92,16 +92,17 @@ class _HostDelayedCall:
 class HostRows:
     """The host's data handler, as a :class:`RowSink`.
 
-    The host tracks the token up to which its users have seen everything. The position
-    of one writer can advance that token past a row of another writer that this process
-    has not received. A user who syncs before the row is delivered would never be shown
-    the row. Therefore rows of other writers at or below a position are fetched and
+    The host tracks the token up to which it shows rows to its users. The position of
+    one writer can advance that token past a row of another writer that this process has
+    not received. A user who syncs before the row is delivered would never be shown the
+    row. Therefore rows of other writers at or below a position are fetched and
     delivered before the position.
 
     A position may also be the id of another writer's row that cannot be delivered yet,
     because a lower id is in flight. The host would regard the row's id as finished, and
     advance its token past the row as soon as the lower id is finished, too. Such a
-    position is held until the row is delivered.
+    position is held until the row is delivered, and dropped if the announcing writer's
+    position changes before that.
 
     :param clock: measures how long ago a position advanced without rows. For a limited
         time, such a position is suspected of being false, that is, of hiding rows.
@@ -122,7 +123,10 @@ class HostRows:
     async def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> None:
-        """Deliver the rows of one token."""
+        """Deliver the rows of one token.
+
+        They are ignored if :meth:`on_position` has already fetched and delivered them.
+        """
         if token <= self._fetched.get((stream_name, instance_name), 0):
             return
         await self._data_handler.on_rdata(stream_name, instance_name, token, rows)
@@ -138,9 +142,9 @@ class HostRows:
     ) -> None:
         """Record that a writer has no further rows up to ``token``.
 
-        If the writer of a stream held in memory restarted, query the writer first,
-        although it can have no rows: the host does so, too, to learn that the writer
-        is running.
+        Rows of other writers up to ``token`` are delivered first. If a stream held in
+        memory was reset, its writer is queried first, although the range is empty: the
+        host does so, too, to learn that the writer is running.
         """
         stream = self._streams[stream_name]
         current = stream.current_token(instance_name)
@@ -183,7 +187,10 @@ class HostRows:
             del self._held[stream_name]
 
     async def _release(self, stream_name: str, instance_name: str) -> None:
-        """Report the positions that were held for a row of this writer."""
+        """Report the positions that were held for rows that are now delivered.
+
+        :param instance_name: the writer of these rows.
+        """
         stream = self._streams[stream_name]
         reached = stream.current_token(instance_name)
         held = self._held[stream_name]
@@ -199,7 +206,10 @@ class HostRows:
     async def _writer_of(
         self, stream: HostStream, writers: list[str], token: int
     ) -> str | None:
-        """Return which writer wrote the row of a token; ``None`` if no writer did."""
+        """Return which of ``writers`` wrote the row of a token.
+
+        :return: ``None`` if none of them did, or if the row was already delivered.
+        """
         for writer in writers:
             if stream.current_token(writer) < token:
                 page = await stream.get_updates_since(writer, token - 1, token)
@@ -210,12 +220,13 @@ class HostRows:
     async def _deliver_revealed(
         self, stream: HostStream, behind: list[str], instance_name: str, token: int
     ) -> bool:
-        """Fetch and deliver the rows of other writers that a position reveals.
+        """Fetch and deliver the rows of other writers at or below a position.
 
         Rows above an id that may be in flight are not delivered: once committed, the
         row of that id would look like a late row.
 
-        :param behind: the writers whose rows are fetched.
+        :param behind: the writers whose rows are delivered. The other writers' rows are
+            fetched only to learn which ids are committed.
         :param instance_name: the writer that announced ``token``.
         :return: whether all rows up to ``token`` are delivered.
         """
@@ -224,7 +235,7 @@ class HostRows:
         cursors = dict.fromkeys(stream.writers(), upto)
         for writer in behind:
             # Also deliver rows that a false position of this writer may have hidden: a
-            # row beyond the position would otherwise seem to confirm it.
+            # row beyond the false position would otherwise seem to confirm it.
             cursors[writer] = self._silent[name].start_of(
                 writer, stream.current_token(writer)
             )
@@ -351,7 +362,9 @@ class HostCommands:
         device_id: str | None,
         last_seen_ms: int,
     ) -> None:
-        """Record the address from which a user was last seen.
+        """Record the address of a user, if this process runs background tasks.
+
+        The main process also sends the user's pending server notices.
 
         :param last_seen_ms: in ms since 1970.
         """
@@ -379,8 +392,8 @@ class HostCommands:
 
     def on_cancel_task(self, task_id: str) -> Awaitable[None] | None:
         """Cancel a scheduled task."""
-        # This process runs no tasks, and an attempt to cancel one would interfere with
-        # the process that does.
+        # If this process runs no tasks, an attempt to cancel one would interfere with
+        # the process that runs it.
         if not self._runs_background_tasks:
             return None
         # Older hosts lack this method.
@@ -421,5 +434,5 @@ class SynapseHost:
     def run_as_background_process(
         self, description: str, func: Callable[[], Awaitable[Any]]
     ) -> Awaitable[None]:
-        """Start ``func`` as a background process of the host."""
+        """Run ``func`` in a background process of the host; see ``background.py``."""
         return self.processes.start(description, func)

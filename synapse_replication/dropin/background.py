@@ -65,9 +65,10 @@ class BackgroundProcessPool:
         self._is_stopped = False
 
     def start(self, description: str, func: _Function) -> Awaitable[None]:
-        """Start ``func``, synchronously up to its first await.
+        """Start ``func``, and run it synchronously until it first has to wait.
 
-        It runs in the log context that all work with the same description shares.
+        Until :meth:`stop`, it runs in the log context that all work with the same
+        description shares.
 
         :param description: the kind of work; also the name of the log context.
         :return: an awaitable that resolves when ``func`` has ended, and never raises.
@@ -81,8 +82,8 @@ class BackgroundProcessPool:
             return work
         set_context = self._context.set_current_context
         previous = set_context(held[description])
-        # All steps of the work must run in one context, which no other code uses: a
-        # span that the work opens is the current span of that context.
+        # All steps of the work must run in one contextvars context, which no other code
+        # uses: a span that the work opens is the current span of that context.
         context = contextvars.copy_context()
         try:
             running = context.run(_run, func)

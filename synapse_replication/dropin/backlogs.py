@@ -1,16 +1,16 @@
 """Backlogs inside a host: retaining, serving and requesting recently sent rows.
 
 Theory of operation: a host mounts one class at its replication path, on exactly those
-listeners that have the resource ``replication``. That class is replaced by a subclass,
-which passes requests for ``.../status``, and (if there is a backlog) those with
-``backlog=1``, to this package's :class:`ReplicationResource`, and all other requests to
-the host's class. The backlog is
+listeners that have the resource ``replication``. That class is replaced by a subclass.
+If the command handler is replaced, too, the subclass passes requests for
+``.../status``, and (if there is a backlog) those with ``backlog=1``, to this package's
+:class:`ReplicationResource`. All other requests go to the host's class. The backlog is
 therefore available at the same address as the host's own rows, with the same
 ``worker_replication_secret``.
 
-Only a process with such a listener has a backlog; it announces the backlog to its
-peers. Readers request rows from such a writer before they query the database. The
-writer's address comes from the host's ``instance_map``: a host and port, with the
+Only a process with such a listener has a backlog; its peers learn this from messages of
+the extension. Readers request rows from such a writer before they query the database.
+The writer's address comes from the host's ``instance_map``: a host and port, with the
 host's TLS policy, or a Unix socket.
 """
 

@@ -105,10 +105,11 @@ class ForeignHandler:
         self._observer = observer
 
     def new_connection(self, connection: ReplicationConnection) -> None:
-        """Report a new connection, and announce the host's positions.
+        """Report a new connection to the host's handler.
 
-        Positions are requested on it, too. At the server's end of a direct TCP
-        connection, neither is done: the client sends the request.
+        Then request positions on the connection, and announce the host's positions;
+        not at the server's end of a direct TCP connection, where the client's request
+        arrives.
         """
         self._original.new_connection(connection)
         if not connection.relays:
@@ -125,7 +126,10 @@ class ForeignHandler:
     def received(
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None:
-        """Dispatch each row and command to the host's handler."""
+        """Dispatch each row and command to the host's handler.
+
+        A refused line closes the connection.
+        """
         for item in items:
             if isinstance(item, RefusedLine):
                 connection.close_with_error(str(item.error))

@@ -1,10 +1,10 @@
 """The extension inside a host: epochs and heartbeats.
 
-Theory of operation: a homeserver has one :class:`ReplicationExtension`. It is created
-with the command handler and used by the Redis subscription, if this package replaces
-both the handler and the subscription. The extension's epoch is the
-host's instance id, which is random and differs at each start. Stock processes do not
-subscribe to the extension's channel.
+Theory of operation: a homeserver whose command handler is replaced has one
+:class:`ReplicationExtension`, unless it is disabled. The extension is created with the
+command handler, and used by the Redis subscription if that is replaced, too. Its epoch
+is the host's instance id, which is random and differs at each start. Stock processes do
+not subscribe to the extension's channel.
 
 If peers can request sent rows, the extension retains them in a backlog: see
 ``backlogs.py``.

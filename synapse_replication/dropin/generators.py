@@ -19,13 +19,13 @@ class SequenceReader(Protocol):
     def get_announceable_token(self, *, follows_others: bool = True) -> int:
         """Return the position that this process may announce.
 
-        :param follows_others: whether the position must soon follow the ids of other
-            writers.
+        :param follows_others: whether the position must soon advance over the ids of
+            other writers, for which the sequence is read.
         """
         ...
 
     def get_mark(self) -> tuple[int | None, ...]:
-        """Return a value that changes whenever an own id becomes announceable."""
+        """Return a value that changes when an id of this process can be announced."""
         ...
 
     def get_max_allocated_token(self) -> Awaitable[int]:

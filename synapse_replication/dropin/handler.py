@@ -43,7 +43,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
     It accepts this package's connections, and any other object with ``send_command``
     that calls ``on_<COMMAND>(connection, command)`` for each received command.
 
-    :ivar host: the adapter of ``hs`` for the streamer.
+    :ivar host: the adapter of ``hs``, which the streamer uses, too.
     :ivar backlog: the recently sent rows; ``None`` if peers cannot request them.
     :ivar extension: the extension, which the subscription to Redis uses; ``None`` if it
         is disabled.
@@ -195,7 +195,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
     def on_lock_released(
         self, instance_name: str, lock_name: str, lock_key: str
     ) -> None:
-        """Announce that a lock of this process was released."""
+        """Send LOCK_RELEASED if a lock of this process was released."""
         if instance_name == self.host.identity.instance_name:
             self.send_lock_released(instance_name, lock_name, lock_key)
 
@@ -247,9 +247,9 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         return super().on_RDATA(self._known(connection), command)
 
     def on_REMOTE_SERVER_UP(self, connection: Any, command: Any) -> Any:
-        """Notify the host that a remote server is reachable, and relay the command."""
+        """Notify the host that a remote server is reachable; see the base class."""
         return super().on_REMOTE_SERVER_UP(self._known(connection), command)
 
     def on_LOCK_RELEASED(self, connection: Any, command: Any) -> Any:
-        """Notify the host that a lock was released, and relay the command."""
+        """Notify the host that a lock was released; see the base class."""
         return super().on_LOCK_RELEASED(self._known(connection), command)

@@ -2,11 +2,11 @@
 
 Theory of operation: the host supplies an open connection for the constructor, and its
 connection pool for later transactions. With PostgreSQL, this package's generator is
-used unchanged. With SQLite there is one process and no sequence, so ids are counted
-from the greatest id in the tables.
+used, with the host's rules for positions. With SQLite there is one process and no
+sequence, so ids are counted from the last id in the tables.
 
-Transactions run in a log context of their own, because a transaction may serve several
-callers, and may outlive the request that started it.
+All transactions share one log context, because a transaction may serve several callers,
+and may outlive the request that started it.
 """
 
 from __future__ import annotations

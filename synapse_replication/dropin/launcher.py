@@ -112,7 +112,7 @@ def prepare(
     :param backlog_rows: the maximum number of rows in the backlog of each stream.
     :param backlog_bytes: the maximum size of the backlog of each stream, in bytes.
     :param plausible_distance: the maximum number of ids by which a plausible position
-        exceeds its sequence.
+        may exceed the last value of its sequence.
     :param hooks: dotted names of functions that subscribe to hooks, separated by
         commas.
     :param tracing_endpoint: the URL of a collector of spans; empty for none.

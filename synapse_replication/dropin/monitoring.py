@@ -1,10 +1,11 @@
 """The monitoring of replication inside a host: status, hooks, systemd and spans.
 
 Theory of operation: each homeserver object has one :class:`Monitoring`, created when a
-replaced part first requests it. It owns the observers. Once replication has started, it
-checks the status every few seconds, as a stand-alone process does: it logs stalled
-writers, calls hooks, and notifies systemd and its watchdog. The host itself reports
-readiness, reloads and stops to systemd.
+replaced part or a module of the host first requests it. It owns the observers. Once a
+replaced command handler has started replication over Redis, the monitoring checks the
+status every few seconds, as a stand-alone process does: it logs stalled writers, calls
+hooks, and notifies systemd and its watchdog. The host itself reports readiness, reloads
+and stops to systemd.
 
 A weak dictionary maps each homeserver to its monitoring.
 """
@@ -101,7 +102,7 @@ class Monitoring:
         self._sampling: DelayedCall | None = None
 
     def start(self, handler: ReplicationCommandHandler, host: SynapseHost) -> None:
-        """Subscribe hooks and start the periodic checks, when replication starts.
+        """Subscribe hooks and start the periodic checks, once replication has started.
 
         :param handler: the command handler of the homeserver.
         :param host: passed to the functions that subscribe to hooks.

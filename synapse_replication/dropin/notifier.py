@@ -7,8 +7,8 @@ main process more than receiving the row. Nothing is missed if several notificat
 combined: a part reads all changes since it last ran.
 
 So notifications are combined until the next turn of the reactor. This requires the
-homeserver's reactor, which the command handler supplies when it is created; until then,
-each notification is delivered at once.
+homeserver's reactor, which this package's command handler supplies when it is created.
+Until then, and with a stock command handler, each notification has its effect at once.
 """
 
 from __future__ import annotations

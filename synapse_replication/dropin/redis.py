@@ -1,10 +1,11 @@
 """Replacements for ``synapse.replication.tcp.redis``.
 
 Theory of operation: the host opens one outbound connection, for publishing and for its
-cache, and passes it to the factory of the subscription. If this part is replaced, both
-connections come from this package. The subscription then sends its commands through the
-outbound connection's sender, which pipelines them. The subscription also includes the
-extension's channel if the command handler is replaced, too.
+cache, and passes it to the factory of the subscription. If the part ``redis`` is
+replaced, both connections come from this package. The subscription then sends its
+commands through the outbound connection's sender, which pipelines them. The
+subscription also includes the extension's channel if the command handler is replaced,
+too, and the extension is not disabled.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class _ForeignSender:
         """Do nothing: this sender is never behind."""
 
     def publish(self, command_name: str, channel: str, lines: Sequence[bytes]) -> None:
-        """Publish lines. The connection handles errors and retries."""
+        """Publish lines. Errors are not handled, and nothing is retried."""
         for line in lines:
             self._connection.publish(channel, line.decode())
 
@@ -222,7 +223,10 @@ def _outbound(
 
 
 def close(factory: Any) -> None:
-    """Flush and close a factory's connections, and stop it from reconnecting."""
+    """Close a factory's connections, and stop it from reconnecting.
+
+    The pending messages of an outbound connection are written first, if possible.
+    """
     if isinstance(factory, SenderFactory):
         factory.sender.flush()
     factory.stopTrying()

@@ -4,12 +4,13 @@ Theory of operation: the host's classes know their tables, their caches and thei
 and supply tokens, pages and parsed rows. The rules of each stream, and its writers,
 come from the registry of standard streams.
 
-The token up to which this process has received another writer's rows is recorded here,
-per writer, and not read from the host. The host's own value is at least the position
-that *all* writers have reached together. An announcement by one writer can advance that
-value past a row of another writer that this process never received, and the other
-writer's POSITION would then look redundant. The host's value is only the baseline: it
-is read once, before any row or POSITION can be delivered, when no cache can be stale.
+For streams in the database, and for ``federation``, the token up to which this process
+has received another writer's rows is recorded here, per writer, and not read from the
+host. The host's own value is at least the position that *all* writers have reached
+together. A POSITION of one writer can advance that value past a row of another writer
+that this process never received, and the other writer's POSITION would then look
+redundant. The host's value is only the baseline of the recorded tokens: it is read
+once, before any row or POSITION can be delivered, when no cache can be stale.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ __all__ = ["KEEP_SECONDS", "REUSE_SECONDS", "HostRowCodec", "HostStream", "HostS
 #: all writers have reached together.
 _UNKNOWN_WRITER = ""
 
-#: The time in s for which the own position of a stream is reused while the mark of its
-#: ids is the same, and the shorter time while the position waits for the sequence to
-#: confirm ids of other writers.
+#: The time, in s, for which this process's position in a stream is reused if
+#: ``get_mark()`` of its ids returns the same value, and the shorter time while the
+#: position waits for the sequence to confirm ids of other writers.
 KEEP_SECONDS, REUSE_SECONDS = 10.0, 0.9
 
 
@@ -90,7 +91,8 @@ class HostStream:
     :param ids: the generator of the stream's ids, if it belongs to this package and has
         a sequence; otherwise ``None``.
     :param plausible_distance: the maximum number of ids by which a plausible position
-        exceeds the last known id.
+        may exceed the last value of the sequence, or (of a stream held in memory) the
+        writer's current token.
     :param seconds: returns a monotonic time in s.
     :ivar original: the host's own object.
     """
@@ -108,8 +110,8 @@ class HostStream:
     ) -> None:
         self.original = stream
         self._seconds = seconds
-        # The own position that was read last, the mark of the ids just before it was
-        # read, and when to read the position again even if the mark is the same.
+        # The position of this process that was read last, the result of get_mark() just
+        # before, and when to read the position again even if that result is the same.
         self._own_token = 0
         self._own_mark: tuple[int | None, ...] | None = None
         self._own_due = 0.0
@@ -158,7 +160,8 @@ class HostStream:
         :param is_position: whether the writer announced the token as its position. A
             position may be lower than the recorded one, because the writer restarted
             or the recorded one was false.
-        :return: ``False`` for a row at or below the writer's position.
+        :return: ``False`` for a row at or below the writer's position; always ``True``
+            if the host tracks the writer's token.
         """
         if self._received is None:
             return True
@@ -168,12 +171,14 @@ class HostStream:
         return False
 
     def writers_behind(self, instance_name: str, token: int) -> list[str]:
-        """Return the writers whose rows a position of another writer may reveal.
+        """Return the writers whose rows up to another writer's position may be missing.
 
         The host treats an announced position as a finished token, whichever instance
-        wrote its rows, and advances the token up to which its users have seen
-        everything. This process may not have received all rows of these writers at or
-        below that token.
+        wrote its rows, and may then advance the token up to which it shows rows to its
+        users. This process might not have received all rows of the returned writers at
+        or below that token.
+
+        :param instance_name: the writer that announced ``token``.
         """
         received = self._received
         if not received or token <= int(self.original.current_token(_UNKNOWN_WRITER)):
@@ -202,7 +207,7 @@ class HostStream:
         return self._writers
 
     def seen_by_all(self, instance_name: str, token: int) -> int:
-        """Return the token that all writers have reached once a position is recorded.
+        """Return the token that all writers will have reached with a new position.
 
         The host shows its users everything up to that token, and beyond it as long as
         each id is known to be finished.
@@ -221,9 +226,9 @@ class HostStream:
 
         If this package's generator supplies the ids, the position is never beyond the
         sequence, even if other writers announced greater positions. The position is
-        reused while the mark of the ids is the same: the host notifies of a write
-        without the name of its stream, and the streamer then reads the positions of all
-        streams.
+        reused for a limited time while ``get_mark()`` of the ids returns the same
+        value: the host notifies of a write without the name of its stream, and the
+        streamer then reads the positions of all streams.
         """
         ids = self._ids
         if ids is None:
@@ -256,7 +261,9 @@ class HostStream:
     ) -> StreamUpdateResult:
         """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
-        An implausibly great ``upto_token`` is compared with the sequence first.
+        If ``upto_token`` is implausibly great, the sequence is read first. If the token
+        exceeds the sequence's last value by more than the plausible distance, rows are
+        fetched only up to that value.
         """
         last_token = None
         if self._read_sequence is not None and not self.is_plausible(

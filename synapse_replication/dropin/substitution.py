@@ -4,8 +4,8 @@ Theory of operation: a :class:`Substitution` describes a name of the host, its
 signature, and the methods that its callers use. :func:`check` compares the description
 with the installed host, whose modules it imports, and replaces nothing.
 :func:`substitute` then replaces the name in its module, and in every module of the host
-that imported it with ``from ... import``, so that the host never uses a mixture of both
-implementations.
+that imported it with ``from ... import``, so that the modules of the host do not use a
+mixture of both implementations.
 
 ``table.py`` lists the names.
 """

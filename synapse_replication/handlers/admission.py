@@ -6,7 +6,7 @@ If the writers of a stream are declared, no state is created for other instances
 rows and positions are discarded, counted and logged. For all streams without declared
 writers together, up to :data:`MAX_UNDECLARED` (stream, instance) pairs are admitted at
 a time. To make room, the pair that was seen least recently is evicted, if it has been
-silent for :data:`EXPIRES_AFTER`.
+silent for :data:`EXPIRES_AFTER`; otherwise the new pair is not admitted.
 """
 
 from __future__ import annotations

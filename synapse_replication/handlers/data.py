@@ -219,7 +219,7 @@ class ReplicationDataHandler:
         return self._tokens.subscribe(stream_name, callback)
 
     def own_rows_written(self) -> None:
-        """Record that this process wrote rows, which advances its own position."""
+        """Check the waiters soon: new rows of this process advanced its position."""
         if self._tokens.interests:
             self._tokens.schedule_check()
 

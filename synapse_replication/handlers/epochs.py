@@ -2,9 +2,10 @@
 
 Theory of operation: a process that restarts has a new epoch. The newest epoch that was
 observed for an instance name is the *current* epoch; earlier epochs are *stale*, and
-messages with them are ignored. If messages with a stale epoch continue to arrive, there
-is a second process of the same name. If there was a goodbye with the current epoch, or
-no message for long, the next message with a stale epoch makes that epoch current again.
+messages with them are ignored. If messages with a stale epoch continue to arrive, a
+second process of the same name seems to run. After a goodbye with the current epoch, or
+some seconds without a message with it, the next message with a stale epoch makes that
+epoch current again.
 
 Bounds: beyond a thousand names, the least recently seen name is evicted. A name whose
 epoch changes implausibly often is treated as that of several processes: its new epochs
@@ -38,8 +39,8 @@ MAX_STALE = 8
 #: catch-up of all streams that the instance holds in memory.
 MAX_CHANGES = 5
 #: The interval at which further changes are allowed after a burst, in s. It is shorter
-#: than the start of a homeserver, so that a process which fails and restarts again and
-#: again is not mistaken for several processes.
+#: than the time in which a homeserver starts, so that one process that fails and
+#: restarts again and again is not mistaken for several processes.
 CHANGE_EVERY = 3.0
 #: A message with a stale epoch that arrives this long after the change, in s, was not
 #: delayed: its process is still running.
@@ -112,6 +113,8 @@ class PeerEpochs:
     ) -> EpochStatus:
         """Record a message of a peer, and return the meaning of its epoch.
 
+        A message with the status LATE or DUPLICATE is not recorded.
+
         :param now: monotonic time in s.
         :param has_backlog: whether the peer retains a backlog.
         """
@@ -141,7 +144,7 @@ class PeerEpochs:
         return status
 
     def leave(self, instance_name: str, epoch: str) -> None:
-        """Record that a peer said goodbye."""
+        """Record a peer's goodbye, unless its epoch is stale."""
         peer = self._peers.get(instance_name)
         if peer is not None and peer.epoch == epoch:
             peer.said_goodbye = True

@@ -3,8 +3,9 @@
 Theory of operation: all connections pass received items to the handler, and send the
 commands that the handler passes to them. Rows and positions are enqueued at the
 :class:`~synapse_replication.handlers.receiving.receiver.StreamReceiver` of their
-stream; REPLICATE is answered with this process's positions; every other command is
-delivered to the host. Commands of this process are sent on all connections.
+stream, or discarded if their stream or writer is not known; REPLICATE is answered with
+this process's positions; most other commands are delivered to the host (see
+``host_commands.py``). Commands of this process are sent on all connections.
 
 ``on_<COMMAND>`` methods are synchronous. They return an awaitable only if the host
 returns one; a background process is started only to wait for an awaitable.

@@ -149,7 +149,11 @@ class HostCommandHandler(CommandSender):
     def on_REMOTE_SERVER_UP(
         self, connection: ReplicationConnection, command: RemoteServerUpCommand
     ) -> _Waiting:
-        """Notify the host that a remote server is reachable, and relay the command."""
+        """Notify the host that a remote server is reachable.
+
+        Repeats of the command are discarded. A command from a peer that connected to
+        this process is also relayed.
+        """
         if not self._relay(connection, command):
             return None
         return self._host.commands.on_remote_server_up(command.data)
@@ -157,7 +161,11 @@ class HostCommandHandler(CommandSender):
     def on_LOCK_RELEASED(
         self, connection: ReplicationConnection, command: LockReleasedCommand
     ) -> _Waiting:
-        """Notify the host that a lock was released, and relay the command."""
+        """Notify the host that another instance released a lock.
+
+        Repeats of the command are discarded. A command from a peer that connected to
+        this process is also relayed.
+        """
         if command.instance_name == self._instance_name:
             return None
         if not self._relay(connection, command):

@@ -71,7 +71,8 @@ class SyncingUsers:
     """A command sink that stores the users syncing with each instance.
 
     It ignores all other commands: a stand-alone process has no caches, pushers or
-    clients. The function that ``command_sink`` names can return a subclass.
+    clients. The function that the configuration key ``command_sink`` names can return a
+    subclass.
 
     :param max_users: the largest number of stored users; each counts once per device
         and instance. Beyond it, the least recently updated users are evicted.

@@ -12,12 +12,14 @@ It receives the same messages from peers and
 * causes a stream held in a writer's memory to be fetched again if the writer's epoch
   differs from that of the delivered rows, whatever its tokens are;
 * reports a second process with the same name: a message with this instance's name and
-  another epoch, or messages with a peer's stale epoch that continue to arrive.
+  another epoch, messages with a peer's stale epoch that continue to arrive, or new
+  epochs of a peer at an implausible rate.
 
-Each chunk of rows is preceded by a message with the stream's position before these
-rows, because RDATA has no previous token. A reader therefore detects a gap before the
-following rows arrive, which would hide it. Heartbeats report only tokens that were sent
-in a row or a POSITION.
+Rows that the streamer sends together are preceded by a message with the stream's
+position before these rows, if it is known, because RDATA has no previous token. A
+reader therefore detects a gap before the following rows arrive, which would hide it.
+Heartbeats report only tokens that were sent in a row or a POSITION, or that were not
+sent because there was no reader.
 
 A hello is answered with a heartbeat, usually without delay, so that a new instance
 knows its peers' epochs before their positions arrive.
@@ -107,7 +109,8 @@ class ExtensionOptions:
 
     :ivar busy_interval: the interval while positions advance, in s.
     :ivar idle_interval: the interval while no position advances, in s.
-    :ivar answer_interval: the shortest interval between answers to hellos, in s.
+    :ivar answer_interval: the shortest interval between answers to hellos, in s. If
+        this instance writes a stream held in memory, a new epoch is answered at once.
     """
 
     busy_interval: float = 1.0
@@ -262,7 +265,7 @@ class ReplicationExtension:
                 self._report_duplicate(message, "")
             if kind is MessageType.HELLO:
                 # The process may instead have restarted too often. It must know this
-                # epoch, or it would fetch streams held in memory twice.
+                # instance's epoch, or it would fetch streams held in memory twice.
                 self._schedule_answer(is_new=False)
             return
         if message.follows is not None and connection.is_direct:
@@ -309,8 +312,8 @@ class ReplicationExtension:
         due = self._last_answer + self._options.answer_interval
         wait = due - self._clock.seconds()
         if wait <= 0 or (is_new and self._in_memory):
-            # Answer without delay: the peer must know this epoch before a position of a
-            # stream held in memory arrives.
+            # Answer without delay: the peer must know the epoch of this instance before
+            # a position of a stream held in memory arrives.
             self._send_answer()
         elif self._answer is None or not self._answer.active():
             self._answer = self._clock.call_later(wait, self._send_answer)
@@ -343,9 +346,9 @@ class ReplicationExtension:
             self._backlog.of(stream_name).add(prev_token, batches)
 
     def position_advanced(self, stream_name: str, token: int) -> None:
-        """Record that a position advanced without rows from the streamer.
+        """Record that rows were sent without the streamer, or were not sent at all.
 
-        The rows since the previous position are not retained in the backlog.
+        These rows are not retained in the backlog.
         """
         self._set_position(stream_name, token)
 
