@@ -14,7 +14,8 @@ V = TypeVar("V")
 class RecentDict(OrderedDict[K, V]):
     """Retains the entries that were written last.
 
-    :param limit: the most entries; adding another one evicts the oldest.
+    :param limit: the maximum number of entries; one more evicts the entry that was
+        written longest ago.
     """
 
     def __init__(self, limit: int) -> None:

@@ -38,13 +38,13 @@ __all__ = [
     "tables_of",
 ]
 
-#: The columns that precede those of the rows in every stream's table.
+#: The columns of every stream's table that precede the columns of the rows' fields.
 KEY_COLUMNS: Final[Mapping[str, pa.DataType]] = {
     # The token, as on the wire: positive even if the ids in the table are negative.
     "stream_id": pa.int64(),
     # The index among the rows of one token, from 0.
     "row_index": pa.int32(),
-    # The writer; empty if the database does not store it.
+    # The writer; empty if it is unknown.
     "instance_name": pa.string(),
     # The time of writing, in UTC; null if the table does not record it.
     "written_ts": pa.timestamp("us", tz="UTC"),
@@ -54,7 +54,7 @@ KEY_COLUMNS: Final[Mapping[str, pa.DataType]] = {
 #: archiving if ``written_ts`` is null.
 DAY: Final = "day"
 
-#: The kind of a row of ``events``.
+#: The column with the kind of a row; only ``events`` has it.
 KIND: Final = "kind"
 
 #: The columns of the commands of recordings; see WIRE_SCHEMA in pipeline/schemas.py.
@@ -116,8 +116,8 @@ class RowForm(enum.Enum):
 class Column:
     """A column of a stream's rows.
 
-    :ivar name: the name of the row's field, with the prefix ``row_`` if another column
-        has that name.
+    :ivar name: the name of the row's field, with the prefix ``row_`` if that name is
+        reserved for a column of some table or frame.
     :ivar type: ``string``, ``bigint``, ``double``, ``boolean``, ``strings`` (a list of
         strings), or ``json`` (text that contains any JSON value).
     """

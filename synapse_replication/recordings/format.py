@@ -1,10 +1,10 @@
 """Recordings of traffic: JSON lines of ``{"t": ..., "channel": ..., "line": ...}``.
 
-``t`` is the time of arrival in s, from an arbitrary origin; ``channel`` the Redis
-channel; ``line`` the command; the optional ``time_ms`` is the time of arrival in ms
-since the Unix epoch. Other keys are ignored.
+``t`` is the time of arrival in s, from an arbitrary origin; ``channel`` is the Redis
+channel or, for direct TCP, the server's name; ``line`` is the command; the optional
+``time_ms`` is the time of arrival in ms since the Unix epoch. Other keys are ignored.
 
-This module opens no files: the functions have binary files as arguments.
+This module opens no files: the parameters of its functions are open binary files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _XZ_MAGIC: Final = b"\xfd7zXZ\x00"
 
-#: The most bytes in a line of a recording. Redis messages have no limit of their own,
+#: The maximum length of a line of a recording, in bytes. Redis accepts longer messages,
 #: but replicated rows are far shorter.
 MAX_LINE_BYTES: Final = 2**20
 
@@ -69,7 +69,7 @@ class Record:
 
     :ivar number: its line number in the file, from 1.
     :ivar seconds: the time of its arrival in s, from an arbitrary origin.
-    :ivar channel: the Redis channel.
+    :ivar channel: the Redis channel; for direct TCP, the server's name.
     :ivar line: the command, without its line end.
     :ivar time_ms: the time of its arrival in ms since the Unix epoch, if known.
     """
@@ -117,8 +117,9 @@ def read_records(
 ) -> Iterator[Record | RecordingError]:
     """Yield the records of a file, a line at a time.
 
-    An error is yielded in place of a line that is not a record, and where a compressed
-    file is damaged or truncated, which ends the records. Blank lines are skipped.
+    An error is yielded in place of a line that is not a record. Where a compressed file
+    is damaged or truncated, an error is yielded as the last item. Blank lines are
+    skipped.
 
     :param file: an uncompressed file, or the result of :func:`unpacked`.
     :param first_number: the number of the first line.

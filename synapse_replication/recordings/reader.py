@@ -35,8 +35,9 @@ def shipped_recording() -> Path:
 def read_recording(path: Path) -> Iterator[Record | RecordingError]:
     """Yield the records of a recording, a line at a time.
 
-    An error is yielded in place of a line that is not a record, and at the end of a
-    truncated file; blank lines are skipped.
+    An error is yielded in place of a line that is not a record. Where a compressed file
+    is damaged or truncated, an error is yielded as the last item. Blank lines are
+    skipped.
 
     :raises OSError: if the file cannot be opened or read.
     """

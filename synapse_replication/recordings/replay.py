@@ -77,17 +77,17 @@ class _RecordedStream:
         return self.positions.get(instance_name, _NOWHERE)
 
     def minimal_local_current_token(self) -> int:
-        """Return 0: this process writes nothing."""
+        """Return 0: the replay writes nothing."""
         return 0
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
-        """Return ``False``: this process writes nothing."""
+        """Return ``False``: the replay writes nothing."""
         return False
 
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
-        """Record a gap, and return no rows."""
+        """Record a gap, unless the writer has no position yet; return no rows."""
         if from_token != _NOWHERE:
             gap = Gap(self.description.name, instance_name, from_token, upto_token)
             self._report.gaps.append(gap)
@@ -123,7 +123,7 @@ class _Observer(ReplicationObserver):
 
 
 class _Clock:
-    """A clock whose time never advances, so that nothing is retried."""
+    """A clock whose time never advances: scheduled calls and retries never run."""
 
     def seconds(self) -> float:
         return 0.0
@@ -164,7 +164,7 @@ class _Commands:
 
 class _Notifier:
     def add_replication_callback(self, callback: Callable[[], None]) -> None:
-        """Do nothing: this process writes nothing."""
+        """Do nothing: the replay writes nothing."""
 
 
 class _Connection:

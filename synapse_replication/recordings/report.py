@@ -16,8 +16,8 @@ _Key: TypeAlias = tuple[str, str]
 
 #: The most unparsable lines that are listed; further lines are only counted.
 _MAX_UNPARSABLE = 1000
-#: The expected reasons of discards, which lose no data, with an explanation of each.
-#: Discards for other reasons may lose data.
+#: The reasons for which discards are expected, with an explanation of each. A discard
+#: for another reason may lose data.
 EXPLANATIONS: Mapping[DiscardReason, str] = {
     DiscardReason.OLD_TOKEN: "sent again, at or below the position of its writer",
     DiscardReason.REDUNDANT_POSITION: "repeats a known position",
@@ -27,7 +27,7 @@ EXPLANATIONS: Mapping[DiscardReason, str] = {
 
 @attrs.frozen
 class Unparsable:
-    """A line that cannot be parsed as a command.
+    """A line that is not a record, or whose command or row cannot be parsed.
 
     :ivar line_number: its line number in the recording, from 1.
     :ivar error: why it cannot be parsed.
@@ -39,7 +39,7 @@ class Unparsable:
 
 @attrs.frozen
 class Gap:
-    """A range of tokens in which a POSITION indicates rows missing from the recording.
+    """A range of tokens whose rows may be missing, according to a later POSITION.
 
     :ivar after: the writer's last position before the range.
     :ivar up_to: the last token of the range.
@@ -55,7 +55,8 @@ class Gap:
 class Report:
     """The report on a recording.
 
-    :ivar lines: the number of commands, including those that cannot be parsed.
+    :ivar lines: the number of commands, including those that cannot be parsed; lines
+        that are not records are not included.
     :ivar commands: lines by their first word.
     :ivar rdata_rows: rows by stream.
     :ivar batches: finished batches of more than one row, by stream.
@@ -67,7 +68,8 @@ class Report:
     :ivar extra_fields: rows with unknown additional fields, by stream.
     :ivar gaps: the ranges in which rows may be missing.
     :ivar unparsable: the first thousand lines that cannot be parsed.
-    :ivar unparsable_lines: the number of lines that cannot be parsed.
+    :ivar unparsable_lines: the number of lines that are not records, or whose command
+        or row cannot be parsed.
     :ivar failures: other failures, by their text.
     """
 

@@ -1,11 +1,10 @@
 """Writing of recordings to a folder, one file at a time.
 
 A file is written as ``NAME.jsonl.partial``, and renamed to ``NAME.jsonl`` once it is
-complete and synced, so that readers never find an incomplete file under that name. A
-compressed file has ``.jsonl.gz`` instead of ``.jsonl``.
-``NAME`` begins with the time of its first line in UTC, so names sort by time. If the
-process is killed, the next start completes its ``.partial`` file, without an incomplete
-last line.
+complete and synced, so that readers never find an incomplete ``NAME.jsonl``. A
+compressed file has ``.jsonl.gz`` instead of ``.jsonl``. ``NAME`` begins with the time
+of the file's first line in UTC, so names sort by time. If the process is killed, the
+next start completes its ``.partial`` file, without an incomplete last line.
 
 Each line has the keys of a recording (``t``, ``channel``, ``line``), and ``time_ms``.
 USER_IP, which contains addresses and access tokens, is never written.
@@ -111,7 +110,7 @@ class RecordingFiles:
                 _complete_partial(path)
 
     def write(self, channel: str, line: bytes) -> None:
-        """Write a line, unless it is a USER_IP command.
+        """Write a line; skip USER_IP commands and lines of the channel of USER_IP.
 
         :raises RecordingWriteError: if it cannot be written; earlier lines remain.
         """
@@ -133,7 +132,7 @@ class RecordingFiles:
                 self.roll()
 
     def tick(self) -> None:
-        """Sync the file to disk, and close it if it is old enough.
+        """Sync the file to disk; close it once it is ``roll_seconds`` old.
 
         Call it once a second, so that a crash of the machine loses at most the lines of
         about one second.
@@ -217,7 +216,10 @@ class _explaining_os_errors:  # noqa: N801 -- used like a function
 
 
 def _complete_partial(partial: Path) -> None:
-    """Complete the file of a process that was killed; drop an incomplete last line."""
+    """Complete the file of a process that was killed, without an incomplete last line.
+
+    If no line is complete, remove the file.
+    """
     name = partial.with_suffix("")
     repaired = partial.with_suffix(_REPAIRED)
     if name.exists():

@@ -1,4 +1,4 @@
-"""The contents of a report, as values whose size does not depend on the input."""
+"""The contents of a report; their size does not depend on the number of input rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "hide_names",
 ]
 
-#: The maximum number of windows in a plot.
+#: The maximum span of the data, in windows, if the length of a window is not requested.
 MAX_WINDOWS = 120
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
@@ -76,7 +76,8 @@ class LagLine:
     :ivar start: the start of the window, in s since 1970; ``None`` for the whole
         stream.
     :ivar tokens: the number of tokens that were measured.
-    :ivar least: the smallest lag; negative if the clocks of writer and recorder differ.
+    :ivar least: the smallest lag; negative only if the clocks of writer and recorder
+        differ.
     """
 
     stream: str
@@ -112,7 +113,8 @@ class StreamEvent:
     """A POSITION that makes readers catch up, or that resets the stream.
 
     :ivar kind: ``catch-up`` or ``reset``.
-    :ivar known: the last token of the writer before the POSITION.
+    :ivar known: the greatest token that the recording has of the writer from its
+        previous POSITION up to this one.
     """
 
     kind: str
@@ -165,7 +167,7 @@ class Notes:
     """The findings of one kind in one stream that do not indicate a fault.
 
     :ivar findings: the number of findings.
-    :ivar count: the number of affected rows or ids.
+    :ivar count: the number of affected rows, ids or lines.
     :ivar example: the text of one of the findings.
     """
 
@@ -183,12 +185,14 @@ class ReportData:
     :ivar made: the time at which the report was made, in UTC.
     :ivar sources: descriptions of the sources, for display.
     :ivar rows_window: the length of a window of ``over_time``, in s.
-    :ivar wire_window: the length of a window of ``arrived``, in s.
+    :ivar wire_window: the length of a window of ``arrived`` and ``lags_over_time``, in
+        s.
     :ivar wire_relative: whether the recordings have no date. If so, times are relative
         to the beginning of each recording, and are stored as times after 1970-01-01.
     :ivar event_count: the number of all events; ``events`` contains only the last ones.
     :ivar identified: whether the names of rooms and users are shown, not hashes.
-    :ivar findings: errors and warnings, worst first; ``None`` without an audit.
+    :ivar findings: the worst errors and warnings, worst first; ``None`` without an
+        audit.
     :ivar notes: all other findings, grouped.
     :ivar finding_count: the number of all findings, by severity.
     """
@@ -218,7 +222,10 @@ class ReportData:
 def choose_window(
     first: datetime.datetime | None, last: datetime.datetime | None
 ) -> int:
-    """Return a window length, in s, that does not produce too many windows."""
+    """Return the shortest window length, in s, with at most MAX_WINDOWS windows.
+
+    If the span of the times is too long for all lengths, return the longest one.
+    """
     span = (last - first).total_seconds() if first and last else 0
     for window in _WINDOWS:
         if span / window <= MAX_WINDOWS:
@@ -227,7 +234,7 @@ def choose_window(
 
 
 def hide_names(found: Iterable[Hot], key: bytes) -> list[Hot]:
-    """Replace each name by a keyed hash, which cannot be guessed without the key."""
+    """Replace each name by a keyed hash; without the key, the name cannot be found."""
     return [
         attrs.evolve(
             hot,

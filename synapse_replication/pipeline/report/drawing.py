@@ -1,8 +1,8 @@
 """Drawing of the plots of a report: colours, panels, axes and output formats.
 
-Each plot is drawn three times: for a wide page, for a narrow one, and as an image. The
-SVG refers to CSS variables instead of colours, so that it follows the page's light or
-dark theme.
+Each plot is drawn three times: as an SVG for a wide page, as an SVG for a narrow page,
+and as an image. The SVGs refer to CSS variables instead of colours, so that they follow
+the page's light or dark theme.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ _dates: Any = matplotlib.dates
 
 
 def colour_of(style: Style, name: str, names: Sequence[str]) -> str:
-    """Return the colour of a series, according to its index in ``names``."""
+    """Return the colour of a series: that of its index in ``names``, or the last."""
     index = names.index(name) if name in names else COLOURS - 1
     return style.series[index]
 

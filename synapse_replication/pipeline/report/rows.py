@@ -98,7 +98,7 @@ def totals(counts: DataFrame) -> DataFrame:
 
 
 def over_time(rows: DataFrame, window_s: int) -> DataFrame:
-    """Count rows by the window in which they were written.
+    """Count rows by the window in which they were written; omit rows without a time.
 
     :param window_s: the length of a window, in s.
     :return: ``stream``, ``instance_name``, ``start`` (s since 1970), ``rows``.
@@ -211,7 +211,7 @@ def _value_at(paths: Mapping[str, str], *, events: bool) -> Column:
             sf.col("stream") == stream, sf.get_json_object("row", path)
         ).otherwise(found)
     if events:
-        # ["ev", [event_id, room_id, ...]], ["state", [room_id, ...]].
+        # Rows are ["ev", [event_id, room_id, ...]], or [kind, [room_id, ...]].
         of_event = sf.when(
             sf.get_json_object("row", "$[0]") == "ev",
             sf.get_json_object("row", "$[1][1]"),

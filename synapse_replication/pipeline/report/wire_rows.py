@@ -155,13 +155,14 @@ def lag_percentiles(late: DataFrame, window_s: int | None) -> DataFrame:
 
 
 def stream_events(wire: DataFrame) -> DataFrame:
-    """Find the POSITION lines that make a reader catch up or reset the stream.
+    """Find the POSITION lines that reset a stream, or make a reader catch up.
 
-    Each line is compared with the greatest token that a reader has received from the
-    writer in the previous POSITION and since then. If ``token`` is less than that, the
-    writer has reset the stream (``reset``). Otherwise, if ``prev_token`` is greater,
-    the reader has to fetch the rows between the two tokens (``catch-up``). A POSITION
-    before which the recording has no token of the writer in the stream is neither.
+    Each line is compared with ``known``: the greatest token that a reader has received
+    from the writer in the previous POSITION and since then. If ``token`` is less than
+    ``known``, the writer has reset the stream (``reset``). Otherwise, if ``prev_token``
+    is greater than ``known``, the reader has to fetch the rows above ``known``
+    (``catch-up``). A POSITION before which the recording has no token of the writer in
+    the stream is neither.
 
     :return: ``kind``, ``stream``, ``instance_name``, ``received_ts``, ``recording``,
         ``line_number``, ``known`` (the token that the line is compared with),
@@ -218,7 +219,7 @@ def _spans(wire: DataFrame) -> DataFrame:
         .rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
     is_position = sf.col("command") == "POSITION"
-    # Between two POSITION lines, tokens increase, except in late rows of caches.
+    # The greatest token need not be the last one: caches may have late rows.
     return (
         lines.select("*", sf.count_if(is_position).over(so_far).alias("span"))
         .groupBy(*writer, "span")

@@ -52,7 +52,7 @@ class CatalogStream:
 
     :ivar table: the name of the stream on the wire, and the columns of its rows.
     :ivar queries: the queries. If rows of several queries have the same token, those of
-        the first query precede the others.
+        an earlier query come first.
     :ivar sequence: the sequence that allocates the stream's ids.
     :ivar positions_name: the stream's name in ``stream_positions``; ``None`` if its
         positions are not stored.

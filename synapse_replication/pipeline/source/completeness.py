@@ -5,8 +5,8 @@ transactions with higher ids. A reader whose offset is already beyond the row's 
 skip the row. An offset therefore never exceeds the token up to which no more rows can
 be committed:
 
-* A declared writer's rows are complete up to its position in ``stream_positions``,
-  which a writer stores only when all of its ids up to the position are finished.
+* A writer's rows are complete up to its position in ``stream_positions``, which a
+  writer stores only when all of its ids up to the position are finished.
 * Rows without a known writer (account data, rows older than the writer column) are
   complete up to the smallest of these positions.
 * A declared writer without a position has not finished any id. A continuous reader
@@ -19,7 +19,7 @@ be committed:
   ids. (This requires that the transaction which allocates an id also writes the row, as
   in Synapse.)
 
-A standby has the same positions as the primary, but does not show its locks.
+A standby has the same positions as the primary, but does not show the primary's locks.
 docs/pipeline.rst, "Offsets", describes the guarantees.
 """
 
@@ -148,7 +148,7 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
 
 
 def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:
-    """Return the stream's positions in ``stream_positions``, as tokens from 0."""
+    """Return the stream's positions in ``stream_positions``, as tokens of 0 or more."""
     if stream.positions_name is None:
         return {}
     txn.execute("SELECT to_regclass('stream_positions') IS NOT NULL")
@@ -178,8 +178,8 @@ class CompletenessReader:
     :ivar declared: the configured writers of each stream.
     :ivar continuous: whether a continuous read resumes from the result. If so, the
         result never exceeds what is complete. Otherwise, the result for a stream
-        without positions is its last row, and a declared writer without a position is
-        ignored.
+        without positions is the token of its last row, and a declared writer without a
+        position is ignored.
     :ivar clock: returns the monotonic time in s.
     :ivar sleep: blocks for a time in s.
     """

@@ -1,6 +1,7 @@
 """Read-only connections of Spark's driver, with time limits and short error messages.
 
-Spark's tasks open their own connections, and apply :func:`session_settings` to them.
+The tasks that read rows open their own connections, and apply :func:`session_settings`
+to them. ``pipeline bootstrap`` does not use this module.
 """
 
 from __future__ import annotations

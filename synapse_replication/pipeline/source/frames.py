@@ -27,11 +27,13 @@ def read_rows(
     form: RowForm = RowForm.JSON,
     **options: str,
 ) -> DataFrame:
-    """Read the rows that are currently in the database.
+    """Return a frame of the rows in the database; each query reads them again.
+
+    If an option is invalid, Spark raises an exception of its own, which contains the
+    message of the ``PipelineError``; so does each query if the database cannot be read.
 
     :param form: which columns to read. Reading fewer columns is faster.
     :param options: options of the data source, for instance ``streams``.
-    :raises PipelineError: if an option is invalid, or the database cannot be reached.
     """
     given = {**reader_options(settings), "rows": form.value, **options}
     return session.read.format("synapse_replication").options(**given).load()
@@ -78,7 +80,8 @@ def latest_token(settings: PipelineSettings, **options: str) -> str:
     ``startingToken``.
 
     :param options: options of the data source, for instance ``streams``.
-    :raises PipelineError: if an option is invalid, or the database cannot be reached.
+    :raises PipelineError: if an option is invalid, the database cannot be reached, or
+        the token cannot be determined.
     """
     checked = SourceOptions.parse({**reader_options(settings), **options})
     planner = Planner(checked, continuous=True)

@@ -1,9 +1,9 @@
 """Offsets: vector clocks of the rows read from each stream, and their arithmetic.
 
-An offset contains every writer that was known when it was created, even one that is
-behind the others; all other writers are at its minimum. So the rows of a writer are not
-skipped if it is slow, or has not written any yet. This module uses neither a database
-nor Spark.
+An offset that was read from the database contains every writer that was known at that
+time, even one that is behind the others; all other writers are at its minimum. So the
+rows of a writer are not skipped if the writer is slow, or has not written any yet. This
+module uses neither a database nor Spark.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _freeze(writers: Mapping[str, int]) -> Mapping[str, int]:
 class StreamOffset:
     """The position up to which each writer of a stream has been read.
 
-    Unlike a :class:`~synapse_replication.streams.tokens.MultiWriterStreamToken`, it
-    also contains writers at or below the minimum.
+    Unlike a :class:`~synapse_replication.streams.tokens.MultiWriterStreamToken`, it can
+    also contain writers at or below the minimum.
 
     :ivar minimum: the position of all writers that are not in ``writers``, and of rows
         whose table does not store the writer.

@@ -173,7 +173,7 @@ def _token(given: Mapping[str, str], name: str, default: str) -> str:
     lowered = text.lower()
     if lowered in (EARLIEST, LATEST):
         return lowered
-    # Check the syntax only; whether its streams and instances exist is checked later.
+    # Check the syntax only. The planner checks the streams and instances of the token.
     parse_token(name, text, [], str)
     return text
 

@@ -26,13 +26,13 @@ __all__ = ["Part", "cut_by_rows", "narrow", "pack", "split"]
 #: The number of ids for which a separate task pays off.
 IDS_PER_TASK = 250_000
 
-#: The number of ids in a part from which details are joined instead of looked up row by
-#: row: for that many rows, up to five lookups per row would take several times as long
-#: as all other work.
+#: The number of ids in a part from which details (columns of further tables) are joined
+#: instead of looked up row by row: for that many rows, up to five lookups per row would
+#: take several times as long as all other work.
 IDS_TO_JOIN = 20_000
 
-#: The approximate maximum number of tasks, unless the option ``numPartitions`` is set:
-#: dividing each of several parts may add one task per part.
+#: The maximum number of tasks, unless the option ``numPartitions`` is set. It is
+#: approximate, because dividing several parts may add one task for each of them.
 MAX_TASKS = 400
 
 #: The work of reading a row with details, as a multiple of a row without details. It
@@ -169,7 +169,7 @@ def cut_by_rows(
 
     The limit is exceeded only if a single token has more rows, because there must be
     progress. All streams share the limit equally; the unused part of a stream's share
-    is divided among the other streams.
+    is divided among the streams with more rows.
 
     :param start: the offset of each stream after which to count.
     :return: an offset for each stream.

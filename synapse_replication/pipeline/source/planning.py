@@ -41,7 +41,7 @@ class Selection:
     """A stream to read, and the relevant parts of the database's schema.
 
     :ivar sole_writer: the writer of rows whose table does not record the writer; empty
-        if the stream has several writers.
+        if it is unknown, because the stream has several known writers or none.
     """
 
     stream: CatalogStream
@@ -67,7 +67,7 @@ class Planner:
 
         :param wanted: further restrictions of the rows to read.
         :raises PipelineError: if the database cannot be reached, or lacks a requested
-            stream or token.
+            stream or token, or a query fails.
         """
         options = self._options
         with reading(options.conninfo, PLAN_TIMEOUT) as txn:

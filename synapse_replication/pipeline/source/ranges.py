@@ -183,7 +183,7 @@ def _condition(query: CatalogQuery, span: Span, present: Present) -> str | None:
     if range_.writer_column is None:
         return bounds if span.nameless else None
     writer = _column(query, range_.writer_column)
-    # The writers in a table with an index by writer were looked up before.
+    # All writers in a table with an index by writer are known: they were looked up.
     walks_writers = range_.table in present.by_writer
     excluded = [w for w in span.known if w not in span.writers]
     writer_conditions: list[str] = []
@@ -218,7 +218,8 @@ def ids_sql(
 ) -> str | None:
     """Return the query for the tokens of a span in one table, in order.
 
-    The query scans the index of ids and stops after ``limit`` rows.
+    The query returns at most ``limit`` tokens. If the table has an index of ids, the
+    server scans this index, and stops after the last token that it returns.
 
     :param last: whether to return the greatest token first.
     :return: the query; ``None`` if no row of the table can be in the span.

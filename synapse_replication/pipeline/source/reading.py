@@ -172,7 +172,7 @@ def _settings_sql(part: Part) -> str:
     """Return one statement that applies all settings to the transaction."""
     settings = {
         "transaction_read_only": "on",
-        # Enough to sort the rows of a part and their joined details in memory.
+        # Usually enough to sort the rows of a part and their joined details in memory.
         "work_mem": "128MB",
         **session_settings(READ_TIMEOUT, walk_indexes=part.walks_indexes),
     }

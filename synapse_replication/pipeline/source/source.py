@@ -6,7 +6,7 @@
 
 docs/pipeline.rst describes the options and guarantees. The driver plans the ranges to
 read and divides them into partitions. A task receives a partition as plain data, and
-opens its own connection. Nothing in this package uses a Twisted reactor.
+opens its own connection. Neither the driver nor the tasks use a Twisted reactor.
 """
 
 from __future__ import annotations

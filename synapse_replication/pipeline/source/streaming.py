@@ -43,7 +43,7 @@ _Offsets = Mapping[str, StreamOffset]
 
 
 class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads existing rows, and then new rows, up to the complete offset.
+    """Reads existing rows, and then new rows, as far as they are complete.
 
     :param options: the validated options.
     """
@@ -82,8 +82,8 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end offset of the next batch.
 
-        :raises PipelineError: if the database cannot be reached, or ``start`` is ahead
-            of it.
+        :raises PipelineError: if the database cannot be reached, ``start`` is ahead of
+            it, or it is unknown which rows are complete.
         """
         begun = offsets_from_json(start)
         with self._reading() as txn:
@@ -114,7 +114,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets_to_json({**begun, **end})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the latest complete offset, from which Spark computes the lag."""
+        """Return the offset up to which rows are complete, for Spark's metrics."""
         return self._newest
 
     # -- rows --------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 This package's errors name the problem and its solution. If a Python worker raises one,
 the driver gets its message within an exception of Spark, among a hundred lines of stack
 traces. :func:`shorten` extracts that message. If a file was removed while it was being
-read, :func:`shorten` returns an explanation. For any other failure, it returns the line
-that names the exception.
+read, :func:`shorten` returns an explanation. For any other failure, it returns the last
+exception of a Python traceback or, without a traceback, the first line of the message.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def shorten(error: BaseException) -> str:
         return str(ours[-1])
     if _FILE_GONE.search(text):
         return (
-            "a file was removed while it was being read, because the archive was "
-            "compacted or purged at the same time. No data is lost; run the job again"
+            "a file was removed while it was being read. If the archive was compacted "
+            "or purged at the same time, no data is lost; run the job again"
         )
     if "Traceback (most recent call last)" in text and (
         raised := _RAISED.findall(text)

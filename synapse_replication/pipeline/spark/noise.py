@@ -1,7 +1,8 @@
 """Filters the standard error of Java and of Python workers.
 
-Java inherits the standard error of the process that starts it. While Java is started,
-standard error is a pipe. A thread copies the relevant lines from the pipe.
+Java inherits the standard error of the process that starts it. While this process is
+starting Java, its standard error is a pipe. A thread copies the relevant lines from the
+pipe to ``sys.stderr``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Creates the Spark session of the jobs, after checking its requirements.
 
-Works on a laptop (``local[*]``) and with any ``--master``. docs/pipeline.rst says how
-to run it on a cluster, and how to change Spark's settings.
+The session runs on a laptop (``local[*]``) or on the cluster of any ``--master``.
+docs/pipeline.rst says how to run jobs on a cluster, and how to change Spark's settings.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def make_session(
         environment variable ``MASTER`` or ``SPARK_HOME`` is set; otherwise
         ``local[*]``.
     :param settings: further Spark settings, which override the defaults of this module.
-    :raises SparkMissingError: if Java or PySpark is missing. The message says how
-        to install it.
+    :raises SparkMissingError: if Java or PySpark is missing, or Java is too old or does
+        not run. The message says how to install it.
     """
     check_java()
     try:
@@ -62,7 +62,7 @@ def make_session(
     # This logger writes each exception with its Java stack on one line, although the
     # exception is raised, too.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    # Executors on this machine use the same Python as this process.
+    # Executors start the Python of this path, unless the user has set another one.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
@@ -141,6 +141,6 @@ def _settings() -> dict[str, str]:
         "spark.sql.warehouse.dir": str(
             Path(tempfile.gettempdir(), "synapse-replication-warehouse")
         ),
-        # A dsn contains secrets: redact it in plans, logs and the web UI.
+        # A dsn may contain a password: redact it in plans, logs and the web UI.
         "spark.redaction.regex": "(?i)secret|password|token|dsn|access[.]?key|url",
     }

@@ -67,7 +67,7 @@ class _Sightings:
     names: tuple[str, ...]
 
     def least(self, of: _Array) -> _Array:
-        """Return the least number of each id's writers in the sightings of a mask.
+        """Return each id's smallest writer number among sightings that a mask selects.
 
         :return: :data:`_NO_WRITER` if there is none.
         """
@@ -75,7 +75,7 @@ class _Sightings:
         return np.minimum.reduceat(writers, self.starts)
 
     def greatest(self, of: _Array) -> _Array:
-        """Return the greatest number of each id's writers in the sightings of a mask.
+        """Return each id's greatest writer number among sightings that a mask selects.
 
         :return: -1 if there is none.
         """
