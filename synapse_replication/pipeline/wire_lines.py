@@ -1,11 +1,10 @@
 """Reads recordings, which ``follow --json`` and ``record`` write, as data frames.
 
-Theory of operation: the driver lists files, and executors read them. A plain, that is,
-uncompressed file is divided into ranges of bytes; a line belongs to the range that
-contains its first byte.
-If a file has more than one range, the lines of its ranges are counted first, so that
-line numbers are exact for any division. A compressed file is not seekable, so one task
-reads all of it.
+Theory of operation: the driver lists files, and executors read them. A plain
+(uncompressed) file is divided into ranges of bytes; a line belongs to the range that
+contains its first byte. If a file has more than one range, the lines of its ranges are
+counted first, so that line numbers are exact for any division. A compressed file is not
+seekable, so one task reads all of it.
 
 The driver and all executors must see each file under the same path. Lines that are
 appended to a plain file after it was listed are ignored. An invalid record (an

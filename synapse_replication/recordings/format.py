@@ -4,7 +4,7 @@
 channel or, for direct TCP, the server's name; ``line`` is the command; the optional
 ``time_ms`` is the time of arrival in ms since the Unix epoch. Other keys are ignored.
 
-This module opens no files: the parameters of its functions are open binary files.
+This module opens no files: its functions read files that the caller has opened.
 """
 
 from __future__ import annotations

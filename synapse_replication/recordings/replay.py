@@ -73,7 +73,7 @@ class _RecordedStream:
         self._report = report
 
     def current_token(self, instance_name: str) -> int:
-        """Return the position up to which the recording was replayed."""
+        """Return the position up to which the writer's rows were replayed."""
         return self.positions.get(instance_name, _NOWHERE)
 
     def minimal_local_current_token(self) -> int:
@@ -301,7 +301,7 @@ def _why_unparsable(item: ReceivedItem) -> RemoteProtocolError | None:
     """Return why a line, or a row of a run, cannot be parsed, or ``None``.
 
     Rows are decoded here, because the handler would detect invalid JSON without
-    knowing its line number.
+    knowing the line number.
     """
     if isinstance(item, RefusedLine):
         return item.error

@@ -14,7 +14,7 @@ __all__ = ["EXPLANATIONS", "Gap", "Report", "Unparsable", "describe"]
 
 _Key: TypeAlias = tuple[str, str]
 
-#: The most unparsable lines that are listed; further lines are only counted.
+#: The maximum number of unparsable lines that are listed; others are only counted.
 _MAX_UNPARSABLE = 1000
 #: The reasons for which discards are expected, with an explanation of each. A discard
 #: for another reason may lose data.
@@ -64,7 +64,8 @@ class Report:
         writer had reached, by stream.
     :ivar resets: how often a writer's position moved back, by stream.
     :ivar last_position: the last position by stream and writer.
-    :ivar discarded: rows and positions that the handler did not deliver.
+    :ivar discarded: rows and positions that the handler discarded, by reason and
+        stream.
     :ivar extra_fields: rows with unknown additional fields, by stream.
     :ivar gaps: the ranges in which rows may be missing.
     :ivar unparsable: the first thousand lines that cannot be parsed.

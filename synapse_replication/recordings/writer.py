@@ -112,7 +112,8 @@ class RecordingFiles:
     def write(self, channel: str, line: bytes) -> None:
         """Write a line; skip USER_IP commands and lines of the channel of USER_IP.
 
-        :raises RecordingWriteError: if it cannot be written; earlier lines remain.
+        :raises RecordingWriteError: if the line cannot be written; earlier lines
+            remain.
         """
         if line.lstrip().startswith(_USER_IP) or channel.endswith("/USER_IP"):
             return

@@ -158,7 +158,7 @@ def _id_stream(
     stored: Mapping[str, Sequence[str]],
 ) -> IdStream:
     name = stream.positions_name or stream.name
-    # Without a configuration, every instance with a position is a writer.
+    # Without declared writers, every instance with a position is a writer.
     writers = settings.writers.get(stream.name) or stored.get(name, ())
     return IdStream(
         stream_name=name,

@@ -78,7 +78,7 @@ STEPS: Final = 3
 
 _CODEGEN: Final = "spark.sql.codegen.wholeStage"
 
-#: Below this number of rows, compiling a query costs more than it saves.
+#: Below this number of ids and lines, compiling a query costs more than it saves.
 _FEW: Final = 500_000
 
 _PURGED_SCHEMA = "stream string, first_token long, last_token long"
@@ -158,8 +158,8 @@ def audited(
         tokens = wire_tokens(lines)
         on_wire = _reach(tokens)
         begin("compare ids")
-        # Read the sequences after the recordings: every recorded id is then allocated,
-        # and a greater one shows that the database is in an older state.
+        # Read the sequences after the recordings. Otherwise, an id that was allocated
+        # in between would seem to be ahead of its sequence.
         facts = read_facts(settings)
         ids = _cached(_ids(session, settings, archive, facts, tokens, on_wire), stack)
         few = ids.count() + lines.count() < _FEW
@@ -375,7 +375,7 @@ def _texts(
     archive: ArchivedTables | None,
     reach: Mapping[str, int],
 ) -> DataFrame:
-    """Return the rows of the first few lost ids of each POSITION.
+    """Return the rows of the first few ids that each POSITION in ``lost`` skipped.
 
     Only the range of each stream that contains these ids is read.
 

@@ -57,7 +57,7 @@ _PARTITIONS_PER_CORE = 2
 
 @attrs.frozen
 class Bootstrap:
-    """The state of the streams, and the changes to write.
+    """The state of the streams, and the plan for each position.
 
     :ivar without_writer: the greatest token of each stream in rows that have no writer,
         although their table has a column for it.

@@ -37,7 +37,8 @@ Found = tuple[str, str, str | None, int]
 class StreamHistory:
     """The state of one stream in the database.
 
-    All ids are tokens, which are positive, except those in ``stored``.
+    All ids are tokens, which are positive, except those in ``stored``, which have the
+    sign of the table.
 
     :ivar name: the name on the wire.
     :ivar positions_name: the name in ``stream_positions``.

@@ -1,8 +1,8 @@
 """Database access for ``pipeline bootstrap``: positions, sequences and tables.
 
 The functions use psycopg2 and block. Only :func:`read_farthest` reads whole tables. It
-reads a table in many ranges of ids if an index begins with the id, and in a single
-range otherwise.
+divides a table into ranges of ids if an index begins with the id; otherwise, it reads
+the table as a single range.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ __all__ = [
     "write_positions",
 ]
 
-#: The number of ids that one query covers, if the table has few enough ids.
+#: The number of ids that one query covers, unless the table has too many ids for
+#: :data:`MAX_RANGES` such queries.
 RANGE_WIDTH = 250_000
 
 #: The maximum number of ranges of one table. A larger table has wider ranges.
@@ -100,9 +101,11 @@ def connected(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
 
 
 def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistory]:
-    """Return the history of each stream with stored positions, tables and a sequence.
+    """Return the history of each stream of this database whose positions are stored.
 
-    The histories lack the greatest tokens, which :func:`read_farthest` reads.
+    A stream whose tables or sequence are missing is omitted; one whose positions are
+    missing is not. The histories lack the greatest tokens, which :func:`read_farthest`
+    reads.
 
     :raises PipelineError: if ``stream_positions`` has two rows for a writer of a
         stream.

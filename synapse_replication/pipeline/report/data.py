@@ -24,7 +24,8 @@ __all__ = [
     "hide_names",
 ]
 
-#: The maximum span of the data, in windows, if the length of a window is not requested.
+#: Unless the length of a window is requested, the data of a plot spans at most this
+#: number of windows.
 MAX_WINDOWS = 120
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400

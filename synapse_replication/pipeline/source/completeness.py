@@ -2,8 +2,8 @@
 
 Theory of operation: a row is written by a transaction, which may commit after
 transactions with higher ids. A reader whose offset is already beyond the row's id would
-skip the row. An offset therefore never exceeds the token up to which no more rows can
-be committed:
+skip the row. The offset of a continuous read therefore never exceeds the token up to
+which no more rows can be committed:
 
 * A writer's rows are complete up to its position in ``stream_positions``, which a
   writer stores only when all of its ids up to the position are finished.

@@ -83,7 +83,7 @@ class StreamOffset:
         )
 
     def towards(self, target: StreamOffset, read_upto: int) -> StreamOffset:
-        """Return the offset after reading some of the rows between this and ``target``.
+        """Return the offset after reading some of the rows up to ``target``.
 
         :param target: an offset at or after this one.
         :param read_upto: the id up to which the rows between the two offsets were read,
@@ -96,7 +96,7 @@ class StreamOffset:
         return self.advance(bounded)
 
     def covers(self, writer: str, token: int) -> bool:
-        """Return whether the offset covers a row."""
+        """Return whether the offset covers a row: whether the row was read."""
         return token <= self.position(writer)
 
     def to_json(self) -> dict[str, Any]:

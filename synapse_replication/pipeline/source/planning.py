@@ -199,7 +199,7 @@ class Planner:
         end: Mapping[str, StreamOffset],
         wanted: Wanted = EVERYTHING,
     ) -> list[Part]:
-        """Divide the rows between two offsets into parts that are not too large."""
+        """Divide the rows between two offsets into the parts of all tasks."""
         options = self._options
         if options.writers is not None:
             wanted = wanted.only_writers(options.writers)

@@ -53,8 +53,7 @@ class RowsPartition(InputPartition):
 def partitions_of(tasks: Sequence[Sequence[Part]]) -> list[RowsPartition]:
     """Return a partition for each task; if there are no tasks, one without parts.
 
-    If the list were empty, Spark would add a partition that is not a
-    RowsPartition.
+    If the list were empty, Spark would add a partition that is not a RowsPartition.
     """
     return [RowsPartition(parts) for parts in tasks or [()]]
 

@@ -103,6 +103,9 @@ def commands_twice_findings(wire: DataFrame) -> DataFrame:
 def not_archived_findings(ids: DataFrame, purged: DataFrame) -> DataFrame:
     """Find ids that have a row in the tables, but none in the archive.
 
+    Only ids of which the archive has both older and newer ones of the same writer are
+    reported, and no purged ids.
+
     :param ids: the result of :func:`.ids.known_ids`.
     :param purged: the ranges that were purged from the archive, as ``stream``,
         ``first_token``, ``last_token``.

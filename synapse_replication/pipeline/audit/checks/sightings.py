@@ -1,10 +1,10 @@
 """Packed sightings of ids: binary values, each for one stream and range of ids.
 
-A sighting is a row of the tables, the archive or a recording, reduced to its id, its
-writer and its index. An audit compares the sightings of millions of ids. Moving a few
-large values between Spark's tasks is much cheaper than moving millions of small rows.
-So the tasks that read rows pack the sightings, and the tasks that compare the sightings
-unpack them. This module uses Arrow, but not Spark.
+A sighting is a row of the tables, the archive or a recording, reduced to its source,
+id, writer and ``row_index``. An audit compares the sightings of millions of ids. Moving
+a few large values between Spark's tasks is much cheaper than moving millions of small
+rows. So the tasks that read rows pack the sightings, and the tasks that compare the
+sightings unpack them. This module uses Arrow, but not Spark.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ The checks follow the behaviour of readers. In a stream that is stored in the da
 a row advances a reader to the row's token. A POSITION whose previous token is lower
 than its new token is a *claim* that its writer has no rows above the previous token, up
 to and including the new one; it advances a reader to the new token. Readers discard
-rows at or below their position. A POSITION whose two tokens are equal is not a claim:
-readers that are behind the token query the database. A row with that token may follow
-the POSITION, or the recorder may have missed the row; neither is reported as a fault.
+rows at or below their position, except those of idempotent streams. A POSITION whose
+two tokens are equal is not a claim: readers that are behind the token query the
+database. A row with that token may follow the POSITION, or the recorder may have missed
+the row; neither is reported as a fault.
 
 Streams held in memory are reset when their writer restarts, so their order is not
 checked.
@@ -55,7 +56,7 @@ _ORDER_TEXTS = {
 
 
 def wire_lines(wire: DataFrame) -> DataFrame:
-    """Return the columns of recorded lines that an audit needs; ``row`` is not one.
+    """Return the recorded lines, with only the columns that an audit needs.
 
     :param wire: the recorded lines, with WIRE_SCHEMA.
     :return: TOKEN_COLUMNS, where ``is_row`` is null for commands other than RDATA and
@@ -254,8 +255,8 @@ def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
     announced = ~sf.col("is_row") & (sf.col("prev_token") == sf.col("token"))
     back = sf.col("token") < sf.col("line_before.token")
     is_reset = sf.when(sf.col("stream").isin(*in_memory), back).otherwise(
-        # In any other stream, such a POSITION shows that the writer has sent a row with
-        # a greater token, and then restarted from a lower persisted position.
+        # In any other stream, a POSITION that meets this condition shows that the
+        # writer had sent a greater token, and restarted from its persisted position.
         announced & back & (sf.col("token") < sf.col("row_before"))
     )
     resets = seen.where(is_reset)
