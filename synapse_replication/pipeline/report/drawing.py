@@ -182,7 +182,7 @@ def make_panels(
 def use_time(style: Style, axes: Any, *, relative: bool = False) -> None:
     """Format an axis as times.
 
-    :param relative: whether times are relative to the beginning of a recording, and
+    :param relative: whether times are relative to the beginning of each recording, and
         stored as times after 1970-01-01.
     """
     locator = _dates.AutoDateLocator(minticks=3, maxticks=style.ticks)

@@ -2,7 +2,7 @@
 
 A part is a span of a stream: the rows of some writers between two ids. All rows of one
 token are in the same part. The bounds are found by single lookups in the indexes of
-ids.
+ids; a part of a stream with a table that has no such index is not narrowed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Part:
 
     @property
     def is_indexed(self) -> bool:
-        """Whether every table of the stream has an index of ids."""
+        """Whether every table has an index on the id, or on the writer and the id."""
         return self.present.tables <= self.present.by_id | self.present.by_writer
 
     @property
