@@ -1,4 +1,4 @@
-"""The interfaces that a host homeserver and a connection implement.
+"""The interfaces that hosts, connections and connection handlers implement.
 
 A host is any object with the attributes of :class:`ReplicationHost`; inheritance is not
 needed. ``app/host.py`` implements a stand-alone host, and ``dropin/`` implements a host
@@ -86,8 +86,8 @@ class BackgroundRunner(Protocol):
     """Function that starts a background task.
 
     The host provides the environment of its own background tasks (a log context,
-    metrics). A task runs synchronously up to its first await. The host logs the failure
-    of a task.
+    metrics). A task runs synchronously until it first has to wait. The host logs the
+    failure of a task.
     """
 
     def __call__(
@@ -123,8 +123,8 @@ class RowSink(Protocol):
         Return an awaitable only if there is something to wait for; the stream's next
         token is delivered after it has fired. By then, or when ``None`` is returned,
         ``Stream.current_token(instance_name)`` must be at or above ``token``. If the
-        awaitable or this call fails, the failure is reported and the writer's rows are
-        fetched again.
+        awaitable or this call fails, the failure is reported, and the writer's rows
+        from this token on are fetched again.
         """
         ...
 
@@ -141,14 +141,14 @@ class RowSink(Protocol):
 
 @runtime_checkable
 class EpochSink(Protocol):
-    """Additional interface of a row sink that saves positions across restarts.
+    """Additional interface of a row sink that persists positions.
 
     When a writer restarts, the rows that it held in memory are lost and its tokens
-    start from the beginning, so saved tokens of such a stream become meaningless. A
-    sink that saves these tokens therefore also saves the writer's *epoch* to which they
-    belong. If the writer's current epoch differs from the saved epoch, or no epoch was
-    saved, all rows are fetched from the writer again. Only the epochs of writers that
-    speak the extension are known.
+    start from the beginning, so saved tokens of a stream held in memory become
+    meaningless. A sink that saves these tokens therefore also saves the writer's
+    *epoch* to which they belong. If the writer's current epoch differs from the saved
+    epoch, or no epoch was saved, all rows are fetched from the writer again. Only the
+    epochs of writers that speak the extension are known.
     """
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
@@ -184,11 +184,11 @@ class CommandSink(Protocol):
     """The part of a host that receives commands without rows.
 
     Each ``on_...`` method returns an awaitable only if there is something to wait for.
-    If the host does not need a command, its method returns ``None``.
+    If the host does not need a command, the command's method only returns ``None``.
     """
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
-        """Return the users syncing with this process, to announce on a new link."""
+        """Return the users syncing with this process, to be sent on a new link."""
         ...
 
     def on_user_sync(
@@ -202,7 +202,9 @@ class CommandSink(Protocol):
         """Record that a user started, continues or stopped syncing with an instance.
 
         While the state stays the same, and the sync time is less than 1 s later than in
-        the last delivered command, the command is delivered at most once in 10 s.
+        the last delivered command, the command is delivered at most once in 10 s. If
+        there are more than 10,000 (instance, user, device) triples, repeats may be
+        delivered more often.
         """
         ...
 
@@ -274,7 +276,7 @@ class Notifier(Protocol):
 
 
 class ReplicationHost(Protocol):
-    """The attributes of a homeserver that replication needs."""
+    """The attributes of a host that replication needs."""
 
     @property
     def identity(self) -> Identity:
@@ -313,9 +315,9 @@ class ReplicationHost(Protocol):
 
     @property
     def stores_user_ips(self) -> bool:
-        """Whether this process stores client IPs.
+        """Whether this process needs USER_IP, for instance to store client IPs.
 
-        If so, it subscribes to USER_IP, which has a Redis channel of its own.
+        If so, it subscribes to the Redis channel of this command.
         """
         ...
 
@@ -340,6 +342,7 @@ class ReplicationConnection(Protocol):
 
         :raises LineTooLongError: if the command's line is too long; nothing is sent
             then.
+        :raises LocalProtocolError: if a field cannot be represented in a line.
         """
         ...
 
@@ -361,10 +364,11 @@ class ReplicationConnection(Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Whether many sent lines are unacknowledged, so that pages of rows must wait.
+        """Whether Redis is slow to acknowledge lines, so that pages of rows must wait.
 
-        A single slow peer does not make it true, because that peer must not delay the
-        others. When it becomes false, :meth:`ConnectionHandler.ready_again` is called.
+        When it becomes false, :meth:`ConnectionHandler.ready_again` is called. On a
+        direct TCP connection it is always false, because a slow peer must not delay the
+        others.
         """
         ...
 

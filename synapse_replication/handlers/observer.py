@@ -1,13 +1,13 @@
 """The observer interface, from whose events metrics, logs and traces are produced.
 
-Handlers and adapters do not use loggers, metrics or tracers; they notify a
+Handlers and connections do not use loggers, metrics or tracers; they notify a
 :class:`ReplicationObserver`. Its methods do nothing: the observers in
 ``instrumentation/`` override the methods that they need, and
 :class:`~synapse_replication.instrumentation.composite.CompositeObserver` notifies
 several of them.
 
-No method may raise, block or call back. Rows and commands are reported once per chunk,
-with a count, never once per row.
+No method may raise, block, or call the object that notifies it. Rows and commands that
+are read or written together are usually reported together, with a count.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-#: A context that does nothing; shared, because each chunk of rows needs one.
+#: A context that does nothing; shared, because the handling of rows often needs one.
 _NOTHING: Final = contextlib.nullcontext()
 
 
@@ -49,9 +49,9 @@ class DiscardReason(enum.Enum):
     OLD_TOKEN = "old_token"
     REDUNDANT_POSITION = "redundant_position"
     SUPERSEDED_BY_POSITION = "superseded_by_position"  #: an unfinished batch
-    UNDECODABLE = "undecodable"  #: a received row is fetched, a fetched row skipped
+    UNDECODABLE = "undecodable"  #: a received row is fetched; a fetched one is skipped
     CATCHING_UP = "catching_up"  #: the row will be fetched instead
-    HANDLER_FAILED = "handler_failed"  #: the host's sink failed; the row is retried
+    HANDLER_FAILED = "handler_failed"  #: the sink failed; the row is fetched again
     IMPLAUSIBLE = "implausible"  #: beyond the last token that exists
     REPEATED = "repeated"  #: an unchanged USER_SYNC, or a copy of a relayed command
 
@@ -67,9 +67,9 @@ class CommandDropReason(enum.Enum):
 class Resync(enum.Enum):
     """The source of a catch-up's rows."""
 
-    PARTIAL = "partial"  #: the writer's backlog
-    FULL = "full"  #: the database, or all rows of a writer that restarted
-    FAILED = "failed"  #: no source: the catch-up failed
+    PARTIAL = "partial"  #: only the writer's backlog or memory
+    FULL = "full"  #: also the database, or the rows of a writer from the beginning
+    FAILED = "failed"  #: no source: an attempt failed
 
 
 @attrs.frozen
@@ -109,7 +109,7 @@ class PeerHeartbeat:
     :ivar where: the peer's location, for display; empty if not stated.
     :ivar is_leaving: whether this is a goodbye.
     :ivar positions: for each stream that the peer writes, by name, a pair: the reported
-        token, and the time in s since the peer reached it, when the message was sent.
+        token, and for how long, in s, the peer had been at it when it sent the message.
     """
 
     instance_name: str
@@ -123,7 +123,7 @@ class PeerHeartbeat:
 class ReplicationObserver:
     """Base class of observers. Its methods do nothing."""
 
-    # -- commands, counted once per chunk ------------------------------------------
+    # -- commands ------------------------------------------------------------------
 
     def commands_received(self, connection: str, command: str, count: int) -> None:
         """Record ``count`` received commands of one name."""
@@ -132,7 +132,7 @@ class ReplicationObserver:
         """Record ``count`` sent commands of one name."""
 
     def line_refused(self, connection: str, error: ProtocolError) -> None:
-        """Record a line that was skipped because it is invalid or not allowed."""
+        """Record a line that was rejected because it is invalid or not allowed."""
 
     def request_refused(self, status: int, why: str) -> None:
         """Record an HTTP request that was refused, for instance for a wrong secret.
@@ -143,14 +143,14 @@ class ReplicationObserver:
     # -- rows -----------------------------------------------------------------------
 
     def rows_received(self, stream_name: str, count: int) -> None:
-        """Record ``count`` received rows of a known stream."""
+        """Record ``count`` received rows that were enqueued at their stream."""
 
     def discarded(
         self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
     ) -> None:
         """Record rows, or one POSITION or repeated command, that were not delivered.
 
-        For a command, ``stream_name`` is the command's name. If the reason is
+        For a repeated command, ``stream_name`` is the command's name. If the reason is
         ``UNKNOWN_STREAM``, the peer chose ``stream_name``, which must not become a
         metric label.
         """
@@ -159,14 +159,15 @@ class ReplicationObserver:
         """Record ``count`` rows with unknown additional fields, from a newer peer."""
 
     def queue_changed(self, stream_name: str, length: int) -> None:
-        """Record that a stream's queue has ``length`` rows and positions."""
+        """Record that a stream's queue has ``length`` rows and other items."""
 
     def position_announced(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        """Record that a writer's rows or POSITION announced ``token``; once per chunk.
+        """Record that ``token`` arrived in a writer's rows or POSITION.
 
-        The rows up to the token may still be queued, or may be discarded.
+        Of rows that arrived together, only the last token is reported. The rows up to
+        the token may still be queued, or may be discarded.
         """
 
     def position_changed(
@@ -177,23 +178,23 @@ class ReplicationObserver:
     def stream_connected(
         self, connection: str, stream_name: str, instance_name: str
     ) -> None:
-        """Record that a writer's POSITION was handled: the writer is live now."""
+        """Record that a writer's first POSITION on a link was handled completely."""
 
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
-        """Record that a stream was reset.
+        """Record that this process's position was rewound to ``to_token``.
 
-        Its writer restarted, or may have restarted, or an announced position did not
-        exist.
+        The writer restarted, or may have restarted, or a position that it had announced
+        proved false.
         """
 
     def position_refuted(
         self, stream_name: str, instance_name: str, token: int, last_token: int
     ) -> None:
-        """Record that the announced position of a writer does not exist.
+        """Record that the source refuted a token that a writer seemed to have reached.
 
-        :param token: the announced position.
+        :param token: the token in a POSITION, a row or a report.
         :param last_token: the last token that exists in the source.
         """
 
@@ -217,7 +218,7 @@ class ReplicationObserver:
     def catch_up_failed(
         self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
-        """Record the ``attempt``-th failure of a catch-up.
+        """Record the ``attempt``-th failure of a catch-up since its last progress.
 
         :param retry_in: the delay before the next attempt, in s.
         """
@@ -233,12 +234,15 @@ class ReplicationObserver:
         """Record that a removed writer's rows up to ``token`` were delivered."""
 
     def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
-        """Record the end, or the failure, of a catch-up that had rows to fetch."""
+        """Record the end of a catch-up that fetched pages, or a failed attempt."""
 
     def backlog_asked(
         self, stream_name: str, instance_name: str, error: ReplicationError | None
     ) -> None:
-        """Record a request to a writer's backlog; ``error`` is ``None`` on success."""
+        """Record that a writer's backlog returned rows or failed.
+
+        :param error: the failure; ``None`` if rows were returned.
+        """
 
     def asking_for_rows(
         self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
@@ -273,10 +277,10 @@ class ReplicationObserver:
         """Record a hello, a heartbeat or a goodbye of a peer."""
 
     def epoch_changed(self, instance_name: str) -> None:
-        """Record that an instance restarted."""
+        """Record a new current epoch of an instance, usually because it restarted."""
 
     def duplicate_instance(self, instance_name: str, places: str) -> None:
-        """Record that two processes have the same instance name.
+        """Record that two processes seem to have the same instance name.
 
         :param places: their locations, as text for display; empty if unknown.
         """
@@ -287,10 +291,13 @@ class ReplicationObserver:
     # -- sending --------------------------------------------------------------------
 
     def stream_updates_sent(self, stream_name: str, count: int) -> None:
-        """Record ``count`` sent rows of this instance."""
+        """Record ``count`` rows that the streamer sends, even if there is no link."""
 
     def sending_failed(self, stream_name: str, error: BaseException) -> None:
-        """Record a failure to fetch or send this instance's rows, which is retried."""
+        """Record a failure to fetch or send this instance's rows.
+
+        Fetching is retried. If sending fails, a POSITION replaces the rows.
+        """
 
     def commands_dropped(
         self, command: str, reason: CommandDropReason, count: int
@@ -302,7 +309,7 @@ class ReplicationObserver:
     ) -> AbstractContextManager[object]:
         """Record a write of this position, which lasts until the context ends.
 
-        The context may be exited by other code than the code that entered it.
+        The function that exits the context may differ from the one that entered it.
         """
         return contextlib.nullcontext()
 
@@ -322,7 +329,7 @@ class ReplicationObserver:
     # -- connections ------------------------------------------------------------------
 
     def connection_made(self, connection: str) -> None:
-        """Record that a link is up (SERVER received, or subscription confirmed)."""
+        """Record that a link is up; see ``ConnectionHandler.new_connection``."""
 
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
         """Record that a link went down."""

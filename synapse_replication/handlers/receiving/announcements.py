@@ -1,6 +1,7 @@
-"""Handling of announced positions, new epochs and ranges dropped from a full queue.
+"""Handling of positions, new epochs, and ranges dropped from a full queue.
 
-Theory of operation: for a position or a dropped range, a ``plan_*`` function of
+Theory of operation: a position is announced with POSITION, or reported through the
+extension. For a position or a dropped range, a ``plan_*`` function of
 :mod:`synapse_replication.streams.catchup` decides what to do, and an
 :class:`AnnouncementHandler` executes the plan. For an epoch, the handler decides.
 """
@@ -49,7 +50,7 @@ class AnnouncementHandler:
         self._catch_ups = catch_ups
 
     async def handle_position(self, link: Link, position: PositionCommand) -> None:
-        """Handle a writer's POSITION: begin a catch-up if there is a gap before it."""
+        """Handle a writer's POSITION: begin a catch-up if rows may be missing."""
         name, instance_name = self._context.name, position.instance_name
         if link.is_lost:
             # The position may reveal a gap. Forget the writer, so that its rows further
@@ -89,15 +90,18 @@ class AnnouncementHandler:
     ) -> None:
         """Catch up if the reader is behind the position that the writer reported.
 
-        If the reader is ahead, the stream is rewound only to a token above which no row
-        was delivered. A stream held in memory is fetched from 0 instead.
+        If the reader is ahead of it, and reached its own position without a row, the
+        reader is rewound to the token above which no row was delivered; to 0 if the
+        stream is held in memory. A reader that is ahead for another reason is not
+        rewound.
         """
         if link.is_lost:
             return
         name, instance_name, token = self._context.name, item.instance_name, item.token
         writer = link.writers.get((name, instance_name))
         if writer is None:
-            # The writer's POSITION has not arrived; the report can replace it.
+            # The writer's POSITION has not arrived. A report that is not below the
+            # reader's position replaces it.
             if token >= self._context.stream.current_token(instance_name):
                 await self.handle_position(
                     link, PositionCommand(name, instance_name, token, token)
@@ -125,7 +129,7 @@ class AnnouncementHandler:
             await self._begin(writer, plan)
 
     async def handle_dropped_range(self, link: Link, item: DroppedRange) -> None:
-        """Begin a catch-up for the rows that were dropped from the full queue."""
+        """Begin or extend a catch-up for rows that were dropped from the full queue."""
         instance_name = item.instance_name
         key = self._context.name, instance_name
         if link.is_lost:

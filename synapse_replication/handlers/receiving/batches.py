@@ -89,7 +89,8 @@ class BatchSorter:
         return None
 
     def _discard_late(self, token: int) -> DiscardReason:
-        # Late rows do not reset a resettable stream: only a POSITION or an epoch does.
+        # Late rows do not reset a resettable stream: only a POSITION, a report or a new
+        # epoch does.
         if token > self.missed_above and not self.description.resettable:
             self.missed.append(token)
             return DiscardReason.CATCHING_UP

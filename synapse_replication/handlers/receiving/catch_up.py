@@ -5,17 +5,18 @@ Theory of operation: a
 writer's state contains the cursor and the target. :meth:`CatchUpRunner.run` fetches
 pages until the target is reached. If other work is waiting in the stream's queue after
 a page, the catch-up yields: it appends a step to the queue. After a failure of the
-source or of the host, the step is appended after a delay that doubles with each
-attempt. The cursor advances with every token, so that a retry does not deliver rows
-twice.
+source or of the host, the step is appended after a delay, which grows with each attempt
+up to a maximum. The cursor advances with every token, so that a retry does not deliver
+rows twice.
 
-A position that a writer reports is a *claim* until the source confirms it: a claim too
-far above the source's last token is refuted. If a position advances without rows, the
-range is recorded (:mod:`~synapse_replication.handlers.receiving.silent_moves`), so that
-the position can be reverted if the claim proves false later. The options can disable
-this.
+A token that a writer is said to have reached, by a POSITION, a report or a row, is a
+*claim* until the source confirms it: a claim too far above the source's last token is
+refuted. If a position advances without rows, the range is recorded
+(:mod:`~synapse_replication.handlers.receiving.silent_moves`), so that the position can
+be reverted if the claim proves false later. No ranges are recorded if the option
+``reverts_positions`` is false.
 
-A catch-up that is not running has exactly one step in the queue or one scheduled retry.
+A catch-up that is not running has a step in the queue, a scheduled retry, or both.
 If its link is lost, the catch-up is abandoned together with the writer's state, so that
 rows of the writer that are still queued cannot be delivered past the gap.
 
@@ -86,6 +87,8 @@ class CatchUpRunner:
         restart_token: int | None = None,
     ) -> None:
         """Schedule a catch-up from ``from_token`` to the greatest of ``tokens``.
+
+        If the writer is catching up, its current catch-up is extended instead.
 
         :param tokens: the tokens of the received rows; at least one.
         :param error: the failure of the host, if that is the cause; a new catch-up then
@@ -224,8 +227,8 @@ class CatchUpRunner:
     def _limit_rewind(self, instance_name: str, run: CatchUpState) -> None:
         """Do not rewind below rows that were delivered since the rewind was planned.
 
-        The host's sink may have fetched and delivered such rows by itself: it does so
-        before it delivers another writer's position that makes them visible to users.
+        The sink of ``dropin`` may have fetched such rows by itself, and delivered them
+        before another writer's position that makes them visible to users.
         """
         if run.restart_token is None or self._context.description.resettable:
             return

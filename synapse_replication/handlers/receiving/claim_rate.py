@@ -12,7 +12,7 @@ from synapse_replication.recent import RecentDict
 
 __all__ = ["INTERVAL", "MAX_BURST", "ClaimRate"]
 
-#: The largest number of catch-ups with one writer that begin without delay.
+#: The largest number of catch-ups with one writer that begin without delay in a burst.
 MAX_BURST = 20
 
 #: The interval between the catch-ups after a burst, in s.

@@ -21,8 +21,9 @@ __all__ = ["ReceiverOptions", "StreamContext"]
 class ReceiverOptions:
     """The limits and retry settings of a received stream.
 
-    :ivar max_queue_size: the largest size of its queue, and of an unfinished batch, in
-        bytes; if it is exceeded, the queued rows are dropped and fetched later.
+    :ivar max_queue_size: the largest size of the stream's queue, and of an unfinished
+        batch, in bytes. The rows of a queue or batch that exceeds it are dropped, and
+        fetched later.
     :ivar max_batch_rows: the largest number of rows in an unfinished batch; a larger
         batch is dropped, and fetched when it is complete.
     :ivar break_after_rows: the number of rows to handle before yielding to the reactor.
@@ -33,7 +34,7 @@ class ReceiverOptions:
         without rows, if the writer contradicts the position. False for a recording,
         whose writers cannot be queried.
     :ivar plausible_distance: how far a writer's position may be above the source's last
-        token without being refuted.
+        token without being refuted; not used for streams held in memory.
     """
 
     max_queue_size: int = 8 * 1024 * 1024
@@ -54,7 +55,7 @@ class StreamContext:
     :ivar partial: fetches rows from writers' backlogs before the stream's own source is
         queried; ``None`` to query only the source.
     :ivar is_plausible: returns whether a writer's token is within the stream's
-        plausible distance.
+        plausible distance; always true if the stream does not check tokens.
     """
 
     stream: Stream

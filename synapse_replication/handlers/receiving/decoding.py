@@ -44,7 +44,7 @@ class RowDecoder:
     def decode_page(
         self, instance_name: str, page: Page
     ) -> Iterable[tuple[int, list[Any]]]:
-        """Decode a fetched page, in a single call if its rows are JSON text.
+        """Decode a fetched page, in a single call if its rows are valid JSON text.
 
         :return: pairs of a token and its typed rows.
         """

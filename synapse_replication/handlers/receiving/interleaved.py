@@ -1,9 +1,10 @@
 """Handling of the rows of several writers that were received together.
 
-Theory of operation: if each row of a slice is a batch of its own, the greatest token is
-plausible, and all rows are valid, the slice is decoded as a whole, the rows of live
-writers are delivered in order of arrival, and the row handler receives the others one
-at a time. The rows of any other slice are handled separately by writer.
+Theory of operation: rows are handled in slices. A slice is decoded as a whole if each
+of its rows is a batch of its own, the greatest token is plausible, and all rows are
+valid and without unknown fields. The rows of live writers are then delivered in order
+of arrival; late rows and the rows of other writers are passed to the row handler one at
+a time. The rows of any other slice are handled separately by writer.
 """
 
 from __future__ import annotations

@@ -92,10 +92,10 @@ class DroppedRange:
     """A summary of a writer's queued items that were dropped when the queue was full.
 
     :param is_plausible: returns whether a token is plausible.
-    :ivar lowest: the smallest plausible token of the dropped rows; ``None`` if there
-        was none.
-    :ivar upto: the greatest plausible token of the dropped items, up to which rows must
-        be fetched; ``None`` if there was none.
+    :ivar lowest: the smallest plausible token of the rows dropped since the last reset;
+        ``None`` if there was none.
+    :ivar upto: the greatest plausible token of the items dropped since the last reset,
+        up to which rows must be fetched; ``None`` if there was none.
     :ivar implausible_upto: the greatest implausible token; ``None`` if there was none.
     :ivar lowest_position: the smallest position of the dropped POSITION commands;
         ``None`` if none were dropped.

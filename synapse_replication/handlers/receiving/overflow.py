@@ -1,13 +1,13 @@
 """Coalescing of a full queue into ranges to be fetched again.
 
 Theory of operation: rows in the queue can be fetched again, so for each writer on each
-link, rows and POSITION commands are merged into one range of tokens. Of the positions
-that a writer reported through the extension, the latest is retained, because it may
-reveal rows that never arrived. Of the reported epochs, the latest is retained, too. An
-epoch supersedes the range before it. If that range ends in an unfinished batch, or one
-of its rows was unreadable, a range without tokens remains: it marks the next batch as
-incomplete, and retains the lowest position of the dropped POSITION commands. Steps of
-catch-ups and the removed writers that were found are retained unchanged.
+link, rows and POSITION commands are merged into one range of tokens. Of a writer's
+reported positions, the latest is retained, because it may reveal rows that never
+arrived. Of the reported epochs, the latest is retained, too. An epoch supersedes the
+range and the reported position before it. If that range ends in an unfinished batch, or
+one of its rows was unreadable, a range without tokens remains: it marks the next batch
+as incomplete, and retains the lowest position of the dropped POSITION commands. Steps
+of catch-ups and the removed writers that were found are retained unchanged.
 
 See docs/failure-modes.rst: failure-invalidation-flood.
 """
@@ -48,7 +48,7 @@ def coalesce(
     discarded: Callable[[str, DiscardReason, int], object],
     is_plausible: Callable[[str, int], bool],
 ) -> list[_Queued]:
-    """Return items that replace the queued items and take as little memory as possible.
+    """Return items that replace the queued items and take little memory.
 
     :param resettable: whether the stream may be reset to a lower token.
     :param discarded: called with the writer, the reason and the number of dropped rows.

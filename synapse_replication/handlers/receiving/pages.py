@@ -2,8 +2,8 @@
 
 Theory of operation: while a page is being delivered, the next page can be fetched, so
 that the source and this process work at the same time. The caller decides whether to
-read ahead, and at most one page is read ahead.
-The page is used if it begins at the cursor, and dropped otherwise.
+read ahead, and at most one page is read ahead. The page is used if it begins at the
+cursor, and dropped otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PageSource:
     async def next_page(
         self, instance_name: str, run: CatchUpState
     ) -> tuple[StreamUpdateResult, int, bool]:
-        """Fetch the rows above the cursor of a catch-up.
+        """Return the page above a catch-up's cursor, fetched now or read ahead.
 
         :return: the result, the upper bound of the request, and whether the result
             comes from the writer's backlog.

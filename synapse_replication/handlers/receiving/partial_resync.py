@@ -1,11 +1,11 @@
 """Fetching of rows from a writer's backlog, before the database is queried.
 
-Theory of operation: a writer whose epoch is known speaks the extension, so the rows are
-requested from its backlog first. The writer serves only rows of that epoch, so that
-rows of different epochs are never mixed. If the request fails, the rows are fetched
-from the stream's own source. If the writer does not answer, or answers with an
-unexpected error, no further requests are made to it for a while, so that a hung process
-delays its readers' catch-ups once, and not once per page.
+Theory of operation: a writer whose epoch is known speaks the extension. If its messages
+say that it has a backlog, the rows are requested from the backlog first. The writer
+serves only rows of that epoch, so that rows of different epochs are never mixed. If the
+request fails, the rows are fetched from the stream's own source. If the writer does not
+answer, or answers with an unexpected error, no further requests are made to it for a
+while, so that a hung process does not delay its readers' catch-ups with each page.
 """
 
 from __future__ import annotations

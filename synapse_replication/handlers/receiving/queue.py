@@ -5,11 +5,11 @@ background process starts; it ends when the queue is empty. An idle stream there
 costs nothing, and a busy stream needs a single process for all items that arrive while
 the process runs.
 
-The total size of the items is bounded. When a new item exceeds the bound, the owner's
-``coalesce`` replaces the queued items with a few small ones. Memory is therefore
-bounded, and no other queue is delayed. Back-pressure on the connection was considered
-and rejected: it would delay the connection's other streams, and Redis disconnects
-subscribers that do not read.
+The total size of the items is bounded. When a new item exceeds the bound, and is not
+the only one, the owner's ``coalesce`` replaces the queued items with a few small ones.
+Memory is therefore bounded, and no other queue is delayed. Back-pressure on the
+connection was considered and rejected: it would delay the connection's other streams,
+and Redis disconnects subscribers that do not read.
 
 Order is preserved within a queue, not across queues.
 """
@@ -83,7 +83,7 @@ class Pacer:
 class Queued(Generic[ItemT]):
     """An item of a queue.
 
-    :ivar length: the number of rows and positions in the item.
+    :ivar length: the number of rows in the item; 1 if it contains no rows.
     :ivar size: its approximate size in memory, in bytes.
     """
 
@@ -136,7 +136,7 @@ class DrainedQueue(Generic[ItemT]):
 
     @property
     def length(self) -> int:
-        """The number of queued rows and positions."""
+        """The number of queued rows and of other queued items."""
         return self._length
 
     def put(self, item: ItemT, length: int, size: int) -> None:

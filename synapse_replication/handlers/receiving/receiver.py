@@ -4,9 +4,10 @@ Theory of operation: all rows and positions of a stream, from all connections, p
 through one queue and are handled one item at a time. Queued rows are still JSON text;
 rows that arrived together are decoded together when they are handled.
 
-The rows of a writer that is *live* on a link are delivered as they arrive. Every fault
-starts a *catch-up* of that writer: a gap before a POSITION, a row that cannot be
-decoded, a batch with a lost row, a failure of the host, or a full queue. During a
+The rows of a writer that is *live* on a link are delivered as they arrive. A *catch-up*
+with the writer begins if rows may be missing: because of a gap before a POSITION or a
+reported position, a row that cannot be decoded, an implausible token, a batch with a
+lost row, a failure of the host, a full queue, or a restart of the writer. During a
 catch-up, arriving rows above its cursor are not delivered; they only raise the target.
 The catch-up fetches one page at a time and yields to other work in the queue, so that
 it does not delay other writers of the stream. When the rows up to the target have been
@@ -16,8 +17,9 @@ the next POSITION on another connection reveals the gap.
 
 A position beyond the plausible distance of the stream is verified: the range before it
 is fetched even if the writer announces that range as empty, so that the source confirms
-or refutes the position. If a row arrives in a range that a position skipped, the
-position was false, and the range is fetched again.
+or refutes the position. If a row arrives soon afterwards in a range that a position
+skipped, the position was false, and the range is fetched again. This does not apply to
+resettable streams, which discard late rows, and idempotent streams, which deliver them.
 
 Invariant: a writer's position advances to a token only if all of the writer's rows up
 to that token were delivered, or if a POSITION announced that there are none. The only
