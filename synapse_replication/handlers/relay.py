@@ -4,11 +4,11 @@ Theory of operation: over direct TCP, a broadcast command (REMOTE_SERVER_UP,
 LOCK_RELEASED) reaches an instance over several links: two instances may be connected in
 both directions, and a server relays commands. A command has no id, so a copy is
 identified by its link: a link transmits each event only once. The link on which a
-command arrived first is its *origin*. If the same command arrives on another link
-within :data:`WINDOW`, it is a copy; on its origin it is a new event, for instance a
-lock that was released again.
+command was last received as a new event is its *origin*. If the same command arrives on
+another link within :data:`WINDOW` of that event, it is a copy. Otherwise it is a new
+event, for instance the release of a lock that was acquired again.
 
-Bounds: beyond :data:`MAX_REMEMBERED` commands, the least recently received command is
+Bounds: beyond :data:`MAX_REMEMBERED` commands, the one with the oldest new event is
 evicted; at worst, a copy of it is then delivered.
 
 See docs/failure-modes.rst: failure-echoed-command.
@@ -31,7 +31,7 @@ MAX_REMEMBERED: Final = 1000
 
 
 class CopyFilter:
-    """Filter that stores the link on which each command arrived first."""
+    """Filter that stores the origin of each command; see the module's docstring."""
 
     def __init__(self) -> None:
         self._origins: RecentDict[Command, tuple[ReplicationConnection, float]] = (
@@ -41,7 +41,7 @@ class CopyFilter:
     def is_copy(
         self, command: Command, connection: ReplicationConnection, now: float
     ) -> bool:
-        """Return whether a command is a copy; if not, store its link.
+        """Return whether a command is a copy; if not, store the link as its origin.
 
         :param now: monotonic time in s.
         """
@@ -56,7 +56,10 @@ class CopyFilter:
         return False
 
     def forget(self, connection: ReplicationConnection) -> None:
-        """Remove a link that is down: its commands are new if they arrive elsewhere."""
+        """Remove the commands whose origin is a lost link.
+
+        If such a command arrives on another link, it is then a new event.
+        """
         for command in [
             command
             for command, (origin, _) in self._origins.items()

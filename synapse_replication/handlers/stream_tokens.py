@@ -1,4 +1,4 @@
-"""Waiters for the combined token of a stream, and callbacks when it advances.
+"""Waiters for a stream's combined token, and callbacks for its persisted-up-to token.
 
 Theory of operation: users must not be notified of a row before every row with a lower
 id, of *every* writer, has been delivered: a client that has received a token never
@@ -6,9 +6,10 @@ requests the rows at or below that token again. Code that notifies users of a ro
 therefore waits until all writers' rows up to that row have been delivered, not only
 those of the row's writer.
 
-While a stream has waiters or callbacks, any advance schedules a check in the next
-reactor turn, never during the delivery of rows; one check covers all such streams.
-Waiters and callbacks that have ended are removed.
+While any stream has waiters or callbacks, each advance of a writer's position, in any
+stream, schedules a check of all streams with waiters or callbacks. The check runs in
+the next reactor turn, never during the delivery of rows. Waiters that have ended and
+callbacks that were unsubscribed are removed.
 """
 
 from __future__ import annotations

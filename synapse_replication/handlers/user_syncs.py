@@ -1,17 +1,17 @@
 """Suppression of repeated USER_SYNC commands.
 
-Theory of operation: in a presence storm, or when an instance reconnects and announces
-all its syncing users, the same USER_SYNC arrives many times, and each time the host may
+Theory of operation: in a presence storm, or when an instance reconnects and reports all
+its syncing users, the same USER_SYNC arrives many times, and each time the host may
 compute and publish a user's presence. The last delivered command for each (instance,
 user, device) is stored. The next command is a repeat if its state is the same, it
-arrives within :data:`REFRESH_AFTER` after that delivery, and its sync time is less than
-:data:`RESOLUTION_MS` later.
+arrives within :data:`REFRESH_AFTER` after that delivery, and its sync time is earlier,
+or less than :data:`RESOLUTION_MS` later.
 
 Suppression is safe: a start after an end, or an end after a start, is never a repeat,
 so the host always knows which users sync. For a user who continues to sync, repeats are
 suppressed for at most 10 s, and a host times users out only much later. The stored
-commands of an instance are removed when it announces that no user syncs with it any
-more, and a command is removed if the host failed to handle it.
+commands of an instance are removed when its CLEAR_USER_SYNC arrives, and a command is
+removed if the host failed to handle it.
 
 Bounds: the oldest commands are evicted first; repeats of these are then delivered.
 

@@ -1,6 +1,7 @@
-"""HTTP client that fetches missed rows from their writer.
+"""HTTP client that fetches an instance's missed rows, or its status.
 
-A request is ``GET <base>/_synapse/replication/get_repl_stream_updates/<stream>/<txn_id>
+A request for rows is ``GET
+<base>/_synapse/replication/get_repl_stream_updates/<stream>/<txn_id>
 ?from_token=&upto_token=`` with ``Authorization: Bearer <secret>``. The response is
 ``{"updates": [[token, row], ...], "upto_token": n, "limited": bool}``.
 
@@ -8,10 +9,10 @@ Stock instances cache a response by its ``<txn_id>`` for half an hour, so every 
 including a retry, has a new random ``<txn_id>``. Stock instances answer 500 to a wrong
 secret; instances that run this package answer 401.
 
-A request to an instance that speaks the extension also has the parameter ``epoch``; the
-instance answers 409 if its epoch differs. A request with ``backlog=1`` is answered from
-the instance's backlog, or with 410 if the rows are not in the backlog. Requests to
-stock instances do not have these parameters.
+A request for rows to an instance that speaks the extension also has the parameter
+``epoch``; the instance answers 409 if its epoch differs. An instance with a backlog
+answers a request with ``backlog=1`` from the backlog, or with 410 if the rows are not
+in the backlog. Requests to stock instances do not have these parameters.
 """
 
 from __future__ import annotations
@@ -238,11 +239,13 @@ class HttpCatchUpClient:
         from_token: int,
         upto_token: int,
     ) -> StreamUpdateResult:
-        """Fetch one page of rows in ``(from_token, upto_token]`` from a backlog.
+        """Fetch a page of rows in ``(from_token, upto_token]`` from a writer's backlog.
 
         :param epoch: the expected epoch of the writer.
-        :raises HttpCatchUpError: if the request fails; the error's status is 409 if
-            the writer has another epoch, and 410 if the rows are not in its backlog.
+        :raises HttpCatchUpError: if the instance's address is not configured, the
+            request fails, or the response is not a page of rows. The error's status is
+            409 if the writer has another epoch, and 410 if the rows are not in its
+            backlog.
         """
         query = {"from_token": str(from_token), "upto_token": str(upto_token)}
         query.update(epoch=epoch, backlog="1")

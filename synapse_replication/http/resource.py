@@ -2,14 +2,15 @@
 
 Requests are idempotent, so responses are not cached: a repeated ``txn_id`` gets a fresh
 response. Errors are 400 ``M_MISSING_PARAM`` or ``M_INVALID_PARAM`` for a parameter, 400
-``M_UNKNOWN`` for an unknown stream, 404 for a path without ``txn_id``, 405 for a method
-other than GET, 401 for a missing or wrong secret, and 500 if the rows cannot be
-fetched.
+``M_UNKNOWN`` for a stream that is unknown, or that another instance holds in memory,
+404 for an unknown path or one without ``txn_id``, 405 for a method other than GET, 401
+for a missing or wrong secret, and 500 if the rows cannot be fetched.
 
 Readers that speak the extension pass the ``epoch`` from which they expect rows; the
 response is 409 if this instance's epoch differs, because its rows may differ, too. With
 ``backlog=1`` they request rows from the backlog; the response is 410 if the rows are
-not in the backlog.
+not in the backlog. An instance without a backlog ignores ``backlog``, and one that does
+not speak the extension ignores ``epoch``.
 
 ``GET /_synapse/replication/status`` returns the status of this instance's replication.
 """

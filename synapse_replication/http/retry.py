@@ -21,8 +21,9 @@ def with_retries(
     first_delay: float = 0.25,
     max_delay: float = 5.0,
 ) -> UpdateFunction:
-    """Return an update function that retries after a 5xx response or no response.
+    """Return an update function that repeats failed requests.
 
+    A request is repeated after a 5xx response, or if it failed without a response.
     Requests are idempotent, and each retry has a new ``txn_id``, so a request whose
     response was lost can be repeated.
 

@@ -2,7 +2,10 @@
 
 Theory of operation: for each writer that a
 :class:`~synapse_replication.handlers.receiving.removed_writer_search.RemovedWriterSearch`
-has found, a catch-up is begun, as if the writer had announced its last row.
+has found, a catch-up to the token that the search returned is begun. None is begun if
+the reader has reached that token, if a drain of the writer is in progress, or if the
+writer is connected and was not deleted. If another catch-up of the writer is running on
+the link, the token becomes a claim of that catch-up instead.
 """
 
 from __future__ import annotations
@@ -69,7 +72,10 @@ class RemovedWriterDrains:
         await self._catch_ups.run(writer, run)
 
     def _report_drained(self, link: Link, instance_name: str, token: int) -> None:
-        """Report that a removed writer is drained, once after each removal."""
+        """Report that a removed writer is drained.
+
+        Do not report it again if the link has no state of the writer.
+        """
         writer = link.writers.pop((self._context.name, instance_name), None)
         if writer is not None or instance_name not in self._reported:
             self._reported.add(instance_name)

@@ -1,10 +1,11 @@
-"""Handling of received rows: they are delivered, or catch-ups are scheduled.
+"""Handling of received rows: delivers or discards them, and schedules catch-ups.
 
-Theory of operation: on the fast path, rows of a live writer are decoded together and
-delivered without creating a coroutine; each row must be a batch of its own, and their
-tokens must be ascending. All other rows (parts of larger batches, late or unreadable
-rows, rows of a writer that is catching up) are sorted batch by batch; see
-:mod:`~synapse_replication.handlers.receiving.batches`.
+Theory of operation: rows are handled in slices. On the fast path, the rows of a slice
+are decoded together and delivered; no coroutine is created unless the host returns an
+awaitable. A slice takes the fast path if the writer is live, each row is a batch of its
+own, the tokens are plausible, ascending and above the reader's position, and every row
+can be decoded. The rows of any other slice are collected into batches, which are sorted
+one by one; see :mod:`~synapse_replication.handlers.receiving.batches`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from synapse_replication.wire.rdata import RdataRun
 
 __all__ = ["SLICE", "RowHandler"]
 
-#: The number of rows that are handled between two checks for a break.
+#: The maximum number of rows in a slice. Before each further slice of the same rows,
+#: the pacer is asked whether a break is due.
 SLICE = 100
 
 
@@ -138,7 +140,7 @@ class RowHandler:
     async def _handle_batches(
         self, writer: LinkedWriter, complete: list[tuple[int, list[bytes]]]
     ) -> None:
-        """Deliver the deliverable batches; schedule a catch-up for missing ones."""
+        """Deliver or discard each batch; schedule a catch-up if rows are missing."""
         instance_name, run = writer.instance_name, writer.catch_up
         reader = self._catch_ups.reader_position(instance_name)
         sorter = BatchSorter(

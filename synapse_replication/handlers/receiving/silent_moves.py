@@ -1,4 +1,6 @@
-"""The ranges that positions skipped without rows, so that positions can be reverted.
+"""Records of the ranges over which a position advanced without rows.
+
+A position that proves false is reverted to the start of its range.
 
 Theory of operation: a POSITION, or the end of a catch-up, advances a reader over tokens
 without rows. If that position was false, the rows of these tokens arrive later and look
@@ -7,8 +9,9 @@ skipped without a row. No row in this range was delivered, so fetching again fro
 start neither repeats nor loses a row. There is no cost per row: a range is valid only
 while the reader's position is at its end.
 
-A range covers the moves of the last one to two :data:`WINDOW_SECONDS`, so that checking
-a writer that was idle for days does not query the tokens of all these days.
+A range contains all moves of the last :data:`WINDOW_SECONDS`. Moves before those are
+removed from the range when further moves are added, so that checking a writer that was
+idle for days does not query the tokens of all these days.
 """
 
 from __future__ import annotations
@@ -17,13 +20,15 @@ import attrs
 
 __all__ = ["WINDOW_SECONDS", "SilentMoves"]
 
-#: The minimum time for which a move can be reverted, in s, if no row follows it.
+#: The minimum time for which a move can be reverted, in s, if no row follows it and its
+#: range is not evicted.
 WINDOW_SECONDS = 60.0
 
 #: The shortest interval between two queries to the source about a range, in s.
 CHECK_SECONDS = 1.0
 
-#: The largest number of tracked writers; beyond it, the least recent one is evicted.
+#: The largest number of tracked writers. Beyond it, the writer whose last recorded move
+#: is the oldest is evicted.
 MAX_WRITERS = 1000
 
 

@@ -1,4 +1,4 @@
-"""The queue of one stream's rows and positions, from all links."""
+"""The queue of one stream's items: rows, positions and catch-up steps of all links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["StreamQueue"]
 
 
 class StreamQueue(DrainedQueue[tuple[Link, Item]]):
-    """A queue of one stream's items, each with the link on which it arrived.
+    """A queue of one stream's items, each with the link to which it belongs.
 
     :param consume: handles an item; see
         :class:`~synapse_replication.handlers.receiving.queue.DrainedQueue`.

@@ -6,8 +6,9 @@ stored on the link, by (stream, writer), and is dropped with the link: unfinishe
 batches, whether a POSITION was handled, the running catch-up. The state of different
 writers or links is therefore never mixed.
 
-A writer is added to a link when its first POSITION on that link is handled. From then
-on it is either *live*, so that its rows are delivered as they arrive, or catching up.
+A writer is added to a link when its first POSITION on that link is handled, or a
+report, an epoch or a drain that precedes the POSITION. From then on, its complete
+batches are delivered as they arrive, except during a catch-up and after lost rows.
 """
 
 from __future__ import annotations
@@ -60,11 +61,13 @@ class CatchUpState:
     :ivar retry: the scheduled next attempt, if any.
     :ivar is_queued: whether one of its steps is in the stream's queue.
     :ivar has_fetched: whether any page was fetched.
-    :ivar is_full: whether any page came from a source other than the writer's backlog.
+    :ivar is_full: whether the stream was rewound, or any page came from the database
+        instead of the writer's backlog.
     :ivar is_drain: whether its writer was removed, and therefore announces nothing.
     :ivar ahead: the page that is being read ahead, if any.
     :ivar claims: the tokens that the writer is said to have reached, in ascending
-        order. The target is the greatest of these, until the source refutes it.
+        order. The target is the greatest remaining claim, or the cursor if that is
+        greater or no claim remains.
     :ivar is_incomplete: whether claims were omitted from ``claims``. If the source
         refutes the greatest claim, an omitted claim may be true.
     :ivar is_refuted: whether the source refuted all claims.
@@ -91,8 +94,8 @@ class CatchUpState:
     def add_claim(self, token: int) -> None:
         """Record a claim, and raise a target that is below ``token`` to it."""
         if self.ahead is not None and token <= self.ahead.upto_token:
-            # If the page was requested up to a false target, its range may contain rows
-            # that were committed after the request.
+            # Request the page again: if its upper bound was false, the claimed row may
+            # have been committed after the request.
             self.ahead = None
         index = bisect_left(self.claims, token)
         if index < len(self.claims) and self.claims[index] == token:
@@ -129,10 +132,11 @@ class LinkedWriter:
     """One writer of one stream on one link.
 
     :ivar pending: the rows of an unfinished batch, as JSON text.
-    :ivar has_lost_rows: whether rows of the next batch were dropped or never received,
-        so that the whole batch must be fetched.
+    :ivar has_lost_rows: whether rows of the next batch, or rows before it, were dropped
+        or never received, so that all rows up to the end of that batch must be fetched.
     :ivar catch_up: the current catch-up; ``None`` while live.
-    :ivar is_connected: whether a POSITION has been handled completely.
+    :ivar is_connected: whether a POSITION, or a report or an epoch that preceded it,
+        has been handled completely.
     """
 
     link: Link
@@ -177,13 +181,14 @@ class LinkedWriter:
         return count
 
     def mark_rows_lost(self, ends_in_batch: bool | None) -> None:
-        """Record that the rows after those in ``pending`` were dropped from the queue.
+        """Record that rows after those in ``pending`` were lost before handling.
 
         Rows that were already lost still count as lost, even if the dropped rows end a
         batch: that may be a late batch, and not the one that lost rows.
 
-        :param ends_in_batch: whether the last dropped rows belong to an unfinished
-            batch; ``None`` if no rows were dropped.
+        :param ends_in_batch: whether the last lost rows belong to an unfinished batch;
+            ``None`` if only POSITIONs were dropped: the rows in ``pending`` are then
+            dropped, too.
         """
         if ends_in_batch is None:
             self.drop_pending()
@@ -224,7 +229,7 @@ class Link:
             writer.forget()
 
     def mark_lost(self) -> None:
-        """Mark the link as lost, and abandon its catch-ups and their writers' state."""
+        """Mark the link as lost; drop its catch-ups and the state of their writers."""
         self.is_lost = True
         for writer in list(self.writers.values()):
             if writer.catch_up is not None:

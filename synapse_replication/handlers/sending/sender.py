@@ -1,9 +1,9 @@
 """The sender of this process's commands, rows and positions on all its connections.
 
 Theory of operation: :class:`CommandSender` tracks the connections and, for each stream
-that this process writes, the token up to which its rows were sent. POSITION announces
-that token, not the newest committed token: to a reader, a POSITION means that every row
-up to it was sent, so a row that did not arrive must be fetched.
+that this process writes, the token up to which its rows were sent, or were skipped
+because there was no reader. POSITION announces that token, not the newest committed
+token: if a row at or below it did not arrive, the reader must fetch that row.
 
 The first announcement on a connection has the same previous and new token. It makes no
 statement about earlier rows: a reader that has not delivered these will fetch them.
@@ -216,7 +216,7 @@ class CommandSender:
         is_syncing: bool,
         last_sync_ms: int,
     ) -> None:
-        """Announce that a user started or stopped syncing with an instance.
+        """Report that a user started or stopped syncing with an instance.
 
         :param instance_id: the random id of the instance's epoch.
         :param last_sync_ms: when the user last synced, in ms since 1970.
@@ -226,11 +226,11 @@ class CommandSender:
         )
 
     def send_clear_user_sync(self) -> None:
-        """Announce that no user syncs with this process any more."""
+        """Report that no user syncs with this process any more."""
         self.send_command(ClearUserSyncsCommand(self._host.identity.instance_id))
 
     def send_federation_ack(self, token: int) -> None:
-        """Announce the token up to which this federation sender has sent."""
+        """Report the token up to which this federation sender has sent."""
         self.send_command(FederationAckCommand(self._instance_name, token))
 
     def send_user_ip(
@@ -251,21 +251,21 @@ class CommandSender:
         )
 
     def send_remote_server_up(self, server: str) -> None:
-        """Announce that a remote server is reachable again."""
+        """Report that a remote server is reachable again."""
         self.send_command(RemoteServerUpCommand(server))
 
     def send_lock_released(
         self, instance_name: str, lock_name: str, lock_key: str
     ) -> None:
-        """Announce that ``instance_name`` released a lock."""
+        """Report that ``instance_name`` released a lock."""
         self.send_command(LockReleasedCommand(instance_name, lock_name, lock_key))
 
     def send_new_active_task(self, task_id: str) -> None:
-        """Announce that a task is ready to run."""
+        """Report that a task is ready to run."""
         self.send_command(NewActiveTaskCommand(task_id))
 
     def send_cancel_task(self, task_id: str) -> None:
-        """Announce that a task is to be cancelled."""
+        """Request that a task be cancelled."""
         self.send_command(CancelTaskCommand(task_id))
 
     # -- rows and positions ------------------------------------------------------------
@@ -341,8 +341,8 @@ class CommandSender:
     ) -> None:
         """Send rows of this process, encoded once for all connections.
 
-        If a line is too long for a connection, its token is announced on the connection
-        instead of the token's rows, so that the peers fetch these rows.
+        If a line is too long for a connection, the token of its batch is announced on
+        that connection instead of the batch, so that the peers fetch the batch.
 
         :param batches: pairs of a token and the JSON texts of its rows, in order.
         """

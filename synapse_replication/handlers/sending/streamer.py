@@ -10,14 +10,14 @@ While a link is behind, streams with more than a slice are paused, so that their
 not delay the other streams. If all remaining streams are paused, the loop ends; it is
 restarted when the link is ready again, or lost.
 
-An announced position comes from a single read of the stream's own token, *before* the
-rows are fetched. Every row of this instance at or below that token is committed and
-included in the result, so a POSITION never covers a row that was not sent. Comparing
-tokens that were read at different times could lose rows.
+This instance's token of the stream is read once, *before* the rows are fetched, and the
+POSITION after these rows announces at most that token. Every row of this instance at or
+below it is already committed, so no row can appear later in a range that was announced
+as empty. Comparing tokens that were read at different times could lose rows.
 
 The streams are also checked at a fixed interval (by default, every second), because an
-idle writer's token advances with the tokens of other writers, and because failures are
-retried.
+idle writer's token advances with the tokens of other writers, and so that failed sends
+are retried.
 
 See docs/failure-modes.rst: failure-covered-rows, failure-idle-writer,
 failure-id-without-row.
@@ -66,8 +66,8 @@ class StreamerOptions:
     """Options of a streamer.
 
     :ivar announce_interval: the interval at which idle streams are checked, in s.
-    :ivar max_rows: the number of rows in a slice. It is exceeded if necessary, because
-        the rows of one token are never split.
+    :ivar max_rows: the maximum number of rows in a slice. Only the rest of the slice's
+        last batch may exceed it, because a batch is never split.
     :ivar torture_level: for tests. If it is not 0, the streams are sent in random
         order, each after a random delay of up to this number of ms.
     """
@@ -132,7 +132,7 @@ class ReplicationStreamer:
         )
 
     def on_notifier_poke(self) -> None:
-        """Start sending new rows. The call is cheap and may be made at any rate."""
+        """Start sending new rows. The call is cheap, and may be made at any time."""
         if self._running:
             self._poked = True
             return
@@ -220,7 +220,7 @@ class ReplicationStreamer:
         return unfinished
 
     def _has_work(self, stream: Stream) -> bool:
-        # Most streams have none, and this is cheaper than starting a coroutine.
+        # Most streams have no work; this check is cheaper than starting a coroutine.
         return stream.description.name in self._partial_pages or self._must_send(stream)
 
     async def _send_slice(self, stream: Stream) -> bool:
@@ -283,8 +283,7 @@ class ReplicationStreamer:
             try:
                 encoded.append((token, encode_json_rows(rows)))
             except ValueError as error:
-                # Announce the batch's token instead, so that readers detect and report
-                # the gap.
+                # Announce the batch's token instead, so that readers detect the gap.
                 self._observer.sending_failed(stream_name, error)
                 self._handler.send_rows(stream_name, encoded)
                 encoded = []
@@ -294,7 +293,8 @@ class ReplicationStreamer:
     def _announce(self, stream: Stream, last_sent: int, upto_token: int) -> None:
         description = stream.description
         if upto_token > last_sent:
-            # Ids without rows, for instance after a rollback, must be announced, too.
+            # Ids without rows, for instance after a rollback, are announced, too. The
+            # exception is a stream whose writers announce only their own rows' tokens.
             if description.announce_own_moves_only and not stream.has_local_updates(
                 last_sent, upto_token
             ):

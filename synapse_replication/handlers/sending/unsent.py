@@ -1,13 +1,13 @@
 """Buffer of the commands that were sent while there was no link.
 
 Theory of operation: rows and positions are not retained, because the POSITION on the
-next link makes readers fetch missed rows. The loss of other commands would not be
-recovered, so they are retained for the next link. Only the newest command about an
-object is retained: a USER_SYNC replaces an earlier USER_SYNC of the same instance, user
-and device; a FEDERATION_ACK replaces an earlier FEDERATION_ACK of the same instance; a
-USER_IP replaces an earlier USER_IP of the same user, device and address; any other
-command replaces an earlier command with the same arguments. A CLEAR_USER_SYNC replaces
-every USER_SYNC of its instance.
+next link makes readers fetch missed rows. The loss of a command in :data:`_RETAINED`
+would not be recovered, so these are retained for the next link. Only the newest command
+about an object is retained: a USER_SYNC replaces an earlier USER_SYNC of the same
+instance, user and device; a FEDERATION_ACK replaces an earlier FEDERATION_ACK of the
+same instance; a USER_IP replaces an earlier USER_IP of the same user, device and
+address; any other retained command replaces an earlier identical one. A CLEAR_USER_SYNC
+replaces every USER_SYNC of its instance.
 
 The bounds apply to each command name separately, so that many commands of one name do
 not displace those of another name. When a bound is exceeded, the oldest command of that
@@ -57,7 +57,7 @@ _RETAINED: Final = frozenset(
 
 
 def _subject(command: Any, line: str) -> Hashable:
-    """Return a key of the object of a command, unique among commands of its name."""
+    """Return the key of a command; a later command of its name and key replaces it."""
     if command.NAME == UserSyncCommand.NAME:
         return command.instance_id, command.user_id, command.device_id
     if command.NAME == FederationAckCommand.NAME:
