@@ -187,7 +187,7 @@ class RowDecodeError(RemoteProtocolError):
 
 
 class ExtensionMessageError(RemoteProtocolError):
-    """A message on the extension's channel is malformed.
+    """A message of the extension is malformed.
 
     :ivar reason: what is wrong, without any of the message's text.
     """

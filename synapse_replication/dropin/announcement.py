@@ -38,7 +38,7 @@ def prepare(parts: Sequence[str], version: str | None, problem: str | None) -> N
         _lines.append(
             (
                 logging.WARNING,
-                f"{problem}. It may still work; if replication misbehaves, start this "
+                f"{problem}. Replication may still work; if it does not, start this "
                 "process without synapse_replication, or install a tested version",
             )
         )

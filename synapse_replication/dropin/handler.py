@@ -74,7 +74,10 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
     # -- start --------------------------------------------------------------------
 
     def start_replication(self, hs: Any) -> None:  # type: ignore[override]
-        """Connect to Redis if the host is configured to use it."""
+        """Connect to Redis, and start the monitoring and the extension.
+
+        Without Redis, only create the streamer.
+        """
         channels = super().start_replication()
         hs.get_replication_streamer()
         config = hs.config.redis

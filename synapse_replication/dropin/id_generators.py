@@ -213,7 +213,10 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         return list(itertools.islice(self._next_local_id, n))
 
     async def get_max_allocated_token(self) -> int:
-        """Return the greatest allocated id; with SQLite, the current token."""
+        """Return the last allocated id (distance from zero).
+
+        With SQLite, return the current token.
+        """
         if self._is_postgres:
             return await super().get_max_allocated_token()
         return self.get_current_token()

@@ -194,9 +194,9 @@ class HostStream:
     def is_known_to_host(self, instance_name: str, token: int) -> bool:
         """Return whether a writer's position would change nothing for the host.
 
-        The rows of the other writers have already advanced the host's token of this
-        writer to the position or beyond. Streams held in memory can be reset by any
-        position, so for these the answer is ``False``.
+        If so, the host's token of the writer is already at or above the position, for
+        instance because of rows of other writers. Streams held in memory can be reset
+        by any position, so for these the answer is ``False``.
         """
         return not self.description.held_in_memory and token <= int(
             self.original.current_token(instance_name)

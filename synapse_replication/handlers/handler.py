@@ -70,7 +70,7 @@ class HandlerOptions:
     :ivar expects_links: whether to retain commands while there is no link, and send
         them on the next link, if their loss would not be recovered. False for a process
         that will never have a link.
-    :ivar receiver: the bounds of each received stream.
+    :ivar receiver: the limits and retry settings of each received stream.
     :ivar partial: fetches rows from the writer's backlog; ``None`` to fetch all rows
         from the stream's source.
     :ivar receiver_type: the class of the receivers; each stream has a receiver.

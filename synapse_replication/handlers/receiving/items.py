@@ -40,7 +40,10 @@ class LostRow:
 
 @attrs.frozen
 class ReportedPosition:
-    """A writer's report that it has sent all rows up to ``token``.
+    """A writer's statement that it has sent all rows up to ``token``.
+
+    The writer reported it through the extension, or sent a POSITION below the reader's
+    position.
 
     :ivar is_first: whether the writer has just started, so that this is its initial
         position. Missing rows up to it are fetched but do not count as a gap.

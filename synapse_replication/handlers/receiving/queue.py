@@ -30,8 +30,8 @@ __all__ = ["DrainedQueue", "Pacer", "Queued"]
 ItemT = TypeVar("ItemT")
 
 
-#: If no work was done for this time, in s, the reactor has run in the meantime, so no
-#: break is due.
+#: If no work was counted for this time, in s, the reactor has probably run in the
+#: meantime, so no break is due.
 _IDLE = 0.0005
 
 

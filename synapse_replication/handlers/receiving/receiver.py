@@ -5,10 +5,10 @@ through one queue and are handled one item at a time. Queued rows are still JSON
 rows that arrived together are decoded together when they are handled.
 
 The rows of a writer that is *live* on a link are delivered as they arrive. A *catch-up*
-with the writer begins if rows may be missing: because of a gap before a POSITION or a
-reported position, a row that cannot be decoded, an implausible token, a batch with a
-lost row, a failure of the host, a full queue, or a restart of the writer. During a
-catch-up, arriving rows above its cursor are not delivered; they only raise the target.
+with the writer begins if rows may be missing, for instance because of a gap before a
+POSITION or a reported position, a row that cannot be decoded, an implausible token, a
+batch with a lost row, a failure of the host, or a full queue. During a catch-up,
+arriving rows above its cursor are not delivered; they only raise the target.
 The catch-up fetches one page at a time and yields to other work in the queue, so that
 it does not delay other writers of the stream. When the rows up to the target have been
 delivered, the writer is live again. A failed attempt is retried, after a delay, from
