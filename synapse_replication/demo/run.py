@@ -106,8 +106,8 @@ class _Course:
     def write_everything(self, faults: list[_Fault]) -> None:
         """Let the writers write all rows, and cause the faults.
 
-        Each fault is caused when its share of the rows is written, or after all rows if
-        the writers finish earlier.
+        Each fault is caused when its share of the rows has been written, at the latest
+        when the writers have finished.
 
         :raises DemoError: if a writer fails, or no row is written for
             :data:`WRITE_TIMEOUT` s.

@@ -143,8 +143,8 @@ class HostRows:
         """Record that a writer has no further rows up to ``token``.
 
         Rows of other writers up to ``token`` are delivered first. If a stream held in
-        memory was reset, its writer is queried first, although the range is empty: the
-        host does so, too, to learn that the writer is running.
+        memory was reset, its writer is queried first, although the queried range is
+        empty: the host does so, too, to learn that the writer is running.
         """
         stream = self._streams[stream_name]
         current = stream.current_token(instance_name)

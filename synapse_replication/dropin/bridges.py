@@ -107,9 +107,9 @@ class ForeignHandler:
     def new_connection(self, connection: ReplicationConnection) -> None:
         """Report a new connection to the host's handler.
 
-        Then request positions on the connection, and announce the host's positions;
-        not at the server's end of a direct TCP connection, where the client's request
-        arrives.
+        Then, except at the server's end of a direct TCP connection, request positions
+        on the connection, and announce the host's positions. At the server's end, the
+        client sends the request.
         """
         self._original.new_connection(connection)
         if not connection.relays:

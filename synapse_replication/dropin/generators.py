@@ -25,7 +25,7 @@ class SequenceReader(Protocol):
         ...
 
     def get_mark(self) -> tuple[int | None, ...]:
-        """Return a value that changes when an id of this process can be announced."""
+        """Return a value that changes as ids of this process become announceable."""
         ...
 
     def get_max_allocated_token(self) -> Awaitable[int]:

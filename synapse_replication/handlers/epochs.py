@@ -4,16 +4,17 @@ Theory of operation: a process that restarts has a new epoch. The newest epoch t
 observed for an instance name is the *current* epoch; earlier epochs are *stale*, and
 messages with them are ignored. If messages with a stale epoch continue to arrive, a
 second process of the same name seems to run. After a goodbye with the current epoch, or
-some seconds without a message with it, the next message with a stale epoch makes that
-epoch current again.
+some seconds without any message with it, the next message with a stale epoch makes the
+stale epoch current again.
 
 Bounds: beyond a thousand names, the least recently seen name is evicted. A name whose
 epoch changes implausibly often is treated as that of several processes: its new epochs
 are accepted only at a limited rate.
 
 A stream held in memory loses its rows when its writer restarts. For such a stream,
-:class:`HandledEpochs` therefore stores the epoch of the rows that were delivered. If it
-differs from the writer's current epoch, or is not known, all rows are fetched again.
+:class:`HandledEpochs` therefore stores the epoch of the rows that were delivered. If
+that epoch differs from the writer's current one, or is not known, all rows are fetched
+again.
 The decision depends on this state and not on a notification, which may be lost.
 
 See docs/failure-modes.rst: failure-duplicate-instance.

@@ -5,7 +5,8 @@ commands that the handler passes to them. Rows and positions are enqueued at the
 :class:`~synapse_replication.handlers.receiving.receiver.StreamReceiver` of their
 stream, or discarded if their stream or writer is not known; REPLICATE is answered with
 this process's positions; most other commands are delivered to the host (see
-``host_commands.py``). Commands of this process are sent on all connections.
+``host_commands.py``). Commands of this process are sent on all connections, except rows
+and positions of streams that a directly connected peer does not follow.
 
 ``on_<COMMAND>`` methods are synchronous. They return an awaitable only if the host
 returns one; a background process is started only to wait for an awaitable.

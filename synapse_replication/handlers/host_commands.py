@@ -1,4 +1,4 @@
-"""Commands for the host: all except those about rows and positions.
+"""Commands for the host: all except those about rows, positions and the connection.
 
 Theory of operation: a command is delivered to the host's
 :class:`~synapse_replication.handlers.interfaces.CommandSink`. Exceptions are repeats of
