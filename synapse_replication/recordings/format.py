@@ -125,22 +125,18 @@ def read_records(
     :param first_number: the number of the first line.
     :raises OSError: if the file cannot be read.
     """
-    number = first_number - 1
-    while True:
-        number += 1
-        try:
-            text = file.readline(MAX_LINE_BYTES)
-        except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-            yield RecordingError(number, f"the compressed file is damaged: {error}")
-            return
-        if not text:
-            return
-        if len(text) == MAX_LINE_BYTES and not text.endswith(b"\n"):
-            yield RecordingError(number, f"longer than {MAX_LINE_BYTES} bytes")
-            while text and not text.endswith(b"\n"):
-                text = file.readline(MAX_LINE_BYTES)
-        elif not text.isspace():
-            yield parse_record(number, text)
+    number = first_number
+    try:
+        while text := file.readline(MAX_LINE_BYTES):
+            if len(text) == MAX_LINE_BYTES and not text.endswith(b"\n"):
+                yield RecordingError(number, f"longer than {MAX_LINE_BYTES} bytes")
+                while text and not text.endswith(b"\n"):
+                    text = file.readline(MAX_LINE_BYTES)
+            elif not text.isspace():
+                yield parse_record(number, text)
+            number += 1
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        yield RecordingError(number, f"the compressed file is damaged: {error}")
 
 
 def parse_record(number: int, text: bytes) -> Record | RecordingError:

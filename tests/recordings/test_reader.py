@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import random
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -82,6 +83,18 @@ class ReadRecordingTests(SynchronousTestCase):
         self.assertGreater(len(records), 100)
         assert isinstance(last, RecordingError)
         self.assertIn("damaged", str(last))
+
+    def test_truncated_within_a_long_line(self) -> None:
+        """A file that is truncated within a line that is too long is damaged, too."""
+        noise = random.Random(1).randbytes(4 << 20).hex().encode()
+        whole = gzip.compress(GOOD + noise + b"\n" + GOOD, 1)
+
+        first, *errors = self.read(whole[: len(whole) // 2])
+
+        self.assertEqual(first, PING)
+        too_long, damaged = map(str, errors)
+        self.assertIn("line 2: longer than", too_long)
+        self.assertIn("line 2: the compressed file is damaged", damaged)
 
     def test_no_such_file(self) -> None:
         """A missing file is an OSError."""

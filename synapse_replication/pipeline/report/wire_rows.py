@@ -24,10 +24,12 @@ def since_beginning(wire: DataFrame) -> DataFrame:
     """Set ``received_ts`` to the time since the beginning of the line's recording.
 
     In the result, each recording begins on 1970-01-01. This is for recordings without a
-    date.
+    date. The time of a damaged line is unknown.
     """
     recording = Window.partitionBy("recording")
-    passed = sf.col("t") - sf.min("t").over(recording)
+    # A damaged line is empty, and its ``t`` means nothing.
+    known = sf.when(sf.col("line") != "", sf.col("t"))
+    passed = known - sf.min(known).over(recording)
     return wire.select(
         *(
             sf.timestamp_micros((passed * 1_000_000).cast("long")).alias(name)

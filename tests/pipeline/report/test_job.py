@@ -11,6 +11,7 @@ from typing import Any
 
 from click.testing import CliRunner
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.report import report_command
@@ -24,7 +25,7 @@ from synapse_replication.pipeline.report.data import (
     ReportData,
     WriterTotal,
 )
-from synapse_replication.pipeline.report.wire_rows import stream_events
+from synapse_replication.pipeline.report.wire_rows import since_beginning, stream_events
 from synapse_replication.pipeline.schemas import (
     FINDINGS_SCHEMA,
     ROWS_SCHEMA,
@@ -331,6 +332,19 @@ class RecordingAloneTests(SynchronousTestCase):
             catch_exceptions=False,
         )
         self.assertIn("exists: give the name of a new folder", str(again))
+
+    def test_damaged_line(self) -> None:
+        """A damaged line, whose ``t`` is 0, does not move the beginning."""
+        wire = make_wire(
+            [
+                (0.0, None, None, None, None, None, None),
+                (100.0, "POSITION", "events", "w1", 9, 9, None),
+                (160.5, "RDATA", "events", "w1", 10, None, event("!a")),
+            ]
+        )
+        timed = since_beginning(wire).orderBy("line_number")
+        times = timed.select(sf.col("received_ts").cast("double")).collect()
+        self.assertEqual([seconds for (seconds,) in times], [None, 0.0, 60.5])
 
     def test_nothing_to_report(self) -> None:
         """Without any input, the error names the options; the exit status is 2."""
