@@ -92,14 +92,14 @@ class PeerOnline:
 
 @attrs.frozen
 class PeerOffline:
-    """Another instance announced its exit, or its heartbeats stopped."""
+    """Another instance sent a goodbye, or its heartbeats stopped."""
 
     instance_name: str
 
 
 @attrs.frozen
 class CaughtUp:
-    """A writer's rows are live: none is missing."""
+    """A writer has become live: none of its announced rows is missing here."""
 
     stream_name: str
     instance_name: str
@@ -121,7 +121,7 @@ class CatchUpProgress:
 
 @attrs.frozen
 class Stalled:
-    """A writer's rows have stopped arriving; ``detail`` is text for display."""
+    """A writer has stalled; ``detail`` is text for display."""
 
     stream_name: str
     instance_name: str
@@ -131,7 +131,7 @@ class Stalled:
 
 @attrs.frozen
 class Resynced:
-    """A catch-up ended, or an attempt failed; ``kind`` is the source or ``FAILED``."""
+    """A catch-up that fetched rows ended, or an attempt failed; see ``kind``."""
 
     stream_name: str
     instance_name: str
@@ -149,9 +149,10 @@ class WriterRoleChanged:
 
 @attrs.frozen
 class StreamReset:
-    """A writer's stream moved back, because the writer restarted or may have restarted.
+    """This process's position in a writer's rows moved back.
 
-    Rows at or below ``to_token`` may differ from earlier ones with the same tokens:
+    The writer restarted, may have restarted, or had been announced at a position that
+    it had not reached. Later rows may have the tokens of earlier, different rows:
     discard everything that was cached from this writer's rows.
     """
 
@@ -275,10 +276,10 @@ class ReplicationHooks(ReplicationObserver):
         return unsubscribe
 
     def start(self) -> None:
-        """Start the checks of the status, which are periodic while there are callbacks.
+        """Start the periodic checks of the status.
 
-        Without callbacks they would cost half a percent of the CPU time of a process
-        that only receives.
+        They are made only while there are callbacks, because they cost half a percent
+        of the CPU time of a process that only receives.
         """
         self._is_started = True
         self._check_later()
@@ -296,7 +297,7 @@ class ReplicationHooks(ReplicationObserver):
         self._enqueue(ConfigurationReloaded(problem, tuple(needs_restart)))
 
     def stopping(self) -> None:
-        """Deliver a :class:`Stopping`, and all events that wait, synchronously."""
+        """Deliver all events that wait, and then a :class:`Stopping`, synchronously."""
         self._enqueue(Stopping())
         if self._delivery is not None:
             self._delivery.cancel()

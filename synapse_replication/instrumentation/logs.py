@@ -1,8 +1,9 @@
 """Log lines for operators.
 
-A repeated failure is logged once a minute, with the number of similar lines that were
-suppressed, so that a peer that sends garbage or a server that is down cannot fill a
-disk.
+Similar lines about failures are logged at most once a minute, with the number of lines
+that were suppressed, so that a peer that sends garbage or a server that is down cannot
+fill a disk. Changes of a connection's state have a higher limit. Lines about resets,
+removed writers and the progress of catch-ups have none.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ __all__ = ["LoggingObserver"]
 #: The maximum number of state changes of one connection that are logged within
 #: REPEAT_AFTER: enough for every change of a connection that does not flap constantly.
 CHANGES_OF_STATE = 60
-#: The corresponding limit for all connections together whose names were first logged
-#: more than REPEAT_AFTER ago: a network failure changes the state of every connection
-#: of a listener twice. For newer names the limit is MAX_OF_GROUP, because a peer can
-#: invent names.
+#: The maximum number of state changes of all connections together that are logged
+#: within REPEAT_AFTER: a network failure changes the state of every connection of a
+#: listener twice. For a connection whose name was first logged less than REPEAT_AFTER
+#: ago, the limit is MAX_OF_GROUP instead, because a peer can invent names.
 MAX_CHANGES_OF_STATE = 2000
 
 
@@ -62,8 +63,8 @@ _WHY_DROPPED = {
     CommandDropReason.STOPPED: "the process stopped while it had no link",
     CommandDropReason.FAILED: "a link failed; see the log",
 }
-#: The statuses for a wrong epoch and for rows that are no longer in the backlog. They
-#: are normal: the reader then uses another source.
+#: The statuses for a wrong epoch and for rows that are not in the backlog. Both are
+#: normal: the reader then uses another source, or retries with the new epoch.
 _BACKLOG_ANSWERS = frozenset({409, 410})
 _ORDERLY = frozenset({CloseReason.CLEAN, CloseReason.SHUTDOWN})
 
@@ -138,7 +139,7 @@ class LoggingObserver(ReplicationObserver):
         self._log_limited(
             self._logger.warn,
             ("request_refused", status),
-            "Refused a request for rows with {status}: {why}",
+            "Refused an HTTP request with {status}: {why}",
             status=status,
             why=why,
         )
@@ -264,7 +265,7 @@ class LoggingObserver(ReplicationObserver):
         self._log_limited(
             self._logger.warn,
             ("catch_up_failed", event.stream_name, event.instance_name, type(error)),
-            "Cannot fetch rows of {stream} of {writer} in ({from_token}, "
+            "Cannot fetch or deliver rows of {stream} of {writer} in ({from_token}, "
             "{upto_token}], attempt {attempt}: {error}; retrying in {retry_in:.1f} s",
             stream=event.stream_name,
             writer=event.instance_name,
@@ -382,7 +383,8 @@ class LoggingObserver(ReplicationObserver):
         self._log_limited(
             self._logger.error,
             ("sending_failed", stream_name, type(error)),
-            "Cannot send rows of {stream}: {error}; retrying later",
+            "Cannot send rows of {stream}: {error}; they are sent later, or fetched by "
+            "the readers",
             stream=stream_name,
             error=one_line(error),
             log_failure=Failure(error),  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
 """The definitions of all metrics, as data.
 
 The first group has the names that a homeserver's existing dashboards and alerts use;
-the second group adds what those lack. Every metric has the label ``server_name``, so
-that several servers in one process stay apart. Counters are exposed with the suffix
+the second group has further metrics. Every metric has the label ``server_name``, which
+distinguishes several servers in one process. Counters are exposed with the suffix
 ``_total``, as Prometheus requires.
 """
 
@@ -162,19 +162,20 @@ STALLED_SECONDS = _gauge(
     "stream_name",
     "instance_name",
     "reason",
-    help_text="Seconds since a writer's rows stopped arriving, by reason; a writer "
-    "whose rows arrive has no value.",
+    help_text="Seconds for which a writer has been stalled, by reason; a writer that "
+    "is not stalled has no value.",
 )
 CATCH_UP_ROWS = _counter(
     "synapse_replication_catch_up_rows",
     "stream_name",
     "instance_name",
-    help_text="Rows fetched because they did not arrive over a link.",
+    help_text="Rows fetched by catch-ups.",
 )
 CATCH_UP_SECONDS = _histogram(
     "synapse_replication_catch_up_seconds",
     "stream_name",
-    help_text="Duration of catch-ups in seconds, including retries.",
+    help_text="Duration in seconds of each continuous run of a catch-up; a catch-up "
+    "that yields to other work or is retried has several.",
 )
 CATCH_UP_FAILURES = _counter(
     "synapse_replication_catch_up_failures",
@@ -207,8 +208,9 @@ REFUSED_LINES = _counter(
 REFUSED_REQUESTS = _counter(
     "synapse_replication_refused_requests",
     "status",
-    help_text="HTTP requests for rows that were refused, by status: 401 without the "
-    "secret, 400 for bad parameters; 409 and 410 are normal answers of a backlog.",
+    help_text="HTTP requests that were refused, by status: 401 without the secret, "
+    "400 for bad parameters; 409 (another epoch) and 410 (rows that are not in the "
+    "backlog) are normal.",
 )
 EXTRA_FIELDS = _counter(
     "synapse_replication_rows_with_extra_fields",
@@ -218,15 +220,16 @@ EXTRA_FIELDS = _counter(
 STREAM_RESETS = _counter(
     "synapse_replication_stream_resets",
     "stream_name",
-    help_text="Number of times that a stream moved back because its writer restarted.",
+    help_text="Number of times that a position moved back, because the writer "
+    "restarted, may have restarted, or had not reached an announced position.",
 )
 RESYNCS = _counter(
     "synapse_replication_resyncs",
     "stream_name",
     "kind",
-    help_text="Catch-ups by the source of their rows: partial (repeated by the writer, "
-    "or from its backlog), full (the database, or all rows of a restarted writer), or "
-    "failed.",
+    help_text="Catch-ups by the source of their rows: partial (the writer's memory or "
+    "backlog), full (the database, or any source after the position moved back), or "
+    "failed (counted at each failed attempt).",
 )
 BACKLOG_HITS = _counter(
     "synapse_replication_backlog_hits",

@@ -3,8 +3,8 @@
 Theory of operation: :class:`ReplicationMetrics` provides every metric of
 ``metrics.py`` once per registry; one :class:`PrometheusObserver` per server name
 updates them. The child of a metric for a set of label values is cached in a dict,
-because ``labels()`` costs several times as much. The lengths of queues
-and the positions of writers, which change with every chunk of rows, are stored in plain
+because ``labels()`` costs several times as much as a lookup. The lengths of queues and
+the positions of writers, which change with every chunk of rows, are stored in plain
 dicts and read at each scrape.
 
 The number of label values that a peer can invent (names of connections and of writers)
@@ -88,7 +88,7 @@ _COUNTED_COMMANDS = {
 class ReplicationMetrics(Collector):
     """All metrics in one registry, for any number of servers.
 
-    :param registry: the host's registry. Each registry accepts one instance of this
+    :param registry: the host's registry. Each registry accepts only one object of this
         class.
     :param existing: metrics that the host has already registered, by name, with the
         same labels in the same order; they are used instead of new ones. Gauges that

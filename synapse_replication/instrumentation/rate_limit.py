@@ -6,12 +6,13 @@ from collections.abc import Callable, Hashable
 
 __all__ = ["MAX_KEYS", "MAX_OF_GROUP", "REPEAT_AFTER", "RateLimit"]
 
-#: The period, in s, in which lines of one kind are suppressed after the first.
+#: The period, in s, in which lines of one kind are suppressed after the first one or,
+#: if a burst is allowed, after the burst.
 REPEAT_AFTER = 60.0
 #: The maximum number of kinds of lines that are counted.
 MAX_KEYS = 1000
-#: The maximum number of lines of one group that are written within REPEAT_AFTER,
-#: whatever names they contain.
+#: The default maximum number of lines of one group that are written within
+#: REPEAT_AFTER, whatever names they contain.
 MAX_OF_GROUP = 100
 
 

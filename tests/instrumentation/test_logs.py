@@ -115,7 +115,7 @@ class LoggingObserverTests(SynchronousTestCase):
         for status in (401, 401, 409, 410):
             self.observer.request_refused(status, "why it is")
         self.assertEqual(
-            self.lines(), [("warn", "Refused a request for rows with 401: why it is")]
+            self.lines(), [("warn", "Refused an HTTP request with 401: why it is")]
         )
 
     def test_each_unknown_stream_makes_no_line(self) -> None:
@@ -232,8 +232,8 @@ class LoggingObserverTests(SynchronousTestCase):
                 ("debug", "Fetched 4 rows of events of w1, up to 7 of 9"),
                 (
                     "warn",
-                    "Cannot fetch rows of events of w1 in (3, 9], attempt 2: "
-                    "no answer; retrying in 1.5 s",
+                    "Cannot fetch or deliver rows of events of w1 in (3, 9], attempt "
+                    "2: no answer; retrying in 1.5 s",
                 ),
             ],
         )
@@ -248,7 +248,11 @@ class LoggingObserverTests(SynchronousTestCase):
             self.lines(),
             [
                 ("critical", "drain failed: no"),
-                ("error", "Cannot send rows of events: no; retrying later"),
+                (
+                    "error",
+                    "Cannot send rows of events: no; they are sent later, or fetched "
+                    "by the readers",
+                ),
             ],
         )
         for event in self.events:

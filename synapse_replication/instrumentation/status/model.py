@@ -1,8 +1,9 @@
 """The replication status of a process, as values.
 
-The page, the JSON, the terminal and the metrics are all derived from one
-:class:`ProcessStatus`. Ages and durations are in s; a lag is in ids and in s. The JSON
-uses the attribute names, and the values of the enums.
+The page, the JSON, the terminal, and the metrics of lag and of stalls are all derived
+from one :class:`ProcessStatus`. Ages and durations are in s; a lag is given in ids and,
+as the age of the oldest undelivered write, in s. The JSON uses the attribute names, and
+the values of the enums.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ WORST_FIRST = (
 
 
 class StallReason(enum.Enum):
-    """Why a writer's rows do not arrive."""
+    """Why a writer is stalled."""
 
     NO_LINK = "no_link"
-    WRITER_GONE = "writer_gone"  #: announced its exit, or its heartbeats stopped
+    WRITER_GONE = "writer_gone"  #: sent a goodbye, or its heartbeats stopped
     NO_POSITION = "no_position"  #: a link is up, and the writer sent no POSITION on it
-    AHEAD_OF_WRITER = "ahead_of_writer"  #: the writer's next rows would count as old
+    AHEAD_OF_WRITER = "ahead_of_writer"  #: its next rows would be discarded as old
     CATCH_UP_FAILS = "catch_up_fails"
     NO_PROGRESS = "no_progress"  #: rows are available and are not delivered
 
@@ -143,7 +144,8 @@ class LinkStatus:
     """The status of all links with one name.
 
     :ivar up: the number of links that are up.
-    :ivar since: the time in s since the first link came up, or the last one went down.
+    :ivar since: the time in s for which at least one link has been up or, if none is
+        up, for which none has been.
     :ivar detail: why no link is up; empty if one is.
     :ivar commands_queued: commands that wait because the transport is paused.
     :ivar bytes_queued: bytes that the peer has not acknowledged.
@@ -164,7 +166,7 @@ class PeerStatus:
     :ivar version: the version of its software; empty if the instance sends none.
     :ivar where: its machine and process id, for display.
     :ivar last_heard: the time in s since its last heartbeat.
-    :ivar is_gone: whether the instance announced its exit, or its heartbeats stopped.
+    :ivar is_gone: whether the instance sent a goodbye, or its heartbeats stopped.
     """
 
     instance_name: str
@@ -216,7 +218,7 @@ class ProcessStatus:
     def is_cut_off(self) -> bool:
         """Whether the process has had no link for :data:`CUT_OFF_AFTER` s.
 
-        False for a process that makes no links.
+        False if :attr:`links` is empty, for instance in a process without links.
         """
         return bool(self.links) and all(
             not link.up and link.since >= CUT_OFF_AFTER for link in self.links
@@ -225,7 +227,7 @@ class ProcessStatus:
 
 @attrs.frozen
 class StallGroup:
-    """Writers that are stalled for the same reason.
+    """Writers that are stalled for the same reason, with the same detail.
 
     :ivar writers: the writers.
     :ivar names: the names of the first few writers, for display.
@@ -263,8 +265,8 @@ def describe_progress(writer: WriterStatus) -> str:
 def describe_lag(writer: WriterStatus) -> str:
     """Return a writer's lag in ids, as text.
 
-    If the writer may be ahead of its last known position, a ``+`` is appended to a
-    known lag, and the text is ``?`` if no lag is known.
+    If the writer may be ahead of its last known position, the text is the lag with a
+    ``+``, or ``?`` if the lag is 0.
     """
     if writer.condition is Condition.WAITING or writer.reason in _LAG_UNKNOWN:
         return f"{writer.lag:,}+" if writer.lag else "?"
@@ -340,7 +342,7 @@ def assess(status: ProcessStatus) -> Assessment:
 def describe_process(status: ProcessStatus) -> str:
     """Return the worst state of a process's replication in one line.
 
-    The line contains no times, so that it changes only if the state does.
+    The line contains no durations, so it does not change merely because time passes.
     """
     found = assess(status)
     standing, concerned = found.standing, found.concerned
@@ -388,7 +390,7 @@ def _count(things: Sized, noun: str) -> str:
 
 
 def group_stalls(writers: Sequence[WriterStatus]) -> list[StallGroup]:
-    """Group stalled writers by reason, so that one cause is reported once."""
+    """Group stalled writers by reason and detail, so that a cause is reported once."""
     groups: dict[tuple[StallReason, str], list[WriterStatus]] = {}
     for writer in writers:
         if writer.reason is not None:

@@ -6,17 +6,18 @@ delivered here, and what delays the rows between them. The status is computed on
 request, because most of it depends on the current time.
 
 The lag in s is the age of the oldest write that was not delivered here. A heartbeat
-states how long ago each position was reached; that duration does not depend on the
-clocks of the two machines, so only the message's transit time is added. If a writer
-sends no heartbeats, a position is assumed to have been written when it was first
-announced.
+states how long ago each position was reached. This is a duration, so a difference
+between the clocks of the two machines does not matter; the lag is too small only by the
+message's transit time. If a writer sends no heartbeats, a position is assumed to have
+been written when it was first announced.
 
-A problem is called *stalled* once it has lasted :attr:`StatusLimits.stalled_after`, so
-that short interruptions are not reported. Memory is bounded: an entry that the
-configuration does not name expires after a period without events. Beyond
+A writer is *stalled* once a problem with its rows has lasted for
+:attr:`StatusLimits.stalled_after`, so that short interruptions are not reported. Memory
+is bounded: an entry that the configuration does not name expires after a period without
+events, except a link that is up and a writer that is catching up. Beyond
 :data:`MAX_NAMES` entries of a kind, a new link replaces the link that has been down the
-longest, a new peer replaces the peer whose last heartbeat is the oldest, and a new
-writer is not tracked.
+longest, and a new peer replaces the peer whose last heartbeat is the oldest; entries
+that the configuration names are not replaced. Any other new entry is not stored.
 
 docs/operators-guide.rst describes the status page.
 """
@@ -71,7 +72,7 @@ class StatusObserver(ReplicationObserver):
     :param needs_link: whether this process makes links; if so, it is not ready while no
         link is up.
     :param monotonic: returns a monotonic time in s.
-    :param limits: the durations after which a state is reported.
+    :param limits: the thresholds and limits of the status.
     """
 
     def __init__(
@@ -121,7 +122,10 @@ class StatusObserver(ReplicationObserver):
         self._own = source
 
     def sample(self) -> None:
-        """Append the current lag to the history. Call this every few seconds."""
+        """Append each writer's lag to its history, and remove expired entries.
+
+        Call this every few seconds.
+        """
         for writer in self._writers.values():
             writer.history.append(writer.lag())
             if len(writer.history) > self._limits.history:
@@ -172,7 +176,7 @@ class StatusObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
         writer = self._writers.get((stream_name, instance_name))
-        # A writer that is not known yet is added when it is connected.
+        # A writer without a record gets one at its first other event.
         if writer is not None and (
             token != writer.announced or writer.behind_us is not None
         ):
@@ -267,7 +271,7 @@ class StatusObserver(ReplicationObserver):
     def removed_writer_drained(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        # A drained writer can send no further rows.
+        # A drained writer sends no rows unless it returns; it then gets a new record.
         self._writers.pop((stream_name, instance_name), None)
 
     @override
@@ -298,7 +302,8 @@ class StatusObserver(ReplicationObserver):
             link.why = ""
 
     def _restart_grace_period(self) -> None:
-        # No heartbeat could arrive while the link was down: count the silence from now.
+        # The peers' heartbeats may have been lost while the link was down: count the
+        # silence of each peer from now.
         for member in self._peers.values():
             member.silent_since = self._monotonic()
 

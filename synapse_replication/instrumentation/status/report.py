@@ -26,7 +26,8 @@ from synapse_replication.instrumentation.status.records import (
 
 __all__ = ["StatusReport"]
 
-#: An absent writer does not delay readiness, because it sends no rows.
+#: The reasons for which a writer counts as absent. An absent writer does not delay
+#: readiness, because it sends no rows.
 _ABSENT = frozenset({StallReason.NO_POSITION, StallReason.WRITER_GONE})
 
 #: ``(reason, monotonic time of its beginning, detail)``.
@@ -90,9 +91,9 @@ class StatusReport:
     ) -> Iterator[str]:
         """Yield the reasons for which the process is not ready.
 
-        A process that makes links, or has had a link, is not ready while no link is up.
-        A writer that is not absent delays readiness until, for the first time, all its
-        rows have been delivered.
+        A process that makes links, or has a record of a link, is not ready while no
+        link is up. A writer that is not absent delays readiness until, for the first
+        time, it is connected and all its rows have been delivered.
         """
         has_links = needs_link or bool(self.records.links)
         if has_links and not self._is_linked():
@@ -140,7 +141,7 @@ class StatusReport:
         return status
 
     def _problems(self, name: str, writer: WriterRecord) -> Iterator[_Problem]:
-        """Yield the reasons for which a writer's rows do not arrive.
+        """Yield the problems for which a writer is stalled if they last.
 
         A cause is yielded before its consequences.
         """

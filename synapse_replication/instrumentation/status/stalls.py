@@ -2,9 +2,9 @@
 
 A line about a stall contains the reason, the duration and the remedy.
 
-No event announces that rows stopped arriving, so the status is checked periodically.
-Writers that are stalled for the same reason share one line: if Redis is down, one line
-says so for all of them.
+No observer event reports that a writer has stalled, so the status is checked
+periodically. Writers that are stalled for the same reason, with the same detail, share
+one line: if Redis is down, one line says so for all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["StallLog"]
 
 
 class StallLog:
-    """Logs writers that stall, and repeats the line once a minute while they do.
+    """Logs writers that stall; repeats each line once a minute until the stall ends.
 
     :param logger: the logger to write to.
     :param monotonic: returns a monotonic time in s.
