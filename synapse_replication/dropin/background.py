@@ -78,7 +78,7 @@ class BackgroundProcessPool:
         if description not in held and not self._is_stopped:
             self._run(description, lambda: self._hold(description))
         if description not in held:
-            self._run(description, lambda: self._finish(work, func()))
+            self._run(description, lambda: self._finish(work, func))
             return work
         set_context = self._context.set_current_context
         previous = set_context(held[description])
@@ -135,9 +135,9 @@ class BackgroundProcessPool:
         """Raise an error in a background process, so that the host logs it."""
         self._run(description, lambda: _raise(error))
 
-    async def _finish(self, work: _Work, running: Awaitable[Any]) -> None:
+    async def _finish(self, work: _Work, func: _Function) -> None:
         try:
-            await running
+            await func()
         finally:
             self._end(work)
 

@@ -164,6 +164,18 @@ class BackgroundProcessPoolTests(SynchronousTestCase):
         self.successResultOf(self.start("a"))
         self.assertEqual(self.started, ["a"] * 3)
 
+    def test_function_that_raises(self) -> None:
+        """Work ends if its function raises instead of returning an awaitable."""
+
+        def work() -> Awaitable[None]:
+            raise ValueError("broken")
+
+        for stop in (lambda: None, self.processes.stop):
+            stop()
+            waiting = self.wait(self.processes.start("a", work))
+            self.successResultOf(ensureDeferred(waiting))
+        self.assertEqual(self.failed, ["a", "a"])
+
     def test_stop(self) -> None:
         """
         All processes end, waiting work continues, and later work has its own process.

@@ -126,10 +126,11 @@ class ReplicationStreamer:
             await finished
 
     def _poll(self) -> None:
-        self.on_notifier_poke()
+        # Reschedule first, so that an exception cannot stop the timer.
         self._tick = self._host.clock.call_later(
             self._options.announce_interval, self._poll
         )
+        self.on_notifier_poke()
 
     def on_notifier_poke(self) -> None:
         """Start sending new rows. The call is cheap, and may be made at any time."""

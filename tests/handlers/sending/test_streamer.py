@@ -55,6 +55,19 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.host.reactor.pump([1.0] * 10)
         self.assertEqual(self.connection.take(), [])
 
+    def test_token_that_cannot_be_read(self) -> None:
+        """The checks of idle streams go on after an error of the host."""
+
+        def fail() -> int:
+            raise ValueError("broken")
+
+        patch = self.patch(self.events, "minimal_local_current_token", fail)
+        self.assertRaises(ValueError, self.host.reactor.advance, 1)
+        patch.restore()
+        self.events.local_token = 5
+        self.host.reactor.advance(1)
+        self.assertEqual(self.connection.take(), ["POSITION events w 0 5"])
+
     def test_nothing_new_costs_nothing(self) -> None:
         """Notifications without news start no background process."""
         self.host.reactor.pump([1.0] * 10)
