@@ -1,8 +1,8 @@
-"""Batches: the ids that the archive commits together.
+"""Batches of the archive job: parts that it reads together and then commits.
 
-The archive job plans once which rows to read, divides them into parts by id, and
-commits the parts batch by batch, so that a crash loses little work and progress is
-visible.
+In each cycle, the job plans once which rows to read, divides them into parts by id, and
+reads and commits the parts batch by batch, so that a crash loses little work and
+progress is visible. Each stream of a batch has a commit of its own.
 """
 
 from __future__ import annotations

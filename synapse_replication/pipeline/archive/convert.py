@@ -1,4 +1,4 @@
-"""Converts an archive of a version that did not use Delta tables.
+"""Converts an archive that a version of this package without Delta tables wrote.
 
 Such an archive has Parquet files with rows as JSON below ``rows/stream=NAME/day=DAY``,
 commands below ``wire/day=DAY``, and manifests of its batches below ``_meta``. The
@@ -57,12 +57,13 @@ def convert_archive(
     tables: Mapping[str, StreamTable] | None = None,
     progress: JobProgress | None = None,
 ) -> Converted:
-    """Convert an archive to a new location; the old one is not changed.
+    """Convert an archive to a new location; the old archive is not changed.
 
     :param tables: the columns of streams other than the standard ones.
     :param progress: shows a step for each table, and counts the converted files.
-    :raises PipelineError: if the old archive cannot be read, or the new location
-        already contains an archive.
+    :raises PipelineError: if the old archive cannot be read or has an interrupted
+        batch, a stream is unknown, or the new location is unusable or already contains
+        an archive.
     """
     source = Path(old).absolute()
     _check(source)

@@ -71,8 +71,8 @@ def export_rows(
     :param where: a condition on the columns, in Spark SQL.
     :param stream: the stream to export, with the fields of its rows as columns;
         ``None`` for all streams.
-    :raises PipelineError: if the folder exists, the condition is invalid, or the
-        archive has no such stream.
+    :raises PipelineError: if the archive cannot be read, the folder exists or cannot be
+        written, the condition is invalid, or the archive has no such stream.
     """
     folder = new_folder(out)
     rows = _rows(read_archive(session, archive), stream)

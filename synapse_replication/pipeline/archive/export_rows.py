@@ -9,7 +9,9 @@ __all__ = ["as_json_lines"]
 
 
 def as_json_lines(rows: DataFrame) -> DataFrame:
-    """Convert each row to a line with a JSON object; ``row`` becomes an array.
+    """Convert each row to a line with a JSON object.
+
+    The JSON text in ``row`` becomes a JSON value of the object, not a string.
 
     :param rows: rows with at least one column other than ``row``; ``row``, if present,
         contains JSON.

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DayWriter", "WrittenFile"]
 
-#: The maximum number of files that a task has open. To open a further file, it closes
-#: the least recently used one.
+#: The maximum number of files that a :class:`DayWriter` has open. To open a further
+#: file, it closes the least recently used one.
 _OPEN_DAYS: Final = 16
 
 #: The columns whose minimum and maximum are stored in Delta's transaction log.
@@ -173,7 +173,7 @@ class _OpenFile:
 
 
 def _sync(path: Path) -> None:
-    """Sync a file and its folder to disk, because a commit is going to refer to it."""
+    """Sync a file and its folder to disk, because a commit will refer to the file."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
     sync_folder(path.parent)

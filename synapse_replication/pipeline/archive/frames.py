@@ -2,8 +2,9 @@
 
 The list of a table's files comes from one version of its Delta log, so a frame is a
 snapshot: it does not change while the archive is written, compacted or purged. Replaced
-files are retained until a vacuum, by default for a week. Spark's Parquet reader reads
-the files of a local archive. Tasks read those of an object store with pyarrow.
+files are retained until a vacuum, by default for a week. The frames of a local archive
+use Spark's Parquet reader. Those of an object store, and
+:meth:`ArchivedTables.map_rows` for any archive, read the files with pyarrow in tasks.
 """
 
 from __future__ import annotations
@@ -143,9 +144,10 @@ class ArchivedTables:
 
         Only the results of the function are passed to Spark, not the rows.
 
-        :param work: called in each task with batches of ``stream`` and ``columns``.
+        :param work: called in each task with an iterator of batches, whose columns are
+            ``stream`` and ``columns``.
         :param schema: the columns of the batches that ``work`` yields.
-        :param columns: the names of columns. A column that a stream lacks is null.
+        :param columns: the columns to read. A column that a stream lacks is null.
         """
         files = [
             (stream, path)
@@ -248,7 +250,8 @@ def read_archive(
 
     :param tables: the columns of streams other than the standard ones; by default, they
         are read from the archive.
-    :raises PipelineError: if the archive does not exist, or has an older format.
+    :raises PipelineError: if the archive does not exist, has an older format, or cannot
+        be read.
     """
     store = open_archive(archive)
     known = {**standard_tables(), **(tables or {})}
@@ -259,7 +262,7 @@ def read_archive(
     for stream in store.streams():
         table = store.table(store.stream_uri(stream))
         if table is None:
-            # A driver is creating the table.
+            # A driver has written files of the table, but has not created it yet.
             continue
         if stream not in known:
             known[stream] = _table_of(stream, table)

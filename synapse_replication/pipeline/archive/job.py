@@ -15,7 +15,7 @@ __all__ = ["run_job"]
 
 
 def run_job(settings: ArchiveSettings, metrics: tuple[str, int] | None) -> Numbers:
-    """Archive until SIGTERM or SIGINT, or until all existing rows are archived.
+    """Archive until SIGTERM or SIGINT or, with ``settings.once``, for one cycle.
 
     :param metrics: the host and port to serve metrics on; ``None`` to serve none.
     :return: the totals since the start.

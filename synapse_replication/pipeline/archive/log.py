@@ -4,8 +4,8 @@ A commit that adds rows of a stream contains the resulting offset of the stream,
 application transaction with the number of the batch. Rows and offset therefore become
 visible atomically. Delta Lake stores the number in its checkpoints, and rejects the
 commit of a batch if another driver has committed one since the table was loaded.
-Maintenance commits repeat offset and number, so that the newest commit always has them,
-even after the log has been cleaned.
+Maintenance commits repeat the offset and the number, so that both can still be read
+after the log has been cleaned.
 
 Each archived recording has an application transaction. Its application id contains the
 name of the recording, and its version is the size of the recording in bytes.
@@ -49,7 +49,8 @@ _BATCH: Final = "synapse_replication.batch"
 _WRITTEN_BY: Final = "synapse_replication.written_by"
 _PURGED: Final = "synapse_replication.purged"
 
-#: The number of newest commits that each attempt searches; ``None`` for all commits.
+#: The number of newest commits that each search for the offset covers; ``None`` for
+#: all commits.
 _SEARCH_LIMITS: Final = (1, 20, 1000, None)
 
 
@@ -153,7 +154,9 @@ def archived_size(table: DeltaTable, name: str) -> int | None:
 
 @attrs.frozen
 class PurgedRange:
-    """A range of rows that were purged from an archive.
+    """The range that contains all purged tokens of a writer of a stream.
+
+    Rows with other tokens in the range may still be in the archive.
 
     :ivar first_token: the least purged token.
     :ivar last_token: the greatest purged token.
@@ -166,7 +169,7 @@ class PurgedRange:
 
 
 def read_purged_ranges(table: DeltaTable, stream: str) -> list[PurgedRange]:
-    """Return the purged rows of a stream, one range per writer.
+    """Return the range of purged tokens of each writer of a stream.
 
     :raises PipelineError: if the table property is damaged.
     """

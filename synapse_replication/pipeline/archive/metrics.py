@@ -56,7 +56,8 @@ class ArchiveMetrics:
         )
         self.caught_up = Gauge(
             f"{_PREFIX}_caught_up_timestamp_seconds",
-            "Time at which all rows were archived, in seconds since 1970.",
+            "Last time at which no writer was ahead of the archive, in seconds since "
+            "1970.",
             registry=registry,
         )
         self.compacted = Counter(
@@ -79,7 +80,9 @@ class ArchiveMetrics:
                 self.position.labels(stream, "").set(offset.minimum)
 
     def set_lag(self, lag: Mapping[tuple[str, str], int], now: float) -> None:
-        """Set the number of ids by which each ``(stream, writer)`` is behind.
+        """Set by how many ids the archive is behind each ``(stream, writer)``.
+
+        If it is behind none, record the time.
 
         :param now: the time, in s since 1970.
         """

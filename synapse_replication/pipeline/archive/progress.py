@@ -15,7 +15,7 @@ __all__ = ["Numbers", "PlainReporter", "Reporter", "TerminalReporter", "make_rep
 
 @attrs.define
 class Numbers:
-    """The totals since the start of the job.
+    """The totals since the start of the job, and its current lag and rate.
 
     :ivar rows: archived rows of streams.
     :ivar commands: archived commands of recordings.
@@ -24,7 +24,7 @@ class Numbers:
     :ivar compacted_files: small files that were merged into larger ones.
     :ivar behind: the number of ids by which the archive is behind the database;
         ``None`` if unknown.
-    :ivar rows_per_second: the rate of the last batch.
+    :ivar rows_per_second: the rate of the last batch with rows.
     """
 
     rows: int = 0
@@ -72,7 +72,7 @@ class PlainReporter:
 
 
 class TerminalReporter:
-    """Updates one line, with a bar while there are rows to archive."""
+    """Updates one line, with a bar for the part of the rows that is archived."""
 
     def __init__(self, out: TextIO) -> None:
         self._progress = Progress(

@@ -26,7 +26,7 @@ def purge_archive(
 
     :param dry_run: whether to only find the days, and not to remove them.
     :param progress: shows a step for each table, and counts files.
-    :raises PipelineError: if the archive does not exist or cannot be written.
+    :raises PipelineError: if the archive does not exist, or cannot be read or written.
     """
     store = open_archive(archive)
     act = find_old_days if dry_run else purge_days

@@ -1,11 +1,11 @@
-"""Removes old days from an archive, and records which tokens of streams they had.
+"""Removes old days from an archive, and records the ranges of the removed tokens.
 
-First, a property of a stream's table records the tokens to be purged; then, one commit
-removes the days. (For recorded commands, nothing is recorded.) After a crash between
-these steps, the property covers rows that still exist. This does not affect audits, and
-the next purge removes the rows. The commit is part of the table's history; a vacuum
-removes the files once no reader needs them. The offset does not change, so purged rows
-are not archived again.
+First, a property of a stream's table records, for each writer, the range of the tokens
+to be purged; then, one commit removes the days. The table of recorded commands has no
+such property. After a crash between these steps, the property covers rows that still
+exist. This does not affect audits, and the next purge removes the rows. The commit is
+part of the table's history; a vacuum removes the files after the retention period. The
+offset does not change, so purged rows are not archived again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class OldDay:
 def find_old_days(
     store: ArchiveStore, before: datetime.date, progress: JobProgress | None = None
 ) -> list[OldDay]:
-    """Return all days before a date, of streams and of the wire, in order.
+    """Return all days before a date, ordered by table and day.
+
+    The table of recorded commands is the last one.
 
     :param progress: shows a step for each table.
     :raises PipelineError: if the archive cannot be read.
@@ -169,7 +171,7 @@ def _record(
 ) -> bool:
     """Record the tokens to be purged.
 
-    :return: false if rows were added to the old days at the same time.
+    :return: false if the files of the old days changed at the same time.
     """
     recorded = {action["path"] for action in _old_actions(table, before)}
     ranges = [

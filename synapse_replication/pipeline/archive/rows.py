@@ -38,7 +38,7 @@ _SLOW_START: Final = "Python worker failed to connect back"
 #: shorter is the time in which cores are idle because only the last tasks still run.
 _TASKS_PER_CORE: Final = 8
 
-#: The number of attempts to write a batch when workers are slow to start.
+#: The maximum number of attempts to write a batch when workers are slow to start.
 _STARTS: Final = 12
 
 
@@ -59,7 +59,9 @@ class ArchivedBatch:
 
 
 class RowsArchiver:
-    """Archives complete rows. Not thread-safe.
+    """Archives complete rows: no row of their writer with a lower id can follow.
+
+    Not thread-safe.
 
     :param batch_ids: the maximum number of ids in a batch, unless a single part has
         more; ``None`` for as many as :data:`_TASKS_PER_CORE` tasks per core read.
@@ -117,7 +119,7 @@ class RowsArchiver:
         self.offsets.update(end)
 
     def lag(self) -> dict[tuple[str, str], int]:
-        """Return the number of ids by which each ``(stream, writer)`` is behind.
+        """Return by how many ids the archive is behind each ``(stream, writer)``.
 
         :raises PipelineError: if the database cannot be reached or a query fails.
         """
@@ -204,7 +206,7 @@ class RowsArchiver:
 def lag_of(
     archived: Mapping[str, StreamOffset], database: Mapping[str, StreamOffset]
 ) -> dict[tuple[str, str], int]:
-    """Return the number of ids by which each ``(stream, writer)`` is behind.
+    """Return by how many ids the archive is behind each ``(stream, writer)``.
 
     A stream whose positions are not stored has the single writer ``""``.
 

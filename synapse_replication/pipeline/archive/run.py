@@ -4,8 +4,9 @@ Theory of operation: the driver determines which rows are complete, and assigns 
 of ids to tasks on Spark's executors, which write Parquet files. It then commits the
 files of a batch to the table of each stream, together with the resulting offset. No
 other state is stored: after a restart, the driver reads its progress from the tables. A
-driver that is killed leaves complete batches in each table, and possibly files that no
-reader sees.
+driver that is killed may leave a batch that is committed to only some of its tables,
+and files that no reader sees. Each commit is complete.
+
 Rows and recordings are archived independently of each other.
 """
 
@@ -52,7 +53,8 @@ RETENTION_HOURS: Final = 168
 #: The number of batches between two searches for small files.
 _BATCHES_BETWEEN_COMPACTIONS: Final = 20
 
-#: The interval at which unused files are removed, in s.
+#: The interval at which unused files are removed, in s. A run with ``once`` removes
+#: them at its end.
 _VACUUM_SECONDS: Final = 86_400
 
 
@@ -64,12 +66,12 @@ class ArchiveSettings:
     :ivar source: the database; ``None`` to archive only recordings.
     :ivar recordings: recordings, and folders that contain recordings.
     :ivar streams: the names of the streams to archive; empty for all.
-    :ivar once: whether to stop when all rows that are complete now are archived.
-    :ivar every: the interval in s at which the database and folders of recordings are
-        read.
+    :ivar once: whether to stop after one cycle, which archives the closed recordings
+        and then the rows that are complete.
+    :ivar every: the pause in s between two cycles.
     :ivar batch_ids: the maximum number of ids in a batch; ``None`` to derive it from
         the number of cores.
-    :ivar compact_files: the number of small files of a day from which they are merged.
+    :ivar compact_files: the minimum number of small files of a day that are merged.
     :ivar retention_hours: how long replaced files are retained for readers, in hours.
     :ivar master: the URL of the Spark master; ``None`` for this machine.
     """
@@ -113,8 +115,9 @@ def run_archive(
 ) -> Numbers:
     """Archive until ``stopping`` is set or, with ``once``, until nothing is left.
 
-    :param stopping: an event that another thread sets to end the run after the current
-        batch.
+    :param stopping: an event that another thread sets to end the run. While rows are
+        archived, the run ends after the current batch; while recordings are archived,
+        after all closed recordings.
     :param with_signals: whether SIGTERM and SIGINT end the run. This is possible only
         in the main thread.
     :param watch: called at each :class:`Point`, for tests.
@@ -300,7 +303,11 @@ class _Archive:
 
 @contextmanager
 def _set_by_signals(stopping: threading.Event) -> Iterator[None]:
-    """Set the event on SIGTERM or SIGINT; a second signal ends the process."""
+    """Set the event on SIGTERM or SIGINT within the context.
+
+    The first signal also restores the previous handlers, so a second one usually ends
+    the process.
+    """
     before: dict[int, Any] = {}
 
     def stop(number: int, frame: object) -> None:

@@ -81,7 +81,9 @@ class ArchiveStore:
         return f"{self.uri}/{_STREAMS}/{_folder_name(stream)}"
 
     def streams(self) -> list[str]:
-        """Return the names of the streams that have a table in the archive.
+        """Return the names of the streams that have a folder in the archive.
+
+        A folder has no table until a driver has written its first files and created it.
 
         :raises PipelineError: if the store cannot be reached.
         """
@@ -123,7 +125,7 @@ class ArchiveStore:
     def filesystem(self) -> tuple[FileSystem, str]:
         """Return the file system for pyarrow, and the path of the archive in it.
 
-        :raises PipelineError: if the scheme of the URI is unknown.
+        :raises PipelineError: if the URI is invalid, or its scheme is unknown.
         """
         import pyarrow as pa
         from pyarrow import fs
@@ -191,6 +193,8 @@ def _stream_name(folder: str) -> str:
 def open_store(archive: str | os.PathLike[str]) -> ArchiveStore:
     """Return the store of an archive that need not exist yet.
 
+    Only a local location is checked.
+
     :raises PipelineError: if the location is unusable, or has an archive of an older
         format. In the latter case, the message names the command that converts it.
     """
@@ -216,7 +220,8 @@ def open_store(archive: str | os.PathLike[str]) -> ArchiveStore:
 def open_archive(archive: str | os.PathLike[str]) -> ArchiveStore:
     """Return the store of an archive that exists.
 
-    :raises PipelineError: if the archive does not exist, or has an older format.
+    :raises PipelineError: if the archive does not exist, has an older format, or cannot
+        be read.
     """
     store = open_store(archive)
     if not store.streams() and store.table(store.wire_uri) is None:

@@ -1,9 +1,9 @@
-"""A table of the archive, which only one driver may change.
+"""A table of the archive, to which only one driver may commit batches.
 
 Delta Lake guarantees that a commit is atomic, and that a commit which conflicts with
 another one is rejected. A driver bases each change on the version that it read last. If
 two drivers run by mistake, the first one to commit a batch wins, and the other one
-stops.
+stops. A purge may change the table while a driver is running.
 """
 
 from __future__ import annotations
@@ -144,9 +144,9 @@ class ArchiveTable:
         self.check_sole_driver()
 
     def check_sole_driver(self) -> None:
-        """Check that no other driver has committed to the table.
+        """Check that no other driver has committed a batch to the table.
 
-        :raises PipelineError: if another driver has committed.
+        :raises PipelineError: if another driver has committed one.
         """
         if self._table is None:
             # The driver's first commit performs this check.
@@ -198,10 +198,10 @@ class ArchiveTable:
         return done
 
     def vacuum(self, retention_hours: int) -> int:
-        """Remove files that no retained version needs; return their number.
+        """Remove files that the newest version does not contain; return their number.
 
-        These are the files that compactions and purges replaced, and those of attempts
-        that were never committed.
+        These are the files that compactions and purges removed from the table, and
+        those of attempts that were never committed.
 
         :param retention_hours: the age in hours below which a file is not removed.
         :raises PipelineError: if the store fails.

@@ -1,4 +1,4 @@
-"""The tasks of the archive job, which read rows and write them to Parquet files."""
+"""The tasks of the archive job, which write rows and recordings to Parquet files."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ def write_rows(
 
     :param tasks: the parts of each task.
     :param today: the day to assign to rows whose time of writing is unknown.
+    If a task fails, an exception of Spark is raised; see
+    :func:`~synapse_replication.pipeline.spark.failures.short_failures`.
+
     :return: the files of each stream.
-    :raises PipelineError: if the database or the store fails.
     """
 
     def write(parts: Sequence[Part]) -> list[tuple[str, WrittenFile]]:
@@ -79,8 +81,10 @@ def write_recordings(
 ) -> list[WrittenFile]:
     """Write recordings to files of the table of recorded commands, on the executors.
 
-    :param today: the day to assign to lines of recordings without a date.
-    :raises PipelineError: if a recording cannot be read.
+    If a task fails, an exception of Spark is raised; see
+    :func:`~synapse_replication.pipeline.spark.failures.short_failures`.
+
+    :param today: the day to assign to commands whose time is unknown.
     """
     uri = store.wire_uri
 

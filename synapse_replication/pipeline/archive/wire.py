@@ -43,10 +43,11 @@ class Recording:
 def find_closed_recordings(
     paths: Iterable[str | os.PathLike[str]],
 ) -> list[Recording]:
-    """Return the complete recordings among files and folders.
+    """Return the closed recordings among files and folders.
 
     A folder may be empty. A file that a recorder is still writing has another suffix,
-    and is not found in a folder. A file in ``paths`` is always included.
+    and is not found in a folder. A file in ``paths`` is always included, even if it is
+    not closed.
 
     :raises PipelineError: if a path does not exist, or if two recordings have the same
         name.

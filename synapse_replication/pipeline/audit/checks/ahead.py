@@ -1,8 +1,8 @@
 """Checks for tokens beyond the last id that the stream's sequence has allocated.
 
-If a greater token was announced, sent or archived, the database is in an older state:
-it was restored from a backup, or failed over to a standby that was behind. The next ids
-that it allocates have been used before.
+If a greater token was announced, sent or archived, the database is another one, or is
+in an older state: it was restored from a backup, or failed over to a standby that was
+behind. In an older state, the next ids that it allocates have been used before.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def ahead_findings(
 
 
 def _greatest_tokens(tokens: DataFrame) -> DataFrame:
-    """Return the greatest received token of each writer, and the line that has it."""
+    """Return the greatest recorded token of each writer, and the line that has it."""
     return (
         tokens.select(*TOKEN_COLUMNS)
         .groupBy("stream", "instance_name")

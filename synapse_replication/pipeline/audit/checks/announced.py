@@ -7,8 +7,9 @@ skipped that row. The POSITION and the row prove this, even if the recording is
 incomplete. A row that was sent earlier is not lost. A POSITION whose ``prev`` equals
 its ``new`` makes no such statement: readers that are behind it query the database.
 
-Late rows of an idempotent stream (``caches``) are still delivered. For such a stream,
-the recording must therefore continue for :data:`PATIENCE` after the POSITION.
+Late rows of an idempotent stream (``caches``) are still delivered. A POSITION of such a
+stream is therefore checked only if the recording continues for :data:`PATIENCE` after
+it.
 """
 
 from __future__ import annotations
@@ -142,12 +143,13 @@ def not_seen_findings(
 ) -> DataFrame:
     """Find rows that were never recorded, although later rows of their writer were.
 
-    Readers that received the later row have skipped the missing one. However, the
-    recorder itself may have been disconnected.
+    Readers that received the later row, but not the missing one, have skipped the
+    latter. However, it may be only the recorder that did not receive it.
 
     :param ids: the result of :func:`.ids.known_ids`.
     :param tokens: the result of :func:`.wire.wire_tokens`.
-    :param idempotent: names of streams whose late rows are delivered.
+    :param idempotent: names of streams whose late rows are delivered. These are not
+        checked.
     :param sole_writers: the only writer of each stream whose tables do not record the
         writer.
     """
@@ -250,7 +252,7 @@ def _covered(ids: DataFrame, spans: DataFrame) -> DataFrame:
     begun = spans.select(
         *_WRITER, sf.col("prev_token").alias("at_id"), sf.struct(*fields).alias("span")
     )
-    # Sort an id before a line that begins at it, which does not cover it.
+    # A line that begins at an id does not cover the id, so sort the id first.
     in_order = (
         Window.partitionBy(*_WRITER)
         .orderBy("at_id", sf.col("span").isNotNull())
