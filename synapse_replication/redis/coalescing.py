@@ -1,8 +1,11 @@
 """A buffer of messages that are published in quick succession.
 
-Theory of operation: the first message after an idle period is written immediately,
-unless it belongs to the extension. Messages published within :data:`COALESCE_WINDOW`
-after a write are buffered and then written together at the end of the reactor turn.
+Theory of operation: after an idle period, the sender writes a message immediately,
+unless the message belongs to the extension. The sender buffers messages of the
+extension, and all messages published within :data:`COALESCE_WINDOW` after a write, and
+writes them together in the reactor's next turn. While the transport is paused, they
+remain buffered. On a transport without a socket, the sender writes every message
+immediately.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ COALESCE_WINDOW = 0.0005
 class Coalescer:
     """A buffer of messages to be written.
 
-    :param flush: called at the end of a reactor turn for which a flush is scheduled.
+    :param flush: called in the reactor turn after :meth:`flush_later`; it calls
+        :meth:`take`.
     :ivar pending: the buffered messages, in order.
     :ivar size: their total size in bytes.
     """
@@ -50,7 +54,7 @@ class Coalescer:
         self._last_write = self._clock.seconds()
 
     def flush_later(self) -> None:
-        """Schedule a flush at the end of this reactor turn."""
+        """Schedule a flush in the reactor's next turn, unless one is scheduled."""
         if self._call is None:
             self._call = self._clock.callLater(0, self._flush_now)
 

@@ -22,8 +22,8 @@ class ExternalCache:
 
     :param factory: provides the connection; ``None`` to disable the cache.
     :param observer: notified of each successful request and its duration.
-    :param wait: returns an awaitable for a Deferred; a host may need its own, for its
-        log contexts.
+    :param wait: returns an awaitable for a Deferred; a host may pass a function of its
+        own, which preserves its log contexts.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ExternalCache:
         text = await self._wait(_get(_connection(self._factory), name))
         seconds = self._clock.seconds() - started
         self._observer.external_cache_get(cache_name, text is not None, seconds)
-        # If the host created the connection, it may have converted a number already.
+        # A connection that the host created may have converted a number already.
         return decode_json(text) if isinstance(text, (bytes, str)) else text
 
 
@@ -88,8 +88,8 @@ def _connection(factory: SynapseRedisFactory) -> Any:
     return factory.pool[0]
 
 
-# A host's own connection, if that part of the host is not replaced, has txredisapi's
-# methods only.
+# The connection may have been created by the host instead of this package. Such a
+# connection has only txredisapi's methods.
 
 
 def _get(connection: Any, name: str) -> Deferred[Any]:

@@ -88,7 +88,7 @@ class RedisLink:
         return done
 
     def connectionLost(self, why: Failure) -> None:
-        """Report the loss and fail all pending commands. Called by Twisted."""
+        """Record the loss and fail all pending commands. Called by Twisted."""
         self._lost = True
         self.factory.links.discard(self)
         self._stop_handshake_timer()
@@ -151,11 +151,14 @@ class RedisLink:
         self.factory.link_established()
 
     def link_proved(self) -> None:
-        """Reset the delay: the connection was used successfully."""
+        """Reset the reconnection delay: the connection was used successfully."""
         self.factory.resetDelay()
 
     def abort(self, why: str, reason: CloseReason = CloseReason.LOST) -> None:
-        """Abort the connection and report the reason. The factory reconnects."""
+        """Abort the connection for a reason, which the factory reports.
+
+        The factory reconnects, unless it was stopped.
+        """
         if not self._lost and not self._why:
             self._why = why
             self._close_reason = reason
@@ -202,7 +205,9 @@ class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
 
 
 class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
-    """A txredisapi factory that always reconnects and detects half-open connections.
+    """A txredisapi factory that detects half-open connections, and always reconnects.
+
+    It stops reconnecting only when it is stopped.
 
     Use it with ``reactor.connectTCP``, ``connectSSL`` or ``connectUNIX``. The
     positional arguments, which Synapse passes, are those of txredisapi's factory.
@@ -261,7 +266,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             convertNumbers=convertNumbers,
             username=username,
         )
-        # ReconnectingClientFactory uses this clock.
+        # ReconnectingClientFactory declares this attribute.
         self.clock = clock
         self.reactor_clock = clock
         self.observer = observer or ReplicationObserver()
@@ -354,7 +359,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         self.observer.connection_made(self.name)
 
     def link_lost(self, established: bool, reason: CloseReason, why: str) -> None:
-        """Report that a connection was lost."""
+        """Record why a connection was lost; report the loss if it was established."""
         self._record_reason(why)
         if established:
             stopped = not self.continueTrying
@@ -384,7 +389,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     def retry(self, connector: IConnector | None = None) -> None:
         """Schedule the next attempt, with a bounded delay.
 
-        This method replaces Twisted's own, because that does not bound the delay.
+        This method replaces Twisted's own, whose jitter may exceed the bound.
 
         :param connector: the connector that failed; ``None`` for the newest connector.
         """

@@ -2,16 +2,18 @@
 
 Theory of operation: after a connection is lost at this end, it may still be open in
 Redis, with publishes that Redis has not read yet. Redis would deliver them after the
-new announcement of positions: a batch without its end, or an outdated position. The
-first command on a new connection, before the connection is reported as established,
-therefore makes Redis kill the previous connection, if anything was published on it.
+new announcement of positions: a batch without its end, or an outdated position.
+Therefore the first command after authentication on a new connection makes Redis kill
+the latest connection whose id and address are known. The new connection is reported as
+established only afterwards.
 
-A connection's id and address are requested from Redis only after the first publish, so
-that a server that supports only PUBLISH is usable, even if it disconnects clients that
-send unknown commands. Over a Unix socket there is no fencing: all clients have the same
-address, so after a restart of Redis the id and the address might identify another
-client. A transport without a socket needs no fencing, because it has no kernel buffer
-that could contain publishes.
+A connection's id and address are requested from Redis after the first publish on it; a
+connection without publishes needs no fencing. If a server disconnects clients that send
+unknown commands, fencing is disabled after :data:`MAX_HANG_UPS` such disconnections.
+Over a Unix socket there is no fencing: all clients have the same address, so after a
+restart of Redis the id and the address might identify another client. A transport
+without a socket needs no fencing, because it has no kernel buffer that could contain
+publishes.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from synapse_replication.handlers.observer import ReplicationObserver
 
 __all__ = ["MAX_HANG_UPS", "ConnectionFence", "FencingState"]
 
-#: Fencing is disabled if a server has never answered one of its commands, and has
-#: closed this many connections on which such a command was sent: the command may be the
-#: reason.
+#: Fencing is disabled if no fencing command was ever answered, and this many
+#: connections were lost, for no other known reason, while such a command was
+#: unanswered: the command may be the reason.
 MAX_HANG_UPS = 3
 
 #: The id and address in Redis's answer to CLIENT INFO. The address of a Unix socket has
@@ -100,7 +102,7 @@ class ConnectionFence:
         self.identity_requested = False
 
     def kill_previous(self) -> None:
-        """Make Redis close the previous connection."""
+        """Make Redis close the latest connection whose identity is known, if any."""
         if self._is_available() and self._state.previous is not None:
             number, address = self._state.previous
             self._send("KILL", "ID", number, "ADDR", address)
@@ -138,7 +140,7 @@ class ConnectionFence:
 
     def _failed(self, failure: Failure) -> None:
         error = failure.value
-        # If the connection was lost, the command is sent again on the next connection.
+        # If the connection was lost, the next connection sends fencing commands anyway.
         # Without authentication, all commands fail with NOAUTH, so that error does not
         # show whether the server supports fencing.
         if (

@@ -31,7 +31,8 @@ _RECOVERABLE = frozenset({"RDATA", "POSITION"})
 #: because a new hello is sent after reconnecting.
 EXTENSION = "EXTENSION"
 NOT_RETAINED = _RECOVERABLE | {EXTENSION}
-#: The largest number of other commands that are retained for the next connection.
+#: The largest number of lines that are retained for the next connection, and of
+#: unacknowledged publishes that are retained in case the connection is lost.
 MAX_RETAINED = 10_000
 
 

@@ -78,7 +78,7 @@ class RedisReplicationLink:
         jitter: Callable[[], float] = random.random,
         subscriber_type: type[RedisSubscriber] = RedisSubscriber,
     ) -> None:
-        # Over 50 lines, because all parts of the link are wired together here.
+        # This method is long, because it wires all parts of the link together.
         self._reactor = reactor
         self._options = options
         common: dict[str, Any] = {

@@ -72,8 +72,8 @@ class SentinelOptions:
 class RedisOptions:
     """Address, credentials and TLS of Redis. All connections of a process share them.
 
-    :ivar path: the path of its Unix socket, which replaces host and port.
-    :ivar sentinel: the Sentinels that return its address; they replace host, port and
+    :ivar path: the path of Redis's Unix socket, which replaces host and port.
+    :ivar sentinel: the Sentinels that know Redis's address; they replace host, port and
         path. The TLS options apply to connections to the Sentinels, too.
     :ivar username: an ACL user; ``None`` for the default user.
     :ivar dbid: the database of the external cache. Channels do not belong to a
@@ -101,7 +101,7 @@ class RedisOptions:
     def connect(
         self, reactor: Any, factory: ClientFactory, timeout: float
     ) -> IConnector:
-        """Open one connection.
+        """Open one connection to the address; ``sentinel`` is ignored.
 
         :param reactor: must have the method that the options require: ``connectTCP``,
             ``connectSSL`` or ``connectUNIX``.

@@ -2,10 +2,11 @@
 
 Theory of operation: rows may be produced faster than Redis processes them, and queued
 publishes delay everything that is published after them. A sender is therefore *behind*
-while the transport's buffer is full, and from the time when :data:`HIGH_WATERMARK`
-publishes are unacknowledged until only :data:`LOW_WATERMARK` are. At that number, Redis
-still has work to do while the next page of rows is read. While there is other traffic
-that would be delayed, lower limits apply.
+while the transport's buffer is full or :data:`HIGH_WATERMARK` publishes or more are
+unacknowledged. A producer of rows that finds the sender behind waits. It is notified
+when the buffer is not full and only :data:`LOW_WATERMARK` publishes are unacknowledged:
+at that number, Redis still has work to do while the next page of rows is read. While
+there is other traffic that would be delayed, lower limits apply.
 
 :class:`Pacing` is pure and has no clock: events and times are passed to its methods.
 """
@@ -74,9 +75,10 @@ class Pacing:
         self.is_paused = False
 
     def becomes_ready(self, unacknowledged: int, now: float) -> bool:
-        """Return whether the sender has just ceased to be behind.
+        """Return whether waiters must be notified that the sender is ready for a page.
 
-        The result is true only once after each time for which the sender was behind.
+        The result is true once after each period in which the sender was behind, when
+        no more than :data:`LOW_WATERMARK` (or the lower limit) are unacknowledged.
         """
         limit = SHARED_LOW_WATERMARK if now < self._shared_until else LOW_WATERMARK
         if self.was_behind and not self.is_paused and unacknowledged <= limit:

@@ -25,7 +25,7 @@ __all__ = [
 
 #: The longest reply, in bytes. A connection with a longer reply is aborted.
 MAX_REPLY_LENGTH = 16 * 1024 * 1024
-#: The largest number of items of an array; the expected replies have three.
+#: The largest number of items of an array; the expected arrays have three at most.
 MAX_ITEMS = 999
 #: The header of a larger array, map or set at the start of a chunk.
 _LARGE: Final = re.compile(rb"[*%~>|][0-9]{4}")
@@ -33,8 +33,8 @@ _LARGE: Final = re.compile(rb"[*%~>|][0-9]{4}")
 _LARGE_IN_CHUNK: Final = re.compile(rb"(?<=\n)[*%~>|][0-9]{4}")
 #: The end of a chunk that may be the beginning of such a header.
 _UNFINISHED: Final = re.compile(rb"(?:\A|(?<=\n))[*%~>|][0-9]{0,3}\Z")
-#: The number of bytes that are searched at each end of a chunk; between them, there are
-#: mostly rows.
+#: The number of bytes that are searched at each end of a chunk. The bytes in between,
+#: mostly rows, are not searched.
 _SEARCHED: Final = 8192
 
 
@@ -67,9 +67,10 @@ class _GuardedReader:
     """hiredis' parser, protected from large arrays, which no command requests.
 
     hiredis allocates all items of an array when it parses the header, and needs 15 s to
-    free 2**31 items. If a chunk contains bytes that may be the header of a large array,
-    the parser therefore receives only the data before these bytes at first. If no reply
-    is incomplete then, the bytes are not text within a message but a header.
+    free 2**31 items. If the searched ends of a chunk contain bytes that may be the
+    header of a large array, the parser therefore receives only the data before these
+    bytes at first. If no reply is incomplete then, the bytes are not text within a
+    message but a header.
     """
 
     def __init__(self) -> None:

@@ -5,9 +5,9 @@ shortly after a write are coalesced (:mod:`~synapse_replication.redis.coalescing
 transport without a socket this would have no benefit, so messages are written
 immediately.
 
-If publishes were lost (unacknowledged when the connection ended, or not accepted
-since), ``on_lost`` publishes this instance's positions on the next connection, before
-any row or command, so that readers detect and fetch missed rows.
+If publishes were lost (unacknowledged when the connection ended, or neither written nor
+retained since), ``on_lost`` publishes this instance's positions on the next connection,
+before any row or other command, so that readers detect and fetch missed rows.
 :mod:`~synapse_replication.redis.ledger` decides which publishes count as lost and which
 are published again. :mod:`~synapse_replication.redis.pacing` decides whether Redis is
 behind. :mod:`~synapse_replication.redis.fencing` makes Redis close the lost connection
@@ -130,9 +130,10 @@ class RedisSender:
         return self._pacing.is_behind(self.unacknowledged, self._clock.seconds())
 
     def call_when_ready(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` each time the sender ceases to be behind.
+        """Call ``callback`` each time pages of rows may be published again.
 
-        It also ceases to be behind when the connection is lost.
+        That is after the sender was behind, as soon as no more than ``LOW_WATERMARK``
+        publishes (or the lower limit) are unacknowledged or the connection is lost.
         """
         self._when_ready.append(callback)
 
@@ -147,10 +148,10 @@ class RedisSender:
     def publish(self, command_name: str, channel: str, lines: Sequence[bytes]) -> None:
         """Publish lines of one command, in order, one message per line.
 
-        The lines are written immediately or, shortly after another write, together with
-        all other lines published in this reactor turn. While the transport is paused,
-        they are buffered; without a connection, the ledger decides which of them are
-        published later. Never raises.
+        The lines are written immediately, or coalesced with others (see
+        :mod:`~synapse_replication.redis.coalescing`). While the transport is paused,
+        they are buffered; if too much is buffered, the connection is aborted. Without a
+        connection, the ledger decides which lines are published later. Never raises.
         """
         if not lines:
             return

@@ -79,7 +79,8 @@ class RedisSenderProtocol(RedisProtocol):
         self.unacknowledged = 0
         self._proved = False
         self._is_refused = False
-        # Whether doWrite() can be called; TLS transports do not have it.
+        # Whether doWrite() can be called; the in-memory transports of tests do not have
+        # it. A TLS transport passes the call to its TCP transport.
         self._has_do_write = IWriteDescriptor.providedBy(self.transport)
         # False only for the in-memory transports of tests.
         self.has_socket = ISystemHandle.providedBy(self.transport)
@@ -140,11 +141,11 @@ class RedisSenderProtocol(RedisProtocol):
     def request(self, *arguments: bytes) -> Deferred[Any]:
         """Send one command.
 
-        :return: fires with the reply, as bytes, a number or ``None``. It fails with
-            ``txredisapi.ResponseError`` if Redis replies with an error, and with
-            ``txredisapi.ConnectionError`` if the connection is or gets lost. The
-            connection is aborted if the reply takes between one and two times the
-            factory's ``replyTimeout``.
+        :return: a Deferred that fires with the reply, as bytes, a number or ``None``.
+            It fails with ``txredisapi.ResponseError`` if Redis replies with an error,
+            and with ``txredisapi.ConnectionError`` if there is no connection, or if it
+            is lost before the reply arrives. If no reply arrives, the connection is
+            aborted after one to two times the factory's ``replyTimeout``.
         """
         waiting: Deferred[Any] = Deferred()
         if self._lost:
@@ -176,7 +177,7 @@ class RedisSenderProtocol(RedisProtocol):
             timer.cancel()
 
     def _check(self, oldest: Deferred[Any]) -> None:
-        """Abort the connection if the oldest request is the same as at the start."""
+        """Abort the connection if ``oldest`` is still the oldest pending request."""
         self._request_timer = None
         if self._requests and self._requests[0] is oldest:
             seconds = self.factory.replyTimeout

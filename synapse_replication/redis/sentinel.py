@@ -52,7 +52,7 @@ NAME = "redis_sentinel"
 
 
 class SentinelError(ReplicationError):
-    """No Sentinel returned the master's address."""
+    """A query of one Sentinel, or of all, did not return the address of the master."""
 
 
 class SentinelMaster:
@@ -88,7 +88,8 @@ class SentinelMaster:
 
         :param timeout: time limit of connecting, in s.
         :raises OSError: if a file of the TLS options cannot be read.
-        :raises ValueError: if a file of the TLS options contains no certificate.
+        :raises ValueError: if a file of the TLS options does not contain the expected
+            PEM data.
         """
         if self._options.tls is not None:
             # Raise the errors of an invalid file now, not only after a Sentinel's
@@ -115,10 +116,10 @@ class SentinelMaster:
     # -- queries --------------------------------------------------------------------
 
     def locate(self) -> Deferred[HostPort]:
-        """Return the master's address. Concurrent callers share one query.
+        """Return a Deferred that fires with the master's address.
 
-        The Deferred fails with :class:`SentinelError` if no Sentinel returns an
-        address.
+        Concurrent callers share one search. The Deferred fails with
+        :class:`SentinelError` if no Sentinel returns an address.
         """
         waiter: Deferred[HostPort] = Deferred(self._forget)
         self._waiters.append(waiter)

@@ -1,13 +1,14 @@
 """The subscribed connection to Redis, one of the command handler's connections.
 
-Theory of operation: SUBSCRIBE is sent after AUTH. The handler is notified of the
-connection only when Redis has confirmed all channels. The handler then requests
-positions from every instance, and cannot miss an answer. Messages that arrive together
-are passed to the handler together.
+Theory of operation: SUBSCRIBE is sent after AUTH. The command handler is notified of
+the connection only when Redis has confirmed all channels (the extension's channel may
+be rejected). The command handler then requests positions from every instance, and
+cannot miss an answer. Commands that arrive together are passed to the command handler
+together, unless a message of the extension arrives between them.
 
-Commands that the handler sends on this connection are published by the process's
-:class:`~synapse_replication.redis.sender.RedisSender`, because Redis does not allow
-PUBLISH on a subscribed connection.
+Commands that the command handler sends on this connection are published by the
+process's :class:`~synapse_replication.redis.sender.RedisSender`, because Redis does not
+allow PUBLISH on a subscribed connection.
 """
 
 from __future__ import annotations
@@ -168,8 +169,9 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         return True
 
     def _deliver(self, lines: list[bytes]) -> None:
-        # Messages that arrive before all channels are confirmed can be ignored, because
-        # the answers to REPLICATE, which is sent afterwards, replace them.
+        # Messages that arrive before all channels are confirmed can be ignored, like
+        # those before SUBSCRIBE: REPLICATE is sent afterwards, and the answers to it
+        # state all positions.
         if lines and self.established:
             try:
                 items = read_lines(lines)
@@ -285,7 +287,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
     @property
     def is_behind(self) -> bool:
-        """Whether to pause sending, because too many publishes are unacknowledged."""
+        """Whether to pause sending rows, because Redis is behind."""
         return self.factory.sender.is_behind
 
     def send_command(self, command: Command) -> None:
@@ -320,7 +322,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
 
 class SubscriberFactory(SynapseRedisFactory):
-    """Factory for the subscribed connection, which always reconnects.
+    """Factory for the subscribed connection, which reconnects until it is stopped.
 
     :param server_name: the homeserver's name, which is also the main channel.
     :param channels: further channels, without the prefix ``<server_name>/``.
