@@ -1,17 +1,16 @@
 """Consistency checks of sequences, tables and stored positions, and their repair.
 
 Theory of operation: :func:`examine` only reads, does not scan large tables, and returns
-a :class:`Report`. Each :class:`Problem` has the statements that repair it, unless a
-person must decide; a person can run them, and :func:`repair` runs exactly these. As a
+a :class:`Report`. Each :class:`Problem` has the SQL statements that repair it, unless a
+person must decide how. They can be run by hand; :func:`repair` runs exactly these. As a
 rule, a sequence is advanced rather than a position lowered. Sequences are advanced
 last, because a rollback does not move a sequence back.
 
-A value more than
-:data:`~synapse_replication.streams.positions.PLAUSIBLE_DISTANCE` beyond the sequence
-cannot be an id of the stream, and advancing the sequence to that value would use up the
-ids in between. A position that far beyond is set to the sequence's value, since no
-greater id was ever allocated. A table row that far beyond is only reported, and a
-person must decide.
+A value beyond the sequence by more than the stream's ``plausible_distance`` cannot be
+an id of the stream, and advancing the sequence to that value would use up the ids in
+between. A position that far beyond is set to the sequence's value, since no greater id
+was ever allocated. A table row that far beyond is only reported, and a person must
+decide.
 
 A position ahead of all rows is normal: the ids above the last row were rolled back, or
 their rows were deleted. A position ahead of the sequence is a problem: the next ids

@@ -17,7 +17,9 @@ Call ``transact`` and ``close`` in the reactor's thread. The function passed to
 must not use anything else that is not thread-safe. The function may run more than once:
 a transaction is repeated if it failed because of a concurrent transaction (a
 serialization failure or a deadlock), or if its connection broke before the commit was
-sent. A transaction is not repeated if the result of its commit was lost.
+sent. A transaction is not repeated if the result of its commit was lost. With
+``autocommit``, there is no separate commit: a function whose connection broke is
+repeated, although the server may have executed its statement.
 
 To run a callback when a transaction has ended, register it on its :class:`Transaction`
 with ``call_after`` or ``call_on_exception``. Cancelling the Deferred does not stop a
@@ -126,7 +128,7 @@ class Database:
     :param conninfo: a DSN or URI, or libpq's parameters by name.
     :param reactor: runs the callbacks of the pool's threads.
     :param max_connections: the most connections (and threads). Further transactions
-        are queued; the queue is bounded by the number of callers that wait.
+        are queued; the queue has no bound.
     """
 
     def __init__(
@@ -213,7 +215,8 @@ class Database:
     def close(self) -> Deferred[None]:
         """Wait for running transactions, close the connections and stop the threads.
 
-        It may be called more than once; all returned Deferreds fire at the same time.
+        It may be called more than once; each returned Deferred fires when the pool is
+        closed.
         """
         if self._closing is None:
             self._closing = Deferred()

@@ -2,8 +2,8 @@
 
 The commit of a fetch waits for the disk, although it writes no row. An asynchronous
 commit would be wrong: after a crash of the server, the sequence could allocate the same
-ids again, although their first transactions may have been rolled back, and the ids
-announced as finished.
+ids again. By then, the transactions for which they were allocated first may have been
+rolled back, and the ids may have been announced as finished.
 """
 
 from __future__ import annotations

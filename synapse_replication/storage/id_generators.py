@@ -22,10 +22,12 @@ transaction.
 whatever reason. If a caller abandons its request (by cancellation, or because its
 coroutine was closed or garbage-collected), its ids are finished, too. Finishing an id
 does not wait for the database, so it is possible where waiting is not allowed. In one
-case the ids are finished later: if the coroutine is closed or collected *inside* its
-block, its transaction may still be running in a thread, and may still commit. Its ids
-then remain unfinished until all transactions requested so far have ended, provided that
-the database can report their end (a :class:`Database` can, a host's own pool cannot).
+case the ids may be finished later: if the coroutine is closed or collected *inside* its
+block, its transaction may still be running in a thread, and may still commit. If the
+database can report the end of transactions (a
+:class:`~synapse_replication.storage.database.Database` can, a host's own pool cannot),
+the ids are finished once all transactions requested so far have ended; otherwise, they
+are finished immediately.
 
 A block that is left without an exception waits until ``stream_positions`` has this
 instance's position, which covers the block's ids unless lower ids are unfinished. If
@@ -33,8 +35,9 @@ storing the position fails, the block does not fail, since its row is committed;
 failure is reported, and the position is stored later. A stream without declared writers
 has no stored positions, so its blocks do not wait.
 
-*Threads.* All methods are thread-safe, except coroutines and callbacks, which belong to
-the reactor's thread. Finishing never waits for a lock; see
+*Threads.* All methods are thread-safe, except coroutines, callbacks,
+``get_announceable_token`` and the methods that blocks call, unless a docstring says
+otherwise; these belong to the reactor's thread. Finishing never waits for a lock; see
 :mod:`~synapse_replication.storage.locked_positions`.
 
 See docs/failure-modes.rst: failure-cancelled-id, failure-out-of-order-finish,
@@ -88,7 +91,8 @@ class MultiWriterIdGenerator:
     :param reactor: schedules calls from blocks that end in another thread.
     :param clock: schedules retries.
     :param on_finished: called in the reactor's thread after ids of this process were
-        finished, for instance to wake the streamer.
+        finished, or the announceable position may have grown because the sequence was
+        read; for instance, it wakes the streamer.
     :param observer: notified of upserts and their failures.
     """
 
@@ -238,8 +242,8 @@ class MultiWriterIdGenerator:
         It does not exceed the known value of the sequence. Call it in the reactor's
         thread.
 
-        :param follows_others: whether the position must soon follow the ids of other
-            writers, for which the sequence is read.
+        :param follows_others: whether to read the sequence if another writer announced
+            an id beyond its known value, so that the position soon follows that id.
         """
         with self._positions.locked() as positions:
             token, is_beyond = positions.announceable, positions.is_beyond_sequence

@@ -112,6 +112,9 @@ def read_sequence(txn: Any, sequence: str) -> int:
 def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int | None:
     """Return the greatest id in a table.
 
+    If the only suitable index begins with the writer, and the stream declares its
+    writers, rows of other writers are not considered.
+
     :return: 0 if the table is empty; ``None`` if it is large and has no suitable index.
     """
     lookup = best_lookup(txn, column)

@@ -36,8 +36,8 @@ class LockedPositions:
 
     def __enter__(self) -> WriterPositions:
         self._lock.acquire()
-        # The last holder may not have finished these yet. A caller that finished an id
-        # must not read positions without it, because it would persist them.
+        # The previous holder may not have finished the enqueued ids yet. A caller that
+        # has enqueued an id must not read, and then persist, positions without that id.
         if self._to_finish:
             self._finish_locked()
         return self._positions

@@ -1,10 +1,11 @@
 """Reading one page of a writer's rows, from one or several tables: :func:`read_page`.
 
-Theory of operation: every query of a stream walks an index upwards from the lower bound
-and stops after a page of rows, but never within a token. A stream with several tables
-has one query per table, and the page ends at the lowest token at which a query stopped:
-rows beyond that token are omitted, even if another query has read them. So a token is
-never split, and the reported end of the page is never beyond the rows read.
+Theory of operation: every query of a stream reads rows in order of their tokens, from
+the lower bound on, and stops after a page of rows, but never within a token. A stream
+with several tables has one query per table, and the page ends at the lowest token at
+which a query stopped: rows beyond that token are omitted, even if another query has
+read them. So a token is never split, and the reported end of the page is never beyond
+the rows read.
 """
 
 from __future__ import annotations

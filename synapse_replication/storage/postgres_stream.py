@@ -64,11 +64,11 @@ class WriterIds(Protocol):
         ...
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
-        """Return a writer's position; for this process, the announceable position."""
+        """Return a writer's position; for this instance, the announced position."""
         ...
 
     def get_announceable_token(self) -> int:
-        """Return the position to announce, which never exceeds the sequence."""
+        """Return the position to send: the announced one, limited by the sequence."""
         ...
 
     def get_minimal_local_current_token(self) -> int:

@@ -1,8 +1,10 @@
 """SQL statements about sequences, stored positions, and the ids in tables.
 
-Values are named parameters. Identifiers (tables, columns, sequences) cannot be
-parameters and are inserted by :func:`identifier`. The ids of a stream that counts down
-are negative, both in ``stream_positions`` and in the stream's tables.
+Values are named parameters. Identifiers (tables, columns, sequences) are quoted by
+:func:`identifier`. They are inserted into the statement, or are parameters that
+PostgreSQL converts with ``regclass``. The ids of a stream that counts down are
+negative, both in ``stream_positions`` and in the stream's tables. A statement that
+"needs" an index works without it, but reads the whole table.
 """
 
 from __future__ import annotations

@@ -55,8 +55,9 @@ _log = Logger()
 #: The most rows that one statement walks.
 WALKED_ROWS = 100_000
 
-#: The number of ids that a new reader walks back to find the names of removed writers.
-#: The reader does not need their rows, so writers without newer rows do not matter.
+#: The most ids below the sequence's value that a new reader walks to find the names of
+#: removed writers. The reader does not need their rows, so writers with only older rows
+#: do not matter.
 LOOK_BACK = 1_000_000
 
 #: The interval at which the open transactions are polled, in s.
@@ -120,13 +121,13 @@ def survey_writers(
     :param unknown: the reader's position for all other writers.
     :param walk_from: the id from which to walk a table without an index on the writer,
         unless ``handled`` has a lower position of a writer that is searched for.
-    :param walk_at_most: the greatest distance of ``walk_from`` below the sequence's
-        value, to which ``walk_from`` is raised; ``None`` for no limit.
+    :param walk_at_most: if ``walk_from`` is farther than this below the sequence's
+        value, it is raised to this distance; ``None`` for no limit.
     """
     upto = read_sequence(txn, stream.sequence)
     stored = read_stored_positions(txn, stream)
-    # Read these before the rows: a row that is committed too late to be found below
-    # belongs to one of these transactions.
+    # Read these before the rows: if a row of an absent writer is committed too late to
+    # be found below, it belongs to one of these transactions.
     open_transactions = read_open_transactions(txn, stream)
     not_wanted = {instance_name}
     not_wanted.update(writer for writer in stored if writer in stream.writers)

@@ -45,7 +45,8 @@ class SharedRoundTrip(Generic[T]):
     """One kind of round trip. Use it in the reactor's thread only.
 
     :param begin: called with all waiters to begin a round trip. The callee must call
-        :meth:`end` once, when the round trip has ended or if none is needed.
+        :meth:`end` once, when the round trip has ended or if none is needed; or else
+        :meth:`repeat`, which calls ``begin`` again.
     """
 
     def __init__(self, begin: Callable[[list[T]], object], gate: RoundTripGate) -> None:

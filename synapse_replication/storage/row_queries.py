@@ -1,4 +1,4 @@
-"""Descriptions of the queries for a stream's rows, independent of any driver.
+"""Descriptions of the queries for a stream's rows.
 
 A catch-up reads pages of rows with them, and the pipeline reads ranges.
 """
@@ -96,7 +96,8 @@ class RowQuery:
 
     :ivar sql: the query, with the named parameters ``instance_name``, ``after``
         (exclusive), ``up_to`` (inclusive) and ``limit``.
-    :ivar range: the parts of a query for the same rows without a limit.
+    :ivar range: the parts of a query for the same rows, but of all writers and without
+        a limit.
     :ivar distinct: whether the table may have several rows for one row of the stream.
     :ivar as_json: whether a record is a token and the row as JSON text (``NULL`` for no
         row). Otherwise it is a token and the elements of the row, which the driver
@@ -148,7 +149,8 @@ def declared_query(declaration: TableStream) -> RowQuery:
             id_column=declaration.id_column,
             writer_column=declaration.writer_column,
             columns=tuple(
-                # A column without a declared type may have any value, as JSON text.
+                # A column without a declared type may have any value, so it is encoded
+                # as JSON.
                 f"to_json({identifier(name)})" if type_ is Any else identifier(name)
                 for name, type_ in declaration.columns
             ),

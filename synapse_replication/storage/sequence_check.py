@@ -6,10 +6,11 @@ back until the sequence has been read again, and ignored if it exceeds the new v
 
 An instance may also announce another writer's id as its own position, but only after it
 has read a sequence that covers that id; it reads the sequence at most once per
-:data:`CHECK_SECONDS`. The sequence may be behind announced ids after a failover to a
-standby, or if an instance announced an id that was never allocated. A writer then
-advances the sequence by allocating ids that it does not use. Every later id is
-therefore greater than any position that a reader may have reached.
+:data:`CHECK_SECONDS`, apart from reads for implausible ids. The sequence may be behind
+announced ids after a failover to a standby, or if an instance announced an id that was
+never allocated. A writer then advances the sequence by allocating ids that it does not
+use. Every later id is therefore greater than any position that a reader may have
+reached.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ RECHECK_SECONDS = 30.0
 
 
 class SequenceCheck:
-    """Reads the sequence of one stream when announced positions exceed it.
+    """Reads the sequence of one stream when announced positions exceed its known value.
+
+    It also reads the sequence when the last read was :data:`RECHECK_SECONDS` ago.
 
     Use it in the reactor's thread, except :meth:`hold_back`.
 
@@ -72,13 +75,14 @@ class SequenceCheck:
         self._is_running = False
         self._not_before = -CHECK_SECONDS
         self._due = clock.seconds() + RECHECK_SECONDS
-        #: Announced positions of declared writers that are far beyond the sequence.
+        #: Announced positions that are far beyond the sequence, by writer.
         self._held_back: dict[str, int] = {}
 
     def hold_back(self, instance_name: str, id_: int) -> None:
         """Apply an implausible position once the sequence has confirmed it.
 
-        The position of an undeclared writer is ignored. Thread-safe.
+        If the stream declares its writers, the position of any other instance is
+        ignored. Thread-safe.
         """
         if not self._stream.writers or instance_name in self._stream.writers:
             self._reactor.callFromThread(self._begin_to_hold_back, instance_name, id_)

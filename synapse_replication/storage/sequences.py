@@ -47,8 +47,8 @@ __all__ = [
 _log = Logger()
 
 #: The most unusable ids that one fetch skips before it fails, and the greatest distance
-#: by which a sequence behind the stored positions is advanced at the start. PostgreSQL
-#: logs a sequence 32 ids ahead, so a failover loses no more ids than that.
+#: by which a sequence behind the stored positions is advanced at the start. The bound
+#: suffices for a failover to a standby whose replication lagged slightly.
 MAX_SKIPPED_IDS = 1000
 
 #: The most rows beyond the smallest stored position that are read from each table (or
@@ -158,9 +158,11 @@ def limit_positions(
 
     The limit is the sequence's value or the greatest row of any writer, whichever is
     greater: after a failover to a standby, the sequence may be slightly behind the
-    rows. So no existing row is above a lowered position, and none is delivered twice.
-    If a large table has no index for the greatest row, only positions implausibly far
-    beyond the sequence are lowered.
+    rows. So no existing row is above a position that is lowered to the limit, and none
+    is delivered twice. A position implausibly far beyond the sequence says nothing
+    about the delivered rows, so it is lowered to the sequence's value. If a large table
+    has no index for the greatest row, only positions implausibly far beyond the
+    sequence are lowered.
 
     :param txn: a cursor.
     :param positions: the reader's saved positions, by writer.

@@ -1,9 +1,10 @@
 """Queries for the rows of Synapse's standard streams in Synapse's tables.
 
-Each query returns one writer's rows in ``(%(after)s, %(up_to)s]``, in ascending order,
-and stops after ``%(limit)s`` rows but never within a token (``WITH TIES``). It walks an
-index by id; only Synapse's three tables of account data have no index that begins with
-the id.
+Each query returns one writer's rows in ``(%(after)s, %(up_to)s]``, in ascending order
+of token, and stops after ``%(limit)s`` rows but never within a token (``WITH TIES``).
+It walks an index by id. Synapse's three tables of account data are the exception: they
+have no index that begins with the id, and no names of writers, so a query returns the
+rows of all writers.
 
 The queries were derived from the tables and the traffic of a deployment, and their
 results were compared with the traffic row by row. Some tables store only the newest row
@@ -218,7 +219,8 @@ STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
         ),
         "device_lists": (
             _query("user_id, FALSE, FALSE", "device_lists_stream", distinct=True),
-            # The same changes, and those that a newer change of the user replaced.
+            # The changes above, and earlier changes of the same users, which
+            # device_lists_stream no longer contains.
             _query(
                 "user_id, FALSE, FALSE",
                 "device_lists_changes_in_room",

@@ -116,8 +116,8 @@ class StreamBacklog:
     def read(self, from_token: int, upto_token: int) -> StreamUpdateResult | None:
         """Return one page of the rows in ``(from_token, upto_token]``.
 
-        :return: ``None`` if rows after ``from_token`` were removed, or if the backlog
-            has nothing after it.
+        :return: ``None`` if the backlog begins after ``from_token``, or does not extend
+            beyond ``from_token``.
         """
         if self.start is None or self.end is None:
             return None

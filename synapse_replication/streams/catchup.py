@@ -59,11 +59,11 @@ class InSync:
 
 @attrs.frozen
 class Check:
-    """The writer announced exactly the reader's position, and no empty range.
+    """The writer announced exactly the reader's position, and no empty range below it.
 
-    If the reader had advanced to this position without receiving rows, the source must
-    be asked whether it has some: an earlier announcement may have been false, and the
-    writer may have written these rows since.
+    If the reader had advanced to this position without receiving rows, the caller must
+    fetch the range over which it advanced: an earlier announcement may have been false,
+    and rows in that range may have been committed since.
     """
 
     upto_token: int
@@ -103,7 +103,7 @@ class Extend:
 
 @attrs.frozen
 class Redundant:
-    """The reader is ahead of the announcement: nothing to do."""
+    """The reader has reached or passed the token, and no rewind is needed."""
 
 
 @attrs.frozen

@@ -77,7 +77,7 @@ class MemoryStream:
     :param max_rows: the most rows in the log, and the most keys whose newest evicted
         row is retained.
     :param max_bytes: the most bytes of JSON text in the log. The rows of the newest
-        token are retained whatever their size.
+        token are retained even if they exceed ``max_bytes`` or ``max_rows``.
     :param page_rows: rows per page of a catch-up.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.

@@ -35,8 +35,8 @@ advance over it.
 A committed id never exceeds the sequence's value, so the sequence can verify
 announcements. If a writer announces an id beyond the known value, the id does not count
 towards the position that this instance sends (*announceable*) until the sequence has
-been read again. If a stream declares its writers, announcements of other instances are
-ignored.
+been read again. If a stream declares its writers, announcements of undeclared instances
+are ignored.
 
 Ids in this module are distances from zero: positive even for streams that count down.
 
@@ -360,8 +360,8 @@ class WriterPositions:
         """Record a writer's announcement: its ids up to ``id_`` are finished.
 
         Positions never fall, but a smaller ``id_`` still shows that this id is
-        finished. If the stream declares its writers, announcements of other instances
-        are ignored.
+        finished. If the stream declares its writers, announcements of undeclared
+        instances are ignored.
         """
         if self._declared and instance_name not in self._declared:
             return
@@ -401,7 +401,7 @@ class WriterPositions:
         return lowest - 1 if floor is None else min(lowest - 1, floor)
 
     def _announceable_upto(self, limit: int) -> int:
-        """Return the greatest id to announce while ids above ``limit`` are pending."""
+        """Return the greatest id of ``_finished`` up to ``limit``, or 0."""
         return self._finished.last_upto(limit) or 0
 
     def _slowest_other(self) -> int | None:

@@ -82,7 +82,7 @@ class StreamUpdateResult:
         as on the wire; see :class:`EncodedUpdates`. The rows of one token are never
         split over two results.
     :ivar upto_token: ``updates`` has all rows up to and including this token. It equals
-        the requested upper bound unless ``limited``, or ``last_token`` is below that.
+        the requested upper bound unless ``limited`` is true or ``last_token`` is set.
     :ivar limited: whether there may be more rows between ``upto_token`` and the
         requested upper bound.
     :ivar last_token: the last token that exists, if it is below the requested upper
@@ -180,7 +180,8 @@ class RemovedWriter:
     :ivar upto_token: the token up to which its rows must be fetched. No row at or below
         it can still be committed.
     :ivar is_deleted: whether its stored position was deleted, so that it cannot write.
-        ``False`` if it is missing only among the writers that this process knows.
+        ``False`` if it still has a stored position, and is missing only among the
+        writers that this process's configuration declares.
     """
 
     upto_token: int

@@ -1,4 +1,4 @@
-"""Declaration of a stream by its Postgres table, validated when it is created.
+"""Declaration of a stream by its Postgres table, validated by the constructor.
 
 ::
 
@@ -98,8 +98,8 @@ class TableStream:
 
     :ivar name: the name on the wire.
     :ivar table: the table, optionally qualified by its schema.
-    :ivar id_column: the column with the row's id, from which its token follows. It
-        needs an index, preferably on ``(writer_column, id_column)``.
+    :ivar id_column: the column with the row's id; the token is the id without its sign.
+        The column needs an index, preferably on ``(writer_column, id_column)``.
     :ivar writer_column: the column with the name of the instance that wrote the row;
         ``None`` if there is none, which allows only one writer.
     :ivar columns: name and type of each column of a row, in the order of the wire: a

@@ -1,7 +1,7 @@
 """Row types of the streams of a Synapse deployment, under Synapse's names.
 
-The fields are the elements of the JSON array, in order. Fields that newer versions
-appended have a default, so that rows of an older peer can be decoded as well.
+The fields are the elements of the JSON array, in order. Fields that newer versions of
+Synapse appended have a default, so that rows of an older peer can be decoded as well.
 """
 
 from __future__ import annotations
@@ -316,8 +316,8 @@ _FastEventsRow = fast_class(EventsStreamRow)
 class EventsRowCodec(RowCodec[EventsStreamRow]):
     """Codec of rows of the form ``[type, data]``, where the type determines the data.
 
-    A row of an unknown type becomes an :class:`UnknownEventsStreamRow` and counts as a
-    row with extra fields.
+    The data of a row of an unknown type becomes an :class:`UnknownEventsStreamRow`, and
+    the row counts as one with extra fields.
     """
 
     def __init__(self, stream_name: str) -> None:
