@@ -114,7 +114,7 @@ class StreamTokenWatch:
 
         return unsubscribe
 
-    # -- inside -----------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------
 
     def _interest(self, stream_name: str) -> _Interest:
         interest = self.interests.get(stream_name)

@@ -52,7 +52,7 @@ __all__ = ["HttpCatchUpClient", "Location", "make_agent"]
 
 #: The longest accepted response body, in bytes.
 MAX_ANSWER_LENGTH = 256 * 1024 * 1024
-#: Time limit of a request and its response, in s.
+#: Default time limit of a request for rows and its response, in s.
 REQUEST_TIMEOUT = 30.0
 #: Time limit of a request to a writer's backlog, in s. It is short, because the backlog
 #: is in memory and the caller has another source of the rows.
@@ -166,7 +166,8 @@ class HttpCatchUpClient:
     :param locations: the location of each instance, by its name (``instance_map``).
     :param secret: the ``worker_replication_secret``; ``None`` to send none.
     :param clock: the reactor.
-    :param timeout: time limit of a request and its response, in s.
+    :param timeout: time limit of a request for rows and its response, in s. Requests
+        for a backlog or a status have their own limits.
     :param max_answer_length: the longest accepted response body, in bytes.
     :param make_txn_id: returns a new random ``<txn_id>`` at each call.
     :param epoch_of: returns an instance's epoch; ``None`` if it does not speak the
@@ -255,8 +256,9 @@ class HttpCatchUpClient:
         """Fetch the replication status of an instance of this package.
 
         :return: the JSON text, not validated.
-        :raises HttpCatchUpError: if the request fails; the error's status is 404 if
-            the instance does not serve a status, for instance because it is stock.
+        :raises HttpCatchUpError: if the instance's address is not configured, or the
+            request fails. The error's status is 404 if the instance does not serve a
+            status, for instance because it is stock.
         """
         path = ("status",)
         _, body = await self._send_get(

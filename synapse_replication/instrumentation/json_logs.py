@@ -3,8 +3,8 @@
 ``time`` (ISO 8601, UTC), ``level``, ``logger`` and ``message`` are always present,
 followed by the event's own fields that are strings, finite numbers or booleans
 (``stream``, ``writer``, ``token`` and so on), and by ``error`` with the traceback if
-there is one. Values of other fields appear at most in the message. A line that would be
-too long has shortened strings.
+there is one. Values of other fields appear only in the message, if it quotes them. A
+line that would be too long has shortened strings.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Similar lines about failures are logged at most once a minute, with the number of lines
 that were suppressed, so that a peer that sends garbage or a server that is down cannot
 fill a disk. Changes of a connection's state have a higher limit. Lines about resets,
-removed writers and the progress of catch-ups have none.
+connected or removed writers, and the progress of catch-ups have none.
 """
 
 from __future__ import annotations

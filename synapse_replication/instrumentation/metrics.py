@@ -119,7 +119,8 @@ COMMAND_QUEUE = _gauge(
 CURRENT_POSITION = _gauge(
     "synapse_storage_stream_current_position",
     "stream_name",
-    help_text="The greatest position of any writer that this process has delivered.",
+    help_text="The greatest delivered position of any writer; after a reset of the "
+    "stream, the position to which it was reset.",
 )
 EXTERNAL_CACHE_SET = _counter(
     "synapse_external_cache_set",
@@ -180,7 +181,7 @@ CATCH_UP_SECONDS = _histogram(
 CATCH_UP_FAILURES = _counter(
     "synapse_replication_catch_up_failures",
     "stream_name",
-    help_text="Attempts to catch up that failed and are retried.",
+    help_text="Failed attempts to catch up; they are retried unless the link is lost.",
 )
 CONNECTIONS_MADE = _counter(
     "synapse_replication_connections_made",
@@ -266,7 +267,7 @@ EPOCH_CHANGES = _counter(
 DUPLICATE_INSTANCES = _counter(
     "synapse_replication_duplicate_instances",
     "instance_name",
-    help_text="Messages from a second process with the same instance name.",
+    help_text="Messages that indicate a second process with the same instance name.",
 )
 UNKNOWN_FIELDS = _counter(
     "synapse_replication_extension_unknown_fields",

@@ -177,8 +177,8 @@ class PrometheusObserver(ReplicationObserver):
     :param replication_metrics: the metrics to update.
     :param server_name: the value of the label ``server_name``.
     :param monotonic: returns a monotonic time in s.
-    :param status: the source of the lag; it must receive the same events as this
-        observer. ``None`` for no lag metrics.
+    :param status: the source of the metrics of lag and of stalls; it must receive the
+        same events as this observer. ``None`` to omit these metrics.
     """
 
     def __init__(

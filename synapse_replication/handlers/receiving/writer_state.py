@@ -53,7 +53,8 @@ class CatchUpState:
     """A catch-up that is running or waiting for a retry.
 
     :ivar cursor: the token up to which rows were delivered.
-    :ivar target: the token up to which to fetch; it grows as new rows arrive.
+    :ivar target: the token up to which to fetch. It grows as new rows arrive, and
+        shrinks when the source refutes a claim.
     :ivar restart_token: the position to rewind to first; ``None`` if no rewind is
         needed, or after the rewind.
     :ivar epoch: the writer's new epoch, if that is the reason for the rewind.
@@ -187,8 +188,8 @@ class LinkedWriter:
         batch: that may be a late batch, and not the one that lost rows.
 
         :param ends_in_batch: whether the last lost rows belong to an unfinished batch;
-            ``None`` if only POSITIONs were dropped: the rows in ``pending`` are then
-            dropped, too.
+            ``None`` if only items without rows were dropped, such as POSITION commands:
+            the rows in ``pending`` are then dropped, too.
         """
         if ends_in_batch is None:
             self.drop_pending()
@@ -206,8 +207,8 @@ class Link:
     """A connection, from its establishment to its loss, with its writers' state.
 
     :ivar writers: the state of each writer, by (stream, writer).
-    :ivar is_lost: whether the connection is lost; queued items from it are still
-        handled.
+    :ivar is_lost: whether the connection is lost; rows from it that are still queued
+        are handled nevertheless.
     """
 
     connection: ReplicationConnection

@@ -97,9 +97,9 @@ HINTS: Mapping[StallReason, str] = MappingProxyType(
         "STREAM=POSITION' with the position of this process: it moves the sequence "
         "beyond that position. Then make this process fetch the rows that it discarded "
         "(see the runbook).",
-        StallReason.CATCH_UP_FAILS: "Repair what the failure names: the database, or "
-        "the HTTP listener of the writer in instance_map. The catch-up is retried "
-        "automatically.",
+        StallReason.CATCH_UP_FAILS: "Repair what the failure names: the database, the "
+        "HTTP listener that instance_map names for the writer, or the sink of this "
+        "process. The catch-up is retried automatically.",
         StallReason.NO_PROGRESS: "The sink of this process is blocked: check the log "
         "of this process and the system that the sink writes to.",
     }
@@ -112,9 +112,10 @@ class WriterStatus:
 
     :ivar position: the position up to which the writer's rows were delivered here;
         ``None`` if it is not known.
-    :ivar announced: the writer's last announced or reported position; ``None`` if
-        there is none.
-    :ivar lag: the difference between ``announced`` and ``position``, in ids.
+    :ivar announced: the greatest position that the writer is known to have reached;
+        ``None`` if there is none.
+    :ivar lag: by how many ids ``position`` is below ``announced``; 0 if either is not
+        known.
     :ivar lag_seconds: the age in s of the oldest write that was not delivered here; 0
         if there is none.
     :ivar started_from: the position at which the current catch-up began; ``None`` if

@@ -176,7 +176,8 @@ class StatusObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
         writer = self._writers.get((stream_name, instance_name))
-        # A writer without a record gets one at its first other event.
+        # An announcement adds no record: other events add it, for instance when the
+        # writer is connected.
         if writer is not None and (
             token != writer.announced or writer.behind_us is not None
         ):
@@ -287,7 +288,7 @@ class StatusObserver(ReplicationObserver):
             if writer.failing_since is None:
                 writer.failing_since = self._monotonic()
             writer.failure = (
-                f"fetching ({event.from_token}, {event.upto_token}] failed, attempt "
+                f"catch-up in ({event.from_token}, {event.upto_token}] failed, attempt "
                 f"{attempt}: {excerpt(str(error) or type(error).__name__)}"
             )
 

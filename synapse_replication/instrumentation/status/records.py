@@ -206,7 +206,7 @@ class StatusRecords:
 def store_if_room(
     table: dict[_Name, _Value], key: _Name, value: _Value
 ) -> _Value | None:
-    """Store a value and return it; if the table is full, return ``None`` instead."""
+    """Store a value and return it, or return ``None`` if a new key has no room."""
     if key not in table and len(table) >= MAX_NAMES:
         return None
     table[key] = value

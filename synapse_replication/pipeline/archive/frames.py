@@ -81,7 +81,7 @@ class ArchivedTables:
         columns of the stream's rows. A stream without rows may be missing.
     :ivar wire: the commands of recordings, with ARCHIVED_WIRE_SCHEMA; it may be empty.
     :ivar offsets: the offset up to which each stream is archived.
-    :ivar purged: the ranges of rows that were purged.
+    :ivar purged: the range of purged tokens of each writer.
     """
 
     streams: Mapping[str, DataFrame]
@@ -144,8 +144,8 @@ class ArchivedTables:
 
         Only the results of the function are passed to Spark, not the rows.
 
-        :param work: called in each task with an iterator of batches, whose columns are
-            ``stream`` and ``columns``.
+        :param work: called in each task with an iterator of record batches, whose
+            columns are ``stream`` and ``columns``.
         :param schema: the columns of the batches that ``work`` yields.
         :param columns: the columns to read. A column that a stream lacks is null.
         """

@@ -1,4 +1,4 @@
-"""The run of ``synapse-replication pipeline archive``.
+"""The archive run, which ``synapse-replication pipeline archive`` starts.
 
 Theory of operation: the driver determines which rows are complete, and assigns ranges
 of ids to tasks on Spark's executors, which write Parquet files. It then commits the
@@ -113,7 +113,7 @@ def run_archive(
     with_signals: bool = False,
     watch: Watch = _pass,
 ) -> Numbers:
-    """Archive until ``stopping`` is set or, with ``once``, until nothing is left.
+    """Archive until ``stopping`` is set or, with ``once``, for one cycle.
 
     :param stopping: an event that another thread sets to end the run. While rows are
         archived, the run ends after the current batch; while recordings are archived,

@@ -33,11 +33,11 @@ def write_rows(
 ) -> dict[str, list[WrittenFile]]:
     """Write rows from the database to files, on the executors.
 
-    :param tasks: the parts of each task.
-    :param today: the day to assign to rows whose time of writing is unknown.
     If a task fails, an exception of Spark is raised; see
     :func:`~synapse_replication.pipeline.spark.failures.short_failures`.
 
+    :param tasks: the parts of each task.
+    :param today: the day to assign to rows whose time of writing is unknown.
     :return: the files of each stream.
     """
 

@@ -29,8 +29,8 @@ def ahead_findings(
     :param tokens: the result of :func:`.wire.wire_tokens`.
     :param ids: the result of :func:`.ids.known_ids`, which has the last archived id
         of each writer.
-    :param last_allocated: the last id that each stream's sequence had allocated after
-        the recordings were read and the archive was opened.
+    :param last_allocated: the last id that each stream's sequence has allocated, read
+        after the recordings, and after the archive was opened.
     """
     limit = sf.lit(None).cast("long")
     for stream, last in last_allocated.items():
