@@ -1,15 +1,17 @@
 """Connections to Redis that reconnect until they are stopped.
 
-Theory of operation: txredisapi's factory stops reconnecting at the first failed AUTH,
-reports a connection as up too early, waits for replies without a time limit, and never
-resets its delay. :class:`SynapseRedisFactory` and :class:`RedisLink`, the mixin of all
-protocols of this package, correct that:
+Theory of operation: txredisapi's factory stops reconnecting at the first failed AUTH or
+SELECT, may report a connection as up before Redis has sent anything, waits for replies
+without a time limit by default, and never resets its delay.
+:class:`SynapseRedisFactory` and :class:`RedisLink`, the mixin of the protocols that use
+txredisapi, correct that:
 
 - From ``connectionMade`` until :meth:`RedisLink.link_established` a timer runs. A
   failure or a timeout aborts the connection, and the factory reconnects with a growing
   delay. Each protocol decides which reply means "established".
 - Only :meth:`RedisLink.link_proved` resets the delay.
-- Every connection is pinged, and aborted if no reply arrives in time.
+- Every connection is pinged once it is authenticated, and aborted if no reply arrives
+  in time.
 
 See docs/failure-modes.rst: failure-half-open, failure-failed-auth,
 failure-accept-and-close.

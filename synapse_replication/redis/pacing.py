@@ -31,7 +31,8 @@ HIGH_WATERMARK, LOW_WATERMARK = 1_000, 500
 #: The limits while there is traffic other than pages of rows: pages should delay this
 #: traffic by less than 1 ms.
 SHARED_HIGH_WATERMARK, SHARED_LOW_WATERMARK = 250, 100
-#: A publish of fewer lines than this counts as other traffic, not as a page of rows.
+#: A publish of fewer lines than this counts as other traffic, not as a page of rows,
+#: unless the lines belong to the extension.
 SHORT_LINES = 10
 #: The time for which the lower limits apply after other traffic, in s.
 SHARED_WINDOW = 0.5

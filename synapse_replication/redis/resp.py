@@ -1,7 +1,7 @@
 """The Redis wire format (RESP): encoding of commands, parsing of replies.
 
-hiredis parses the replies. txredisapi's own parser, written in Python, handles one
-message per reactor turn, and closes the connection when a line is not UTF-8.
+hiredis parses the replies. txredisapi's own parser, written in Python, handles at most
+one bulk string per reactor turn, and cannot parse a line that is not UTF-8.
 """
 
 from __future__ import annotations

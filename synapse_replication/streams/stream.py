@@ -112,8 +112,8 @@ class StreamDescription:
     :ivar codec: decodes and encodes typed rows.
     :ivar idempotent: whether applying a row twice, or late, is harmless, so that rows
         at or below the reader's position are delivered, not discarded (``caches``).
-    :ivar resettable: whether a POSITION may announce an earlier token, because the
-        writer may have restarted from the beginning.
+    :ivar resettable: whether a POSITION with an earlier token lowers the reader's
+        position, for instance after the writer restarted from the beginning.
     :ivar held_in_memory: whether the rows exist only in their writer's memory, so that
         a catch-up requests them from the writer over HTTP.
     :ivar announce_own_moves_only: whether a writer announces only positions that its
