@@ -20,7 +20,12 @@ import pyarrow as pa
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.files import DayWriter
-from synapse_replication.pipeline.archive.log import PurgedRange, purged_properties
+from synapse_replication.pipeline.archive.log import (
+    PurgedRange,
+    commit_properties,
+    purged_properties,
+    read_state,
+)
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
 from synapse_replication.pipeline.archive.table import ArchiveTable
 from synapse_replication.pipeline.source.offsets import StreamOffset, offsets_from_json
@@ -148,7 +153,9 @@ def _record_purged(store: ArchiveStore, stream: str, ranges: list[PurgedRange]) 
     table = store.table(store.stream_uri(stream))
     assert table is not None
     table.alter.set_table_properties(
-        purged_properties(ranges), raise_if_not_exists=False
+        purged_properties(ranges),
+        raise_if_not_exists=False,
+        commit_properties=commit_properties(read_state(table), new=False),
     )
 
 

@@ -140,7 +140,7 @@ def _purge(
     for attempt in range(_ATTEMPTS):
         days = _days(stream, table, before)
         if not days:
-            break
+            return []
         properties = commit_properties(read_state(table), new=False)
         try:
             if stream is not None and not _record(
@@ -159,7 +159,7 @@ def _purge(
             raise _failed(table, error) from error
         else:
             return days
-    return []
+    raise _failed(table, "its old days changed during each attempt")
 
 
 def _record(
@@ -188,7 +188,7 @@ def _record(
     return recorded == {action["path"] for action in _old_actions(table, before)}
 
 
-def _failed(table: DeltaTable, error: Exception) -> PipelineError:
+def _failed(table: DeltaTable, error: Exception | str) -> PipelineError:
     reason = " ".join(str(error).split())
     return PipelineError(
         f"cannot purge {table.table_uri}: {excerpt(reason)}; resolve this, and purge "

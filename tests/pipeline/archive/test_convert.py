@@ -147,6 +147,10 @@ class ConvertTests(SynchronousTestCase):
         self.assertEqual(
             read_purged_ranges(events, "events"), [PurgedRange("events", "w", 1, 3)]
         )
+        # The last commit repeats the batch, in case earlier commits are removed.
+        (last,) = events.history(1)
+        self.assertEqual(last["operation"], "SET TBLPROPERTIES")
+        self.assertEqual(last["synapse_replication.batch"], "1")
         wire = DeltaTable(store.wire_uri)
         self.assertEqual(wire.transaction_version("recording/a.jsonl"), 77)
         (command,) = wire.to_pyarrow_table().to_pylist()

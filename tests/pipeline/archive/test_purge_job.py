@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.purge import purge_command
+from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive import purges
 from synapse_replication.pipeline.archive.log import PurgedRange, read_purged_ranges
 from synapse_replication.pipeline.archive.purge_job import purge_archive
@@ -121,6 +122,16 @@ class PurgeTests(SynchronousTestCase):
             [PurgedRange("receipts", "w1", 1, 5)],
         )
         self.assertEqual(open_table(self.folder).state.offset, StreamOffset(5))
+
+    def test_always_overtaken(self) -> None:
+        """If old days change during each attempt, the purge fails; nothing is lost."""
+        keys = keys_of(self.folder)
+        self.patch(purges, "_record", lambda *args: False)
+        error = self.assertRaises(
+            PipelineError, purge_archive, str(self.folder), SECOND_OF_JANUARY
+        )
+        self.assertIn("its old days changed during each attempt", str(error))
+        self.assertEqual(keys_of(self.folder), keys)
 
     def test_commands(self) -> None:
         """
