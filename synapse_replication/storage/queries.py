@@ -72,19 +72,24 @@ DELETE_POSITIONS_OF_OTHERS = """
     WHERE stream_name = %(stream_name)s AND instance_name <> ALL(%(writers)s)
 """
 
-#: The columns of each valid, non-partial index of a table, and whether it is unique.
+#: The key columns of each valid, non-partial B-tree index of a table, and whether it is
+#: unique. An expression in place of a column is null.
 INDEXES = """
     SELECT
         ARRAY(
             SELECT attname::text
             FROM unnest(indkey) WITH ORDINALITY AS part (attnum, place)
-            JOIN pg_attribute USING (attnum)
-            WHERE attrelid = indrelid
+            LEFT JOIN pg_attribute AS attribute
+                ON attrelid = indrelid AND attribute.attnum = part.attnum
+            WHERE place <= indnkeyatts
             ORDER BY place
         ),
         indisunique
     FROM pg_index
+    JOIN pg_class AS class ON class.oid = indexrelid
+    JOIN pg_am AS method ON method.oid = relam
     WHERE indrelid = to_regclass(%(table)s) AND indisvalid AND indpred IS NULL
+    AND amname = 'btree'
 """
 
 #: The size of a table in bytes.

@@ -320,8 +320,14 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             self.assertIs(best_lookup(cursor, column), Lookup.BY_ID)
             self.sql("DROP INDEX foobar_id")
             self.assertIs(best_lookup(cursor, column), Lookup.SCAN)
-            self.sql("CREATE INDEX ON foobar (stream_id) WHERE data IS NULL")
-            self.assertIs(best_lookup(cursor, column), Lookup.SCAN)
+            for index in (
+                "(stream_id) WHERE data IS NULL",
+                "(lower(data), stream_id)",
+                "(data) INCLUDE (stream_id)",
+                "USING hash (stream_id)",
+            ):
+                self.sql(f"CREATE INDEX ON foobar {index}")
+                self.assertIs(best_lookup(cursor, column), Lookup.SCAN, index)
             self.sql(
                 "INSERT INTO foobar SELECT 1, 'first', repeat('x', 1900)"
                 f" FROM generate_series(1, {MAX_SCANNED_BYTES // 8192 * 4 + 4})"
