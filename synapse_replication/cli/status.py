@@ -3,7 +3,7 @@
 The command requests the status of each process in ``instance_map`` over HTTP, from its
 replication listener, with the ``worker_replication_secret``. Exit status: 0 if there is
 no problem; 1 if a writer is stalled, a name is used twice, or a process has had no link
-for a while or does not answer; 2 if the configuration is invalid.
+for a while or returns no valid status; 2 if the configuration is invalid.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class DeploymentStatus:
 
     :ivar processes: the statuses that were received, by instance name.
     :ivar unreachable: why a process returned no valid status, by instance name.
-    :ivar not_asked: instances that send heartbeats but are not in ``instance_map``, so
-        that their status was not requested.
+    :ivar not_in_instance_map: instances that send heartbeats but are not in
+        ``instance_map``, so that their status was not requested.
     """
 
     processes: Mapping[str, ProcessStatus]
     unreachable: Mapping[str, str]
-    not_asked: tuple[str, ...] = ()
+    not_in_instance_map: tuple[str, ...] = ()
 
     @property
     def is_well(self) -> bool:
@@ -185,13 +185,13 @@ def render(deployment: DeploymentStatus) -> RenderableType:
     """Return the status for a terminal: the verdicts, worst first; then all writers."""
     parts: list[RenderableType] = []
     for name, why in sorted(deployment.unreachable.items()):
-        parts.append(_text(f"{name}: does not answer: {why}", "bold red"))
+        parts.append(_text(f"{name}: no valid status: {why}", "bold red"))
     verdicts = {name: judge(status) for name, status in deployment.processes.items()}
     tones = list(_STYLES)
     for name in sorted(verdicts, key=lambda n: (tones.index(verdicts[n].tone), n)):
         parts += _render_process(name, deployment.processes[name], verdicts[name])
-    if deployment.not_asked:
-        names = ", ".join(deployment.not_asked)
+    if deployment.not_in_instance_map:
+        names = ", ".join(deployment.not_in_instance_map)
         parts.append(_text(f"Not shown, because they are not in instance_map: {names}"))
     parts.append(_writers(deployment))
     return Group(*parts)

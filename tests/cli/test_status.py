@@ -91,7 +91,7 @@ class RenderTests(SynchronousTestCase):
         text = draw(deployment)
         self.assertIn("two processes are called w1 (locations unknown)", text)
         self.assertIn("(down: w2)", text)
-        self.assertIn("w9: does not answer: refused", text)
+        self.assertIn("w9: no valid status: refused", text)
         self.assertIn("not in instance_map: w3, w4", text)
 
     def test_worst_first(self) -> None:
@@ -202,7 +202,7 @@ class StatusServiceTests(SynchronousTestCase):
         (shown,) = self.shown
         self.assertEqual(list(shown.processes), ["me"])
         self.assertIn("refused", shown.unreachable["w9"])
-        self.assertEqual(shown.not_asked, ("w2",))
+        self.assertEqual(shown.not_in_instance_map, ("w2",))
         self.assertFalse(service.is_well)
 
     def test_watch(self) -> None:
@@ -296,5 +296,5 @@ class CommandTests(TestCase):
         """With a wrong secret, no status is shown, and the error names the setting."""
         out, _, code = await self.run_status(secret="wrong")
         self.assertEqual(code, 1)
-        self.assertIn("does not answer", out)
+        self.assertIn("no valid status", out)
         self.assertIn("worker_replication_secret", " ".join(out.split()))

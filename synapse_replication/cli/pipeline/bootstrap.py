@@ -107,5 +107,5 @@ def _describe(found: Bootstrap, *, written: bool) -> dict[str, Any]:
             }
             for change in found.changes
         ],
-        "rows_of_nobody": dict(found.without_writer),
+        "rows_without_writer": dict(found.without_writer),
     }

@@ -95,10 +95,10 @@ def print_findings(findings: DataFrame, out: TextIO) -> Counts:
     if notes:
         out.write("Normal in a healthy deployment:\n")
         width = max(len(kind) for kind, _ in notes)
-        for (kind, stream), (number, concerned) in sorted(notes.items()):
+        for (kind, stream), (number, affected) in sorted(notes.items()):
             out.write(
-                f"  {kind:<{width}}  {printable(stream)}: {concerned} in {number} "
-                "findings\n"
+                f"  {kind:<{width}}  {printable(stream)}: findings: {number}; affected "
+                f"rows, ids or lines: {affected}\n"
             )
     out.write(
         f"{counts[Severity.ERROR]} errors, {counts[Severity.WARNING]} warnings, "

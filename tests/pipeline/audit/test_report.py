@@ -55,8 +55,8 @@ class PrintTests(SynchronousTestCase):
                 "  3 rows are gone",
                 '  evidence: {"rows": [1]}',
                 "Normal in a healthy deployment:",
-                "  late  -: 1 in 1 findings",
-                "  late  caches: 6 in 2 findings",
+                "  late  -: findings: 1; affected rows, ids or lines: 1",
+                "  late  caches: findings: 2; affected rows, ids or lines: 6",
                 "1 errors, 0 warnings, 3 notes",
             ],
         )
@@ -68,7 +68,9 @@ class PrintTests(SynchronousTestCase):
         self.assertNotIn("\x1b", text)
         self.assertIn("WARNING k2 a\\x1bb 5\n  an\\nodd name\n", text)
         self.assertIn('  evidence: {"x": "\\u202e"}\n', text)
-        self.assertIn("  late  c\\x1bd: 1 in 1 findings\n", text)
+        self.assertIn(
+            "  late  c\\x1bd: findings: 1; affected rows, ids or lines: 1\n", text
+        )
 
     def test_long_evidence(self) -> None:
         """Long evidence is truncated."""
