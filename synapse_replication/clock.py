@@ -55,9 +55,9 @@ async def _run(func: Callable[[], Awaitable[Any]]) -> None:
 
 
 class BackgroundProcesses:
-    """Runs background tasks, and can wait for all of them.
+    """Runs background tasks, and can wait for those that are running.
 
-    :param observer: failures are reported to it.
+    :param observer: notified of each task that fails.
     """
 
     def __init__(self, observer: ReplicationObserver) -> None:
@@ -69,12 +69,13 @@ class BackgroundProcesses:
     ) -> Deferred[None]:
         """Start ``func``.
 
-        :return: a Deferred that fires when ``func`` has ended. It never fails: an
-            exception is reported to the observer.
+        :return: a Deferred that fires when the awaitable of ``func`` has finished. If
+            ``func`` or its awaitable fails, the observer is notified, and the Deferred
+            fires with ``None``.
         """
         process = Deferred.fromCoroutine(_run(func))
         if process.called and not isinstance(process.result, Failure):
-            # The task ended synchronously, as it does for most chunks of rows.
+            # The task ended synchronously, as most tasks that handle received rows do.
             return process
         return self._watch(description, process)
 

@@ -1,7 +1,8 @@
 """``synapse-replication positions show|check|repair``.
 
 The commands block and need no reactor. They can be run while a deployment is running,
-except ``repair`` without ``--seen``, which requires that all writers are stopped.
+except ``repair`` without ``--dry-run`` or ``--seen``, which requires that all writers
+are stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ EXIT_DISAGREES = 1
 
 
 def id_streams(config: ProcessConfig) -> list[tuple[str, IdStream]]:
-    """Return the streams of a deployment that are stored in the database, by name."""
+    """Return the name and the description of each stream that the database stores."""
     streams = []
     for declared in config.streams:
         stream: StandardStream | TableStream = (
@@ -62,7 +63,7 @@ def id_streams(config: ProcessConfig) -> list[tuple[str, IdStream]]:
 
 @click.group("positions")
 def positions() -> None:
-    """Compare sequences, tables and stored positions, and repair them."""
+    """Compare sequences, tables and stored positions, and repair disagreements."""
 
 
 @positions.command(
@@ -73,7 +74,7 @@ def positions() -> None:
 )
 @config_option
 def show_command(config_paths: tuple[str, ...]) -> None:
-    """Print the position of each stream and each writer."""
+    """Print sequences, stored positions, and disagreements between them."""
     with open_database(config_paths) as (connection, config):
         report = examine(connection.cursor(), id_streams(config))
     _print_table(report)
@@ -145,19 +146,24 @@ def _advance_sequences(
     ),
 )
 @config_option
-@click.option("--dry-run", is_flag=True, help="Print the statements; change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print what would be changed; change nothing."
+)
 @click.option(
     "--seen",
     multiple=True,
     callback=_parse_positions,
     metavar="STREAM=POSITION",
-    help="Only advance a stream's sequence to a reader's position. Writers may be "
-    "running. May be repeated.",
+    help="Advance a stream's sequence to a reader's position, and repair nothing else. "
+    "Writers may be running. May be repeated.",
 )
 def repair_command(
     config_paths: tuple[str, ...], dry_run: bool, seen: Mapping[str, int]
 ) -> None:
-    """Repair disagreements in one transaction. Stop all writers first."""
+    """Repair disagreements in one transaction.
+
+    Stop all writers first, unless --dry-run or --seen is used.
+    """
     with open_database(config_paths) as (connection, config):
         cursor = connection.cursor()
         if seen:

@@ -1,8 +1,8 @@
 """``synapse-replication record``: records traffic without publishing anything.
 
 The recordings are an input of the pipeline. They preserve data that no table retains:
-typing, superseded presence, POSITION. No file continues after the loss of a connection:
-the file is closed, and the next line begins a new one.
+typing, superseded presence, POSITION. USER_IP is not recorded. When a connection is
+lost, the current file is closed, and the next line begins a new file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def make_recorder(
 ) -> Follower:
     """Return a service that records the traffic of a deployment.
 
-    It fails when a recording cannot be written, for instance because the disk is full.
+    Its Deferred ``started`` fails if a recording cannot be written, for instance
+    because the disk is full.
 
     :raises ConfigError: if the configured Redis or TCP endpoint cannot be used.
     """
@@ -133,7 +134,7 @@ def record_command(
     roll_seconds: float,
     log_json: bool,
 ) -> None:
-    """Record what a running deployment replicates, without taking part in it."""
+    """Record the traffic of a running deployment, except USER_IP; publish nothing."""
     config = load_or_exit(config_paths, Purpose.FOLLOW)
     start_logging(sys.stderr, as_json=log_json)
     reactor = get_reactor()

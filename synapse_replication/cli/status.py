@@ -3,7 +3,8 @@
 The command requests the status of each process in ``instance_map`` over HTTP, from its
 replication listener, with the ``worker_replication_secret``. Exit status: 0 if there is
 no problem; 1 if a writer is stalled, a name is used twice, or a process has had no link
-for a while or returns no valid status; 2 if the configuration is invalid.
+for a while or returns no valid status; 2 if the configuration is invalid. With
+``--watch``, the last responses determine the exit status.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ __all__ = ["DeploymentStatus", "StatusService", "render", "status_command"]
 #: The interval of requests with ``--watch``, in s.
 WATCH_EVERY = 2.0
 
-#: The tones of a verdict, worst first.
+#: The style of each tone of a verdict, worst first.
 _STYLES = {"bad": "bold red", "busy": "yellow", "good": "green"}
 
 
 @attrs.frozen
 class DeploymentStatus:
-    """The status of all processes of a deployment.
+    """The status of all processes in ``instance_map``.
 
     :ivar processes: the statuses that were received, by instance name.
     :ivar unreachable: why a process returned no valid status, by instance name.
@@ -72,7 +73,11 @@ class DeploymentStatus:
 
     @property
     def is_well(self) -> bool:
-        """Whether all processes answered, and none needs an operator's attention."""
+        """Whether each process returned a valid status, and none shows a problem.
+
+        Problems are stalled writers, names that two processes use, and a process that
+        has had no link for a while.
+        """
         return not self.unreachable and not any(
             status.stalled or status.duplicates or status.is_cut_off
             for status in self.processes.values()
@@ -91,7 +96,8 @@ class StatusService(Service):
     :param close: closes the connections when the service is stopped.
     :param watch: whether to request the status periodically.
     :ivar started: fires when the service is started, before any response.
-    :ivar is_well: whether the last status of the deployment shows no problem.
+    :ivar is_well: whether the last status of the deployment shows no problem; false
+        before the first status, and after a status that could not be shown.
     """
 
     log = Logger()
@@ -182,7 +188,10 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def render(deployment: DeploymentStatus) -> RenderableType:
-    """Return the status for a terminal: the verdicts, worst first; then all writers."""
+    """Return the status for a terminal: each process, worst first; then all writers.
+
+    Processes that returned no valid status precede all others.
+    """
     parts: list[RenderableType] = []
     for name, why in sorted(deployment.unreachable.items()):
         parts.append(_text(f"{name}: no valid status: {why}", "bold red"))
@@ -192,7 +201,7 @@ def render(deployment: DeploymentStatus) -> RenderableType:
         parts += _render_process(name, deployment.processes[name], verdicts[name])
     if deployment.not_in_instance_map:
         names = ", ".join(deployment.not_in_instance_map)
-        parts.append(_text(f"Not shown, because they are not in instance_map: {names}"))
+        parts.append(_text(f"Alive but not in instance_map: {names}"))
     parts.append(_writers(deployment))
     return Group(*parts)
 

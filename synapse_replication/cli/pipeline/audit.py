@@ -1,4 +1,4 @@
-"""``synapse-replication pipeline audit``: checks whether any rows were lost."""
+"""``synapse-replication pipeline audit``: finds lost, duplicate and misplaced rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from synapse_replication.pipeline.settings import PipelineSettings
 
 __all__ = ["audit_command"]
 
-#: Exit status if the audit found an error.
+#: Exit status if the audit found an error in the data.
 EXIT_ERRORS = 1
 
 
@@ -60,9 +60,9 @@ def audit_command(
 ) -> None:
     """Check for lost, duplicate and misplaced rows.
 
-    Compares tables, sequences, positions, recordings and archive. Changes nothing, and
-    can be run while the deployment is running. Exit status 1 if an error is found, 2
-    if the audit fails.
+    The audit compares tables, sequences, positions, recordings and archive. It changes
+    none of them, and can be run while the deployment is running. Exit status: 1 if it
+    finds an error in the data, 2 if the audit itself fails.
     """
     try:
         with needs_spark():

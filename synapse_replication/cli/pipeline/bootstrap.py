@@ -37,8 +37,9 @@ def bootstrap_command(
 ) -> None:
     """Fill stream_positions from existing rows. Stop all writers first.
 
-    Shows the changes; with --write, or after confirmation, writes them in one
-    transaction. No position is decreased.
+    The command prints the changes and, with --write or after a confirmation, writes
+    them in one transaction. It asks for a confirmation only on a terminal, and not with
+    --json. No position is decreased.
     """
     from synapse_replication.pipeline.bootstrap.job import (
         run_bootstrap,

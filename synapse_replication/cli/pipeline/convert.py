@@ -1,4 +1,7 @@
-"""``synapse-replication pipeline convert``: converts an old archive to Delta tables."""
+"""``synapse-replication pipeline convert``: converts an old archive to Delta tables.
+
+An old archive is one that a version of this package without Delta tables wrote.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +34,17 @@ __all__ = ["convert_command"]
     "old",
     required=True,
     metavar="DIR",
-    help="The archive of the older version. It is not changed.",
+    help="The archive that an older version of this package wrote. It is not changed.",
 )
 @archive_option
 @json_option
 def convert_command(
     settings: PipelineSettings | None, old: str, archive: str, as_json: bool
 ) -> None:
-    """Convert an archive of an older version to a new location.
+    """Convert an archive of an older version of this package; write a new archive.
 
-    The new archive resumes where the old one ended. Streams of your own tables require
-    -c. Java is not required.
+    The archive job continues the new archive where the old one ends. Streams of your
+    own tables require -c. Java is not required.
     """
     from synapse_replication.pipeline.archive.convert import convert_archive
     from synapse_replication.pipeline.progress import JobProgress

@@ -15,7 +15,8 @@ from synapse_replication.cli.pipeline.options import (
 
 __all__ = ["FORMATS", "export_command"]
 
-#: The output formats. They are repeated here, so that help does not import Spark.
+#: The output formats: the keys of ``export_job.FORMATS``. This copy keeps the help from
+#: importing Spark.
 FORMATS = ("parquet", "csv", "jsonl")
 
 
@@ -62,10 +63,10 @@ def export_command(
     master: str | None,
     as_json: bool,
 ) -> None:
-    """Write rows of an archive to files that other programs read.
+    """Write rows of an archive to files for other programs.
 
-    Without --stream, rows are in one column, named row, as JSON: an array in jsonl, the
-    text of an array in csv and parquet.
+    Without --stream, the content of each row is JSON in the column named row: an array
+    in jsonl, the text of an array in csv and parquet.
     """
     from synapse_replication.pipeline.archive.export_job import run_export
 

@@ -34,7 +34,7 @@ __all__ = [
 #: The environment variable that is used if neither ``-c`` nor ``--dsn`` is given.
 DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
 
-#: Modules of the extra ``spark``.
+#: Top-level modules that the extra ``spark`` installs, and that the pipeline imports.
 _SPARK_MODULES = frozenset(
     {"deltalake", "matplotlib", "pandas", "py4j", "pyarrow", "pyspark"}
 )
@@ -69,7 +69,7 @@ json_option = click.option(
 
 
 def source_options(command: _Command) -> _Command:
-    """Add the options for the database, passed to a command as ``settings``.
+    """Add the options for the database; pass ``settings`` read from them to a command.
 
     The options are ``-c`` and ``--dsn``; without them, the environment variable
     :data:`DSN_VARIABLE` is used. The command exits with status 2 if both options are
@@ -93,8 +93,9 @@ def _source_options(command: _Command, *, required: bool) -> _Command:
         "config_paths",
         multiple=True,
         metavar="FILE",
-        help="The homeserver's YAML file, or a folder of them. May be repeated; for "
-        "each top-level key, the last file that contains it takes precedence.",
+        help="A YAML file of the homeserver, or a folder of YAML files. May be "
+        "repeated; the last file that contains a top-level key, or a key of "
+        "synapse_replication, takes precedence.",
     )
     @click.option(
         "--dsn",
@@ -131,9 +132,9 @@ def _source_options(command: _Command, *, required: bool) -> _Command:
 
 @contextmanager
 def needs_spark() -> Iterator[None]:
-    """Report a missing module of Spark in one line that names the extra to install.
+    """Convert a missing module of the extra ``spark`` to an error that names the extra.
 
-    :raises SparkMissingError: if a module of the extra ``spark`` cannot be imported.
+    :raises SparkMissingError: if a module in :data:`_SPARK_MODULES` is not installed.
     """
     try:
         yield

@@ -42,8 +42,9 @@ def purge_command(
 ) -> None:
     """Permanently remove whole days of rows and recordings from an archive.
 
-    The archive job may be running; it does not archive purged rows again. The next
-    vacuum of that job removes the files that no reader needs. Java is not required.
+    The archive job may be running; it does not archive purged rows again. A vacuum of
+    that job removes the files once its retention period has passed. Java is not
+    required.
     """
     from synapse_replication.pipeline.archive.purge_job import purge_archive
     from synapse_replication.pipeline.progress import JobProgress

@@ -31,7 +31,8 @@ __all__ = ["report_command"]
 @click.option(
     "--archive",
     metavar="DIR",
-    help="Use the rows and recordings of this archive, instead of the database.",
+    help="Count the rows and recordings of this archive, instead of the database's "
+    "rows. An audit reads both.",
 )
 @click.option(
     "--recording",
@@ -46,13 +47,14 @@ __all__ = ["report_command"]
     help="Use the output of 'pipeline audit --out' instead of running an audit.",
 )
 @click.option(
-    "--no-audit", is_flag=True, help="Skip the audit, which takes the longest."
+    "--no-audit", is_flag=True, help="Skip the audit, the slowest part of a report."
 )
 @click.option(
     "--window",
     type=click.IntRange(min=1),
     metavar="SECONDS",
-    help="The length of a plot's window; chosen automatically by default.",
+    help="The length of the intervals for which a plot shows one value each; chosen "
+    "automatically by default.",
 )
 @click.option(
     "--identify",
@@ -72,10 +74,11 @@ def report_command(
     identify: bool,
     master: str | None,
 ) -> None:
-    """Write a page about streams and writers: rows over time, lags, shares, findings.
+    """Write a page about streams and writers: rows, lags, and findings of an audit.
 
-    The rows come from the database or an archive, and the traffic from recordings. The
-    page is one HTML file that needs no network; each plot is also written as a PNG.
+    The rows come from the database or an archive, and the traffic from recordings or
+    the archive. The page is one HTML file that needs no network; each plot is also
+    written as a PNG.
     """
     if settings is None and not archive and not recordings:
         raise click.UsageError(
