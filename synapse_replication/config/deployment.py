@@ -1,8 +1,8 @@
 """The configuration that all processes share: database, streams and writers.
 
-This module does not import a reactor, because the pipeline uses it on machines that run
-no replication process and lack the files that only a process needs, for instance
-certificates.
+The pipeline uses this module on machines that run no replication process. So the module
+imports no reactor, and reads no file that only a replication process needs, for
+instance a certificate.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ __all__ = [
     "read_writers",
 ]
 
-#: The keys of ``stream_writers`` that may name only one instance.
+#: The keys of ``stream_writers`` that may name only one instance, unless a declared
+#: stream has that name.
 SINGLE_WRITER_KEYS = frozenset(
     {"account_data", "presence", "push_rules", "to_device", "typing"}
 )
@@ -75,7 +76,10 @@ class DeploymentConfig:
 
 
 def load_deployment(paths: Sequence[str]) -> DeploymentConfig:
-    """Read the shared configuration; settings of single processes are not checked.
+    """Read the configuration that all processes share.
+
+    Settings of a single process, for instance its listeners, are checked only on their
+    own: not against other settings, and not against files.
 
     :param paths: YAML files, or folders of them; later files take precedence.
     :raises ConfigError: if the configuration is invalid; it lists all problems.
@@ -100,8 +104,9 @@ def read_shared(
     """Read and merge files.
 
     :param problems: problems are added to this list.
-    :return: the merged files, and the valid sections (``None`` if there are none).
-    :raises ConfigError: if no file can be read.
+    :return: the merged files, and their valid sections; ``None`` instead of the
+        sections if the invalid parts cannot be removed.
+    :raises ConfigError: if there is a problem, and no file contains a key.
     """
     merged = read_files(paths, problems)
     if problems and not merged.values:
@@ -168,7 +173,7 @@ def read_database(
     """Return the connection parameters of PostgreSQL, if they are configured.
 
     :param problems: problems are added to this list.
-    :param is_needed: whether a missing database is a problem.
+    :param is_needed: whether a missing or unusable database is a problem.
     """
 
     def report(path: KeyPath, problem: str, hint: str) -> None:
@@ -243,7 +248,7 @@ def read_writers(
 
 
 class _WriterChecks:
-    """Checks the names of streams and instances in ``stream_writers``."""
+    """Checks the names in ``stream_writers``, and the writers of declared streams."""
 
     def __init__(
         self, shared: SharedFile, merged: MergedFiles, problems: list[ConfigProblem]
@@ -288,7 +293,10 @@ class _WriterChecks:
             self.instances(path, names)
 
     def instances(self, path: KeyPath, names: Sequence[str]) -> None:
-        """Check that instances are in ``instance_map``."""
+        """Check that each instance is the main process, or is in ``instance_map``.
+
+        If ``instance_map`` itself has problems, nothing is checked.
+        """
         for index, name in enumerate(names):
             if name in self._known or "instance_map" in failed_keys(self._problems):
                 continue
@@ -310,9 +318,10 @@ class _WriterChecks:
 
 
 def _why_no_conninfo(conninfo: Mapping[str, Any]) -> str | None:
-    """Return the driver's error for the parameters.
+    """Return why the driver rejects the parameters.
 
-    The error names the parameter and repeats no value.
+    The text names the parameter. It repeats no value, except a word of an invalid
+    ``dsn``.
 
     :return: ``None`` if the parameters are valid, or the driver is not installed.
     """

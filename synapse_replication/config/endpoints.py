@@ -75,10 +75,12 @@ def client_endpoint(
 ) -> IStreamClientEndpoint:
     """Return the endpoint to which direct TCP connects.
 
+    :param files: the configuration files, for the error.
     :param tls: the TLS settings to use for a description ``tls:HOST:PORT``, which does
         not contain any itself.
-    :raises ConfigError: if Twisted cannot parse the description, a file that it names
-        cannot be read, or the server would not be verified.
+    :raises ConfigError: if Twisted cannot parse the description, a file that the
+        description or ``tls`` names cannot be used, or the server would not be
+        verified.
     """
     kind, arguments, named = split_description(description)
     endpoint: IStreamClientEndpoint
@@ -102,8 +104,9 @@ def server_endpoint(
 ) -> IStreamServerEndpoint:
     """Return an endpoint on which direct TCP is served.
 
-    :raises ConfigError: if Twisted cannot parse the description, or a file that it
-        names cannot be read.
+    :param files: the configuration files, for the error.
+    :raises ConfigError: if Twisted cannot parse the description, or a file that the
+        description names cannot be used.
     """
     kind, arguments, named = split_description(description)
     endpoint: IStreamServerEndpoint
@@ -129,7 +132,7 @@ def _client_verifying_endpoint(
 ) -> IStreamServerEndpoint:
     """Return a TLS server endpoint that verifies its clients.
 
-    Twisted's endpoint descriptions cannot express this.
+    Twisted's own parser of server descriptions does not accept ``caCertsDir``.
     """
     context = server_context(
         Path(certKey or privateKey),
@@ -163,7 +166,11 @@ def _bad_description(
 
 
 def listener_descriptions(listener: Listener) -> list[str]:
-    """Return the endpoint descriptions of a listener, one for each address."""
+    """Return the endpoint descriptions of a listener.
+
+    There is one for each address, or a single one for a Unix socket. TLS is not part of
+    the descriptions.
+    """
     if listener.path is not None:
         # Pass the path as a named argument: quoteStringArgument() does not escape "=",
         # so an unnamed path that contains it would be parsed as a name and a value.

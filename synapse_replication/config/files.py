@@ -1,4 +1,4 @@
-"""Reading of YAML files, merged as Synapse does, with their source locations.
+"""Reading of YAML files: their values, merged as in Synapse, and source locations.
 
 Later files take precedence per top-level key: the ``redis:`` of a later file replaces
 the whole ``redis:`` of an earlier file. The only exception is this package's section
@@ -6,7 +6,7 @@ the whole ``redis:`` of an earlier file. The only exception is this package's se
 sink to the streams that the shared file declares.
 
 This module logs nothing, because the files contain secrets. docs/operators-guide.rst
-describes the rules.
+describes how files are merged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 
 @attrs.frozen
 class SourceLocation:
-    """The source location of a key.
+    """The source location of a key, or of an item of a list.
 
     :ivar file: the file name as it was given.
     :ivar line: the line, from 1.
@@ -68,9 +68,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
 class MergedFiles:
     """The merged content of the files.
 
-    :ivar files: the files that were read, in order.
+    :ivar files: the given files, and those of the given folders, in order; also files
+        that cannot be read.
     :ivar values: the merged mapping.
-    :ivar locations: the source locations of the keys.
+    :ivar locations: the source locations of keys and list items, by their paths.
     """
 
     files: Sequence[str]
@@ -80,7 +81,8 @@ class MergedFiles:
     def problem(self, path: KeyPath, problem: str, hint: str) -> ConfigProblem:
         """Return a problem with the value at ``path``.
 
-        If the value is missing, the source location is that of the nearest key above.
+        If the value is missing, the source location is that of the nearest enclosing
+        key or list item. If there is none, the problem names all files.
         """
         for length in range(len(path), 0, -1):
             at = self.locations.get(path[:length])
@@ -182,7 +184,7 @@ def _read(
             _record_lines(node, (), lines)
     # In addition to YAMLError, PyYAML raises ValueError for a date with a thirteenth
     # month, and RecursionError for deep nesting. _record_lines() raises RecursionError
-    # for a list that contains itself.
+    # for a list or mapping that contains itself.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problems.append(_syntax_problem(file, text, error))
         return None
@@ -199,14 +201,14 @@ def _read(
 
 
 def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return the number of values in a node, with its aliases expanded.
+    """Return the number of keys and values in a node, with its aliases expanded.
 
     :param known: a cache of the sizes of nodes by their ``id()``.
     """
     size = known.get(id(node))
     if size is None:
-        # Set a size first, because a node may contain itself. _record_lines() raises an
-        # error in that case.
+        # Set a size first, because a node may contain itself. Its lines cannot be
+        # recorded: _record_lines() raises RecursionError.
         known[id(node)] = size = 1
         if isinstance(node, yaml.MappingNode):
             size += sum(_expanded_size(n, known) for pair in node.value for n in pair)
@@ -260,6 +262,10 @@ def read_secret(
     """Return a secret from its key, or from the file that ``<key>_path`` names.
 
     White space around the content of the file is removed.
+
+    :param inline: the value of the key.
+    :param path: the value of ``<key>_path``.
+    :return: ``None`` if neither is set, or there is a problem.
     """
     path_key: KeyPath = (*key[:-1], f"{key[-1]}_path")
     if path is None:

@@ -1,8 +1,9 @@
 """Checks that unauthenticated clients cannot reach a process's listeners.
 
 The wire protocol has no authentication: any client that connects over direct TCP can
-read every row and send any command, and HTTP catch-up returns rows to every client that
-has the secret. A listener that requires neither a secret nor a certificate must
+read every row that the process sends, and can send any command. HTTP catch-up returns
+rows to any client, or to any client that has the secret if one is configured. A
+listener for replication that requires neither a secret nor a client certificate must
 therefore be reachable from this machine only, unless the operator allows it. See
 docs/security.rst.
 """
@@ -32,7 +33,7 @@ _OR_ELSE = (
 def unprotected_listeners(
     shared: SharedFile, key: str, has_secret: bool
 ) -> Iterator[tuple[KeyPath, str, str]]:
-    """Find the listeners that any client may use.
+    """Find the listeners for replication that any client on another machine may use.
 
     :param key: the key of this process's listeners.
     :param has_secret: whether HTTP requests must contain a secret.
@@ -84,11 +85,13 @@ def is_for_this_machine(address: str) -> bool:
 
 
 def is_guarded(description: str) -> bool:
-    """Return whether an endpoint without a secret rejects untrusted clients.
+    """Return whether an endpoint rejects untrusted clients, although it has no secret.
 
-    :param description: a server endpoint description in Twisted's syntax. TLS is safe
-        if clients need a certificate. Endpoints other than TCP and TLS, for instance
-        Unix sockets, are assumed to be protected by other means.
+    A TCP endpoint does if it listens on a loopback address, and a TLS endpoint also if
+    clients need a certificate. All other endpoints, for instance Unix sockets, are
+    assumed to be protected by other means.
+
+    :param description: a server endpoint description in Twisted's syntax.
     """
     kind, arguments, named = split_description(description)
     if kind not in ("tcp", "tcp6", "ssl"):

@@ -1,12 +1,14 @@
 """Models of Synapse's configuration sections.
 
 Sections that Synapse defines ignore unknown keys: a real homeserver.yaml has hundreds
-of them. In the sections that only this package defines (``redis.sentinel`` and those of
-:mod:`synapse_replication.config.own_section`), an unknown key is an error.
+of them. But :mod:`synapse_replication.config.sanity` rejects keys of some sections that
+resemble a known key. In the sections that only this package defines (``redis.sentinel``
+and those of :mod:`synapse_replication.config.own_section`), any unknown key is an
+error.
 
 Checks that involve more than one section, a file, or the kind of the process are in
-:mod:`synapse_replication.config.process`. The descriptions of the fields become the
-manual's reference of configuration keys.
+other modules of this package, most in :mod:`synapse_replication.config.process`. The
+descriptions of the fields become the manual's reference of configuration keys.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class DatabaseSection(ForeignSection):
         default_factory=dict,
         repr=False,
         description="Parameters of libpq (``host``, ``port``, ``dbname``, ``user``, "
-        "``password``, ...). ``cp_max`` is the size of the connection pool (10).",
+        "``password``, ...). ``cp_max`` is the most connections; the default is 10.",
     )
 
 
@@ -118,7 +120,7 @@ class RedisSection(ForeignSection):
     sentinel: SentinelSection | None = Field(
         default=None,
         description="Sentinels that know the host and port; takes precedence over "
-        "``host``, ``port`` and ``path``. Synapse has no such key.",
+        "``host`` and ``port``, and excludes ``path``. Synapse has no such key.",
     )
 
     @model_validator(mode="after")
@@ -179,8 +181,9 @@ class ListenerSection(ForeignSection):
     """One listener of a process."""
 
     type: str = Field(
-        description="``http``, ``metrics`` (an HTTP listener that serves only "
-        "metrics), ``replication`` (direct TCP), or ``manhole``, which is ignored."
+        description="``http``, ``metrics`` (an HTTP listener that serves only metrics "
+        "and the status), ``replication`` (direct TCP), or ``manhole``, which is "
+        "ignored."
     )
     port: Port | None = Field(
         default=None, description="Port; either this or ``path``."
@@ -190,7 +193,8 @@ class ListenerSection(ForeignSection):
         default=None, description="Addresses to listen on; ``0.0.0.0`` by default."
     )
     bind_address: str | None = Field(
-        default=None, description="A single address to listen on."
+        default=None,
+        description="A single address to listen on, if ``bind_addresses`` is not set.",
     )
     tls: bool = Field(default=False, description="Serve over TLS.")
     resources: Annotated[list[ResourceSection], BeforeValidator(list_if_none)] = Field(
@@ -238,7 +242,7 @@ class SharedFile(ForeignSection):
     """All keys that this package reads, merged from all files."""
 
     server_name: Annotated[str, Field(pattern=r"^[^\s/]+$")] = Field(
-        description="Name of the homeserver; also the name of the Redis channel."
+        description="Name of the homeserver; also the name of the main Redis channel."
     )
     database: DatabaseSection | None = Field(
         default=None,
@@ -250,7 +254,9 @@ class SharedFile(ForeignSection):
     )
     stream_writers: Annotated[dict[str, Names], BeforeValidator(empty_if_none)] = Field(
         default_factory=dict,
-        description="The writers of each stream, by its name; by default, ``master``.",
+        description="The writers of streams: of a standard stream by Synapse's key for "
+        "it, of a declared stream by its name. The defaults are ``master`` and the "
+        "``writers`` of the declaration. Every instance writes ``caches``.",
     )
     instance_map: Annotated[
         dict[str, InstanceSection], BeforeValidator(empty_if_none)

@@ -62,13 +62,13 @@ class DirectTcpSection(StrictSection):
     )
     max_pending_commands: Annotated[int, Field(ge=100)] = Field(
         default=10_000,
-        description="Commands that may be queued for a peer that reads too slowly; if "
+        description="The most commands queued for a peer that reads too slowly; if "
         "there are more, the connection is closed.",
     )
     # At least four lines of the maximum length.
     max_pending_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
         default=16 * 1024 * 1024,
-        description="Bytes that may be queued for a peer that reads too slowly; if "
+        description="The most bytes queued for a peer that reads too slowly; if "
         "there are more, the connection is closed.",
     )
     max_connections: Annotated[int, Field(ge=10)] = Field(
@@ -100,18 +100,19 @@ class ReceivingSection(StrictSection):
     # sequence, and far fewer than would exhaust the ids of the sequence.
     plausible_distance: Annotated[int, Field(ge=1000, le=2**40)] = Field(
         default=PLAUSIBLE_DISTANCE,
-        description="The distance beyond a stream's sequence, in ids, up to which a "
-        "position is believed without a query to the database (for a stream held in "
-        "memory, to its writer). Positions beyond this distance are verified, and a "
-        "sequence is never advanced to them. The value must exceed the number of ids "
-        "that a stream uses in one transaction.",
+        description="The most ids by which a position may exceed the last known value "
+        "of a stream's sequence without a query to the database (for a stream held in "
+        "memory: exceed the writer's last known position without a query to the "
+        "writer). Greater positions are verified, and a sequence is never advanced to "
+        "them. The value must exceed the number of ids that a stream uses in one "
+        "transaction.",
     )
     # The minimum suffices for the largest row over Redis.
     max_queue_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
         default=8 * 1024 * 1024,
         description="The most bytes of each stream that may be queued for a slow row "
-        "sink, and the most bytes of an unfinished batch; if there are more, the "
-        "queued rows are dropped and fetched later.",
+        "sink, and the most bytes of an unfinished batch; if there are more, the rows "
+        "of the queue or batch are dropped and fetched later.",
     )
     max_batch_rows: Annotated[int, Field(ge=100)] = Field(
         default=10_000,
@@ -169,8 +170,8 @@ class ExtensionSection(StrictSection):
     )
     backlog_bytes: Annotated[int, Field(ge=0)] = Field(
         default=4 * 1024 * 1024,
-        description="The most memory in bytes, approximately, for these rows of each "
-        "stream.",
+        description="The most memory in bytes, approximately, for the rows of each "
+        "stream that a writer retains.",
     )
 
 
@@ -257,12 +258,12 @@ class OwnSection(StrictSection):
     )
     row_sink: FactorySection | None = Field(
         default=None,
-        description="``factory(host, config) -> RowSink``: receives the rows.",
+        description="``factory(host, config) -> RowSink``: the sink receives the rows.",
     )
     command_sink: FactorySection | None = Field(
         default=None,
-        description="``factory(host, config) -> CommandSink``: receives the commands "
-        "that carry no rows.",
+        description="``factory(host, config) -> CommandSink``: the sink receives the "
+        "commands that carry no rows.",
     )
     modules: Annotated[list[FactorySection], BeforeValidator(list_if_none)] = Field(
         default_factory=list,
