@@ -98,7 +98,7 @@ class Deployment:
     def stop_processes(self) -> dict[str, int | None]:
         """Stop all processes, and return the exit status of each by its name."""
         for process in self.processes.values():
-            process.ask_to_stop()
+            process.request_stop()
         return {name: process.wait() for name, process in self.processes.items()}
 
     def close(self) -> None:

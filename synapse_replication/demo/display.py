@@ -53,7 +53,7 @@ class TextScreen:
         if self._tasks:
             self._bars.stop()
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Show a line."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -75,7 +75,7 @@ class TextScreen:
         if tenths > self._tenths:
             self._tenths = tenths
             counts = ", ".join(f"{name} {count}" for name, count in rows.items())
-            self.say(f"  {10 * tenths:3}%  {counts}")
+            self.print_line(f"  {10 * tenths:3}%  {counts}")
 
 
 def show_table(console: Console, tallies: Sequence[Tally]) -> None:

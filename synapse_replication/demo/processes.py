@@ -113,7 +113,7 @@ class ReplicationProcess:
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Send SIGTERM. A second SIGTERM would end the process without a clean stop."""
         if self._process is not None:
             self._process.terminate()

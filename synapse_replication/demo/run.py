@@ -35,7 +35,7 @@ class DemoError(ReplicationError):
 class Screen(Protocol):
     """The output to the user."""
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Show a line."""
         ...
 
@@ -181,24 +181,30 @@ def run_demo(
     :raises ReplicationError: if a server or process did not start or ended too early,
         or if a writer failed.
     """
-    screen.say("Starting a private PostgreSQL" + " and Redis" * bool(deployment.redis))
+    screen.print_line(
+        "Starting a private PostgreSQL" + " and Redis" * bool(deployment.redis)
+    )
     deployment.start_servers()
     names = ", ".join(deployment.processes)
-    screen.say(f"Starting {len(deployment.processes)} processes: {names}")
+    screen.print_line(f"Starting {len(deployment.processes)} processes: {names}")
     deployment.start_processes()
     wait_until_ready(deployment.processes.values())
 
-    screen.say(f"Status page of {READERS[-1]}: {deployment.status_page}")
+    screen.print_line(f"Status page of {READERS[-1]}: {deployment.status_page}")
 
-    screen.say(f"Writing {total} rows of a recording of real traffic")
+    screen.print_line(f"Writing {total} rows of a recording of real traffic")
     course = _Course(deployment, screen, total)
     course.write_everything(_faults(deployment, screen) if with_faults else [])
-    screen.say("All rows are written; waiting until both readers have received them")
+    screen.print_line(
+        "All rows are written; waiting until both readers have received them"
+    )
     if not course.wait_for_readers():
-        screen.say(f"The readers did not catch up within {CATCH_UP_TIMEOUT:.0f} s")
+        screen.print_line(
+            f"The readers did not catch up within {CATCH_UP_TIMEOUT:.0f} s"
+        )
     for name, status in deployment.stop_processes().items():
         if status:
-            screen.say(f"{name} ended with status {status}")
+            screen.print_line(f"{name} ended with status {status}")
     return list(_compare(deployment))
 
 
@@ -207,14 +213,14 @@ def _faults(deployment: Deployment, screen: Screen) -> list[_Fault]:
     redis = deployment.redis
 
     def kill_reader() -> None:
-        screen.say(f"Killing {reader.name} with SIGKILL, and restarting it")
+        screen.print_line(f"Killing {reader.name} with SIGKILL, and restarting it")
         reader.kill()
         time.sleep(DOWNTIME)
         reader.start()
 
     def restart_redis() -> None:
         assert redis is not None
-        screen.say("Restarting Redis")
+        screen.print_line("Restarting Redis")
         redis.halt()
         time.sleep(DOWNTIME)
         redis.start()

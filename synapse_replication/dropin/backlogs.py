@@ -157,7 +157,7 @@ def make_partial_resync(
     """
     if not _is_in_use():
         return None
-    return PartialResync(epochs, _Writers(hs).ask, clock, observer_of(hs))
+    return PartialResync(epochs, _Writers(hs).request_rows, clock, observer_of(hs))
 
 
 class _Writers:
@@ -167,7 +167,7 @@ class _Writers:
         self._hs = hs
         self._client: HttpCatchUpClient | None = None
 
-    async def ask(
+    async def request_rows(
         self,
         stream_name: str,
         instance_name: str,
@@ -177,7 +177,7 @@ class _Writers:
     ) -> StreamUpdateResult:
         """Request rows from one writer, without retries.
 
-        This method is the ``ask`` of :class:`PartialResync`.
+        This method is the ``request_rows`` of :class:`PartialResync`.
         """
         if self._client is None:
             self._client = self._make_client()

@@ -236,7 +236,7 @@ class ReplicationObserver:
     def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
         """Record the end of a catch-up that fetched pages, or a failed attempt."""
 
-    def backlog_asked(
+    def backlog_requested(
         self, stream_name: str, instance_name: str, error: ReplicationError | None
     ) -> None:
         """Record that a writer's backlog returned rows or failed.

@@ -277,13 +277,13 @@ class LoggingObserver(ReplicationObserver):
         )
 
     @override
-    def backlog_asked(
+    def backlog_requested(
         self, stream_name: str, instance_name: str, error: ReplicationError | None
     ) -> None:
         if error is not None:
             self._log_limited(
                 self._logger.info,
-                ("backlog_asked", instance_name, getattr(error, "status", None)),
+                ("backlog_requested", instance_name, getattr(error, "status", None)),
                 "{writer} did not return rows of {stream} from its backlog, so they "
                 "are fetched from the stream's source: {error}",
                 writer=instance_name,

@@ -362,7 +362,7 @@ class PrometheusObserver(ReplicationObserver):
         self._count(metrics.RESYNCS, stream_name, kind.value)
 
     @override
-    def backlog_asked(
+    def backlog_requested(
         self, stream_name: str, instance_name: str, error: ReplicationError | None
     ) -> None:
         had = error is None

@@ -91,7 +91,7 @@ class IdFetcher:
         self._gate = gate
         self._fetches = SharedRoundTrip(self._fetch, gate)
 
-    def ask(self, n: int) -> IdRequest:
+    def request(self, n: int) -> IdRequest:
         """Request ``n`` ids, to be fetched together with those of other requests."""
         request = IdRequest(n)
         self._fetches.join(request)

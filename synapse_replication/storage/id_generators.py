@@ -295,13 +295,13 @@ class MultiWriterIdGenerator:
             txn, stream.sequence, n, usable, known, stream.plausible_distance
         )
 
-    def ask(self, n: int) -> IdRequest:
+    def request(self, n: int) -> IdRequest:
         """Request ``n`` ids. Called by blocks.
 
         :raises StreamConfigurationError: if this instance is not a writer.
         """
         self._check_writer()
-        return self._fetcher.ask(n)
+        return self._fetcher.request(n)
 
     def waitable(self, deferred: Deferred[None]) -> Deferred[None]:
         """Return the Deferred that a block awaits; a host may override this method."""
@@ -371,7 +371,7 @@ class _Block(AbstractAsyncContextManager[T], Generic[T]):
         self._ids: list[int] = []
 
     async def __aenter__(self) -> T:
-        request = self._generator.ask(self._n)
+        request = self._generator.request(self._n)
         try:
             await self._generator.waitable(request.answered())
         except BaseException:

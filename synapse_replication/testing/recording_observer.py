@@ -211,7 +211,7 @@ class RecordingObserver(ReplicationObserver):
         self.resyncs[stream_name, instance_name, kind] += 1
 
     @override
-    def backlog_asked(
+    def backlog_requested(
         self, stream_name: str, instance_name: str, error: BaseException | None
     ) -> None:
         self.backlog_answers.append((stream_name, instance_name, error))

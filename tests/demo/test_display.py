@@ -67,7 +67,7 @@ class TextScreenTests(SynchronousTestCase):
         """Without a terminal, progress is printed at most ten times."""
         file = io.StringIO()
         with TextScreen(Console(file=file)) as screen:
-            screen.say("Writing [all] of it")
+            screen.print_line("Writing [all] of it")
             for rows in range(0, 101, 5):
                 screen.progress({"written": rows, "reader1": rows}, 100)
         lines = file.getvalue().splitlines()

@@ -34,7 +34,7 @@ class ReplicationProcessTests(SynchronousTestCase):
     def test_process_not_started(self) -> None:
         """A process that was not started is not ready and need not be stopped."""
         self.process.check()
-        self.process.ask_to_stop()
+        self.process.request_stop()
         self.assertFalse(self.process.is_ready())
         self.assertIsNone(self.process.wait())
 
@@ -44,5 +44,5 @@ class ReplicationProcessTests(SynchronousTestCase):
         self.process.kill()
         self.process.check()
         self.process.start()
-        self.process.ask_to_stop()
+        self.process.request_stop()
         self.assertIsNotNone(self.process.wait())

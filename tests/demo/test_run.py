@@ -25,7 +25,7 @@ class ListScreen:
         self.lines: list[str] = []
         self.counts: dict[str, int] = {}
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.lines.append(text)
 
     def progress(self, rows: dict[str, int], total: int) -> None:

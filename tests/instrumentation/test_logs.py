@@ -36,8 +36,8 @@ class LoggingObserverTests(SynchronousTestCase):
         self.observer.gap_found("events", "w1", 1, 5)
         self.observer.epoch_changed("w1")
         self.observer.unknown_fields("redis", 1)
-        self.observer.backlog_asked("events", "w1", None)
-        self.observer.backlog_asked("events", "w1", CatchUpError("gone"))
+        self.observer.backlog_requested("events", "w1", None)
+        self.observer.backlog_requested("events", "w1", CatchUpError("gone"))
         self.assertEqual(
             [(level, line.partition(":")[0]) for level, line in self.lines()],
             [

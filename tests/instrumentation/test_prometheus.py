@@ -101,8 +101,8 @@ class PrometheusObserverTests(SynchronousTestCase):
     def report_everything(self) -> None:
         observer: ReplicationObserver = self.observer
         observer.resynced("events", "w1", Resync.PARTIAL)
-        observer.backlog_asked("events", "w1", None)
-        observer.backlog_asked("events", "w1", CatchUpError("no"))
+        observer.backlog_requested("events", "w1", None)
+        observer.backlog_requested("events", "w1", CatchUpError("no"))
         observer.gap_found("events", "w1", 1, 2)
         observer.epoch_changed("w1")
         observer.duplicate_instance("w1", "here and there")

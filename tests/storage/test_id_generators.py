@@ -179,7 +179,7 @@ class SteppedTests(SteppedTestCase):
 
     def test_abandoned_after_its_ids_were_fetched(self) -> None:
         """The ids of an abandoned request are finished, persisted and announced."""
-        request = self.ids.ask(1)
+        request = self.ids.request(1)
         self.database.settle()
         self.ids.give_up(request)
         self.assertEqual(self.ids.get_current_token(), 8)

@@ -88,13 +88,13 @@ class KillTest:
 
     :param dsn: the dsn of an empty database.
     :param folder: the folder of the archive.
-    :param say: called with a description of each step.
+    :param print_line: called with a description of each step.
     """
 
-    def __init__(self, dsn: str, folder: Path, say: Any) -> None:
+    def __init__(self, dsn: str, folder: Path, print_line: Any) -> None:
         self._dsn = dsn
         self._folder = folder
-        self._say = say
+        self._print_line = print_line
         self.result = Result()
 
     def run(self, kills: Sequence[Kill]) -> Result:
@@ -112,7 +112,7 @@ class KillTest:
             elif kill.point is not None:
                 self.result.problems.append(f"{kill}: the run never reached this point")
             seen = self._check_rows(str(kill))
-            self._say(
+            self._print_line(
                 f"{kill}: status {status} after {time.monotonic() - started:.1f} s, "
                 f"{points} points; the archive has {seen} rows"
             )
@@ -198,7 +198,7 @@ class KillTest:
             ("the archive, read with Spark", by_spark),
             ("the archive, read with pyarrow", by_pyarrow),
         ):
-            self._say(f"{name}: {len(rows)} rows, checksum {checksum_of(rows)}")
+            self._print_line(f"{name}: {len(rows)} rows, checksum {checksum_of(rows)}")
             if rows != by_pyarrow:
                 self.result.problems.append(f"{name}: differs from pyarrow")
 
@@ -229,7 +229,7 @@ class TwoDriversTest(KillTest):
             if any(status not in (0, STATUS_REFUSED, -9) for status in statuses):
                 self.result.problems.append(f"round {number}: statuses {statuses}")
             seen = self._check_rows(f"round {number}")
-            self._say(
+            self._print_line(
                 f"round {number}, {delay:.1f} s apart, killed: {kill}: statuses "
                 f"{statuses}, {refused} refused; the archive has {seen} rows"
             )

@@ -66,13 +66,13 @@ def bench(
         # Import it before the work, because matplotlib may not be installed.
         from scripts.tools.bench import plots
 
-    def say(text: str) -> None:
+    def print_line(text: str) -> None:
         click.echo(text, err=True)
 
     rounds = rounds or (2 if quick else 5)
     try:
         if growth:
-            series = measure_growth(quick, rounds, say)
+            series = measure_growth(quick, rounds, print_line)
             if plot is not None:
                 plots.plot_growth(series, plot)
             report: object = [each.to_json() for each in series]
@@ -88,10 +88,10 @@ def bench(
             raise click.BadParameter(f"no such task; the tasks are: {names}")
         version = _version_of(peer)
         load = [os.getloadavg()[0]]
-        results = Runner(peer, rounds, quick, say).run(tasks) if tasks else []
+        results = Runner(peer, rounds, quick, print_line).run(tasks) if tasks else []
         if NAME in only:
             os.environ.setdefault(PEER_PYTHON, peer)
-            results += measure_deployment(rounds, quick, say)
+            results += measure_deployment(rounds, quick, print_line)
     except BenchError as error:
         raise click.ClickException(str(error)) from None
     load.append(os.getloadavg()[0])

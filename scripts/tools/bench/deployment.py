@@ -119,7 +119,7 @@ class _Side:
 
 
 def measure_deployment(
-    rounds: int, quick: bool, say: Callable[[str], object]
+    rounds: int, quick: bool, print_line: Callable[[str], object]
 ) -> list[Result]:
     """Measure both sides in alternating blocks of operations.
 
@@ -138,9 +138,9 @@ def measure_deployment(
             totals[side] = sum(spent.values())
             for name, seconds in (*spent.items(), ("all", totals[side])):
                 found[name][side].append(seconds)
-        say(f"{NAME}: round {number + 1} of {rounds}: {_compare(totals)}")
+        print_line(f"{NAME}: round {number + 1} of {rounds}: {_compare(totals)}")
     totals = {side: sum(values) for side, values in found["all"].items()}
-    say(f"{NAME}: all rounds: {_compare(totals)}")
+    print_line(f"{NAME}: all rounds: {_compare(totals)}")
     return [
         Result(
             Task(

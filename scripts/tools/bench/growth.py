@@ -76,7 +76,7 @@ class Series:
 
 
 def measure_growth(
-    quick: bool, rounds: int, say: Callable[[str], object]
+    quick: bool, rounds: int, print_line: Callable[[str], object]
 ) -> list[Series]:
     """Measure all quantities.
 
@@ -87,7 +87,7 @@ def measure_growth(
     for growth in GROWTHS:
         points = []
         for size in growth.quick_sizes if quick else growth.sizes:
-            say(f"{growth.name}: {size:,}")
+            print_line(f"{growth.name}: {size:,}")
             costs = [
                 run_measure(
                     [sys.executable, program],
@@ -101,5 +101,5 @@ def measure_growth(
             points.append((size, round(cost, 3)))
         series.append(Series(growth.name, points))
         # Print the series now, because a later measure may fail.
-        say(series[-1].to_text())
+        print_line(series[-1].to_text())
     return series

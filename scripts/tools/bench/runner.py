@@ -31,13 +31,13 @@ class Runner:
     :ivar peer: the Python interpreter of an environment with a real Synapse.
     :ivar rounds: the number of rounds of each task on each side.
     :ivar quick: whether to do less work per round.
-    :ivar say: prints a line about the progress.
+    :ivar print_line: prints a line about the progress.
     """
 
     peer: str
     rounds: int
     quick: bool
-    say: Callable[[str], object]
+    print_line: Callable[[str], object]
 
     def run(self, tasks: Iterable[Task]) -> list[Result]:
         """Run tasks on private servers.
@@ -64,13 +64,15 @@ class Runner:
         if task.redis:
             parameters["port"] = redis.port
         if task.database in (Database.FILLED, Database.VARIED):
-            self.say(f"{task.name}: filling tables with {count:,} rows")
+            self.print_line(f"{task.name}: filling tables with {count:,} rows")
             dsn = parameters["dsn"] = postgres.new_database()
             fill_events(dsn, count, varied=task.database is Database.VARIED)
         results = [Result(task, unit, [], []) for unit in task.units]
         for number in range(self.rounds):
             for side in ("ours", "stock"):
-                self.say(f"{task.name}: round {number + 1} of {self.rounds}, {side}")
+                self.print_line(
+                    f"{task.name}: round {number + 1} of {self.rounds}, {side}"
+                )
                 if task.database is Database.EMPTY:
                     parameters["dsn"] = postgres.new_database()
                 part = task.stock_part if side == "stock" else 1
@@ -84,7 +86,7 @@ class Runner:
                     rounds.append(value)
         for result in results:
             # Print the result now, because a later task may fail.
-            self.say(result.to_text())
+            self.print_line(result.to_text())
         return results
 
     def _measure(

@@ -128,15 +128,15 @@ def faults(
     _reject_options(ctx, _OF_SYNAPSE if host == "demo" else _OF_DEMO, host)
     progress = Console(stderr=True)
 
-    def say(text: str) -> None:
+    def print_line(text: str) -> None:
         progress.print(text, markup=False, highlight=False, soft_wrap=True)
 
     if host == "demo":
         settings = Settings(recording or shipped_recording(), rate, seed)
 
         def run_one(name: str) -> Result:
-            say(f"{name} ...")
-            return run_scenario(SCENARIOS[name], settings, say)
+            print_line(f"{name} ...")
+            return run_scenario(SCENARIOS[name], settings, print_line)
 
         results = _run_all(names or list(SCENARIOS), run_one)
         if as_json:
@@ -149,7 +149,9 @@ def faults(
     found = _run_all(
         deployments
         or [name for name, each in DEPLOYMENTS.items() if not each.only_on_demand],
-        lambda name: run_deployment(name, schedule, say, patience=patience, bug=bug),
+        lambda name: run_deployment(
+            name, schedule, print_line, patience=patience, bug=bug
+        ),
     )
     if as_json:
         click.echo(show_deployments_json(found, seed))

@@ -170,7 +170,7 @@ class FaultDeployment(Deployment):
 
     def stop(self, name: str) -> None:
         """Stop a process cleanly."""
-        self.processes[name].ask_to_stop()
+        self.processes[name].request_stop()
         self.processes[name].wait()
 
     def writers_of(self, stream: DemoStream) -> list[str]:

@@ -149,11 +149,11 @@ def make_result(
 
 
 def run_scenario(
-    scenario: Scenario, settings: Settings, say: Callable[[str], None]
+    scenario: Scenario, settings: Settings, print_line: Callable[[str], None]
 ) -> Result:
     """Run a scenario on a deployment of its own.
 
-    :param say: prints a line.
+    :param print_line: prints a line.
     """
     if reason := scenario.why_skipped():
         return Result(scenario.name, skipped=reason)
@@ -164,7 +164,7 @@ def run_scenario(
     try:
         result = _Course(deployment, scenario, chance).run()
         if not result.is_good:
-            say(_logs(deployment))
+            print_line(_logs(deployment))
         return result
     except ReplicationError as error:
         return Result(scenario.name, error=str(error))

@@ -19,7 +19,7 @@ from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.stream import StreamUpdateResult
 
-__all__ = ["AskBacklog", "PartialResync"]
+__all__ = ["PartialResync", "RequestRows"]
 
 #: The time for which no requests are made to a writer that did not answer, or answered
 #: with an unexpected error, in s.
@@ -28,7 +28,7 @@ SKIP_FOR = 30.0
 #: rows are not in its backlog (410).
 _ORDERLY_REFUSALS = frozenset({409, 410})
 
-AskBacklog: TypeAlias = Callable[
+RequestRows: TypeAlias = Callable[
     [str, str, str, int, int], Awaitable[StreamUpdateResult]
 ]
 """``(stream_name, instance_name, epoch, from_token, upto_token) -> rows``; fails with
@@ -39,18 +39,18 @@ class PartialResync:
     """Client of the backlogs of all writers.
 
     :param epochs: the epochs of the peers that speak the extension.
-    :param ask: requests rows from a writer once, with a short timeout.
+    :param request_rows: requests rows from a writer once, with a short timeout.
     """
 
     def __init__(
         self,
         epochs: PeerEpochs,
-        ask: AskBacklog,
+        request_rows: RequestRows,
         clock: Clock,
         observer: ReplicationObserver,
     ) -> None:
         self._epochs = epochs
-        self._ask = ask
+        self._request_rows = request_rows
         self._clock = clock
         self._observer = observer
         self._skipped_until: dict[str, float] = {}
@@ -70,18 +70,18 @@ class PartialResync:
         if now < self._skipped_until.get(instance_name, now):
             return None
         try:
-            result = await self._ask(
+            result = await self._request_rows(
                 stream_name, instance_name, epoch, from_token, upto_token
             )
         except HttpCatchUpError as error:
             if error.status not in _ORDERLY_REFUSALS:
                 self._skip_for_a_while(instance_name)
-            self._observer.backlog_asked(stream_name, instance_name, error)
+            self._observer.backlog_requested(stream_name, instance_name, error)
             return None
         if result.upto_token <= from_token:
             # No progress: fall through to the stream's own source.
             return None
-        self._observer.backlog_asked(stream_name, instance_name, None)
+        self._observer.backlog_requested(stream_name, instance_name, None)
         return result
 
     def _skip_for_a_while(self, instance_name: str) -> None:

@@ -38,7 +38,7 @@ class _Screen:
         self._recordings = recordings
         self.recorder: subprocess.Popen[bytes] | None = None
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         if text.startswith("Status page of") and self.recorder is None:
             self.recorder = self._record()
 

@@ -17,7 +17,7 @@ from scripts.tools.bench.tasks import Task
 class RecordedRunner:
     """Runs nothing; returns figures in which our side is twice as good in each task."""
 
-    def __init__(self, peer: str, rounds: int, quick: bool, say: object) -> None:
+    def __init__(self, peer: str, rounds: int, quick: bool, print_line: object) -> None:
         self.rounds = rounds
 
     def run(self, wanted: Iterable[Task]) -> list[tasks.Result]:

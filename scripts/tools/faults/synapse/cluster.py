@@ -102,7 +102,7 @@ class Cluster:
             self.starts_of_writer.append(time.time())
         self.process(name).start()
 
-    def ask_typing(self) -> list[int]:
+    def fetch_typing(self) -> list[int]:
         """Return the token of each room's newest row, from the writer of typing.
 
         :raises OSError: if the writer does not respond.

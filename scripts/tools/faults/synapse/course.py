@@ -117,7 +117,7 @@ class DeploymentResult:
 def run_deployment(
     name: str,
     schedule: Sequence[Round],
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     *,
     patience: float = PATIENCE,
     bug: str = "",
@@ -125,7 +125,7 @@ def run_deployment(
     """Run a schedule against a deployment.
 
     :param name: a key of :data:`DEPLOYMENTS`.
-    :param say: prints a line.
+    :param print_line: prints a line.
     :param patience: the time in s within which all processes must catch up and users
         must see every change. Rows that take longer are checked again at the end of the
         run.
@@ -134,7 +134,7 @@ def run_deployment(
     cluster = Cluster(DEPLOYMENTS[name], bug)
     try:
         cluster.start()
-        return _Course(name, cluster, say, patience).run(schedule)
+        return _Course(name, cluster, print_line, patience).run(schedule)
     except ReplicationError as error:
         return DeploymentResult(name, (), (), error=str(error))
     finally:
@@ -148,13 +148,13 @@ class _Course:
         self,
         name: str,
         cluster: Cluster,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         patience: float,
     ) -> None:
         self._name = name
         self._patience = patience
         self._cluster = cluster
-        self._say = say
+        self._print_line = print_line
         self._evidence = Evidence(cluster)
         self._traffic = Traffic(cluster)
         self._seconds: dict[Kind, float | None] = {}
@@ -168,7 +168,9 @@ class _Course:
             for number, planned in enumerate(schedule, 1):
                 result = self._run_round(planned)
                 rounds.append(result)
-                self._say(_describe(self._name, number, len(schedule), planned, result))
+                self._print_line(
+                    _describe(self._name, number, len(schedule), planned, result)
+                )
             # Check again at the end: late rows may have arrived.
             self._wait_until_shown()
         finally:

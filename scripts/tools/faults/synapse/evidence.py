@@ -235,7 +235,7 @@ class Evidence:
         cluster = self._cluster
         era = len(cluster.starts_of_writer)
         try:
-            newest = cluster.ask_typing()
+            newest = cluster.fetch_typing()
         except (OSError, ReplicationError):
             return False
         self._typing = {Delivery(TYPING, token, era) for token in newest}
