@@ -71,7 +71,8 @@ class _TappedReader:
         self._tap = tap
 
     def gets(self) -> Any:
-        # The reader replaces its method after a chunk that it was fed in parts.
+        # Look up the method for each call: the reader replaces it when it feeds a chunk
+        # to hiredis in parts.
         reply = self._reader.gets()
         if type(reply) is list and len(reply) == 3 and reply[0] == b"message":
             self._tap(reply[1].decode("utf-8", "replace"), reply[2])

@@ -2,7 +2,7 @@
 
 Theory of operation: systemd sets ``NOTIFY_SOCKET`` to the path of a Unix socket and
 reads one datagram of ``NAME=value`` lines per notification. A :class:`SystemdNotifier`
-checks the status once a second, as hooks do, and reports changes: ``READY=1`` once the
+checks the status once a second, and reports changes: ``READY=1`` once the
 process has caught up with all writers that are not absent, and ``STATUS=`` whenever the
 status changes. The reactor feeds the watchdog twice as often as systemd requires. If
 the reactor hangs, the watchdog is not fed: systemd kills the process, and restarts it
