@@ -73,15 +73,16 @@ class Purpose(enum.Enum):
 
     MAIN = "main"
     WORKER = "worker"
-    FOLLOW = "follow"  #: passive: needs a link, and no database
+    FOLLOW = "follow"  #: only receive or query: needs a link, but no database
 
 
 @attrs.frozen
 class ReceivingConfig:
     """Limits of the data and positions that are accepted from peers.
 
-    :ivar plausible_distance: the largest distance above a sequence's last value, in
-        ids, at which a position is believed without verification.
+    :ivar plausible_distance: the most ids by which a position may exceed the last known
+        value of the stream's sequence (in memory: of the writer's position) without
+        being verified.
     :ivar max_queue_bytes: the most bytes of each stream that wait for a slow row sink,
         and the most bytes of an unfinished batch.
     :ivar max_batch_rows: the most rows of an unfinished batch.
@@ -159,7 +160,10 @@ class ProcessConfig:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the main process."""
+        """Whether the instance name is that of the main process.
+
+        This is also true for :attr:`Purpose.FOLLOW`.
+        """
         return self.instance_name == MAIN_INSTANCE
 
 
@@ -167,8 +171,9 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
     """Read, merge and check configuration files.
 
     :param paths: YAML files, or folders of them; later files take precedence.
-    :param purpose: the purpose of the process; ``None`` for :attr:`Purpose.WORKER` if
-        ``worker_name`` or ``worker_app`` is set, otherwise :attr:`Purpose.MAIN`.
+    :param purpose: the purpose of the process. ``None`` stands for
+        :attr:`Purpose.WORKER` if the files set ``worker_name`` or ``worker_app``, and
+        otherwise for :attr:`Purpose.MAIN`.
     :raises ConfigError: if the configuration is invalid; it lists all problems.
     """
     problems: list[ConfigProblem] = []
@@ -181,7 +186,7 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
 
 
 class _Checks:
-    """Checks that involve several sections, and the resulting configuration."""
+    """Checks several sections together, and makes the configuration from them."""
 
     def __init__(
         self,
@@ -403,8 +408,8 @@ class _Checks:
         if in_memory:
             self._problem(
                 ("worker_listeners",),
-                "this worker has no replication listener, from which readers must "
-                f"request the rows that it writes to {', '.join(in_memory)}",
+                f"this worker writes to {', '.join(in_memory)}, but has no replication "
+                "listener from which readers can request these rows",
                 "add `- {type: http, port: ..., resources: [{names: [replication]}]}`, "
                 "with the same port as in instance_map",
             )

@@ -36,7 +36,7 @@ class Listener:
 
     :ivar resources: which of ``replication``, ``health`` and ``metrics`` it serves;
         irrelevant for direct TCP.
-    :ivar direct_tcp: whether it serves the line protocol instead of HTTP.
+    :ivar direct_tcp: whether it serves direct TCP instead of HTTP.
     :ivar tls: whether it uses TLS.
     """
 
@@ -52,8 +52,8 @@ class Listener:
 class HttpConfig:
     """Limits of the HTTP listeners.
 
-    :ivar allowed_hosts: host names for which they answer requests, in addition to
-        ``localhost``, the name of this machine, and the addresses that they listen on.
+    :ivar allowed_hosts: host names for which the listeners answer requests, in
+        addition to ``localhost``, the name of this machine, and all IP addresses.
     :ivar max_connections: the most open connections of one listener.
     """
 

@@ -37,8 +37,9 @@ class RedisConfig:
     """The parameters of both connections to Redis: to subscribe, and to publish.
 
     :ivar path: the path of a Unix socket; takes precedence over host and port.
-    :ivar sentinel: the Sentinels to query for the address; takes precedence over host,
-        port and path. ``None`` to connect to the address given here.
+    :ivar sentinel: the Sentinels to query for the address, instead of using host and
+        port; not used together with a path. ``None`` to connect to the path, or to the
+        host and port.
     """
 
     host: str = "localhost"
@@ -66,7 +67,7 @@ class RedisConfig:
 def read_redis(
     section: RedisSection, merged: MergedFiles, problems: list[ConfigProblem]
 ) -> RedisConfig | None:
-    """Check the section and read the secrets that it names.
+    """Check the section, and read the secrets from the files that it names.
 
     :param problems: problems are added to this list.
     :return: ``None`` if Redis is not enabled.

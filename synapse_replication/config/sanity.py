@@ -1,8 +1,9 @@
-"""Checks for common mistakes that the models of single sections do not detect.
+"""Checks for common errors that the models of single sections do not detect.
 
 They find mistyped keys in sections that Synapse defines, two listeners on one port or
-socket, secrets that are too weak, and secret files that other users can read. Such
-files cause only warnings, which do not prevent the start.
+socket, and replication secrets that are too short or contain control characters. They
+also find files with secrets that every user can read, which cause only warnings: these
+do not prevent the start.
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ _OTHER_KEYS: Final = frozenset(
 
 
 def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
-    """Find unknown keys in Synapse's sections that resemble a known key.
+    """Find unknown keys that resemble a known key of the same section.
 
-    Other unknown keys are ignored, because Synapse or a later version may use them.
+    The sections are ``redis``, ``database``, and the entries of ``instance_map`` and of
+    the listeners. Unknown keys that do not resemble a known one are ignored, because
+    Synapse, or a later version of it, may use them.
     """
     sections: list[tuple[KeyPath, Any, type[BaseModel]]] = [
         (("redis",), values.get("redis"), RedisSection),
@@ -83,7 +86,7 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
 def clashing_listeners(
     key: str, sections: Sequence[ListenerSection], descriptions: Sequence[str]
 ) -> Iterator[Finding]:
-    """Find listeners of one process that use the same port or socket.
+    """Find listeners of one process with the same socket, or the same port and address.
 
     :param key: the key of the sections.
     :param sections: the listeners of the process.
@@ -116,7 +119,8 @@ def clashing_listeners(
 def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
     if not one or not other:
         return True
-    # "::" does not cover IPv4 addresses.
+    # "::" is compared with IPv6 addresses only. On Linux it usually accepts IPv4
+    # connections, too; this is not detected.
     return any(a == b or _covers(a, b) or _covers(b, a) for a in one for b in other)
 
 
@@ -126,7 +130,7 @@ def _covers(address: str, other: str) -> bool:
 
 
 def why_no_secret(secret: str | None) -> str | None:
-    """Return the problem with a replication secret; ``None`` if there is none."""
+    """Return why a secret is unusable; ``None`` if it is usable or not configured."""
     if secret is None:
         return None
     if any(not character.isprintable() for character in secret):
@@ -137,7 +141,10 @@ def why_no_secret(secret: str | None) -> str | None:
 
 
 def readable_secrets(merged: MergedFiles) -> Iterator[ConfigProblem]:
-    """Find files with secrets that every user of this machine can read."""
+    """Find the files with secrets whose mode allows every user to read them.
+
+    Only files that a key of the configuration names are examined.
+    """
     for path, file in _secret_files((), merged.values):
         try:
             mode = Path(file).stat().st_mode

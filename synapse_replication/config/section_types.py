@@ -26,7 +26,7 @@ def invalid(problem: str, hint: str) -> PydanticCustomError:
 
 
 class ForeignSection(BaseModel):
-    """A section that Synapse defines: unknown keys are ignored."""
+    """A section that Synapse defines: this model ignores unknown keys."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
 
@@ -53,5 +53,5 @@ def list_if_none(value: Any) -> Any:
 
 #: A port number.
 Port = Annotated[int, Field(ge=1, le=65535)]
-#: A name, or a list of names.
+#: A list of names; a single name is converted to a list.
 Names = Annotated[list[str], BeforeValidator(_one_or_many)]

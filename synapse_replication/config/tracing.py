@@ -41,9 +41,10 @@ class TracingConfig:
 def read_tracing(
     section: TracingSection | None, merged: MergedFiles, problems: list[ConfigProblem]
 ) -> TracingConfig | None:
-    """Return the configuration from the section.
+    """Check the section, and return its settings.
 
     :param problems: problems are added to this list.
+    :return: ``None`` if there is no such section.
     """
     if section is None:
         return None

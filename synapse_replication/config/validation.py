@@ -33,7 +33,8 @@ from synapse_replication.errors import ConfigProblem
 
 __all__ = ["drop_invalid_sections", "problems_of"]
 
-#: The most attempts to remove invalid parts: sections are nested a few levels deep.
+#: The most attempts to remove invalid parts. Removing one may make the section that
+#: contains it invalid, and sections are nested only a few levels deep.
 _MAX_ROUNDS = 8
 
 #: Hints for pydantic's own errors, by the beginning of their type.
@@ -111,9 +112,11 @@ def _known_keys(path: KeyPath) -> list[str]:
 def drop_invalid_sections(
     merged: MergedFiles, error: ValidationError
 ) -> SharedFile | None:
-    """Remove the invalid parts of the files, and validate what remains.
+    """Remove the invalid parts of the merged content, and validate what remains.
 
-    :return: ``None`` if nothing valid is left.
+    A missing or invalid ``server_name`` is replaced by ``unknown``.
+
+    :return: ``None`` if invalid parts remain after :data:`_MAX_ROUNDS` attempts.
     """
     values = copy.deepcopy(dict(merged.values))
     # Removing a part may make its section invalid. The errors that this causes are not
@@ -130,9 +133,13 @@ def drop_invalid_sections(
 
 
 def _remove(values: dict[str, Any], path: KeyPath) -> None:
-    """Remove the part at ``path``; if it is part of a list, remove the whole list."""
+    """Remove the part at ``path``.
+
+    If the part is in a list, remove the whole list. If the part is missing, remove the
+    section that lacks it.
+    """
     if path[:2] in ((OWN_SECTION,), (OWN_SECTION, "streams")):
-        # The valid writers depend on the streams that are declared there.
+        # Which keys of stream_writers are valid depends on the declared streams.
         values.pop("stream_writers", None)
     mapping: Any = values
     last: tuple[Any, Any] = (values, path[0])

@@ -1,4 +1,4 @@
-"""Compares the written rows with those in a reader's journal."""
+"""Comparison of the rows that a writer wrote with those in a reader's journal."""
 
 from __future__ import annotations
 
@@ -51,13 +51,16 @@ def read_entries(path: Path) -> list[Entry]:
 class Tally:
     """The result of comparing one writer's rows of a stream with a reader's journal.
 
-    :ivar written: rows that the writer wrote.
-    :ivar received: rows in the reader's journal.
-    :ivar missing: written rows that are absent from the journal, or differ there.
-    :ivar duplicated: rows in the journal that were not written, or were written fewer
-        times than they are there.
-    :ivar out_of_order: rows in the journal after an entry with a greater token.
-    :ivar final_position: the reader's last position; ``None`` if it has none.
+    :ivar written: the number of rows that the writer wrote.
+    :ivar received: the number of its rows in the reader's journal.
+    :ivar missing: the number of written rows that are absent from the journal, or
+        differ there.
+    :ivar duplicated: the number of rows in the journal beyond those that were written:
+        repetitions, and rows that were not written.
+    :ivar out_of_order: the number of rows in the journal after an entry with a greater
+        token.
+    :ivar final_position: the last position of the writer in the journal; ``None`` if
+        there is none.
     :ivar last_token: the greatest token of a written row; 0 if there is none.
     """
 
@@ -74,7 +77,7 @@ class Tally:
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether the reader has reached the writer's last row."""
+        """Whether the reader has a position, at or above the writer's last row."""
         return self.final_position is not None and (
             self.final_position >= self.last_token
         )
@@ -95,7 +98,7 @@ def compare(
 ) -> Tally:
     """Compare the rows of one writer of one stream with a reader's journal.
 
-    Rows of one token arrive together, and their relative order is not compared.
+    The order of tokens is checked, but not the order of rows with the same token.
 
     :param reader: the reader's name.
     :param written: ``(token, row)`` of every row that the writer wrote to the stream.

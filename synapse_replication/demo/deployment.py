@@ -75,7 +75,7 @@ class Deployment:
     # -- starting and stopping ------------------------------------------------------
 
     def start_servers(self) -> None:
-        """Start PostgreSQL and Redis, and create the tables and the files."""
+        """Start PostgreSQL and, if it is used, Redis; create the tables and files."""
         self.postgres.start()
         if self.redis is not None:
             self.redis.start()
@@ -87,12 +87,12 @@ class Deployment:
         self._write_files()
 
     def start_processes(self) -> None:
-        """Start the main process and the workers, without waiting for them."""
+        """Start the main process and the workers; do not wait until they are ready."""
         for process in self.processes.values():
             process.start()
 
     def let_writers_begin(self) -> None:
-        """Signal the writers to begin."""
+        """Signal the writers to start writing."""
         self._begin_file.touch()
 
     def stop_processes(self) -> dict[str, int | None]:
@@ -125,7 +125,11 @@ class Deployment:
         return read_entries(self.journal_of(reader))
 
     def written_rows(self, stream: DemoStream, writer: str) -> list[tuple[int, Any]]:
-        """Read ``(token, row)`` of each row of a writer from the stream's source."""
+        """Read ``(token, row)`` of each row that a writer wrote to a stream.
+
+        They are in the writer's log if the stream is held in memory, otherwise in the
+        stream's table.
+        """
         if stream.in_memory:
             return [
                 (entry.token, row)
@@ -152,7 +156,7 @@ class Deployment:
         return self.directory / "begin"
 
     def socket_of(self, name: str) -> Path:
-        """Return the path of the socket on which an instance serves HTTP."""
+        """Return the path of the Unix socket on which an instance serves HTTP."""
         return self.directory / f"{name}.sock"
 
     def _make_tables(self) -> None:
@@ -258,7 +262,8 @@ class Deployment:
         }
 
     def _direct_tcp(self, name: str) -> Mapping[str, Any]:
-        # Processes do not relay rows, so each process connects to every other writer.
+        # A process does not relay rows of others, so each process connects to every
+        # writer except itself.
         addresses = {
             writer: f"tcp:127.0.0.1:{port}" for writer, port in self.tcp_ports.items()
         }
