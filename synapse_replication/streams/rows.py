@@ -244,11 +244,12 @@ class RowCodec(Generic[RowT]):
 
     def _from_json(self, value: Any) -> tuple[RowT, bool]:
         if not isinstance(value, list):
-            raise ValueError("a row is a JSON array")
+            raise ValueError("a row must be a JSON array")
         known = value[: self._most]
         if len(known) < self._least:
             raise ValueError(
-                f"a row has at least {self._least} fields, this one has {len(known)}"
+                f"a row must have at least {self._least} fields, but this one has "
+                f"{len(known)}"
             )
         fields = msgspec.convert(known, self._by_length[len(known)])
         return self.row_type(*fields), len(value) > self._most

@@ -30,8 +30,10 @@ __all__ = ["check_java"]
 OLDEST_JAVA = 17
 
 _INSTALL = (
-    "install it, on Debian with: apt-get install openjdk-17-jre-headless; or with: "
-    "pip install 'synapse_replication[java]'; or set JAVA_HOME to its folder"
+    "install Java, on Debian with: apt-get install openjdk-17-jre-headless; or, if "
+    "JAVA_HOME is unset and PATH has no java, with: pip install "
+    "'synapse_replication[java]'. If another Java is found first, set JAVA_HOME to the "
+    "folder of the new one"
 )
 
 _WRAPPER = """#!/bin/sh

@@ -368,7 +368,7 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
             or len(value) < 2
             or not isinstance(value[0], str)
         ):
-            raise ValueError("a row is a JSON array of a type and its data")
+            raise ValueError("a row must be a JSON array of a type and its data")
         kind, data = value[:2]
         codec = self._codecs.get(kind)
         if codec is None:
