@@ -123,7 +123,7 @@ class BackgroundProcessPool:
                 await rest
             except Exception as raised:  # noqa: BLE001 -- raised in another process
                 error = raised
-            # Leave no log context to what the reactor calls next.
+            # Reset the log context: the reactor's next call must not inherit it.
             self._context.set_current_context(self._context.SENTINEL_CONTEXT)
             self._end(work)
             if error is not None:

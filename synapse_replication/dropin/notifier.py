@@ -8,7 +8,8 @@ combined: a part reads all changes since it last ran.
 
 So notifications are combined until the next turn of the reactor. This requires the
 homeserver's reactor, which this package's command handler supplies when it is created.
-Until then, and with a stock command handler, the notifier notifies all parts at once.
+Until then, and with a stock command handler, the notifier notifies all parts
+immediately.
 """
 
 from __future__ import annotations

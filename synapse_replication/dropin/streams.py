@@ -1,8 +1,8 @@
 """Adapts the host's own ``Stream`` objects to the interface of the handlers.
 
 Theory of operation: the host's classes know their tables, their caches and their rows,
-and supply tokens, pages and parsed rows. The rules of each stream, and its writers,
-come from the registry of standard streams.
+and supply tokens, pages and parsed rows. The rules of each stream come from the
+registry of standard streams; its writers come from the host's configuration.
 
 For streams in the database, and for ``federation``, the token up to which this process
 has received another writer's rows is recorded here, per writer, and not read from the
@@ -207,10 +207,10 @@ class HostStream:
         return self._writers
 
     def seen_by_all(self, instance_name: str, token: int) -> int:
-        """Return the token that all writers will have reached with a new position.
+        """Return the token that all writers have reached once the host has ``token``.
 
-        The host shows its users everything up to that token, and beyond it as long as
-        each id is known to be finished.
+        The host shows its users everything up to the returned token, and then up to the
+        first id that is not known to be finished.
 
         :param instance_name: the writer that announced ``token``.
         """

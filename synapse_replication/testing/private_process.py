@@ -81,7 +81,7 @@ def wheel_folder(package: str) -> Path | None:
 def is_binary(path: Path) -> bool:
     """Return whether a file is executable and not a script.
 
-    A script is a wrapper, whose process id is not that of the server.
+    A script may be a wrapper, whose process id is not that of the server.
     """
     try:
         with path.open("rb") as file:

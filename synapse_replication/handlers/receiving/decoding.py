@@ -15,7 +15,11 @@ __all__ = ["RowDecoder"]
 
 
 class RowDecoder:
-    """Decoder of one stream's rows, which reports invalid rows and unknown fields."""
+    """Decoder of one stream's rows, which reports invalid rows and unknown fields.
+
+    In a fetched page that cannot be decoded in a single call, unknown fields are not
+    reported.
+    """
 
     def __init__(self, context: StreamContext) -> None:
         self._name = context.name

@@ -5,7 +5,7 @@ of ids to tasks on Spark's executors, which write Parquet files. It then commits
 files of a batch to the table of each stream, together with the resulting offset. No
 other state is stored: after a restart, the driver reads its progress from the tables. A
 driver that is killed may leave a batch that is committed to only some of its tables,
-and files that no reader sees. Each commit is complete.
+and files that no reader sees. Each commit to a table is atomic.
 
 Rows and recordings are archived independently of each other.
 """

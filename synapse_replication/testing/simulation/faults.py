@@ -151,7 +151,7 @@ class Faults:
         return f"{name}, {point}"
 
     def _outrun(self) -> str:
-        """Restart the writer of the stream in memory while a reader is cut off.
+        """Restart the writer of the stream in memory while a reader is down or cut off.
 
         The new tokens of the writer may then exceed the reader's position.
         """
@@ -305,7 +305,7 @@ class Faults:
             act = self._armed.get(("between rows", name))
             at = data.find(b" batch ")
             if act is not None and at >= 0 and connection.is_open:
-                # The data up to the first row of the batch arrives, and no more.
+                # Nothing after the first row of the batch arrives.
                 connection.up.write(data[: data.index(b"]\r\n", at) + 3])
                 connection.up.end()
                 self._reach("between rows", name)

@@ -226,7 +226,7 @@ class Run:
         self.agreed_after = cluster.clock.rightNow - END
 
     def _nudge(self) -> None:
-        """Let those writers write again whose readers may need another row.
+        """Make each writer write another row if its readers may need one.
 
         A reader that receives a row with an unreadable token does not know what to
         fetch until it receives the next row of the writer. If a reader is ahead of a
@@ -243,7 +243,7 @@ class Run:
                 cluster.counts.repairs += 1
                 lied_about.add((stream, writer))
             process.watcher.ahead.clear()
-        # Without the extension, a reader detects a false position by the next row.
+        # Without the extension, only the writer's next row reveals a false position.
         for stream, writer in sorted(lied_about):
             cluster.write(writer, stream, 1)
         lied_about.clear()

@@ -44,7 +44,8 @@ class Counts:
     :ivar repairs: sequences that the runner advanced, as an operator would, because a
         reader was ahead of its writer.
     :ivar hidden_resets: restarts of the writer of the stream in memory that a reader
-        could not detect, as ``READER-EPOCH``.
+        could not detect; each is stored as ``READER-EPOCH``, with the writer's new
+        epoch.
     """
 
     writes: int = 0
