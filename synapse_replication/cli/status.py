@@ -85,7 +85,7 @@ class DeploymentStatus:
 
 
 class StatusService(Service):
-    """Requests the status of all processes, once or periodically until it is stopped.
+    """Requests the status of processes, once or periodically until :meth:`stopService`.
 
     :param clock: schedules the requests.
     :param fetch: requests the status of a process, by its name; returns an awaitable of

@@ -82,7 +82,7 @@ def load_deployment(paths: Sequence[str]) -> DeploymentConfig:
     own: not against other settings, and not against files.
 
     :param paths: YAML files, or folders of them; later files take precedence.
-    :raises ConfigError: if the configuration is invalid; it lists all problems.
+    :raises ConfigError: if the configuration is invalid; the error lists all problems.
     """
     problems: list[ConfigProblem] = []
     merged, shared = read_shared(paths, problems)
@@ -221,7 +221,7 @@ def read_writers(
     problems: list[ConfigProblem],
     streams: Sequence[str | TableStream],
 ) -> dict[str, tuple[str, ...]]:
-    """Return the declared writers of each stream, by its name on the wire.
+    """Return the writers of each stream, by its name on the wire.
 
     :param problems: problems are added to this list.
     """
@@ -234,7 +234,9 @@ def read_writers(
         path = (OWN_SECTION, "streams", index)
         name = stream if isinstance(stream, str) else stream.name
         if name in writers:
-            check.report(path, f"{name} is declared twice", "rename one of the two")
+            check.report(
+                path, f"{name} is declared twice", "rename or remove one of the two"
+            )
         if isinstance(stream, TableStream):
             if name not in configured:
                 check.instances((*path, "writers"), stream.writers)
@@ -265,7 +267,7 @@ class _WriterChecks:
     ) -> None:
         """Check ``stream_writers`` itself.
 
-        :param declared: the names of streams that are declared by a table.
+        :param declared: the names of the declared streams.
         """
         standard = {stream.writers_key for stream in STANDARD_STREAMS.values()}
         known = {key for key in standard if key is not None} | declared
@@ -303,7 +305,7 @@ class _WriterChecks:
             if name == "main":
                 self.report(
                     (*path, index),
-                    "'main' is not the name of the main process as a writer",
+                    "as a writer, the main process is not called 'main'",
                     f"write {MAIN_INSTANCE}",
                 )
                 continue

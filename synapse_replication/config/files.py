@@ -27,8 +27,8 @@ __all__ = ["OWN_SECTION", "MergedFiles", "did_you_mean", "read_files", "read_sec
 #: The key of homeserver.yaml for the settings of this package.
 OWN_SECTION = "synapse_replication"
 
-#: The most values in a file: nested aliases can expand a few lines to any number of
-#: values.
+#: The most keys and values in a file, with its aliases expanded: nested aliases can
+#: expand a few lines to any number of values.
 _MAX_VALUES = 100_000
 
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -174,7 +174,8 @@ def _read(
                 ConfigProblem(
                     file,
                     "(the file)",
-                    f"its aliases (*name) stand for more than {_MAX_VALUES:,} values",
+                    f"it has more than {_MAX_VALUES:,} keys and values, with its "
+                    "aliases (*name) expanded",
                     "write the values without nested aliases",
                 )
             )
@@ -219,7 +220,8 @@ def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def _syntax_problem(file: str, text: str, error: Exception) -> ConfigProblem:
-    # The error's own text would repeat the line, which may contain a secret.
+    # The error's own text would repeat the line, which may contain a secret. Its
+    # `problem` repeats at most a part, for instance a tag.
     mark = getattr(error, "problem_mark", None)
     line = None if mark is None else mark.line + 1
     what = getattr(error, "problem", None) or "not YAML"

@@ -1,8 +1,8 @@
-"""Checks that unauthenticated clients cannot reach a process's listeners.
+"""Checks that no unauthenticated remote client can use listeners for replication.
 
 The wire protocol has no authentication: any client that connects over direct TCP can
 read every row that the process sends, and can send any command. HTTP catch-up returns
-rows to any client, or to any client that has the secret if one is configured. A
+rows to any client that has the secret, and to every client if no secret is set. A
 listener for replication that requires neither a secret nor a client certificate must
 therefore be reachable from this machine only, unless the operator allows it. See
 docs/security.rst.
@@ -75,7 +75,7 @@ def unprotected_listeners(
 
 
 def is_for_this_machine(address: str) -> bool:
-    """Return whether only processes of this machine can connect to an address."""
+    """Return whether an address is ``localhost`` or a loopback address."""
     if address == "localhost":
         return True
     try:
@@ -87,9 +87,9 @@ def is_for_this_machine(address: str) -> bool:
 def is_guarded(description: str) -> bool:
     """Return whether an endpoint rejects untrusted clients, although it has no secret.
 
-    A TCP endpoint does if it listens on a loopback address, and a TLS endpoint also if
-    clients need a certificate. All other endpoints, for instance Unix sockets, are
-    assumed to be protected by other means.
+    A TCP or TLS endpoint does if it listens on a loopback address only, and a TLS
+    endpoint also if it requires client certificates. All other endpoints, for instance
+    Unix sockets, are assumed to be protected by other means.
 
     :param description: a server endpoint description in Twisted's syntax.
     """
@@ -106,7 +106,7 @@ def is_guarded(description: str) -> bool:
 
 def split_description(description: str) -> tuple[str, list[str], dict[str, str]]:
     """Split an endpoint description into kind, arguments and named arguments."""
-    # Colons in arguments are escaped.
+    # A backslash escapes a colon within an argument.
     kind, *parts = (
         re.sub(r"\\(.)", r"\1", part) for part in re.split(r"(?<!\\):", description)
     )

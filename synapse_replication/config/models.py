@@ -1,10 +1,10 @@
 """Models of Synapse's configuration sections.
 
 Sections that Synapse defines ignore unknown keys: a real homeserver.yaml has hundreds
-of them. But :mod:`synapse_replication.config.sanity` rejects keys of some sections that
-resemble a known key. In the sections that only this package defines (``redis.sentinel``
-and those of :mod:`synapse_replication.config.own_section`), any unknown key is an
-error.
+of them. But in some sections, :mod:`synapse_replication.config.sanity` rejects unknown
+keys that resemble a known key. In the sections that only this package defines
+(``redis.sentinel`` and those of :mod:`synapse_replication.config.own_section`), any
+unknown key is an error.
 
 Checks that involve more than one section, a file, or the kind of the process are in
 other modules of this package, most in :mod:`synapse_replication.config.process`. The
@@ -50,7 +50,8 @@ class DatabaseSection(ForeignSection):
 
     name: str = Field(
         default="psycopg2",
-        description="Driver. Only ``psycopg2`` (PostgreSQL) can be replicated.",
+        description="Driver. Only streams in PostgreSQL (``psycopg2``) can be "
+        "replicated.",
     )
     args: dict[str, Any] = Field(
         default_factory=dict,
@@ -115,7 +116,8 @@ class RedisSection(ForeignSection):
         "system if neither this nor ``ca_path`` is set.",
     )
     ca_path: str | None = Field(
-        default=None, description="Folder of certificate authorities."
+        default=None,
+        description="Folder of certificate authorities, if ``ca_file`` is not set.",
     )
     sentinel: SentinelSection | None = Field(
         default=None,
@@ -138,7 +140,7 @@ class InstanceSection(ForeignSection):
 
     host: str | None = Field(default=None, description="Host of the instance.")
     port: Port | None = Field(
-        default=None, description="Port of its listener with ``replication``."
+        default=None, description="Port of its HTTP listener for ``replication``."
     )
     tls: bool = Field(default=False, description="Connect with TLS.")
     path: str | None = Field(

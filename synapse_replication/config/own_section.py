@@ -47,7 +47,7 @@ class FactorySection(StrictSection):
 
 
 class DirectTcpSection(StrictSection):
-    """Direct TCP by Twisted's endpoint descriptions, for TLS and Unix sockets."""
+    """Direct TCP endpoints in Twisted's syntax, for instance for TLS."""
 
     connect: Names = Field(
         default_factory=list,
@@ -101,11 +101,11 @@ class ReceivingSection(StrictSection):
     plausible_distance: Annotated[int, Field(ge=1000, le=2**40)] = Field(
         default=PLAUSIBLE_DISTANCE,
         description="The most ids by which a position may exceed the last known value "
-        "of a stream's sequence without a query to the database (for a stream held in "
-        "memory: exceed the writer's last known position without a query to the "
-        "writer). Greater positions are verified, and a sequence is never advanced to "
-        "them. The value must exceed the number of ids that a stream uses in one "
-        "transaction.",
+        "of its stream's sequence without being verified by a query to the database. "
+        "For a stream held in memory, a position is compared with the writer's last "
+        "known one, and the writer is queried. A sequence is never advanced to a "
+        "position beyond this distance. The value must exceed the number of ids that a "
+        "stream uses in one transaction.",
     )
     # The minimum suffices for the largest row over Redis.
     max_queue_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(

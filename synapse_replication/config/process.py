@@ -73,7 +73,7 @@ class Purpose(enum.Enum):
 
     MAIN = "main"
     WORKER = "worker"
-    FOLLOW = "follow"  #: only receive or query: needs a link, but no database
+    FOLLOW = "follow"  #: a command that only observes: needs a link, but no database
 
 
 @attrs.frozen
@@ -174,7 +174,7 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
     :param purpose: the purpose of the process. ``None`` stands for
         :attr:`Purpose.WORKER` if the files set ``worker_name`` or ``worker_app``, and
         otherwise for :attr:`Purpose.MAIN`.
-    :raises ConfigError: if the configuration is invalid; it lists all problems.
+    :raises ConfigError: if the configuration is invalid; the error lists all problems.
     """
     problems: list[ConfigProblem] = []
     merged, shared = read_shared(paths, problems)

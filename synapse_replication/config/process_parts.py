@@ -1,6 +1,6 @@
 """Parts of the configuration of a process.
 
-These are addresses of instances, listeners, limits, and functions that the user
+The parts are listeners, limits, the addresses of instances, and functions that the user
 provides.
 """
 
@@ -66,7 +66,7 @@ class ExtensionConfig:
     """The limits of the backlog of each stream.
 
     :ivar backlog_rows: the most rows in a backlog.
-    :ivar backlog_bytes: the most memory that a backlog uses, in bytes.
+    :ivar backlog_bytes: the most memory that a backlog uses, in bytes, approximately.
     """
 
     backlog_rows: int = 10_000

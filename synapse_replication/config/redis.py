@@ -67,7 +67,7 @@ class RedisConfig:
 def read_redis(
     section: RedisSection, merged: MergedFiles, problems: list[ConfigProblem]
 ) -> RedisConfig | None:
-    """Check the section, and read the secrets from the files that it names.
+    """Check the section, and read its passwords, which may be in files.
 
     :param problems: problems are added to this list.
     :return: ``None`` if Redis is not enabled.

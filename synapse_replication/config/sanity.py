@@ -86,7 +86,7 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
 def clashing_listeners(
     key: str, sections: Sequence[ListenerSection], descriptions: Sequence[str]
 ) -> Iterator[Finding]:
-    """Find listeners of one process with the same socket, or the same port and address.
+    """Find listeners of one process that share a socket, or a port of some address.
 
     :param key: the key of the sections.
     :param sections: the listeners of the process.
@@ -119,8 +119,8 @@ def clashing_listeners(
 def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
     if not one or not other:
         return True
-    # "::" is compared with IPv6 addresses only. On Linux it usually accepts IPv4
-    # connections, too; this is not detected.
+    # "::" is compared with IPv6 addresses only. On Linux, a listener on
+    # "::" usually accepts IPv4 connections, too; this is not detected.
     return any(a == b or _covers(a, b) or _covers(b, a) for a in one for b in other)
 
 

@@ -37,7 +37,7 @@ __all__ = ["drop_invalid_sections", "problems_of"]
 #: contains it invalid, and sections are nested only a few levels deep.
 _MAX_ROUNDS = 8
 
-#: Hints for pydantic's own errors, by the beginning of their type.
+#: Hints for pydantic's own errors, by the beginning of the error's type.
 _HINTS: tuple[tuple[str, str], ...] = (
     ("missing", "add it"),
     ("bool", "write true or false"),

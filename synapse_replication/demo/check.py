@@ -77,7 +77,7 @@ class Tally:
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether the reader has a position, at or above the writer's last row."""
+        """Whether the reader has a position, and has reached the writer's last row."""
         return self.final_position is not None and (
             self.final_position >= self.last_token
         )

@@ -40,7 +40,7 @@ class Plan:
 
     :ivar recording: the recording from which the rows are taken.
     :ivar rows: the number of rows to write.
-    :ivar rate: the rate of writes, in rows per second.
+    :ivar rate: the rate of all writers together, in rows per second.
     :ivar use_redis: whether to use Redis instead of direct TCP.
     """
 
@@ -113,7 +113,7 @@ class Deployment:
     # -- written and received rows --------------------------------------------------
 
     def log_of(self, writer: str) -> Path:
-        """Return the path of the log of a writer's writes."""
+        """Return the path of the file to which a writer logs its rows."""
         return self.directory / f"{writer}.written.jsonl"
 
     def journal_of(self, reader: str) -> Path:
@@ -127,8 +127,8 @@ class Deployment:
     def written_rows(self, stream: DemoStream, writer: str) -> list[tuple[int, Any]]:
         """Read ``(token, row)`` of each row that a writer wrote to a stream.
 
-        They are in the writer's log if the stream is held in memory, otherwise in the
-        stream's table.
+        The rows are in the writer's log if the stream is held in memory, otherwise in
+        the stream's table.
         """
         if stream.in_memory:
             return [

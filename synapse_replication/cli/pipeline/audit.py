@@ -42,7 +42,12 @@ class AuditIncompleteError(click.ClickException):
     metavar="PATH",
     help="A recording of the wire, or a folder of them. May be repeated.",
 )
-@click.option("--archive", metavar="DIR", help="An archive to compare with the tables.")
+@click.option(
+    "--archive",
+    metavar="DIR",
+    help="An archive whose rows are compared with the tables. Its recordings are also "
+    "audited.",
+)
 @click.option(
     "--out",
     metavar="DIR",

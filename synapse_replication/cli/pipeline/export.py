@@ -1,4 +1,4 @@
-"""``synapse-replication pipeline export``: writes rows of the archive to files."""
+"""``synapse-replication pipeline export``: writes rows of an archive to files."""
 
 from __future__ import annotations
 

@@ -69,17 +69,18 @@ json_option = click.option(
 
 
 def source_options(command: _Command) -> _Command:
-    """Add the options for the database; pass ``settings`` read from them to a command.
+    """Add the options for the database; pass the settings to a command as ``settings``.
 
     The options are ``-c`` and ``--dsn``; without them, the environment variable
     :data:`DSN_VARIABLE` is used. The command exits with status 2 if both options are
-    given, if there is neither an option nor the variable, or if the value is invalid.
+    given, if there is neither an option nor the variable, or if a value is
+    invalid.
     """
     return _source_options(command, required=True)
 
 
 def optional_source_options(command: _Command) -> _Command:
-    """Add the same options as :func:`source_options`, but as optional ones.
+    """Add the options of :func:`source_options`, without requiring any of them.
 
     Without them and without the environment variable, ``settings`` is ``None``.
     """

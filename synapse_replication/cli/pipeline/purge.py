@@ -43,8 +43,8 @@ def purge_command(
     """Permanently remove whole days of rows and recordings from an archive.
 
     The archive job may be running; it does not archive purged rows again. A vacuum of
-    that job removes the files once its retention period has passed. Java is not
-    required.
+    that job removes the files of purged days once their retention period has passed.
+    Java is not required.
     """
     from synapse_replication.pipeline.archive.purge_job import purge_archive
     from synapse_replication.pipeline.progress import JobProgress

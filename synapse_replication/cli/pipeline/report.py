@@ -31,8 +31,8 @@ __all__ = ["report_command"]
 @click.option(
     "--archive",
     metavar="DIR",
-    help="Count the rows and recordings of this archive, instead of the database's "
-    "rows. An audit reads both.",
+    help="Count the rows and recordings of this archive, instead of the rows in the "
+    "database. An audit reads the archive and the database.",
 )
 @click.option(
     "--recording",
