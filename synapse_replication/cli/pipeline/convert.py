@@ -43,9 +43,8 @@ def convert_command(
 ) -> None:
     """Convert an archive of an older version of this package; write a new archive.
 
-    The archive job continues the new archive where the old one ends. If it has streams
-    of your own tables, -c is required. Java is not
-    required.
+    The archive job continues the new archive where the old one ends. If the old one has
+    streams of your own tables, -c is required. Java is not required.
     """
     from synapse_replication.pipeline.archive.convert import convert_archive
     from synapse_replication.pipeline.progress import JobProgress
