@@ -173,7 +173,12 @@ class _OpenFile:
 
 
 def _sync(path: Path) -> None:
-    """Sync a file and its folder to disk, because a commit will refer to the file."""
+    """Sync a file and both folders of its path, because a commit will refer to it.
+
+    :param path: the file, in the folder of its day, which may be new, in the folder of
+        the table.
+    """
     with path.open("rb") as file:
         os.fsync(file.fileno())
     sync_folder(path.parent)
+    sync_folder(path.parent.parent)

@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive import files
 from synapse_replication.pipeline.archive.log import read_state
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.source.offsets import StreamOffset
@@ -48,6 +49,14 @@ class CommitTests(TableTests):
         self.assertEqual(open_table(self.folder).state.offset, offset)
         self.assertEqual(open_table(self.folder).state.batch, 2)
         self.assertEqual(self.tokens(), [1, 2, 3])
+
+    def test_durable(self) -> None:
+        """Files, their folders, and the table's folder are synced before the commit."""
+        synced: list[Path] = []
+        self.patch(files, "sync_folder", synced.append)
+        add_rows_to(self.folder, "receipts", receipts(1, 1, day=3))
+        table = Path(open_store(self.folder).path(self.uri))
+        self.assertEqual(synced, [table / "day=2026-01-03", table])
 
     def test_typed_columns(self) -> None:
         """
