@@ -322,8 +322,7 @@ class _WriterChecks:
 def _why_no_conninfo(conninfo: Mapping[str, Any]) -> str | None:
     """Return why the driver rejects the parameters.
 
-    The text names the parameter. It repeats no value, except a word of an invalid
-    ``dsn``.
+    The text names the parameter, but repeats no value.
 
     :return: ``None`` if the parameters are valid, or the driver is not installed.
     """
@@ -336,5 +335,8 @@ def _why_no_conninfo(conninfo: Mapping[str, Any]) -> str | None:
     try:
         make_dsn(**conninfo)
     except ProgrammingError as error:
+        if "dsn" in conninfo:
+            # The driver's text may repeat a word of the string.
+            return "dsn is not a valid connection string, or a parameter is unknown"
         return " ".join(str(error).split())
     return None

@@ -12,6 +12,7 @@ describes how files are merged.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,6 +31,9 @@ OWN_SECTION = "synapse_replication"
 #: The most keys and values in a file, with its aliases expanded: nested aliases can
 #: expand a few lines to any number of values.
 _MAX_VALUES = 100_000
+
+#: The part of an error of PyYAML that repeats the name of an alias or a tag.
+_NAMED = re.compile(r"\b(alias|tag handle|tag) '.*", re.DOTALL)
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The path of a value: keys of mappings, and indices of lists from 0."""
@@ -221,10 +225,11 @@ def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
 
 def _syntax_problem(file: str, text: str, error: Exception) -> ConfigProblem:
     # The error's own text would repeat the line, which may contain a secret. Its
-    # `problem` repeats at most a part, for instance a tag.
+    # `problem` repeats only the name of an alias or a tag, which may be a secret
+    # without quotes.
     mark = getattr(error, "problem_mark", None)
     line = None if mark is None else mark.line + 1
-    what = getattr(error, "problem", None) or "not YAML"
+    what = _NAMED.sub(r"\1", getattr(error, "problem", None) or "not YAML")
     if isinstance(error, ReaderError):
         line = text.count("\n", 0, error.position) + 1
         what = "a control character, which is not allowed"

@@ -136,7 +136,10 @@ def why_no_secret(secret: str | None) -> str | None:
     if any(not character.isprintable() for character in secret):
         return "it contains a line break or another control character"
     if len(secret.strip()) < MIN_SECRET:
-        return f"it has fewer than {MIN_SECRET} characters and is easily guessed"
+        return (
+            f"it has fewer than {MIN_SECRET} characters, not counting spaces at its "
+            "ends, and is easily guessed"
+        )
     return None
 
 

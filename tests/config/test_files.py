@@ -98,6 +98,20 @@ class ReadFilesTests(FilesMixin):
         self.assertIn("YAML syntax", problem.problem)
         self.assertNotIn("hunter2", str(problem))
 
+    def test_unquoted_secret(self) -> None:
+        """A secret that looks like an alias, an anchor or a tag is not repeated."""
+        for secret, what in (
+            ("*hunter2", "found undefined alias"),
+            ("!hunter2", "could not determine a constructor for the tag"),
+            ("&hunter2 a\nb: &hunter2 b", "second occurrence"),
+            ("!hunter2!x", "undefined tag handle"),
+        ):
+            self.problems.clear()
+            self.read(self.write("1.yaml", f"password: {secret}\n"))
+            text = "".join(map(str, self.problems))
+            self.assertNotIn("hunter2", text)
+            self.assertIn(what, text)
+
     def test_invalid_yaml(self) -> None:
         """Other errors of the YAML parser are reported too, without content."""
         for text, what, line in (

@@ -84,6 +84,15 @@ stream_writers: {receipts: 3, evnts: [persister1], typing: [a, a]}
         self.assertIn('"dbnam"', found)
         self.assertNotIn("hunter2", found)
 
+    def test_connection_string(self) -> None:
+        """An invalid connection string is reported without a word of it."""
+        (found,) = self.problems_of(
+            HOMESERVER,
+            "database: {name: psycopg2, args: {dsn: 'password=a hunter2'}}\n",
+        )
+        self.assertIn("database.args: dsn is not a valid connection string", found)
+        self.assertNotIn("hunter2", found)
+
     def test_worker_with_a_bad_name(self) -> None:
         """A worker's listeners are checked even if its name is invalid."""
         found = self.problems_of(
@@ -150,8 +159,8 @@ synapse_replication:
                 "1.yaml:2: stream_writers.events[1]: instance 'nobody' is not in "
                 "instance_map; add it: `instance_map: {nobody: {host: ..., port: "
                 "...}}`",
-                "1.yaml:2: stream_writers.events[2]: 'main' is not the name of "
-                "the main process as a writer; write master",
+                "1.yaml:2: stream_writers.events[2]: as a writer, the main process is "
+                "not called 'main'; write master",
             ],
         )
 
@@ -173,7 +182,7 @@ synapse_replication:
         it.
         """
         (invalid,) = self.problems_of(HOMESERVER, WORKER, "worker_listeners: []\n")
-        self.assertIn("request the rows that it writes to typing", invalid)
+        self.assertIn("this worker writes to typing, but has no", invalid)
         self.assertIn("resources: [{names: [replication]}]", invalid)
 
     def test_no_link(self) -> None:

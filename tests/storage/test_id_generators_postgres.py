@@ -140,6 +140,10 @@ class PostgresTests(PostgresMixin, TestCase):
             for n in range(20)
             for ids in generators
         )
+        # A block that fails does not wait until the position beyond its ids is stored:
+        # that may take a transaction after the current one.
+        for _ in range(3):
+            await self.database.settled()
         rows = [id_ for (id_,) in self.sql("SELECT stream_id FROM foobar")]
         self.assertEqual(len(rows), len(set(rows)))
         self.assertEqual(len(rows), 3 * 16 * 4)
