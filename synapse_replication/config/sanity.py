@@ -2,8 +2,8 @@
 
 They find mistyped keys in sections that Synapse defines, two listeners on one port or
 socket, and replication secrets that are too short or contain control characters. They
-also find files with secrets that every user can read, which cause only warnings: these
-do not prevent the start.
+also find secret files that every user can read; such a file causes only a warning, and
+the process starts nevertheless.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
 def clashing_listeners(
     key: str, sections: Sequence[ListenerSection], descriptions: Sequence[str]
 ) -> Iterator[Finding]:
-    """Find listeners of one process that share a socket, or a port of some address.
+    """Find listeners of one process with the same socket, or address and port.
+
+    A listener without an address uses its port on all addresses.
 
     :param key: the key of the sections.
     :param sections: the listeners of the process.
@@ -144,9 +146,10 @@ def why_no_secret(secret: str | None) -> str | None:
 
 
 def readable_secrets(merged: MergedFiles) -> Iterator[ConfigProblem]:
-    """Find the files with secrets whose mode allows every user to read them.
+    """Find the secret files whose mode allows every user to read them.
 
-    Only files that a key of the configuration names are examined.
+    Only files at the paths in keys such as ``password_path`` are examined, not the
+    configuration files themselves.
     """
     for path, file in _secret_files((), merged.values):
         try:

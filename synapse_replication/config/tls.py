@@ -82,8 +82,8 @@ def read_tls(
 ) -> TlsConfig:
     """Return the files for TLS, and check that they can be used.
 
-    The files of the listeners are checked only if a listener uses TLS, and the files
-    for connecting can be used.
+    The files for connecting are always checked. The files of the listeners are checked
+    only if those for connecting are valid and a listener uses TLS.
 
     :param problems: problems are added to this list.
     :param listeners: the key paths of ``tls: true`` in this process's listeners.

@@ -2,9 +2,10 @@
 
 Theory of operation: the host notifies all parts that follow the streams each time that
 something changed; most received rows of ``events`` make it notify twice. Each part then
-compares its position with the streams', mostly in a background process, which costs the
-main process more than receiving the row. Nothing is missed if several notifications are
-combined: a part reads all changes since it last ran.
+compares its position with the streams'. Most parts do so in a background process of the
+host, and together these comparisons cost the main process more than receiving the row.
+Nothing is missed if several notifications are combined: a part reads all changes since
+it last ran.
 
 So notifications are combined until the next turn of the reactor. This requires the
 homeserver's reactor, which this package's command handler supplies when it is created.
@@ -25,7 +26,10 @@ def with_combining(original: Any) -> Any:
     """Return a subclass of the host's notifier that combines notifications."""
 
     class ReplicationNotifier(original):  # type: ignore[misc]
-        """The host's notifier, which calls its callbacks once in a reactor turn."""
+        """The host's notifier, changed to combine notifications.
+
+        After :meth:`combine`, it calls its callbacks at most once per reactor turn.
+        """
 
         _reactor: IReactorTime | None = None
         _is_due = False
@@ -35,7 +39,10 @@ def with_combining(original: Any) -> Any:
             self._reactor = reactor
 
         def notify_replication(self) -> None:
-            """Notify all parts in the next turn; before :meth:`combine`, now."""
+            """Notify all parts in the next turn of the reactor.
+
+            If :meth:`combine` has not been called, notify them immediately.
+            """
             if self._reactor is None:
                 super().notify_replication()
             elif not self._is_due:

@@ -1,11 +1,12 @@
 """Commands for the host: all except those about rows, positions and the connection.
 
 Theory of operation: a command is delivered to the host's
-:class:`~synapse_replication.handlers.interfaces.CommandSink`. Exceptions are repeats of
-USER_SYNC, REMOTE_SERVER_UP and LOCK_RELEASED; USER_SYNC, CLEAR_USER_SYNC and
-LOCK_RELEASED that this process sent itself; and USER_IP if the host does not store
-client IPs. If REMOTE_SERVER_UP or LOCK_RELEASED arrives from a peer that connected to
-this process, the command is also relayed to the other peers that did so.
+:class:`~synapse_replication.handlers.interfaces.CommandSink`. The following are not
+delivered: repeats of USER_SYNC, REMOTE_SERVER_UP and LOCK_RELEASED; USER_SYNC,
+CLEAR_USER_SYNC and LOCK_RELEASED that this process sent itself; and USER_IP if the host
+does not store client IPs. If REMOTE_SERVER_UP or LOCK_RELEASED arrives from a peer that
+connected to this process, the command is also relayed to the other peers that connected
+to this process.
 
 ``on_<COMMAND>`` methods are synchronous. They return an awaitable only if the host
 returns one.

@@ -4,8 +4,8 @@ Theory of operation: every query of a stream reads rows in order of their tokens
 the lower bound on, and stops after a page of rows, but never within a token. A stream
 with several tables has one query per table, and the page ends at the lowest token at
 which a query stopped: rows beyond that token are omitted, even if another query has
-read them. So a token is never split, and the reported end of the page is never beyond
-the rows read.
+read them. So a token is never split, and the page contains all rows up to its reported
+end.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ MAX_READ = 4 * DEFAULT_READ
 class TransportBuffers:
     """Fill levels of a transport's buffers in bytes; 0 where unknown.
 
-    :ivar send: bytes that were not passed to the kernel yet.
+    :ivar send: bytes that have not been passed to the kernel yet.
     :ivar kernel_send: bytes in the kernel that the peer has not acknowledged.
     :ivar kernel_read: bytes in the kernel that this process has not read.
     """

@@ -4,8 +4,8 @@ Theory of operation: for each writer that a
 :class:`~synapse_replication.handlers.receiving.removed_writer_search.RemovedWriterSearch`
 has found, a catch-up to the token that the search returned is begun. None is begun if
 the reader has reached that token, if a drain of the writer is in progress, or if the
-writer is connected and was not deleted. If another catch-up of the writer is running on
-the link, the token becomes a claim of that catch-up instead.
+writer is connected and its stored position was not deleted. If another catch-up of the
+writer is running on the link, the token becomes a claim of that catch-up instead.
 """
 
 from __future__ import annotations

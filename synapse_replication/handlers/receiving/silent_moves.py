@@ -9,9 +9,9 @@ skipped without a row. No row in this range was delivered, so fetching again fro
 start neither repeats nor loses a row. There is no cost per row: a range is valid only
 while the reader's position is at its end.
 
-A range contains all moves of the last :data:`WINDOW_SECONDS`. Moves before those are
-removed from the range when further moves are added, so that checking a writer that was
-idle for days does not query the tokens of all these days.
+A range contains at least the moves of the last :data:`WINDOW_SECONDS`. Older moves are
+removed from it, after some delay, when further moves are added. Otherwise the check of
+a writer that was idle for days would query the tokens of all these days.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 If a greater token was announced, sent or archived, the database is another one, or is
 in an older state: it was restored from a backup, or failed over to a standby that was
-behind. In an older state, the next ids that it allocates have been used before.
+behind. A database in an older state will allocate ids that have been used before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from synapse_replication.pipeline.audit.findings import Kind, finding
 
 __all__ = ["ahead_findings"]
 
-#: The position of a stream that was never written, independent of its sequence.
+#: The position of a stream that was never written, whatever its sequence's value.
 _FIRST_POSITION = 1
 
 
