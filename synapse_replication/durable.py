@@ -11,7 +11,8 @@ __all__ = ["rename_durably", "sync_folder", "write_durably"]
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file atomically, and make the change survive a power failure.
 
-    :raises OSError: if the file cannot be written.
+    :raises OSError: if the file cannot be written, or its folder cannot be synced. In
+        the latter case, the file has been replaced.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:
@@ -26,7 +27,8 @@ def rename_durably(old: Path, new: Path) -> None:
 
     The caller must have called ``fsync`` on the file itself.
 
-    :raises OSError: if the file cannot be renamed.
+    :raises OSError: if the file cannot be renamed, or its folder cannot be synced. In
+        the latter case, the file has been renamed.
     """
     old.replace(new)
     sync_folder(new.parent)

@@ -39,7 +39,7 @@ class HostSources:
         function that requests its rows from their writers over HTTP, with retries;
         the default raises :class:`~synapse_replication.errors.CatchUpError`.
     :ivar largest_token: returns the largest token of a stream that any writer may
-        have allocated; ``None`` without a database.
+        have allocated. The attribute is ``None`` if the host has no database.
     """
 
     fetch_from_writer: Callable[[str], UpdateFunction] = _fail_without_client
@@ -81,7 +81,11 @@ def make_sources(
     streams = declared_streams(config)
 
     async def largest_token(stream_name: str) -> int | None:
-        """Return the last value of the stream's sequence; ``None`` if it has none."""
+        """Return the last id that a stream's sequence allocated.
+
+        :return: the first id minus one if the sequence has allocated none; ``None`` if
+            the stream is not configured or has no sequence.
+        """
         declared = streams.get(stream_name)
         sequence = None if declared is None else declared.sequence
         if sequence is None:

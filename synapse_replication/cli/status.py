@@ -3,8 +3,9 @@
 The command requests the status of each process in ``instance_map`` over HTTP, from its
 replication listener, with the ``worker_replication_secret``. Exit status: 0 if there is
 no problem; 1 if a writer is stalled, a name is used twice, or a process has had no link
-for a while or returns no valid status; 2 if the configuration is invalid. With
-``--watch``, the last responses determine the exit status.
+for a while or returns no valid status; 2 if the configuration is invalid, or its
+``instance_map`` is empty. With ``--watch``, the last responses determine the exit
+status.
 """
 
 from __future__ import annotations

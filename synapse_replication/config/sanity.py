@@ -51,8 +51,8 @@ _OTHER_KEYS: Final = frozenset(
 def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
     """Find unknown keys that resemble a known key of the same section.
 
-    The sections are ``redis``, ``database``, and the entries of ``instance_map`` and of
-    the listeners. Unknown keys that do not resemble a known one are ignored, because
+    The sections are ``redis``, ``database``, each entry of ``instance_map``, and each
+    listener. Unknown keys that do not resemble a known one are ignored, because
     Synapse, or a later version of it, may use them.
     """
     sections: list[tuple[KeyPath, Any, type[BaseModel]]] = [

@@ -1,7 +1,8 @@
-"""The service with which each writing process performs its part of the script.
+"""The service with which each writing process performs its part of the demo's script.
 
-It is configured with the key ``modules``, like a user's own module. It performs several
-writes to the host's streams at a time, and logs them to a file.
+The script is derived from a recording; see :mod:`~synapse_replication.demo.script`. The
+service is configured with the key ``modules``, like a user's own module. It performs
+several writes to the host's streams at a time, and logs them to a file.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
     It accepts this package's connections, and any other object with ``send_command``
     that calls ``on_<COMMAND>(connection, command)`` for each received command.
 
-    :ivar host: the adapter of ``hs``, which the streamer uses, too.
+    :ivar host: the adapter of ``hs``; the streamer uses the same adapter.
     :ivar backlog: the recently sent rows; ``None`` if peers cannot request them.
     :ivar extension: the extension, which the subscription to Redis uses; ``None`` if it
         is disabled.
@@ -116,9 +116,9 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
             "shutdown",
             lambda: Deferred.fromCoroutine(self._stop(factories)),
         )
-        # The host calls this if it shuts down while its reactor keeps running; the
-        # function must not wait. If the reactor stops, _stop() has run before this
-        # phase, and nothing is left to do.
+        # If the host shuts down while its reactor keeps running, it calls
+        # shutdown_func, which must not wait. If the reactor stops, _stop() has run
+        # before the phase "during", and shutdown_func has nothing left to do.
         hs.register_sync_shutdown_handler(
             phase="during",
             eventType="shutdown",

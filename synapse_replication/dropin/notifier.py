@@ -1,9 +1,10 @@
 """The replacement for ``synapse.notifier.ReplicationNotifier``.
 
-Theory of operation: the host notifies all parts that follow the streams each time that
-something changed; most received rows of ``events`` make it notify twice. Each part then
-compares its position with the streams'. Most parts do so in a background process of the
-host, and together these comparisons cost the main process more than receiving the row.
+Theory of operation: the host notifies all its parts that follow the streams each time
+that a stream advances; most received rows of ``events`` make it notify twice. Each part
+then compares its position with the streams'. Most parts do so in a background process
+of the host, and together these comparisons cost the main process more than receiving
+the row.
 Nothing is missed if several notifications are combined: a part reads all changes since
 it last ran.
 

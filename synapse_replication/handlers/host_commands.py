@@ -190,7 +190,7 @@ class HostCommandHandler(CommandSender):
     def on_REMOVE_PUSHER(
         self, connection: ReplicationConnection, command: RemovePusherCommand
     ) -> _Waiting:
-        """Pass an older peer's request to remove a pusher to the host."""
+        """Ask the host to remove a pusher, as an older peer requests."""
         return self._host.commands.on_remove_pusher(
             command.app_id, command.push_key, command.user_id
         )
@@ -198,7 +198,7 @@ class HostCommandHandler(CommandSender):
     def on_INVALIDATE_CACHE(
         self, connection: ReplicationConnection, command: InvalidateCacheCommand
     ) -> _Waiting:
-        """Pass an older peer's request to invalidate a cache entry to the host."""
+        """Ask the host to invalidate a cache entry, as an older peer requests."""
         return self._host.commands.on_invalidate_cache(command.cache_func, command.keys)
 
     def _relay(self, connection: ReplicationConnection, command: Command) -> bool:

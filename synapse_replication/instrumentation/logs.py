@@ -152,8 +152,8 @@ class LoggingObserver(ReplicationObserver):
             return
         known = reason is not DiscardReason.UNKNOWN_STREAM
         advice = (
-            "; if it is to write the stream, declare it in this instance's "
-            "configuration, too, and restart"
+            "; if this writer is to write the stream, declare it in this instance's "
+            "configuration, too, and restart this instance"
             if reason is DiscardReason.UNDECLARED_WRITER
             else ""
         )

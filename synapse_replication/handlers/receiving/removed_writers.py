@@ -5,7 +5,8 @@ Theory of operation: for each writer that a
 has found, a catch-up to the token that the search returned is begun. None is begun if
 the reader has reached that token, if a drain of the writer is in progress, or if the
 writer is connected and its stored position was not deleted. If another catch-up of the
-writer is running on the link, the token becomes a claim of that catch-up instead.
+writer is running on the link, the token is added to the claims of that catch-up
+instead: the tokens that the writer is said to have reached.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ class RemovedWriterDrains:
         await self._catch_ups.run(writer, run)
 
     def _report_drained(self, link: Link, instance_name: str, token: int) -> None:
-        """Report that a removed writer is drained.
+        """Report that a removed writer is drained, and remove its state from the link.
 
-        Do not report it again if the link has no state of the writer.
+        A writer without state on the link is reported only once.
         """
         writer = link.writers.pop((self._context.name, instance_name), None)
         if writer is not None or instance_name not in self._reported:

@@ -2,12 +2,12 @@
 
 A position that proves false is reverted to the start of its range.
 
-Theory of operation: a POSITION, or the end of a catch-up, advances a reader over tokens
-without rows. If that position was false, the rows of these tokens arrive later and look
-like late rows. :class:`SilentMoves` stores, for each writer, the last range that was
-skipped without a row. No row in this range was delivered, so fetching again from its
-start neither repeats nor loses a row. There is no cost per row: a range is valid only
-while the reader's position is at its end.
+Theory of operation: a POSITION, or the end of a catch-up, may advance a reader over
+tokens for which it has received no rows. If that position was false, the rows of these
+tokens arrive later and look like late rows. :class:`SilentMoves` stores, for each
+writer, the last range that was skipped without a row. No row in this range was
+delivered, so fetching again from its start neither repeats nor loses a row. There is no
+cost per row: a range is valid only while the reader's position is at its end.
 
 A range contains at least the moves of the last :data:`WINDOW_SECONDS`. Older moves are
 removed from it, after some delay, when further moves are added. Otherwise the check of
@@ -63,9 +63,10 @@ class SilentMoves:
         self._ranges[instance_name] = skipped
 
     def start_of(self, instance_name: str, position: int) -> int:
-        """Return the token above which no row up to ``position`` was delivered.
+        """Return the start of the range that ends at ``position``.
 
-        This is ``position`` itself if a row reached it, or if no range is stored.
+        No row above the start, up to ``position``, was delivered. The start is
+        ``position`` itself if a row reached it, or if no range is stored.
         """
         skipped = self._ranges.get(instance_name)
         if skipped is None or skipped.end != position:

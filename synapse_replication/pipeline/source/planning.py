@@ -1,4 +1,4 @@
-"""Plans a read on the driver: its streams, offsets and tasks."""
+"""The plan of a read, made on Spark's driver: its streams, offsets and tasks."""
 
 from __future__ import annotations
 
