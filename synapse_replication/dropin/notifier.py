@@ -1,12 +1,11 @@
 """The replacement for ``synapse.notifier.ReplicationNotifier``.
 
 Theory of operation: the host notifies all its parts that follow the streams each time
-that a stream advances; most received rows of ``events`` make it notify twice. Each part
-then compares its position with the streams'. Most parts do so in a background process
-of the host, and together these comparisons cost the main process more than receiving
-the row.
-Nothing is missed if several notifications are combined: a part reads all changes since
-it last ran.
+that a stream may have advanced; most received rows of ``events`` make it notify twice.
+Each part then compares its position with the streams'. Most parts do so in a background
+process of the host, and together these comparisons cost the main process more than
+receiving the row. Nothing is missed if several notifications are combined: a part reads
+all changes since it last ran.
 
 So notifications are combined until the next turn of the reactor. This requires the
 homeserver's reactor, which this package's command handler supplies when it is created.
