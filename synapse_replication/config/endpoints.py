@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -168,18 +169,31 @@ def _bad_description(
 def listener_descriptions(listener: Listener) -> list[str]:
     """Return the endpoint descriptions of a listener.
 
-    There is one for each address, or a single one for a Unix socket. TLS is not part of
-    the descriptions.
+    There is one for each address, or a single one for a Unix socket. IPv4 addresses are
+    omitted beside ``::`` if the system also accepts IPv4 connections there: it would
+    refuse a second listener on the same port. TLS is not part of the descriptions.
     """
     if listener.path is not None:
         # Pass the path as a named argument: quoteStringArgument() does not escape "=",
         # so an unnamed path that contains it would be parsed as a name and a value.
         return [f"unix:address={_quote(listener.path)}"]
+    addresses = listener.addresses
+    if "::" in addresses and _accepts_ipv4_over_ipv6():
+        addresses = tuple(address for address in addresses if ":" in address)
     return [
         f"{'tcp6' if ':' in address else 'tcp'}:{listener.port}"
         f":interface={_quote(address)}"
-        for address in listener.addresses
+        for address in addresses
     ]
+
+
+def _accepts_ipv4_over_ipv6() -> bool:
+    """Return whether a new listener on ``::`` accepts IPv4 connections, too."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            return not probe.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+    except OSError:
+        return False
 
 
 def _quote(text: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
+from twisted.internet import reactor  # noqa: TID251 -- a real listener
 from twisted.internet.protocol import Factory
 from twisted.internet.testing import MemoryReactorClock
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from synapse_replication.config.endpoints import (
     client_endpoint,
@@ -27,6 +29,7 @@ from synapse_replication.redis.options import (
     SentinelOptions,
 )
 from synapse_replication.testing.certificates import PrivateAuthority
+from synapse_replication.testing.private_process import free_port
 
 
 def listener(
@@ -168,3 +171,21 @@ class EndpointTests(SynchronousTestCase):
                     self.reactor, description[: -len(":interface=127.0.0.1")] + more, []
                 )
             self.assertIn(named, caught.exception.problems[0].problem)
+
+
+class OpenListenerTests(TestCase):
+    if not socket.has_ipv6:
+        skip = "this system has no IPv6"
+
+    async def test_all_addresses(self) -> None:
+        """
+        A listener on ``::`` and on IPv4 addresses opens, and accepts IPv4 connections.
+        """
+        port = free_port()
+        for description in listener_descriptions(
+            listener(port, addresses=("::", "0.0.0.0", "127.0.0.1"))
+        ):
+            opened = await server_endpoint(reactor, description, []).listen(Factory())
+            self.addCleanup(opened.stopListening)
+        # The kernel accepts the connection.
+        socket.create_connection(("127.0.0.1", port)).close()
