@@ -119,8 +119,7 @@ COMMAND_QUEUE = _gauge(
 CURRENT_POSITION = _gauge(
     "synapse_storage_stream_current_position",
     "stream_name",
-    help_text="The greatest delivered position of any writer; after a reset of the "
-    "stream, the position to which it was reset.",
+    help_text="The greatest current position of any writer.",
 )
 EXTERNAL_CACHE_SET = _counter(
     "synapse_external_cache_set",

@@ -328,8 +328,16 @@ class PrometheusObserver(ReplicationObserver):
     ) -> None:
         self._count(metrics.STREAM_RESETS, stream_name)
         self._set_position(stream_name, instance_name, to_token)
-        self._greatest[stream_name] = to_token
-        self._current.get(stream_name).set(to_token)
+        greatest = max(
+            (
+                token
+                for (name, _), token in self._positions.items()
+                if name == stream_name
+            ),
+            default=to_token,
+        )
+        self._greatest[stream_name] = greatest
+        self._current.get(stream_name).set(greatest)
 
     @contextlib.contextmanager
     def _catching_up(self, event: CatchUpEvent) -> Iterator[None]:

@@ -231,6 +231,15 @@ class PrometheusObserverTests(SynchronousTestCase):
         sample = "synapse_storage_stream_current_position"
         self.assertEqual(self.value(sample, stream_name="typing"), 3)
 
+    def test_reset_of_one_writer(self) -> None:
+        """After the reset of one writer, the position is that of the next foremost."""
+        self.observer.position_changed("events", "w1", 90)
+        self.observer.position_changed("events", "w2", 80)
+        self.observer.position_changed("receipts", "w1", 1000)
+        self.observer.stream_reset("events", "w1", 90, 2)
+        sample = "synapse_storage_stream_current_position"
+        self.assertEqual(self.value(sample, stream_name="events"), 80)
+
     def test_buffers_are_read_at_each_scrape(self) -> None:
         """The gauges of buffers show the connections that are open at the scrape."""
         open_now = [ConnectionBuffers("w1", 1, 2, 3, 4)]
