@@ -222,7 +222,7 @@ class StatusPageResource(_StatusResource):
             writers=sorted(
                 status.writers, key=lambda writer: WORST_FIRST.index(writer.condition)
             ),
-            members=sorted(status.members, key=lambda member: not member.is_gone),
+            peers=sorted(status.peers, key=lambda peer: not peer.is_gone),
             verdict=judge(status),
             stalled=group_stalls(status.writers),
             nonce=nonce,

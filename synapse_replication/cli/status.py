@@ -164,10 +164,10 @@ class StatusService(Service):
             if isinstance(answer, ProcessStatus)
         }
         alive = {
-            member.instance_name
+            peer.instance_name
             for status in processes.values()
-            for member in status.members
-            if not member.is_gone
+            for peer in status.peers
+            if not peer.is_gone
         }
         deployment = DeploymentStatus(
             processes,

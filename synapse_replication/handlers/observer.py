@@ -244,7 +244,7 @@ class ReplicationObserver:
         :param error: the failure; ``None`` if rows were returned.
         """
 
-    def asking_for_rows(
+    def requesting_rows(
         self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
     ) -> AbstractContextManager[object]:
         """Record a request to a writer for rows, which lasts until the context ends.
@@ -273,7 +273,7 @@ class ReplicationObserver:
         The rows are fetched.
         """
 
-    def peer_heard(self, heartbeat: PeerHeartbeat) -> None:
+    def heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
         """Record a hello, a heartbeat or a goodbye of a peer."""
 
     def epoch_changed(self, instance_name: str) -> None:

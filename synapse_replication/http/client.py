@@ -275,7 +275,7 @@ class HttpCatchUpClient:
     ) -> StreamUpdateResult:
         path = ("get_repl_stream_updates", stream_name, self._make_txn_id())
         headers: dict[str, str] = {}
-        with self._observer.asking_for_rows(stream_name, instance_name, headers):
+        with self._observer.requesting_rows(stream_name, instance_name, headers):
             shown, body = await self._send_get(
                 stream_name, instance_name, path, query, timeout, headers
             )

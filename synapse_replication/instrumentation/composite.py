@@ -16,7 +16,7 @@ _METHODS = tuple(name for name in vars(ReplicationObserver) if not name.startswi
 #: Methods that return a context manager, because their event has a duration.
 SPANNING_METHODS = frozenset(
     {
-        "asking_for_rows",
+        "requesting_rows",
         "background_process",
         "catch_up",
         "position_write",

@@ -393,7 +393,7 @@ class ReplicationHooks(ReplicationObserver):
         self._enqueue(event, (PositionPersistFailed, stream_name, instance_name))
 
     @override
-    def peer_heard(self, heartbeat: PeerHeartbeat) -> None:
+    def heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
         name = heartbeat.instance_name
         if heartbeat.is_leaving:
             return
@@ -427,7 +427,7 @@ class ReplicationHooks(ReplicationObserver):
         self._compare_writers(status)
 
     def _compare_members(self, status: ProcessStatus) -> None:
-        online = {m.instance_name: m for m in status.members if not m.is_gone}
+        online = {peer.instance_name: peer for peer in status.peers if not peer.is_gone}
         for name in sorted(online.keys() - self._online):
             self._enqueue(PeerOnline(name, online[name].where))
         for name in sorted(self._online - online.keys()):

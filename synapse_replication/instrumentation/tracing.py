@@ -78,7 +78,7 @@ class TracingObserver(ReplicationObserver):
             yield
 
     @override
-    def asking_for_rows(
+    def requesting_rows(
         self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
     ) -> AbstractContextManager[object]:
         return self._request_span(stream_name, instance_name, headers)

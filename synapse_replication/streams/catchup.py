@@ -340,8 +340,8 @@ def check_page(
     reached = min(result.upto_token, upto_token)
     if reached <= from_token:
         raise CatchUpError(
-            f"the source returned rows up to {result.upto_token} when asked for rows "
-            f"in ({from_token}, {upto_token}]: it does not have them yet"
+            f"the source returned rows up to {result.upto_token}, but rows "
+            f"in ({from_token}, {upto_token}] were requested: it does not have them yet"
         )
     updates = result.updates
     is_encoded = False

@@ -138,7 +138,7 @@ class RecordingObserver(ReplicationObserver):
         self.announced[stream_name, instance_name] = token
 
     @override
-    def peer_heard(self, heartbeat: PeerHeartbeat) -> None:
+    def heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
         self.heartbeats.append(heartbeat)
 
     @override

@@ -50,7 +50,7 @@ class PrivateSentinel(PrivateServer):
     """A single Sentinel that fails over one master quickly.
 
     :param master: the monitored server, which must be running.
-    :param name: the name by which clients ask the Sentinel for the master.
+    :param name: the name of the master in queries to the Sentinel.
     :param password: the password that clients of the Sentinel need.
     :param down_after: the time without a reply after which the master counts as down,
         in s.

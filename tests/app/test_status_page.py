@@ -79,7 +79,9 @@ class StatusPageTests(PageMixin):
     def test_names_of_peers_are_escaped(self) -> None:
         """HTML in names of peers is escaped."""
         self.all_live()
-        self.observer.peer_heard(PeerHeartbeat("<b>", "<i>", "<u>", "<s>", False, {}))
+        self.observer.heartbeat_received(
+            PeerHeartbeat("<b>", "<i>", "<u>", "<s>", False, {})
+        )
         self.observer.duplicate_instance("<b>", "<q>")
         text = self.page()
         for tag in ("<w3>", "<b>", "<i>", "<u>", "<s>", "<q>"):
@@ -90,7 +92,7 @@ class StatusPageTests(PageMixin):
         """Control characters and changes of direction are escaped."""
         self.all_live()
         bad = "a\x1b[2J\0\u202eb"
-        self.observer.peer_heard(PeerHeartbeat(bad, bad, bad, bad, False, {}))
+        self.observer.heartbeat_received(PeerHeartbeat(bad, bad, bad, bad, False, {}))
         self.observer.duplicate_instance(bad, bad)
         self.observer.connection_made(bad)
         text = self.page()

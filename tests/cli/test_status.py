@@ -118,7 +118,7 @@ class RenderTests(SynchronousTestCase):
         """Control characters in names are escaped."""
         for name in ("w2\x1b[2J", "w3\n\x07", "w4\u202e"):
             self.status.position_changed("events\x1b]0;", name, 1)
-            self.status.peer_heard(PeerHeartbeat(name, "e", "", "", True, {}))
+            self.status.heartbeat_received(PeerHeartbeat(name, "e", "", "", True, {}))
             self.status.duplicate_instance(name, "")
         self.status.position_changed("events", "w\u00e9", 1)
         self.clock.advance(20)
@@ -195,8 +195,8 @@ class StatusServiceTests(SynchronousTestCase):
         """
         An unreachable instance is shown with the reason, next to the other instances.
         """
-        self.status.peer_heard(PeerHeartbeat("w2", "e", "", "", False, {}))
-        self.status.peer_heard(PeerHeartbeat("w9", "e", "", "", False, {}))
+        self.status.heartbeat_received(PeerHeartbeat("w2", "e", "", "", False, {}))
+        self.status.heartbeat_received(PeerHeartbeat("w9", "e", "", "", False, {}))
         service = self.make("me", "w9")
         service.startService()
         (shown,) = self.shown

@@ -18,7 +18,7 @@ class ReplicationObserverTests(SynchronousTestCase):
         with (
             observer.background_process("work"),
             observer.catch_up(CatchUpEvent("s", "w", 1, 2)),
-            observer.asking_for_rows("s", "w", {}),
+            observer.requesting_rows("s", "w", {}),
             observer.serving_rows("s", {}),
             observer.position_write("s", "w", 2),
         ):

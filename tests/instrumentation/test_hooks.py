@@ -173,13 +173,13 @@ class ReplicationHooksTests(SynchronousTestCase):
         """
         self.subscribe_all()
         self.hooks.start()
-        self.observer.peer_heard(heartbeat_of("w1"))
-        self.observer.peer_heard(heartbeat_of("w2"))
+        self.observer.heartbeat_received(heartbeat_of("w1"))
+        self.observer.heartbeat_received(heartbeat_of("w2"))
         self.assertEqual(
             [e for e in self.take(1) if isinstance(e, PeerOnline)],
             [PeerOnline("w1", "host:1"), PeerOnline("w2", "host:1")],
         )
-        self.observer.peer_heard(heartbeat_of("w2", is_leaving=True))
+        self.observer.heartbeat_received(heartbeat_of("w2", is_leaving=True))
         self.assertIn(PeerOffline("w2"), self.take(1))
         self.assertIn(PeerOffline("w1"), self.take(20))
 
@@ -191,12 +191,12 @@ class ReplicationHooksTests(SynchronousTestCase):
         snapshot = Mock(side_effect=self.status.snapshot)
         self.patch(self.hooks, "_snapshot", snapshot)
         self.hooks.start()
-        self.observer.peer_heard(heartbeat_of("w1"))
+        self.observer.heartbeat_received(heartbeat_of("w1"))
         self.reactor.pump([1] * 5)
         snapshot.assert_not_called()
         self.subscribe_all()
         self.assertEqual(self.take(1), [])
-        self.observer.peer_heard(heartbeat_of("w2"))
+        self.observer.heartbeat_received(heartbeat_of("w2"))
         self.assertEqual(self.take(1), [PeerOnline("w2", "host:1")])
 
     def test_timer(self) -> None:
@@ -235,12 +235,12 @@ class ReplicationHooksTests(SynchronousTestCase):
     def test_roles(self) -> None:
         """A stream that moves between instances is reported for both instances."""
         self.subscribe_all()
-        self.observer.peer_heard(heartbeat_of("w1", "events", "typing"))
-        self.observer.peer_heard(heartbeat_of("w2", "receipts"))
+        self.observer.heartbeat_received(heartbeat_of("w1", "events", "typing"))
+        self.observer.heartbeat_received(heartbeat_of("w2", "receipts"))
         self.assertEqual(self.take(), [])
-        self.observer.peer_heard(heartbeat_of("w1", "events"))
-        self.observer.peer_heard(heartbeat_of("w2", "receipts", "typing"))
-        self.observer.peer_heard(heartbeat_of("w2", is_leaving=True))
+        self.observer.heartbeat_received(heartbeat_of("w1", "events"))
+        self.observer.heartbeat_received(heartbeat_of("w2", "receipts", "typing"))
+        self.observer.heartbeat_received(heartbeat_of("w2", is_leaving=True))
         self.assertEqual(
             self.take(),
             [
@@ -310,7 +310,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertIsInstance(error, HooksOverflowError)
         self.assertIn("7 events", str(error))
         for number in range(MAX_MEMBERS + 7):
-            self.observer.peer_heard(heartbeat_of(f"w{number}"))
+            self.observer.heartbeat_received(heartbeat_of(f"w{number}"))
         self.assertEqual(len(self.hooks._roles), MAX_MEMBERS)
 
     def test_stop(self) -> None:

@@ -83,7 +83,7 @@ class TracingObserverTests(SynchronousTestCase):
         headers: dict[str, str] = {}
         with (
             self.observer.catch_up(CatchUpEvent("events", "w1", 3, 9)),
-            self.observer.asking_for_rows("events", "w1", headers),
+            self.observer.requesting_rows("events", "w1", headers),
         ):
             self.assertEqual(list(headers), ["traceparent"])
             with self.observer.serving_rows("events", headers):

@@ -157,7 +157,8 @@ class FalsePositionTests(DeploymentTestCase):
     def epoch_of(self, name: str) -> str:
         """Return the epoch of a process, as shown by the reader's page."""
         epochs = {
-            m["instance_name"]: m["epoch"] for m in self.page("reader")["members"]
+            peer["instance_name"]: peer["epoch"]
+            for peer in self.page("reader")["peers"]
         }
         return str(epochs.get(name, ""))
 

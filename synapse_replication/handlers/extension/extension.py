@@ -273,7 +273,7 @@ class ReplicationExtension:
         is_new = status is EpochStatus.NEW
         if is_new:
             self._observer.epoch_changed(name)
-        self._observer.peer_heard(_to_heartbeat(message))
+        self._observer.heartbeat_received(_to_heartbeat(message))
         is_leaving = kind is MessageType.GOODBYE
         self._handler.writer_reported(
             connection,

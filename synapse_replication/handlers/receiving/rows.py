@@ -27,7 +27,7 @@ from synapse_replication.wire.rdata import RdataRun
 __all__ = ["SLICE", "RowHandler"]
 
 #: The maximum number of rows in a slice. Before each further slice of the same rows,
-#: the pacer is asked whether a break is due.
+#: the pacer decides whether a break is due.
 SLICE = 100
 
 

@@ -166,7 +166,7 @@ class PeerStatus:
 
     :ivar version: the version of its software; empty if the instance sends none.
     :ivar where: its machine and process id, for display.
-    :ivar last_heard: the time in s since its last heartbeat.
+    :ivar last_seen: the time in s since its last heartbeat.
     :ivar is_gone: whether the instance sent a goodbye, or its heartbeats stopped.
     """
 
@@ -174,7 +174,7 @@ class PeerStatus:
     epoch: str
     version: str
     where: str
-    last_heard: float
+    last_seen: float
     is_gone: bool
 
 
@@ -183,12 +183,12 @@ class DuplicateStatus:
     """An instance name that two processes use.
 
     :ivar places: the locations of the two processes, for display.
-    :ivar last_heard: the time in s since the duplicate was last detected.
+    :ivar last_seen: the time in s since the duplicate was last detected.
     """
 
     instance_name: str
     places: str
-    last_heard: float
+    last_seen: float
 
 
 @attrs.frozen
@@ -207,7 +207,7 @@ class ProcessStatus:
     not_ready: tuple[str, ...]
     writers: tuple[WriterStatus, ...]
     links: tuple[LinkStatus, ...]
-    members: tuple[PeerStatus, ...]
+    peers: tuple[PeerStatus, ...]
     duplicates: tuple[DuplicateStatus, ...]
 
     @property

@@ -148,11 +148,11 @@ class StatusObserver(ReplicationObserver):
         for name, link in list(self._links.items()):
             if not link.up and link.since <= before and name not in self._own_links:
                 del self._links[name]
-        for name, member in list(self._peers.items()):
-            if member.heard <= before and name not in self._expected_names:
+        for name, peer in list(self._peers.items()):
+            if peer.seen <= before and name not in self._expected_names:
                 del self._peers[name]
-        for name, (_, heard) in list(self._duplicates.items()):
-            if heard <= before:
+        for name, (_, seen) in list(self._duplicates.items()):
+            if seen <= before:
                 del self._duplicates[name]
 
     # -- events -----------------------------------------------------------------------
@@ -305,8 +305,8 @@ class StatusObserver(ReplicationObserver):
     def _restart_grace_period(self) -> None:
         # The peers' heartbeats may have been lost while the link was down: count the
         # silence of each peer from now.
-        for member in self._peers.values():
-            member.silent_since = self._monotonic()
+        for peer in self._peers.values():
+            peer.silent_since = self._monotonic()
 
     @override
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
@@ -344,13 +344,13 @@ class StatusObserver(ReplicationObserver):
         return link or store_if_room(self._links, name, LinkRecord(self._monotonic()))
 
     @override
-    def peer_heard(self, heartbeat: PeerHeartbeat) -> None:
+    def heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
         now = self._monotonic()
         name = heartbeat.instance_name
         if name not in self._peers and len(self._peers) >= MAX_NAMES:
             removable = [
-                (member.heard, other)
-                for other, member in self._peers.items()
+                (peer.seen, other)
+                for other, peer in self._peers.items()
                 if other not in self._expected_names
             ]
             if removable:

@@ -175,14 +175,14 @@ class PeerRecord:
     """The state of one peer that uses the extension.
 
     :ivar heartbeat: the last heartbeat.
-    :ivar heard: the monotonic time in s at which the last heartbeat arrived.
+    :ivar seen: the monotonic time in s at which the last heartbeat arrived.
     """
 
     heartbeat: PeerHeartbeat
-    heard: float
+    seen: float
     #: The time since which a heartbeat could have arrived, but none has.
     silent_since: float = attrs.field(
-        default=attrs.Factory(lambda self: self.heard, takes_self=True)
+        default=attrs.Factory(lambda self: self.seen, takes_self=True)
     )
 
 

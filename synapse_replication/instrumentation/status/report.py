@@ -59,15 +59,15 @@ class StatusReport:
                 peer.heartbeat.epoch,
                 peer.heartbeat.version,
                 peer.heartbeat.where,
-                self.now - peer.heard,
+                self.now - peer.seen,
                 self._is_gone(peer),
             )
 
     def duplicates(self) -> Iterator[DuplicateStatus]:
         """Yield the instance names that two processes have used recently."""
-        for name, (places, heard) in sorted(self.records.duplicates.items()):
-            if self.now - heard < self.limits.duplicate_for:
-                yield DuplicateStatus(name, places, self.now - heard)
+        for name, (places, seen) in sorted(self.records.duplicates.items()):
+            if self.now - seen < self.limits.duplicate_for:
+                yield DuplicateStatus(name, places, self.now - seen)
 
     def links(self, buffers: Iterable[ConnectionBuffers]) -> Iterator[LinkStatus]:
         """Yield the status of each link, ordered by name.
@@ -174,7 +174,7 @@ class StatusReport:
                 if peer.heartbeat.is_leaving
                 else f"{name} no longer sends heartbeats"
             )
-            yield StallReason.WRITER_GONE, peer.heard, detail
+            yield StallReason.WRITER_GONE, peer.seen, detail
         if writer.behind_us is not None:
             detail = (
                 f"ahead of its writer: this process is at {writer.position}, but "

@@ -68,8 +68,8 @@ class Reader:
     """One epoch of a reading process.
 
     :ivar positions: the reader's positions, by (stream, writer).
-    :ivar heard: the (stream, writer) pairs from which the reader has received rows or
-        positions.
+    :ivar received_from: the (stream, writer) pairs whose rows or positions have
+        arrived.
     :ivar applied: the delivered tokens of idempotent streams.
     :ivar views: the newest row of each key of streams in memory.
     :ivar epochs: the writer's epoch of each view.
@@ -86,7 +86,7 @@ class Reader:
 
     name: str
     positions: dict[_Key, int] = attrs.Factory(dict)
-    heard: set[_Key] = attrs.Factory(set)
+    received_from: set[_Key] = attrs.Factory(set)
     applied: dict[_Key, set[int]] = attrs.Factory(dict)
     views: dict[str, dict[str, int]] = attrs.Factory(dict)
     epochs: dict[str, int] = attrs.Factory(dict)
@@ -174,7 +174,7 @@ class Ledger:
             if (
                 reader.name != writer
                 and reader.positions.get(key, 0) >= token
-                and (stream not in self._idempotent or key in reader.heard)
+                and (stream not in self._idempotent or key in reader.received_from)
             ):
                 if self._is_doubted(reader, key):
                     self._owe(reader, key, token)
@@ -245,7 +245,7 @@ class Ledger:
         for key, written in self._written.items():
             reader.found[key] = written.tokens[-1] if written.tokens else 0
         if last is not None:
-            reader.applied, reader.heard = last.applied, last.heard
+            reader.applied, reader.received_from = last.applied, last.received_from
             reader.views, reader.epochs = last.views, last.epochs
             reader.hidden_resets = last.hidden_resets
             reader.delivered = last.delivered
@@ -292,7 +292,7 @@ class Ledger:
         position = reader.positions.get(key, 0)
         if stream not in self._idempotent or token > position:
             # A late row does not confirm the writer's position.
-            reader.heard.add(key)
+            reader.received_from.add(key)
         if stream in self._idempotent:
             reader.applied.setdefault(key, set()).add(token)
             if token > position:
@@ -345,7 +345,7 @@ class Ledger:
         self._trace(f"{reader.name} is at {token} of {stream} of {writer}")
         key = stream, writer
         before = reader.positions.get(key, 0)
-        reader.heard.add(key)
+        reader.received_from.add(key)
         if stream in self._in_memory:
             if token < before:
                 reader.views[stream] = {}

@@ -59,7 +59,7 @@ class StatusPageTests(TestCase):
 
     def heartbeat(self) -> None:
         for name in ("event_persister1", "stream_writer1"):
-            self.observer.peer_heard(
+            self.observer.heartbeat_received(
                 PeerHeartbeat(name, "Vn3xk2", "0.1.0", "host7:4711", False, {})
             )
 
@@ -128,7 +128,7 @@ class StatusPageTests(TestCase):
         message = PeerHeartbeat(
             "stream_writer1", "Vn3xk2", "0.1.0", "host7:4711", True, {}
         )
-        self.observer.peer_heard(message)
+        self.observer.heartbeat_received(message)
         self.clock.advance(12)
 
     def watch(self, name: str) -> Callable[[Any], None]:

@@ -32,14 +32,14 @@ class StatusObserverTests(StatusObserverTestCase):
         self.observer.position_changed("caches", "ghost", 5)
         self.observer.connection_made("ghost")
         self.observer.connection_lost("ghost", CloseReason.CLEAN, "")
-        self.observer.peer_heard(heartbeat_of("ghost"))
+        self.observer.heartbeat_received(heartbeat_of("ghost"))
         for _ in range(200):
             self.clock.advance(5)
             self.observer.sample()
         status = self.snapshot()
         self.assertEqual([w.instance_name for w in status.writers], ["w1"])
         self.assertEqual([link.name for link in status.links], ["redis"])
-        self.assertEqual(status.members, ())
+        self.assertEqual(status.peers, ())
         self.observer.position_changed("caches", "ghost", 6)
         self.assertEqual(self.snapshot().writers[0].condition, Condition.LIVE)
 
@@ -48,14 +48,14 @@ class StatusObserverTests(StatusObserverTestCase):
         for number in range(MAX_NAMES + 10):
             self.observer.connection_made(f"ghost{number}")
             self.observer.connection_lost(f"ghost{number}", CloseReason.CLEAN, "")
-            self.observer.peer_heard(heartbeat_of(f"ghost{number}"))
+            self.observer.heartbeat_received(heartbeat_of(f"ghost{number}"))
         self.observer.connection_made("w1")
-        self.observer.peer_heard(heartbeat_of("w1"))
+        self.observer.heartbeat_received(heartbeat_of("w1"))
         status = self.snapshot()
         self.assertIn("w1", [link.name for link in status.links if link.up])
-        self.assertIn("w1", [instance.instance_name for instance in status.members])
+        self.assertIn("w1", [instance.instance_name for instance in status.peers])
         self.assertEqual(len(status.links), MAX_NAMES)
-        self.assertEqual(len(status.members), MAX_NAMES)
+        self.assertEqual(len(status.peers), MAX_NAMES)
 
     def test_waiting(self) -> None:
         """An expected writer first waits for its POSITION."""
@@ -175,7 +175,7 @@ class StatusObserverTests(StatusObserverTestCase):
     def test_lag_in_seconds_by_heartbeat(self) -> None:
         """The age of a write is taken from the writer's heartbeat."""
         self.go_live()
-        self.observer.peer_heard(heartbeat_of(events=(150, 42.0)))
+        self.observer.heartbeat_received(heartbeat_of(events=(150, 42.0)))
         self.clock.advance(3)
         writer = self.writer()
         self.assertEqual((writer.lag, writer.lag_seconds), (50, 45.0))
@@ -186,7 +186,7 @@ class StatusObserverTests(StatusObserverTestCase):
         """
         self.go_live()
         self.observer.position_announced("events", "w1", 150)
-        self.observer.peer_heard(heartbeat_of(events=(150, 600.0)))
+        self.observer.heartbeat_received(heartbeat_of(events=(150, 600.0)))
         self.assertEqual(self.writer().lag_seconds, 600.0)
 
     def test_lag_in_seconds_without_heartbeats(self) -> None:
@@ -253,27 +253,27 @@ class StatusObserverTests(StatusObserverTestCase):
         An instance is listed after a heartbeat, with its version, its epoch and the
         time since its last heartbeat.
         """
-        self.observer.peer_heard(heartbeat_of("w2"))
+        self.observer.heartbeat_received(heartbeat_of("w2"))
         self.clock.advance(4)
-        (instance,) = self.snapshot().members
+        (instance,) = self.snapshot().peers
         self.assertEqual(
             (instance.instance_name, instance.epoch, instance.version, instance.where),
             ("w2", "abc", "0.1.0", "host:1"),
         )
-        self.assertEqual((instance.last_heard, instance.is_gone), (4, False))
+        self.assertEqual((instance.last_seen, instance.is_gone), (4, False))
         self.clock.advance(12)
-        self.assertTrue(self.snapshot().members[0].is_gone)
+        self.assertTrue(self.snapshot().peers[0].is_gone)
 
     def test_instances_that_leave(self) -> None:
         """
         An instance that leaves is forgotten with its streams, unless it is configured.
         """
         self.observer.position_changed("receipts", "w2", 5)
-        self.observer.peer_heard(heartbeat_of("w2"))
-        self.observer.peer_heard(heartbeat_of("w2", is_leaving=True))
-        self.observer.peer_heard(heartbeat_of("w1", is_leaving=True))
+        self.observer.heartbeat_received(heartbeat_of("w2"))
+        self.observer.heartbeat_received(heartbeat_of("w2", is_leaving=True))
+        self.observer.heartbeat_received(heartbeat_of("w1", is_leaving=True))
         status = self.snapshot()
-        self.assertEqual([m.instance_name for m in status.members], ["w1"])
+        self.assertEqual([m.instance_name for m in status.peers], ["w1"])
         self.assertEqual([w.instance_name for w in status.writers], ["w1"])
 
     def test_duplicates(self) -> None:
@@ -282,7 +282,7 @@ class StatusObserverTests(StatusObserverTestCase):
         self.clock.advance(59)
         (duplicate,) = self.snapshot().duplicates
         self.assertEqual(duplicate.places, "host:1 and host:2")
-        self.assertEqual(duplicate.last_heard, 59)
+        self.assertEqual(duplicate.last_seen, 59)
         self.clock.advance(1)
         self.assertEqual(self.snapshot().duplicates, ())
 
@@ -292,12 +292,12 @@ class StatusObserverTests(StatusObserverTestCase):
             name = f"w{number}"
             self.observer.position_changed("events", name, 1)
             self.observer.connection_made(name)
-            self.observer.peer_heard(heartbeat_of(name))
+            self.observer.heartbeat_received(heartbeat_of(name))
             self.observer.duplicate_instance(name, "here")
         status = self.snapshot()
-        for kept in (status.writers, status.links, status.members, status.duplicates):
+        for kept in (status.writers, status.links, status.peers, status.duplicates):
             self.assertEqual(len(kept), MAX_NAMES)
-        self.observer.peer_heard(heartbeat_of("another", is_leaving=True))
+        self.observer.heartbeat_received(heartbeat_of("another", is_leaving=True))
 
     def test_own_rows(self) -> None:
         """This instance is never listed as a writer that it follows."""

@@ -58,20 +58,20 @@ class StalledTests(StatusObserverTestCase):
         A writer that announced its exit is stalled after ten seconds, until it returns.
         """
         self.go_live()
-        self.observer.peer_heard(heartbeat_of(is_leaving=True))
+        self.observer.heartbeat_received(heartbeat_of(is_leaving=True))
         self.clock.advance(9)
         self.assertEqual(self.writer().condition, Condition.LIVE)
         self.clock.advance(1)
         self.assertEqual(
             self.stalled(), (StallReason.WRITER_GONE, 10, "w1 announced its exit")
         )
-        self.observer.peer_heard(heartbeat_of())
+        self.observer.heartbeat_received(heartbeat_of())
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
     def test_silence_while_the_link_was_down(self) -> None:
         """After an outage of the link, a writer gets a new grace period."""
         self.go_live()
-        self.observer.peer_heard(heartbeat_of())
+        self.observer.heartbeat_received(heartbeat_of())
         self.observer.connection_lost("redis", CloseReason.LOST, "gone")
         self.clock.advance(30)
         self.observer.connection_made("redis")
@@ -84,7 +84,7 @@ class StalledTests(StatusObserverTestCase):
     def test_silence(self) -> None:
         """A writer whose heartbeats cease is stalled since its last heartbeat."""
         self.go_live()
-        self.observer.peer_heard(heartbeat_of())
+        self.observer.heartbeat_received(heartbeat_of())
         self.clock.advance(15)
         self.assertEqual(self.writer().condition, Condition.LIVE)
         self.clock.advance(1)

@@ -42,7 +42,9 @@ class StallLogTests(SynchronousTestCase):
         return lines
 
     def leave(self, name: str) -> None:
-        self.observer.peer_heard(PeerHeartbeat(name, "e", "1", "host", True, {}))
+        self.observer.heartbeat_received(
+            PeerHeartbeat(name, "e", "1", "host", True, {})
+        )
 
     def test_nothing(self) -> None:
         """Without a stall nothing is logged."""
