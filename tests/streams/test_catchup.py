@@ -359,7 +359,7 @@ class CheckPageTests(SynchronousTestCase):
 
     def test_answer_without_progress(self) -> None:
         """An answer without progress raises an error that names the range."""
-        with self.assertRaisesRegex(CatchUpError, r"up to 2 .* \(2, 9\]"):
+        with self.assertRaisesRegex(CatchUpError, r"up to 2, .* \(2, 9\]"):
             check_page(StreamUpdateResult([], 2, True), 2, 9)
 
 
