@@ -18,10 +18,10 @@ __all__ = ["ReaderIds"]
 
 
 class ReaderIds:
-    """The ids of a stream that a process reads.
+    """The positions in a stream, for a process that reads the stream.
 
-    They are an argument of
-    :class:`~synapse_replication.storage.postgres_stream.PostgresStream`.
+    An object of this class is passed to
+    :class:`~synapse_replication.storage.postgres_stream.PostgresStream` as its ``ids``.
 
     :param stream_name: the stream, for errors.
     :param instance_name: the name of this process.

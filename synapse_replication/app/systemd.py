@@ -214,8 +214,8 @@ class SystemdNotifier:
         if self._reports_lifecycle:
             becomes_ready = not self._is_ready and self._is_up and not status.not_ready
             changes += self._lifecycle_changes(becomes_ready)
-        # Changes that could not be sent are reported again at the next check. Only the
-        # extension of the timeout is not, as it is repeated every EXTEND_EVERY s.
+        # Changes that could not be sent are reported again at the next check. A failed
+        # extension of the timeout is not: the next one follows within EXTEND_EVERY s.
         if changes and self._send(*changes):
             self._reported = text
             self._is_ready = self._is_ready or becomes_ready

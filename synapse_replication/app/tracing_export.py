@@ -83,8 +83,8 @@ class SpanExport:
     def stop(self, reactor: Any) -> Deferred[None] | None:
         """Send the waiting spans.
 
-        After :data:`EXPORT_TIMEOUT` no further requests are made, because a collector
-        that does not answer would delay the stop by that time for each request.
+        No request begins after :data:`EXPORT_TIMEOUT`: if the collector does not
+        answer, each further request would delay the stop by as much.
 
         :return: a Deferred that fires when all are sent or the export has failed;
             ``None`` if there is nothing to export.

@@ -162,7 +162,7 @@ async def _await(running: Awaitable[Any]) -> None:
 def _resume(
     running: Coroutine[Any, Any, Any], waiting: Any, context: contextvars.Context
 ) -> Generator[Any, Any, None]:
-    """Drive a coroutine that was started by hand and waits for something.
+    """Drive a coroutine that was started with ``send()`` and is suspended.
 
     :param context: the context in which it was started.
     """

@@ -17,7 +17,7 @@ It receives the same messages from peers and
 
 Rows that the streamer sends together are preceded by a message with the stream's
 position before these rows, if it is known, because RDATA has no previous token. A
-reader therefore detects a gap before the following rows arrive, which would hide it.
+reader therefore detects a gap before these rows arrive and would hide the gap.
 Heartbeats report only tokens that were sent in a row or a POSITION, or that were not
 sent because there was no reader.
 
