@@ -29,7 +29,7 @@ class ReactorClock:
         self._wall_clock = wall_clock
 
     def seconds(self) -> float:
-        """Return the reactor's time in s; it jumps when the system clock is set."""
+        """Return the reactor's time in s, which jumps when the system clock is set."""
         return float(self._reactor.seconds())
 
     def time_msec(self) -> int:

@@ -3,7 +3,8 @@
 Theory of operation: :class:`CommandsOut` is the attribute ``send`` of the host. It is
 created before the command handler and connected to it later, so that the functions of
 ``modules`` can store it and subscribe to channels. While no link is up, the handler
-queues the commands.
+retains commands within a bound; see
+:mod:`~synapse_replication.handlers.sending.unsent`.
 """
 
 from __future__ import annotations
@@ -53,8 +54,7 @@ class CommandsOut:
         """Subscribe to a Redis channel in addition to the main one.
 
         :param channel_name: the part of the channel's name after ``<server_name>/``.
-            After subscribing to ``USER_IP``, the command sink's ``on_user_ip`` is
-            called.
+            Subscribe to ``USER_IP`` to have the command sink's ``on_user_ip`` called.
         :raises LocalProtocolError: if replication has started.
         """
         if self._handler is not None:
@@ -73,8 +73,8 @@ class CommandsOut:
     ) -> None:
         """Announce that a user started or stopped syncing with this process.
 
-        Syncing users are announced again on each new link, and withdrawn when the
-        process stops.
+        Syncing users are announced again on each new link. When a worker stops, it
+        withdraws its syncing users; the main process does not.
 
         :param last_sync_ms: when the user was last seen, in ms since the Unix epoch;
             by default the current time.
@@ -91,7 +91,11 @@ class CommandsOut:
         )
 
     def syncing_users(self) -> Iterable[SyncingUser]:
-        """Return the users that were announced as syncing with this process."""
+        """Return the users that are syncing with this process.
+
+        At most :data:`~synapse_replication.handlers.host_parts.MAX_USERS` are returned:
+        those that were announced last.
+        """
         return [
             SyncingUser(user_id, device_id, last_sync_ms)
             for (user_id, device_id), last_sync_ms in self._syncing.items()

@@ -5,16 +5,19 @@ The initial position of another writer is the first of these that exists:
 1. the position that the sink saved (its optional ``saved_positions()``); for a stream
    in memory only if the writer has not restarted since, see
    :class:`~synapse_replication.handlers.interfaces.EpochSink`;
-2. the writer's position in ``stream_positions``: a new sink receives the rows that are
-   written from now on. These positions are reported to the sink, so that it resumes
-   from them even if the process is killed before the first row;
-3. for a declared writer that has never written, the position of the stream's slowest
-   writer;
+2. if the sink saved no position of the stream, the writer's position in
+   ``stream_positions``: a new sink receives the rows that are written from now on;
+3. for a stream in the database, the lowest of the positions that rules 1 and 2 yield
+   for its writers;
 4. in a stream without declared writers, the last id that its sequence has allocated;
 5. otherwise, the beginning of the stream.
 
+A position beyond every allocated id is lowered. If the sink has ``saved_positions()``,
+the initial positions of declared writers that it has not saved are reported to it, so
+that it resumes from them even if the process is killed before the first row.
+
 The rows of a removed writer are fetched from the position that the sink saved. A new
-sink does not receive rows of removed writers.
+sink does not receive rows of writers that were removed before the start.
 """
 
 from __future__ import annotations
@@ -78,8 +81,9 @@ class StreamSetup:
 
     :param database: ``None`` if the configuration needs none.
     :param reactor: the reactor to which the database's threads return results.
-    :ivar empty_ranges: for each stream in the database that this process begins to
-        write: a range ``(start, end]`` of tokens in which it has no rows.
+    :ivar empty_ranges: by stream, a range ``(start, end]`` of tokens in which this
+        process has no rows; only for streams in the database that this process begins
+        to write.
     """
 
     def __init__(
@@ -97,7 +101,8 @@ class StreamSetup:
         self._saved: Positions = {}
         #: The stored positions by stream and writer; tokens as on the wire.
         self._stored: dict[str, dict[str, int]] = {}
-        #: Tokens above which removed writers have no rows, by stream and writer.
+        #: The tokens up to which rows of removed writers are skipped, by stream and
+        #: writer.
         self._skipped: dict[tuple[str, str], int] = {}
 
     async def run(self, sink: RowSink) -> None:
@@ -160,9 +165,10 @@ class StreamSetup:
         """Search for earlier rows of this process in a stream that it begins to write.
 
         Readers that learn of a new writer request its rows from their own positions. If
-        there are none, the backlog answers these requests from :attr:`empty_ranges`,
-        without the database. The search is limited to :data:`LOOK_BACK` ids, because
-        readers are not far behind, and scanning all of a big table might take minutes.
+        the search finds no rows, the backlog answers these requests from
+        :attr:`empty_ranges`, without the database. The search is limited to
+        :data:`LOOK_BACK` ids: readers are rarely farther behind, and scanning all of a
+        big table might take minutes.
         """
         name, me = stream.description.name, self._config.instance_name
         # An instance that may have written the stream before has a stored position.
@@ -231,7 +237,7 @@ class StreamSetup:
     async def _survey(
         self, name: str, stream: IdStream, ids: ReaderIds, finder: RemovedWriterFinder
     ) -> None:
-        """Report the removed writers that must be drained, and skip all others."""
+        """Report the removed writers to drain, and skip the other removed writers."""
         try:
             survey = await finder.survey()
         except psycopg2.Error as error:
@@ -320,7 +326,8 @@ class StreamSetup:
         """Return the positions, but lower those that exceed every allocated id.
 
         No row can have been delivered at such a position. If it were used, all new rows
-        up to it would be discarded.
+        up to it would be discarded. If the database cannot be queried, the positions
+        are returned unchanged.
         """
         if max(tokens.values(), default=FIRST_POSITION) <= FIRST_POSITION:
             return tokens
@@ -361,7 +368,7 @@ class StreamSetup:
         )
 
     async def _read_stored(self) -> None:
-        """Read the stored positions, retrying until the database is available."""
+        """Read the stored positions; retry until database and table are available."""
         streams = {
             name: self._id_stream(declared)
             for name, declared in declared_streams(self._config).items()
@@ -372,7 +379,7 @@ class StreamSetup:
 
         def read(txn: Any) -> dict[str, dict[str, int]]:
             if self._config.is_main:
-                # In a database without a homeserver, the table may not exist yet.
+                # Without a homeserver, nothing else creates ``stream_positions``.
                 prepare_database(txn)
             return {
                 name: read_stored_positions(txn, stream) if stream.writers else {}

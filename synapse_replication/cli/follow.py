@@ -61,7 +61,7 @@ class Filters:
     commands: frozenset[str] = frozenset()
 
     def admit_name(self, name: str) -> bool:
-        """Return whether commands of this name are printed."""
+        """Return whether commands of this name are selected."""
         return not self.commands or name in self.commands
 
     def admit_origin(self, command: Command | None) -> bool:
@@ -82,7 +82,8 @@ class ReceivedLine:
 
     :ivar time: the monotonic time of its arrival, in s.
     :ivar channel: the Redis channel; for direct TCP, the server's name.
-    :ivar line: the text of the line; in USER_IP, the access token is masked.
+    :ivar line: the text of the line. In USER_IP, the access token is masked, or all
+        fields if the line could not be parsed.
     :ivar name: the first word of the line.
     :ivar command: the parsed command; ``None`` if the line could not be parsed.
     :ivar error: why the line could not be parsed; empty if it was parsed.
@@ -97,7 +98,7 @@ class ReceivedLine:
 
 
 def parse_line(time: float, channel: str, line: bytes) -> ReceivedLine:
-    """Parse a line, and mask the access token in USER_IP."""
+    """Parse a line, and mask the access token of a USER_IP command."""
     text = line.decode("utf-8", "replace")
     name = text.split(" ", 1)[0]
     command: Command | None = None
@@ -224,7 +225,7 @@ class Follow:
             self._printer(received)
 
     def positions(self) -> list[tuple[str, str, int]]:
-        """Return the last position of each selected writer: (stream, writer, token)."""
+        """Return the last positions as sorted ``(stream, writer, token)`` tuples."""
         return [(*origin, token) for origin, token in sorted(self._positions.items())]
 
 

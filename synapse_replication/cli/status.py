@@ -2,10 +2,9 @@
 
 The command requests the status of each process in ``instance_map`` over HTTP, from its
 replication listener, with the ``worker_replication_secret``. Exit status: 0 if there is
-no problem; 1 if a writer is stalled, a name is used twice, or a process has had no link
-for a while or returns no valid status; 2 if the configuration is invalid, or its
-``instance_map`` is empty. With ``--watch``, the last responses determine the exit
-status.
+no problem; 1 if there is one, or no status could be shown; 2 if the configuration is
+invalid, or its ``instance_map`` is empty. :attr:`DeploymentStatus.is_well` lists the
+problems. With ``--watch``, the last update determines the exit status.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ class DeploymentStatus:
     def is_well(self) -> bool:
         """Whether each process returned a valid status, and none shows a problem.
 
-        Problems are stalled writers, names that two processes use, and a process that
-        has had no link for a while.
+        The problems that a status can show are a stalled writer, a name that two
+        processes use, and the lack of any link for some time.
         """
         return not self.unreachable and not any(
             status.stalled or status.duplicates or status.is_cut_off

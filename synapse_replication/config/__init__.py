@@ -1,1 +1,1 @@
-"""The configuration of one process: files, models, checks."""
+"""The configuration of a process and of its deployment: files, models, checks."""

@@ -53,7 +53,8 @@ class DatabaseConfig:
     """The connection parameters of PostgreSQL.
 
     :ivar conninfo: libpq's parameters by name.
-    :ivar max_connections: the most connections (Synapse's ``cp_max``).
+    :ivar max_connections: the maximum number of connections in the pool (Synapse's
+        ``cp_max``).
     """
 
     conninfo: Mapping[str, Any] = attrs.field(repr=False)
@@ -106,7 +107,7 @@ def read_shared(
     :param problems: problems are added to this list.
     :return: the merged files, and their valid sections; ``None`` instead of the
         sections if the invalid parts cannot be removed.
-    :raises ConfigError: if there is a problem, and no file contains a key.
+    :raises ConfigError: if the files have problems and contain no key.
     """
     merged = read_files(paths, problems)
     if problems and not merged.values:
@@ -140,7 +141,7 @@ def are_stored(streams: Sequence[str | TableStream]) -> bool:
     )
 
 
-#: The default for the most connections to the database.
+#: The default of ``cp_max``, the maximum number of connections to the database.
 DEFAULT_CONNECTIONS = 10
 
 _NO_NUMBER_OF_CONNECTIONS = (
@@ -320,9 +321,7 @@ class _WriterChecks:
 
 
 def _why_no_conninfo(conninfo: Mapping[str, Any]) -> str | None:
-    """Return why the driver rejects the parameters.
-
-    The text names the parameter, but repeats no value.
+    """Return why the driver rejects the parameters; the text repeats no value.
 
     :return: ``None`` if the parameters are valid, or the driver is not installed.
     """

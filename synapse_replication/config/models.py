@@ -7,7 +7,8 @@ keys that resemble a known key. In the sections that only this package defines
 unknown key is an error.
 
 Checks that involve more than one section, a file, or the kind of the process are in
-other modules of this package, most in :mod:`synapse_replication.config.process`. The
+other modules of this package, most of them in
+:mod:`synapse_replication.config.process`. The
 descriptions of the fields become the manual's reference of configuration keys.
 """
 
@@ -57,7 +58,8 @@ class DatabaseSection(ForeignSection):
         default_factory=dict,
         repr=False,
         description="Parameters of libpq (``host``, ``port``, ``dbname``, ``user``, "
-        "``password``, ...). ``cp_max`` is the most connections; the default is 10.",
+        "``password``, ...). ``cp_max`` is the maximum number of connections; the "
+        "default is 10.",
     )
 
 
@@ -229,7 +231,7 @@ class ListenerSection(ForeignSection):
 
     @property
     def resource_names(self) -> frozenset[str]:
-        """Names of the resources that this package can serve."""
+        """Names of the listener's resources that this package can serve."""
         if self.type == "metrics":
             return frozenset({"metrics"})
         names = {name for section in self.resources for name in section.names}
@@ -256,9 +258,10 @@ class SharedFile(ForeignSection):
     )
     stream_writers: Annotated[dict[str, Names], BeforeValidator(empty_if_none)] = Field(
         default_factory=dict,
-        description="The writers of streams: of a standard stream by Synapse's key for "
-        "it, of a declared stream by its name. The defaults are ``master`` and the "
-        "``writers`` of the declaration. Every instance writes ``caches``.",
+        description="The writers of each stream. A standard stream has Synapse's key; "
+        "by default, ``master`` writes it. The key of a declared stream is its name; "
+        "by default, the ``writers`` of the declaration write it. Every instance "
+        "writes ``caches``.",
     )
     instance_map: Annotated[
         dict[str, InstanceSection], BeforeValidator(empty_if_none)

@@ -28,7 +28,7 @@ __all__ = [
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 20.0
 
-#: The number of log lines that are shown when a process has failed.
+#: The maximum number of log lines that are shown when a process has failed.
 TAIL_LINES = 25
 
 
@@ -61,7 +61,10 @@ class ReplicationProcess:
         return 0 if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start or restart the process, without waiting until it is up."""
+        """Start the process, without waiting until it is up.
+
+        Call it again only after :meth:`wait` or :meth:`kill`.
+        """
         module = "synapse_replication"
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
@@ -140,7 +143,10 @@ class ReplicationProcess:
 
 
 def interrupt_on_termination() -> None:
-    """Raise ``KeyboardInterrupt`` on SIGTERM and SIGHUP, so that callers clean up."""
+    """Install handlers of SIGTERM and SIGHUP that raise ``KeyboardInterrupt``.
+
+    The process then cleans up as it does on Ctrl-C.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
 

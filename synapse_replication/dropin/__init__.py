@@ -1,1 +1,1 @@
-"""The one place that knows Synapse's own classes."""
+"""The only subpackage that uses Synapse's own classes."""

@@ -2,9 +2,9 @@
 
 Theory of operation: the host spends 25 to 50 µs on starting a background process: a log
 context, metrics, a span. Handling a row takes less time. Therefore, one background
-process of each kind is kept until the host shuts down; it never times out. It does
-nothing but hold its log context open, in which all work of its kind runs. Most work
-never waits for anything; it then runs in a plain call, without a Deferred.
+process of each kind is kept until the host shuts down; it never times out. It only
+holds its log context open. All work of its kind runs in that log context. Most work
+never waits; such work runs in a plain call, without a Deferred.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ class BackgroundProcessPool:
         return work
 
     def stop(self) -> None:
-        """End the background processes. Later work has a process of its own."""
+        """End the background processes.
+
+        Each piece of work that is started later has a background process of its own.
+        """
         self._is_stopped = True
         self._held.clear()
         held_until, self._held_until = self._held_until, []

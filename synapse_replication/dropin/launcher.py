@@ -124,7 +124,7 @@ def prepare(
     installed = installed_version()
     parts = dict.fromkeys(known.part for known in substitutions)
     announcement.prepare(list(parts), installed, version_problem(installed))
-    # `python -m` puts the working directory first, too.
+    # Put the working directory first, as `python -m` does.
     sys.path.insert(0, os.getcwd())
     load_hooks(hooks)
     # Use the environment, so that processes started by the module inherit the settings.

@@ -1,7 +1,7 @@
 """The names of Synapse that are replaced, with their signatures.
 
-The entries come from inspecting the installed packages: their names, and the parameters
-that ``inspect.signature`` returns.
+The names, and the parameters that ``inspect.signature`` returns, were read from
+installed packages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["PARTS", "PROVEN_VERSIONS", "SUBSTITUTIONS"]
 #: The versions of matrix-synapse with which this table was tested.
 PROVEN_VERSIONS: Final = ("1.153.0", "1.163.0", "1.163.1", "1.163.2")
 
-#: The parts that an operator can select, with a description.
+#: The parts that an operator can select, each with its description.
 PARTS: Final = {
     "commands": "the commands of the protocol",
     "protocol": "both ends of a direct TCP connection",

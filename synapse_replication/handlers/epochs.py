@@ -1,11 +1,11 @@
 """Tracks each instance's current epoch and the epoch of the rows already delivered.
 
-Theory of operation: a process that restarts has a new epoch. The newest epoch that was
-observed for an instance name is the *current* epoch; earlier epochs are *stale*, and
-messages with them are ignored. If messages with a stale epoch continue to arrive, a
-second process of the same name seems to run. After a goodbye with the current epoch, or
-some seconds without any message with it, the next message with a stale epoch makes the
-stale epoch current again.
+Theory of operation: a process that restarts has a new epoch. An instance name has one
+*current* epoch, usually the newest that was observed. Epochs that were current before
+are *stale*, and messages with them are ignored. If messages with a stale epoch continue
+to arrive, a second process of the same name seems to run. After a goodbye with the
+current epoch, or some seconds without any message with the current epoch, the next
+message with a stale epoch makes that epoch current again.
 
 Bounds: beyond a thousand names, the least recently seen name is evicted. A name whose
 epoch changes implausibly often is treated as that of several processes: its new epochs
@@ -14,8 +14,8 @@ are accepted only at a limited rate.
 A stream held in memory loses its rows when its writer restarts. For such a stream,
 :class:`HandledEpochs` therefore stores the epoch of the rows that were delivered. If
 that epoch differs from the writer's current one, or is not known, all rows are fetched
-again.
-The decision depends on this state and not on a notification, which may be lost.
+again. The decision depends on the stored epoch and not on a notification, which may be
+lost.
 
 See docs/failure-modes.rst: failure-duplicate-instance.
 """
@@ -145,7 +145,7 @@ class PeerEpochs:
         return status
 
     def leave(self, instance_name: str, epoch: str) -> None:
-        """Record a peer's goodbye, unless its epoch is stale."""
+        """Record a peer's goodbye, if ``epoch`` is the peer's current epoch."""
         peer = self._peers.get(instance_name)
         if peer is not None and peer.epoch == epoch:
             peer.said_goodbye = True

@@ -50,7 +50,7 @@ __all__ = ["RANGE_BYTES", "SUFFIXES", "find_recordings", "read_recordings"]
 #: The suffixes of recordings in a folder.
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 
-#: The size of the range of a plain file that one task reads, in bytes.
+#: The maximum size of a range of a plain file, in bytes.
 RANGE_BYTES: Final = 32 * 2**20
 
 #: The maximum number of lines in an Arrow batch.
@@ -60,7 +60,7 @@ _COUNTED_AT_ONCE: Final = 2**20
 
 @attrs.frozen
 class _Range:
-    """A part of a file that one task reads.
+    """A part of a file; one task reads all of it.
 
     :ivar path: the path of the file.
     :ivar recording: the name of the recording.

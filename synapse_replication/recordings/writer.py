@@ -4,7 +4,7 @@ A file is written as ``NAME.jsonl.partial``, and renamed to ``NAME.jsonl`` once 
 complete and synced, so that readers never find an incomplete ``NAME.jsonl``. A
 compressed file has ``.jsonl.gz`` instead of ``.jsonl``. ``NAME`` begins with the time
 of the file's first line in UTC, so names sort by time. If the process is killed, the
-next start completes its ``.partial`` file, without an incomplete last line.
+next start recovers the complete lines of its ``.partial`` file.
 
 Each line has the keys of a recording (``t``, ``channel``, ``line``), and ``time_ms``.
 USER_IP, which contains addresses and access tokens, is never written.
@@ -112,8 +112,8 @@ class RecordingFiles:
     def write(self, channel: str, line: bytes) -> None:
         """Write a line; skip USER_IP commands and lines of the channel of USER_IP.
 
-        :raises RecordingWriteError: if the line cannot be written; earlier lines
-            remain.
+        :raises RecordingWriteError: if the line cannot be written; lines that were
+            synced remain.
         """
         if line.lstrip().startswith(_USER_IP) or channel.endswith("/USER_IP"):
             return
@@ -133,10 +133,10 @@ class RecordingFiles:
                 self.roll()
 
     def tick(self) -> None:
-        """Sync the file to disk; close it once it is ``roll_seconds`` old.
+        """Sync the file to disk; close the file when it is ``roll_seconds`` old.
 
-        Call it once a second, so that a crash of the machine loses at most the lines of
-        about one second.
+        Call this method once a second, so that a crash of the machine loses at most the
+        lines of about one second.
 
         :raises RecordingWriteError: if the file cannot be written.
         """
@@ -217,14 +217,14 @@ class _explaining_os_errors:  # noqa: N801 -- used like a function
 
 
 def _complete_partial(partial: Path) -> None:
-    """Complete the file of a process that was killed, without an incomplete last line.
+    """Recover the complete lines of the file of a killed process.
 
     If no line is complete, remove the file.
     """
     name = partial.with_suffix("")
     repaired = partial.with_suffix(_REPAIRED)
     if name.exists():
-        # An earlier call of this function was killed after the rename.
+        # An earlier recovery was interrupted after the rename.
         partial.unlink()
         return
     compressed = name.suffix == ".gz"

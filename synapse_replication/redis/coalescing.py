@@ -3,9 +3,9 @@
 Theory of operation: after an idle period, the sender writes a message immediately,
 unless the message belongs to the extension. The sender buffers messages of the
 extension, and all messages published within :data:`COALESCE_WINDOW` after a write, and
-writes them together in the reactor's next turn. While the transport is paused, they
-remain buffered. On a transport without a socket, the sender writes every message
-immediately.
+writes them together in the reactor's next turn. On a transport without a socket, the
+sender writes every message immediately. While the transport is paused, all messages
+remain buffered.
 """
 
 from __future__ import annotations

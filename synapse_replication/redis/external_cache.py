@@ -22,8 +22,8 @@ class ExternalCache:
 
     :param factory: provides the connection; ``None`` to disable the cache.
     :param observer: notified of each successful request and its duration.
-    :param wait: returns an awaitable for a Deferred; a host may pass a function of its
-        own, which preserves its log contexts.
+    :param wait: returns an awaitable for a Deferred; a host may pass a function that
+        preserves the host's log contexts.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ExternalCache:
 
 
 def _connection(factory: SynapseRedisFactory) -> Any:
-    # txredisapi's own handler would wait for a connection without a time limit.
+    # txredisapi's own handler would wait for a connection, with no time limit.
     if not factory.pool:
         raise txredisapi.ConnectionError("there is currently no connection to Redis")
     return factory.pool[0]

@@ -101,7 +101,9 @@ class RedisOptions:
     def connect(
         self, reactor: Any, factory: ClientFactory, timeout: float
     ) -> IConnector:
-        """Open one connection to the address; ``sentinel`` is ignored.
+        """Open one connection to ``path``, or else to ``host`` and ``port``.
+
+        ``sentinel`` is ignored.
 
         :param reactor: must have the method that the options require: ``connectTCP``,
             ``connectSSL`` or ``connectUNIX``.

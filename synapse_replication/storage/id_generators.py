@@ -20,7 +20,7 @@ transaction.
 
 *No caller can block a position.* An id is finished as soon as its block is left, for
 whatever reason. If a caller abandons its request (by cancellation, or because its
-coroutine was closed or garbage-collected), its ids are finished, too. Finishing an id
+coroutine was closed or garbage-collected), its ids are also finished. Finishing an id
 does not wait for the database, so it is possible where waiting is not allowed. In one
 case the ids may be finished later: if the coroutine is closed or collected *inside* its
 block, its transaction may still be running in a thread, and may still commit. If the
@@ -35,9 +35,9 @@ storing the position fails, the block does not fail, since its row is committed;
 failure is reported, and the position is stored later. A stream without declared writers
 has no stored positions, so its blocks do not wait.
 
-*Threads.* All methods are thread-safe, except coroutines, callbacks,
-``get_announceable_token`` and the methods that blocks call, unless a docstring says
-otherwise; these belong to the reactor's thread. Finishing never waits for a lock; see
+*Threads.* Coroutines, callbacks, ``get_announceable_token`` and the methods that blocks
+call belong to the reactor's thread, unless a docstring says "Thread-safe". All other
+methods are thread-safe. Finishing never waits for a lock; see
 :mod:`~synapse_replication.storage.locked_positions`.
 
 See docs/failure-modes.rst: failure-cancelled-id, failure-out-of-order-finish,
@@ -243,7 +243,8 @@ class MultiWriterIdGenerator:
         thread.
 
         :param follows_others: whether to read the sequence if another writer announced
-            an id beyond its known value, so that the position soon follows that id.
+            an id beyond the sequence's known value. The position then soon follows that
+            id.
         """
         with self._positions.locked() as positions:
             token, is_beyond = positions.announceable, positions.is_beyond_sequence

@@ -1,16 +1,18 @@
 """Comparison of announced positions with the sequence: :class:`SequenceCheck`.
 
-Theory of operation: a committed id never exceeds its sequence, so the sequence can
-verify announcements. An announced id far beyond the known value of the sequence is held
-back until the sequence has been read again, and ignored if it exceeds the new value.
+Theory of operation: a committed id normally does not exceed its sequence, so the
+sequence can verify announcements. An announced id far beyond the known value of the
+sequence is held back until the sequence has been read again. It is ignored if it
+exceeds the new value.
 
 An instance may also announce another writer's id as its own position, but only after it
-has read a sequence that covers that id; it reads the sequence at most once per
-:data:`CHECK_SECONDS`, apart from reads for implausible ids. The sequence may be behind
-announced ids after a failover to a standby, or if an instance announced an id that was
-never allocated. A writer then advances the sequence by allocating ids that it does not
-use. Every later id is therefore greater than any position that a reader may have
-reached.
+has read a value of the sequence at or above that id. It reads the sequence at most once
+per :data:`CHECK_SECONDS`, apart from reads for implausible ids.
+
+The sequence may be behind announced ids after a failover to a standby, or if an
+instance announced an id that was never allocated. If the distance is plausible, a
+writer then advances the sequence by allocating ids that it does not use. Every later id
+is therefore greater than any position that a reader may have reached.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ class MemoryStream:
         return attrs.evolve(self._read(from_token, last_token), last_token=last_token)
 
     def is_plausible(self, instance_name: str, token: int) -> bool:
-        """Return whether a token is near enough to a writer's known position."""
+        """Return whether a token is not too far above a writer's known position."""
         return token <= self.current_token(instance_name) + self._plausible_distance
 
     def current_stream_token(self) -> MultiWriterStreamToken:
@@ -259,7 +259,7 @@ class MemoryStream:
         :param high: ``None`` for the rows up to :meth:`current_stream_token`.
         :param limit: the number of rows after which nothing more is fetched. The rows
             are fetched from each writer in pages of up to ``page_rows`` (more if one
-            token has more), so that the last of these may exceed the limit.
+            token has more), so the result may have more rows than the limit.
         :raises CatchUpError: if rows were evicted, or their writer did not answer.
         """
         low = MultiWriterStreamToken(0) if low is None else low

@@ -4,9 +4,9 @@ Theory of operation: a row on the wire is a JSON array whose elements are the fi
 an attrs class, in order. :class:`RowCodec` creates one decoder per class, for the tuple
 of the fields' types, so that text is parsed and validated in one pass in C. The row is
 then made from the values by the class that :func:`fast_class` returns. If a row does
-not match, which is rare, the rows are decoded again without types: a newer peer's row
-with additional fields is truncated and counted, a row without its last fields receives
-their defaults, and any other row is invalid.
+not match, which is rare, the rows are decoded again without types. In this second pass,
+additional fields of a newer peer's row are dropped, and the row is counted. Missing
+last fields receive their defaults. A row that still does not match is invalid.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ class PendingLines:
     def take(self, *, everything: bool) -> bytes:
         """Remove and return lines, without splitting the lines of one :meth:`add`.
 
-        :param everything: whether to return all lines; otherwise, stop at 64 KiB.
+        :param everything: whether to return all lines; otherwise, stop when they have
+            at least 64 KiB.
         """
         chunks = []
         size = 0

@@ -1,8 +1,7 @@
 """The items of a stream's queue, other than rows and POSITION commands.
 
-Theory of operation: each item belongs to a link, and is handled in queue order, after
-everything that was queued before it. Only a full queue is reordered; see
-:mod:`~synapse_replication.handlers.receiving.overflow`.
+Theory of operation: an item is handled after all items that were queued before it. Only
+a full queue is reordered; see :mod:`~synapse_replication.handlers.receiving.overflow`.
 """
 
 from __future__ import annotations
@@ -96,18 +95,19 @@ class DroppedRange:
 
     :param is_plausible: returns whether a token is plausible.
     :ivar lowest: the smallest plausible token of the rows dropped since the last reset;
-        ``None`` if there was none.
-    :ivar upto: the greatest plausible token of the items dropped since the last reset,
-        up to which rows must be fetched; ``None`` if there was none.
-    :ivar implausible_upto: the greatest implausible token; ``None`` if there was none.
+        ``None`` if no such token was dropped.
+    :ivar upto: the greatest plausible token of the items dropped since the last reset;
+        ``None`` if no such token was dropped. Rows up to it must be fetched.
+    :ivar implausible_upto: the greatest implausible token; ``None`` if all dropped
+        tokens were plausible.
     :ivar lowest_position: the smallest position of the dropped POSITION commands;
         ``None`` if none were dropped.
-    :ivar was_reset: whether one of the items reset the stream.
+    :ivar was_reset: whether one of the dropped items reset the stream.
     :ivar ends_in_batch: whether the last dropped rows belong to an unfinished batch;
         ``None`` if no rows were dropped.
     :ivar has_lost_row: whether one of the rows could not be parsed. Its token is
         unknown and may be above ``upto``.
-    :ivar rows: the number of dropped rows.
+    :ivar rows: the number of dropped rows, without those that could not be parsed.
     """
 
     instance_name: str

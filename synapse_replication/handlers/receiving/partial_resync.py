@@ -5,7 +5,7 @@ say that it has a backlog, the rows are requested from the backlog first. The wr
 serves only rows of that epoch, so that rows of different epochs are never mixed. If the
 request fails, the rows are fetched from the stream's own source. If the writer does not
 answer, or answers with an unexpected error, no further requests are made to it for a
-while, so that a hung process does not delay its readers' catch-ups with each page.
+while. Otherwise, a hung process would delay each page of its readers' catch-ups.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PartialResync:
     ) -> StreamUpdateResult | None:
         """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
-        :return: the page; ``None`` if no request can be made to the writer, or if the
+        :return: the page; ``None`` if no request was made to the writer, or if the
             request failed or made no progress.
         """
         epoch = self._epochs.epoch_of(instance_name)

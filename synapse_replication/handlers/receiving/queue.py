@@ -5,9 +5,9 @@ background process starts; it ends when the queue is empty. An idle stream there
 costs nothing, and a busy stream needs a single process for all items that arrive while
 the process runs.
 
-The total size of the items is bounded. When a new item exceeds the bound, and is not
-the only one, the owner's ``coalesce`` replaces the queued items with a few small ones.
-Memory is therefore bounded, and no other queue is delayed. Back-pressure on the
+The total size of the items is bounded, except that a single item may be larger. When
+the queue has several items whose total exceeds the bound, the owner's ``coalesce``
+replaces them with a few small ones. No other queue is delayed. Back-pressure on the
 connection was considered and rejected: it would delay the connection's other streams,
 and Redis disconnects subscribers that do not read.
 
@@ -57,7 +57,7 @@ class Pacer:
         self._started = self._last_work = self._clock.seconds()
 
     def count(self, rows: int) -> None:
-        """Add ``rows`` to the number of rows handled since the last break."""
+        """Count rows, or other items, that were handled since the last break."""
         self._rows += rows
         self._last_work = self._clock.seconds()
 
@@ -99,8 +99,9 @@ class DrainedQueue(Generic[ItemT]):
     :param consume: handles one item. It returns ``None`` if it has finished, and an
         awaitable otherwise. Its failures are reported, and affect only that item.
     :param coalesce: returns a few small items that replace the queued items.
-    :param pacer: decides before each item whether to take a break. ``consume`` counts
-        the rows that it handles, and may take breaks, too.
+    :param pacer: decides before each item whether to take a break. The queue counts
+        each item as one row. ``consume`` counts the rows that it handles, and may take
+        breaks itself.
     :param max_size: the largest total size of the items, in bytes.
     """
 

@@ -34,8 +34,8 @@ __all__ = ["ArchivedBatch", "RowsArchiver", "lag_of"]
 #: configured.
 _SLOW_START: Final = "Python worker failed to connect back"
 
-#: The default number of tasks per core in a batch. The more tasks there are, the
-#: shorter is the time in which cores are idle because only the last tasks still run.
+#: The default number of tasks per core in a batch. With more tasks, cores are idle for
+#: a shorter time while the last tasks of a batch run.
 _TASKS_PER_CORE: Final = 8
 
 #: The maximum number of attempts to write a batch when workers are slow to start.
@@ -59,12 +59,13 @@ class ArchivedBatch:
 
 
 class RowsArchiver:
-    """Archives complete rows: no row of their writer with a lower id can follow.
+    """Archives complete rows.
 
-    Not thread-safe.
+    A row is complete if its writer cannot commit a row with a lower id any more. Not
+    thread-safe.
 
     :param batch_ids: the maximum number of ids in a batch, unless a single part has
-        more; ``None`` for as many as :data:`_TASKS_PER_CORE` tasks per core read.
+        more; ``None`` for the number that :data:`_TASKS_PER_CORE` tasks per core read.
     """
 
     def __init__(
@@ -102,8 +103,9 @@ class RowsArchiver:
         :param done: called after each batch.
         :param stopped: called before each batch; returns whether to stop.
         :param report: called with further messages for the user.
-        :raises PipelineError: if the database or the archive fails, the archive is
-            ahead of the database, or another driver has committed. No rows are lost.
+        :raises PipelineError: if the database or the archive fails, the database has
+            no table of any stream, the archive is ahead of the database, or another
+            driver has committed. No rows are lost.
         """
         parts, start, end = self._plan()
         left = sum(part.size for part in parts)

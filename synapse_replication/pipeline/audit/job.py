@@ -329,7 +329,7 @@ def _in_tables(
 ) -> DataFrame:
     """Return the packed sightings of ids in the tables of the database.
 
-    Rows beyond the positions are included, because they may be committed, too.
+    Rows beyond the positions are included, because they may already be committed.
     """
     work = functools.partial(pack, source=Source.TABLES, nameless=facts.nameless)
     reach = json.dumps(facts.reach)
@@ -420,8 +420,8 @@ def _read_range(
     last: int,
     reach: int,
 ) -> DataFrame:
-    # Ids of an archive or a recording may exceed those of the database, whose reads
-    # reject such tokens.
+    # Ids of an archive or a recording may exceed those of the database. A read of the
+    # database rejects such tokens.
     return read_rows(
         session,
         settings,

@@ -1,1 +1,1 @@
-"""The job that computes positions from the tables, if a deployment has lost them."""
+"""The job that computes a deployment's lost positions from its tables."""

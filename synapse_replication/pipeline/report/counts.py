@@ -239,7 +239,10 @@ def _fetch(frame: DataFrame, to: Callable[..., _T]) -> list[_T]:
 
 
 def _utc(value: Any) -> Any:
-    """Convert a time to UTC: PySpark returns naive times in this process's zone."""
+    """Convert a time to UTC; return any other value unchanged.
+
+    PySpark returns naive times in this process's zone.
+    """
     if isinstance(value, datetime.datetime):
         return value.astimezone(datetime.timezone.utc)
     return value

@@ -5,8 +5,8 @@ transactions with higher ids. A reader whose offset is already beyond the row's 
 skip the row. The offset of a continuous read therefore never exceeds the token up to
 which no more rows can be committed:
 
-* A writer's rows are complete up to its position in ``stream_positions``, which a
-  writer stores only when all of its ids up to the position are finished.
+* A writer's rows are complete up to its position in ``stream_positions``: a writer
+  stores a position only when all of its ids up to that position are finished.
 * Rows without a known writer (account data, rows older than the writer column) are
   complete up to the smallest of these positions.
 * A declared writer without a position has not finished any id. A continuous reader
@@ -19,7 +19,8 @@ which no more rows can be committed:
   ids. (This requires that the transaction which allocates an id also writes the row, as
   in Synapse.)
 
-A standby has the same positions as the primary, but does not show the primary's locks.
+On a standby, the positions match the rows, even if the standby lags behind the primary.
+The primary's locks are not visible on a standby.
 docs/pipeline.rst, "Offsets", describes the guarantees.
 """
 

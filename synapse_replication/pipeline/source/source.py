@@ -55,7 +55,7 @@ class SynapseReplicationDataSource(DataSource):
         if options.form is RowForm.TYPED:
             assert options.streams is not None
             (stream,) = options.streams
-            # Return DDL text, because a Python worker has no session to parse it.
+            # Return the DDL text unparsed: a Python worker has no session to parse it.
             return options.catalog[stream].table.spark_ddl
         if options.form is RowForm.NONE:
             return StructType([field for field in ROWS_SCHEMA if field.name != "row"])
@@ -103,6 +103,6 @@ class PushdownReader(RowsReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Accept filters on stream, writer and token; yield the others."""
+        """Accept the filters that :func:`push_filters` can apply; yield the others."""
         self._wanted, left = push_filters(self._wanted, filters)
         yield from left

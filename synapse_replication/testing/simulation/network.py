@@ -79,7 +79,8 @@ class Pipe:
     :param latency: returns the latency in s for each write.
     :param splitting: how writes are split on arrival.
     :param deliver: called with the bytes that arrive.
-    :param at_end: called when the end arrives, after all bytes before :meth:`end`.
+    :param at_end: called when the end arrives, after all bytes that were written before
+        :meth:`end`.
     :ivar in_flight: the number of bytes that were written and have not arrived.
     :ivar is_cut: whether to accept bytes without delivering them.
     """
@@ -119,7 +120,7 @@ class Pipe:
         self._is_closed = True
 
     def end_within(self, seconds: float) -> None:
-        """Discard the bytes that would arrive too late, then deliver the end.
+        """Discard the bytes that would arrive too late, then send the end.
 
         :param seconds: the time within which bytes must arrive, in s.
         """
@@ -397,7 +398,7 @@ class SimulatedNetwork:
         return connection
 
     def process_died(self, reactor: Owner) -> None:
-        """Close all connections of the epoch of a process that has died."""
+        """Close all connections of an epoch whose process has died."""
         for connection in self.of_process(reactor.name):
             if connection.reactor is reactor:
                 connection.process_died()

@@ -69,7 +69,8 @@ class _Sightings:
     def least(self, of: _Array) -> _Array:
         """Return each id's smallest writer number among sightings that a mask selects.
 
-        :return: :data:`_NO_WRITER` if there is none.
+        For an id without such a sighting of a known writer, the number is
+        :data:`_NO_WRITER`.
         """
         writers = np.where(of & (self.writer >= 0), self.writer, _NO_WRITER)
         return np.minimum.reduceat(writers, self.starts)
@@ -77,7 +78,7 @@ class _Sightings:
     def greatest(self, of: _Array) -> _Array:
         """Return each id's greatest writer number among sightings that a mask selects.
 
-        :return: -1 if there is none.
+        For an id without such a sighting of a known writer, the number is -1.
         """
         return np.maximum.reduceat(np.where(of, self.writer, -1), self.starts)
 
@@ -94,10 +95,11 @@ def notable(
 ) -> pa.Table:
     """Return the ids that an audit has to examine, with NOTABLE_SCHEMA.
 
-    These are ids that have two writers, are in no table, are missing on the wire or in
-    the archive, or have two archived rows with the same ``row_index``. In addition, the
-    result has the first id of each run of consecutive ids, with the last id of the run,
-    and the first and the last archived id of each writer of a stream.
+    These are ids that have more than one writer in the tables and the archive together,
+    are in no table, are missing on the wire or in the archive, or have two archived
+    rows with the same ``row_index``. The result also has the first id of each run of
+    consecutive ids, in one row with the last id of that run. Finally, the result has
+    the first and the last archived id of each writer of each stream.
 
     :param seen: sightings: ``stream``, ``stream_id``, ``writer`` (null if unknown),
         ``source`` and ``row_index`` (used only for the archive). They must include all
