@@ -71,9 +71,9 @@ class CommandsOut:
         is_syncing: bool,
         last_sync_ms: int | None = None,
     ) -> None:
-        """Announce that a user started or stopped syncing with this process.
+        """Report that a user started or stopped syncing with this process.
 
-        Syncing users are announced again on each new link. When a worker stops, it
+        Syncing users are reported again on each new link. When a worker stops, it
         withdraws its syncing users; the main process does not.
 
         :param last_sync_ms: when the user was last seen, in ms since the Unix epoch;
@@ -94,7 +94,7 @@ class CommandsOut:
         """Return the users that are syncing with this process.
 
         At most :data:`~synapse_replication.handlers.host_parts.MAX_USERS` are returned:
-        those that were announced last.
+        those that were reported last.
         """
         return [
             SyncingUser(user_id, device_id, last_sync_ms)
@@ -122,25 +122,25 @@ class CommandsOut:
         )
 
     def send_federation_ack(self, token: int) -> None:
-        """Announce the token up to which this federation sender has sent events."""
+        """Report the token up to which this federation sender has sent events."""
         self._connected().send_federation_ack(token)
 
     def send_remote_server_up(self, server: str) -> None:
-        """Announce that a remote server is reachable again."""
+        """Report that a remote server is reachable again."""
         self._connected().send_remote_server_up(server)
 
     def send_lock_released(self, lock_name: str, lock_key: str) -> None:
-        """Announce that this process released a lock."""
+        """Report that this process released a lock."""
         self._connected().send_lock_released(
             self._identity.instance_name, lock_name, lock_key
         )
 
     def send_new_active_task(self, task_id: str) -> None:
-        """Announce that a new task is ready to run."""
+        """Report that a new task is ready to run."""
         self._connected().send_new_active_task(task_id)
 
     def send_cancel_task(self, task_id: str) -> None:
-        """Announce that a task is to be cancelled."""
+        """Request that a task be cancelled."""
         self._connected().send_cancel_task(task_id)
 
     def _connected(self) -> ReplicationCommandHandler:

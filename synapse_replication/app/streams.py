@@ -108,10 +108,13 @@ class StreamSetup:
     async def run(self, sink: RowSink) -> None:
         """Create the streams, and report their initial positions to the sink.
 
-        :raises SequenceBehindError: if ids would be allocated twice.
+        :raises SequenceBehindError: if a sequence is behind a table, or far behind the
+            stored positions.
         :raises StreamConfigurationError: if a stream is declared twice.
         :raises ConfigError: if the database's role lacks a privilege, or a stream's
             table or sequence is missing.
+        :raises CatchUpError: if the search for this process's earlier rows fails.
+        :raises psycopg2.Error: if another query fails.
         """
         try:
             await self._make_all(sink)

@@ -312,8 +312,8 @@ class SharedFile(ForeignSection):
         Annotated[int, Field(ge=0, le=_MAX_TORTURE_MS)] | None
     ) = Field(
         default=None,
-        description="For tests: the longest random delay of each stream, in ms. If "
-        "set, streams are also sent in random order.",
+        description="For tests: the longest random delay of each stream, in ms. If it "
+        "is not 0, streams are also sent in random order.",
     )
     synapse_replication: Annotated[OwnSection, BeforeValidator(empty_if_none)] = Field(
         default_factory=OwnSection,

@@ -53,7 +53,7 @@ class BackgroundProcessPool:
     Use it in the reactor's thread only.
 
     :param run: starts a background process: ``run(description, func)``. The host logs
-        an exception that ends the process.
+        an exception that ends the background process.
     """
 
     def __init__(self, run: Callable[[str, _Function], Deferred[Any]]) -> None:
@@ -90,7 +90,7 @@ class BackgroundProcessPool:
             waiting = context.run(running.send, None)
         except StopIteration:
             self._end(work)
-        except Exception as error:  # noqa: BLE001 -- raised in a process of the host
+        except Exception as error:  # noqa: BLE001 -- raised by _fail()
             self._end(work)
             self._fail(description, error)
         else:
@@ -124,7 +124,7 @@ class BackgroundProcessPool:
             error = None
             try:
                 await rest
-            except Exception as raised:  # noqa: BLE001 -- raised in another process
+            except Exception as raised:  # noqa: BLE001 -- raised by _fail()
                 error = raised
             # Reset the log context: the reactor's next call must not inherit it.
             self._context.set_current_context(self._context.SENTINEL_CONTEXT)

@@ -49,8 +49,8 @@ SETTLED_AFTER = 1.0
 #: The time without a message with the current epoch after which a stale epoch can
 #: replace it, in s: slightly longer than the interval of an idle instance's heartbeats.
 SILENT_AFTER = 6.0
-#: The shorter limit, in s, if all messages with the current epoch arrived within its
-#: first second: the first message may be a forged one, after which no others arrive.
+#: The shorter limit, in s, if all messages with the current epoch arrived within one
+#: second: the first message may have been forged, so that no other follows it.
 UNCONFIRMED_AFTER = 4.0
 
 

@@ -1,4 +1,6 @@
-"""Reads recordings, which ``follow --json`` and ``record`` write, as data frames.
+"""Reads recordings as data frames.
+
+Recordings are the output of ``follow --json``, and the files that ``record`` writes.
 
 Theory of operation: the driver lists files, and executors read them. A plain
 (uncompressed) file is divided into ranges of bytes; a line belongs to the range that

@@ -106,7 +106,7 @@ class RedisSenderProtocol(RedisProtocol):
 
     @override
     def authenticated(self) -> None:
-        """Make Redis close the previous connection, then continue.
+        """Make Redis close the previous connection, if that is possible; then continue.
 
         Otherwise Redis might read outdated positions, or half of a batch, from the
         previous connection after it has read the commands on this connection.

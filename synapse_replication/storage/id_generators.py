@@ -198,7 +198,8 @@ class MultiWriterIdGenerator:
         """Record that a writer's ids up to ``new_id`` are finished.
 
         An id far beyond the sequence is recorded only after the sequence has been read
-        again, and only if the sequence has allocated that id.
+        again, and only if the sequence has allocated that id. If the stream declares
+        its writers, ids of other instances are ignored.
         """
         id_ = self._sign * new_id
         with self._positions.locked() as positions:
@@ -229,9 +230,9 @@ class MultiWriterIdGenerator:
     def get_current_token_for_writer(self, instance_name: str) -> int:
         """Return the token up to which all ids of a writer are finished.
 
-        For this instance, it is the position that may be announced. For another
-        instance, it may be ahead of that instance's own announcements; see
-        :meth:`get_writer_position`.
+        For this instance, the position that may be announced can be behind this token;
+        see :meth:`get_announceable_token`. For another instance, the position that it
+        announced can be behind this token; see :meth:`get_writer_position`.
         """
         with self._positions.locked() as positions:
             return self._sign * positions.current_token(instance_name)
@@ -252,16 +253,20 @@ class MultiWriterIdGenerator:
         return self._sign * token
 
     def get_writer_position(self, instance_name: str) -> int:
-        """Return the latest position that a writer announced to this instance."""
+        """Return the latest position that a writer announced to this instance.
+
+        If the writer has announced none, return :meth:`get_persisted_upto_position`.
+        """
         with self._positions.locked() as positions:
             return self._sign * positions.writer_position(instance_name)
 
     def get_minimal_local_current_token(self) -> int:
         """Return this instance's greatest finished id that may be announced.
 
-        If this id is at or below a token, this instance has no rows between the token
-        and its own :meth:`get_current_token_for_writer`. The two methods may be called
-        in either order.
+        Before this instance has finished an id, return its initial position. If the
+        result is at or below a token, this instance has no rows between the token and
+        its own :meth:`get_current_token_for_writer`. The two methods may be called in
+        either order.
         """
         with self._positions.locked() as positions:
             return self._sign * positions.local

@@ -260,7 +260,8 @@ class MemoryStream:
         :param limit: the number of rows after which nothing more is fetched. The rows
             are fetched from each writer in pages of up to ``page_rows`` (more if one
             token has more), so the result may have more rows than the limit.
-        :raises CatchUpError: if rows were evicted, or their writer did not answer.
+        :raises CatchUpError: if rows were evicted, or cannot be fetched from their
+            writer.
         """
         low = MultiWriterStreamToken(0) if low is None else low
         high = self.current_stream_token() if high is None else high

@@ -107,7 +107,8 @@ class DroppedRange:
         ``None`` if no rows were dropped.
     :ivar has_lost_row: whether one of the rows could not be parsed. Its token is
         unknown and may be above ``upto``.
-    :ivar rows: the number of dropped rows, without those that could not be parsed.
+    :ivar rows: the number of dropped rows that have not been reported yet, without rows
+        that could not be parsed.
     """
 
     instance_name: str

@@ -11,7 +11,8 @@ replaces them with a few small ones. No other queue is delayed. Back-pressure on
 connection was considered and rejected: it would delay the connection's other streams,
 and Redis disconnects subscribers that do not read.
 
-Order is preserved within a queue, not across queues.
+The items of one queue are handled in order, except that ``coalesce`` may reorder them.
+There is no order across queues.
 """
 
 from __future__ import annotations
