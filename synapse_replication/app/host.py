@@ -45,14 +45,14 @@ class PositionsOnlySink:
 class StandaloneHost:
     """A :class:`~synapse_replication.handlers.interfaces.ReplicationHost`.
 
-    The functions that create the sinks have the host as argument. So the host receives
-    the sinks later, by :meth:`set_sink` and :meth:`set_command_sink`, but before the
-    functions of ``modules`` are called.
+    The functions that create the sinks take the host as an argument, so the host is
+    created without sinks. :meth:`set_sink` and :meth:`set_command_sink` add the sinks
+    before the functions of ``modules`` are called.
 
     :ivar hooks: delivers events to subscribed callbacks.
     :ivar send: sends commands to the other instances.
-    :ivar commands: receives the commands of other instances; the configured
-        ``command_sink``, if there is one.
+    :ivar commands: receives the commands of other instances: the configured
+        ``command_sink``, or by default a :class:`.SyncingUsers`.
     :ivar observer: receives all events.
     :ivar rows: delivers received rows to the sink.
     :param stores_user_ips: whether this process stores client IPs, even if its code

@@ -5,10 +5,10 @@ by its length or in chunks, is answered with 413 once its headers are read; the 
 not read. (Twisted would store the body, and parse it if it is a form, before calling
 any code of this package.) A request for a host that this listener does not serve may
 come from a web page whose domain was made to resolve to this machine (DNS rebinding);
-the request is answered with 421. A request whose host is an IP address is always
-served, because rebinding needs a domain name. When too many connections are open, the
-one that has been idle for the longest time is closed, so that idle clients cannot lock
-out others.
+the request is answered with 421, unless its path is public or requires a secret. A
+request whose host is an IP address is always served, because rebinding needs a domain
+name. When a client connects and too many connections are open, the one that has been
+idle for the longest time is closed, so that idle clients cannot lock out others.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ __all__ = ["MAX_CONNECTIONS", "BoundedSite", "served_hosts"]
 
 #: The default for the most connections that a listener has open at a time.
 MAX_CONNECTIONS: Final = 500
-#: The time that a client whose request was refused has to read the response, in s.
+#: The time that a client has to read a 413 response before its connection is closed, in
+#: s.
 _REFUSED_FOR: Final = 1.0
-#: Paths that are served under any host: a web page may read their content.
+#: Paths that are served under any host, because their content is not confidential.
 _PUBLIC_PATHS: Final = frozenset({b"/health"})
 _PORT: Final = re.compile(r":[0-9]*\Z")
 _TOO_LARGE: Final = b"requests to this listener must not have a body\n"

@@ -25,9 +25,10 @@ def load_factory(
 
     :param key: the section's key within ``synapse_replication``.
     :param files: the configuration files, for the error.
-    :return: a function with the host as argument, which calls the imported function
-        with the host and the section's ``config``.
-    :raises ConfigError: if the function cannot be imported, or is not callable.
+    :return: a function that takes the host and calls the imported function with the
+        host and the section's ``config``.
+    :raises ConfigError: if importing the module raises :exc:`ImportError`, or if the
+        module has no such function.
     """
     module_name, _, name = config.module.rpartition(".")
 
@@ -69,7 +70,8 @@ class Factories:
 def load_factories(config: ProcessConfig) -> Factories:
     """Import the functions that the configuration names.
 
-    :raises ConfigError: if a function cannot be imported.
+    :raises ConfigError: if :func:`load_factory` raises it for any function; the error
+        has the problems of all functions.
     """
     problems: list[ConfigProblem] = []
 

@@ -54,7 +54,7 @@ class Process(Protocol):
 
 
 def needs_restart(old: ProcessConfig, new: ProcessConfig) -> list[str]:
-    """Return the configuration keys that changed and are read only at startup."""
+    """Return the changed keys that take effect only after a restart of the process."""
     names = {
         "extension": "synapse_replication.extension.enabled",
         "tcp_connect": "synapse_replication.direct_tcp.connect",
@@ -152,14 +152,15 @@ class SupervisedProcess:
     def _apply_new_config(self) -> str:
         """Read the configuration, and apply the settings that can change.
 
-        :return: a short note for the operator; empty if all settings are in use.
+        :return: a short note for the operator; empty if the configuration is valid and
+            no change requires a restart.
         """
         try:
             new = self._read_config()
         except (ConfigError, OSError) as error:
             self.log.error(
                 "Cannot reload the configuration; the old one stays in use. Correct "
-                "the files and reload:\n{error}",
+                "the files, then reload the configuration again:\n{error}",
                 error=error,
             )
             self._process.configuration_reloaded(str(error), ())
@@ -185,7 +186,7 @@ class SupervisedProcess:
             return ""
         keys = ", ".join(later)
         self.log.warn(
-            "Changes of {keys} take effect only after a restart of this process",
+            "Changes to {keys} take effect only after a restart of this process",
             keys=keys,
         )
         return f"restart to use the new {keys}"

@@ -96,16 +96,16 @@ class HttpSection(StrictSection):
 class ReceivingSection(StrictSection):
     """Limits of the data and positions that are accepted from peers."""
 
-    # The default is far more than the ids announced between two queries of the
-    # sequence, and far fewer than would exhaust the ids of the sequence.
+    # The default is far greater than the number of ids announced between two queries of
+    # the sequence, and far smaller than the number of ids that the sequence has left.
     plausible_distance: Annotated[int, Field(ge=1000, le=2**40)] = Field(
         default=PLAUSIBLE_DISTANCE,
         description="The most ids by which a position may exceed the last known value "
         "of its stream's sequence without being verified by a query to the database. "
-        "For a stream held in memory, a position is compared with the writer's last "
-        "known one, and the writer is queried. A sequence is never advanced to a "
-        "position beyond this distance. The value must exceed the number of ids that a "
-        "stream uses in one transaction.",
+        "For a stream held in memory, the position is compared with the writer's last "
+        "known position, and the query goes to the writer. A sequence is never "
+        "advanced to a position beyond this distance. The value must exceed the number "
+        "of ids that a stream uses in one transaction.",
     )
     # The minimum suffices for the largest row over Redis.
     max_queue_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
@@ -165,13 +165,13 @@ class ExtensionSection(StrictSection):
     )
     backlog_rows: Annotated[int, Field(ge=0)] = Field(
         default=10_000,
-        description="The most rows of each stream that a writer retains for readers "
-        "that missed them; 0 for none.",
+        description="The most rows that a writer retains of each stream, for readers "
+        "that missed these rows; 0 for none.",
     )
     backlog_bytes: Annotated[int, Field(ge=0)] = Field(
         default=4 * 1024 * 1024,
-        description="The most memory in bytes, approximately, for the rows of each "
-        "stream that a writer retains.",
+        description="The approximate limit, in bytes, on the memory for the rows that "
+        "a writer retains of each stream.",
     )
 
 
@@ -187,8 +187,8 @@ class TracingSection(StrictSection):
     )
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
         default=1.0,
-        description="Share, from 0 to 1, of the traces begun in this process that is "
-        "recorded.",
+        description="The fraction of the traces begun in this process to record, "
+        "from 0 to 1.",
     )
     service_name: Annotated[str, Field(min_length=1)] = Field(
         default="synapse_replication",
@@ -214,7 +214,7 @@ def _to_stream(value: Any) -> Any:
         return value
     if not isinstance(value, dict):
         raise invalid(
-            "a stream is declared by a mapping, or by the name of a standard stream",
+            "each entry must be a mapping, or the name of a standard stream",
             "write name, table, id_column, columns, sequence and writers",
         )
     fields = {
@@ -237,7 +237,9 @@ def _to_stream(value: Any) -> Any:
         if field.default is attrs.NOTHING and name not in value
     ]
     if missing:
-        raise invalid(f"it lacks {', '.join(missing)}", "complete the declaration")
+        raise invalid(
+            f"the declaration lacks {', '.join(missing)}", "add the missing keys"
+        )
     try:
         return TableStream(**value)
     except StreamConfigurationError as error:
@@ -263,7 +265,7 @@ class OwnSection(StrictSection):
     command_sink: FactorySection | None = Field(
         default=None,
         description="``factory(host, config) -> CommandSink``: the sink receives the "
-        "commands that carry no rows.",
+        "commands for the host, such as ``USER_SYNC``.",
     )
     modules: Annotated[list[FactorySection], BeforeValidator(list_if_none)] = Field(
         default_factory=list,

@@ -46,8 +46,8 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("string", "write a text; in quotes if it looks like a number"),
     ("list", "write a list: one line for each entry, beginning with `- `"),
     ("dict", "write a mapping: indented `key: value` lines"),
-    ("too_short", "write at least one"),
-    ("literal", "write one of them"),
+    ("too_short", "write at least one entry"),
+    ("literal", "write one of these values"),
     ("model", "write a mapping: indented `key: value` lines"),
     ("greater", "write a number in the range"),
     ("less", "write a number in the range"),
@@ -116,11 +116,12 @@ def drop_invalid_sections(
 
     A missing or invalid ``server_name`` is replaced by ``unknown``.
 
-    :return: ``None`` if invalid parts remain after :data:`_MAX_ROUNDS` attempts.
+    :return: the validated content; ``None`` if invalid parts remain after
+        :data:`_MAX_ROUNDS` attempts.
     """
     values = copy.deepcopy(dict(merged.values))
-    # Removing a part may make its section invalid. The errors that this causes are not
-    # reported.
+    # Removing a part may make its section invalid. The errors of later rounds only
+    # determine what to remove next; they are not reported.
     for _ in range(_MAX_ROUNDS):
         for details in error.errors():
             _remove(values, details["loc"])
@@ -136,7 +137,7 @@ def _remove(values: dict[str, Any], path: KeyPath) -> None:
     """Remove the part at ``path``.
 
     If the part is in a list, remove the whole list. If the part is missing, remove the
-    section that lacks it.
+    section that lacks it; if a top-level key is missing, remove nothing.
     """
     if path[:2] in ((OWN_SECTION,), (OWN_SECTION, "streams")):
         # Which keys of stream_writers are valid depends on the declared streams.

@@ -2,10 +2,10 @@
 
 Theory of operation: the host opens one outbound connection, for publishing and for its
 cache, and passes it to the factory of the subscription. If the part ``redis`` is
-replaced, both connections come from this package. The subscription then sends its
-commands through the outbound connection's sender, which pipelines them. The
-subscription also includes the extension's channel if the command handler is replaced,
-too, and the extension is not disabled.
+replaced, both connections come from this package, and the subscription sends its
+commands through the outbound connection's sender, which pipelines the commands. If the
+command handler is also replaced, and the extension is not disabled, the subscription
+includes the extension's channel.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def lazyConnection(
     password: str | None = None,
     replyTimeout: float = 30.0,
 ) -> Any:
-    """Open an outbound connection, and return its handler before it is connected."""
+    """Begin to connect an outbound connection, and return its handler immediately."""
     factory = _outbound(
         hs, f"{host}:{port}", dbid, reconnect, username, password, replyTimeout
     )
@@ -187,7 +187,7 @@ def lazyUnixConnection(
     password: str | None = None,
     replyTimeout: float = 30.0,
 ) -> Any:
-    """Open an outbound connection to a Unix socket."""
+    """Begin to connect to a Unix socket, and return the connection's handler."""
     factory = _outbound(hs, path, dbid, reconnect, username, password, replyTimeout)
     hs.get_reactor().connectUNIX(path, factory, timeout=_CONNECT_TIMEOUT)
     return factory.handler
@@ -223,7 +223,7 @@ def _outbound(
 
 
 def close(factory: Any) -> None:
-    """Close a factory's connections, and stop it from reconnecting.
+    """Close a factory's connection, and stop the factory from reconnecting.
 
     The pending messages of an outbound connection are written first, if possible.
     """

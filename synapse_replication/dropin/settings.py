@@ -1,4 +1,4 @@
-"""Settings of a homeserver's process, which ``exec`` passes in its environment."""
+"""Settings that ``exec`` passes to a homeserver's process in environment variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DISTANCE = "SYNAPSE_REPLICATION_PLAUSIBLE_DISTANCE"
 
 
 def whole_number(variable: str, default: int) -> int:
-    """Return the number in an environment variable.
+    """Return the number in an environment variable; ``default`` if it is not set.
 
     :raises StreamConfigurationError: if the value is not a whole number of 0 or more.
     """
@@ -29,8 +29,9 @@ def whole_number(variable: str, default: int) -> int:
 
 
 def plausible_distance() -> int:
-    """Return the maximum distance, in ids, of a plausible position from its sequence.
+    """Return how far a plausible position may exceed its sequence's last value, in ids.
 
-    :raises StreamConfigurationError: if the environment variable is not a whole number.
+    :raises StreamConfigurationError: if the environment variable is not a whole number
+        of 0 or more.
     """
     return whole_number(DISTANCE, PLAUSIBLE_DISTANCE)

@@ -167,6 +167,8 @@ class ReplicationDataHandler:
     ) -> None:
         """Wait until a writer's rows up to ``position`` have been delivered.
 
+        If ``largest_token`` returns a lower token, wait only for the rows up to it.
+
         :param timeout: the timeout in s.
         :raises WaitTimeoutError: if the rows have not been delivered in time.
         """
@@ -195,6 +197,8 @@ class ReplicationDataHandler:
     ) -> None:
         """Wait until all rows at or below ``token`` have been delivered.
 
+        The part of ``token`` above the token that ``largest_token`` returns is ignored.
+
         :param timeout: the timeout in s.
         :raises WaitTimeoutError: if the rows have not been delivered in time.
         """
@@ -209,8 +213,9 @@ class ReplicationDataHandler:
     ) -> Callable[[], None]:
         """Call ``callback`` with the persisted-up-to token whenever it has advanced.
 
-        At that time, the rows of *every* writer up to the token have been delivered.
-        The callback runs in a reactor turn of its own, with the newest token.
+        The rows of *every* other writer up to the token have then been delivered, and
+        this process's own rows up to the token have been written. Each callback runs in
+        a reactor turn of its own.
 
         :return: a function that unsubscribes.
         :raises StreamConfigurationError: if the stream has no such token, for instance
@@ -219,7 +224,7 @@ class ReplicationDataHandler:
         return self._tokens.subscribe(stream_name, callback)
 
     def own_rows_written(self) -> None:
-        """Check the waiters soon: new rows of this process advanced its position."""
+        """Schedule a check of stream tokens, because this process has written rows."""
         if self._tokens.interests:
             self._tokens.schedule_check()
 

@@ -2,11 +2,11 @@
 
 Theory of operation: a command is delivered to the host's
 :class:`~synapse_replication.handlers.interfaces.CommandSink`. The following are not
-delivered: repeats of USER_SYNC, REMOTE_SERVER_UP and LOCK_RELEASED; USER_SYNC,
-CLEAR_USER_SYNC and LOCK_RELEASED that this process sent itself; and USER_IP if the host
-does not store client IPs. If REMOTE_SERVER_UP or LOCK_RELEASED arrives from a peer that
-connected to this process, the command is also relayed to the other peers that connected
-to this process.
+delivered: repeats of USER_SYNC; copies of REMOTE_SERVER_UP and LOCK_RELEASED that
+arrive on another link; USER_SYNC, CLEAR_USER_SYNC and LOCK_RELEASED that this process
+sent itself; and USER_IP if the host does not store client IPs. If a peer that connected
+to this process sends REMOTE_SERVER_UP or LOCK_RELEASED, the command is also relayed to
+the other peers that connected to this process.
 
 ``on_<COMMAND>`` methods are synchronous. They return an awaitable only if the host
 returns one.
@@ -152,8 +152,7 @@ class HostCommandHandler(CommandSender):
     ) -> _Waiting:
         """Notify the host that a remote server is reachable.
 
-        Repeats of the command are discarded. A command from a peer that connected to
-        this process is also relayed.
+        Copies of the command on other links are discarded; see :meth:`_relay`.
         """
         if not self._relay(connection, command):
             return None
@@ -164,8 +163,7 @@ class HostCommandHandler(CommandSender):
     ) -> _Waiting:
         """Notify the host that another instance released a lock.
 
-        Repeats of the command are discarded. A command from a peer that connected to
-        this process is also relayed.
+        Copies of the command on other links are discarded; see :meth:`_relay`.
         """
         if command.instance_name == self._instance_name:
             return None
@@ -202,13 +200,14 @@ class HostCommandHandler(CommandSender):
         return self._host.commands.on_invalidate_cache(command.cache_func, command.keys)
 
     def _relay(self, connection: ReplicationConnection, command: Command) -> bool:
-        """Relay a command once between the peers that connected to this process.
+        """Relay a command to the other peers that connected to this process.
 
-        A command that arrived on a link that this process opened is not relayed, and no
-        command is relayed on such a link: the server at its other end also relays
-        commands, so in a mesh the command would circulate for ever.
+        A copy is not relayed again. A command that arrived on a link that this process
+        opened is not relayed, and no command is relayed on such a link: the server at
+        the link's other end relays commands, too, so in a mesh the command would
+        circulate for ever.
 
-        :return: whether the command is new, so that it must be delivered to the host.
+        :return: whether to deliver the command to the host, because it is not a copy.
         """
         if len(self._links) < 2:
             # There is no peer to relay to, and no copy can arrive on another link.

@@ -52,7 +52,7 @@ class StreamTable:
         name = stream.description.name
         if name in self._streams:
             raise StreamConfigurationError(
-                f"stream {name} is declared twice; give one of them another name"
+                f"stream {name} is declared twice; rename or remove one of the two"
             )
         self._streams[name] = stream
         if is_written_here:
@@ -70,9 +70,9 @@ class StreamTable:
 class SyncingUsers:
     """A command sink that stores the users syncing with each instance.
 
-    It ignores all other commands: a stand-alone process has no caches, pushers or
-    clients. The function that the configuration key ``command_sink`` names can return a
-    subclass.
+    It handles USER_SYNC and CLEAR_USER_SYNC, and ignores all other commands: a
+    stand-alone process has no caches, pushers or clients. The function that the
+    configuration key ``command_sink`` names can return a subclass.
 
     :param max_users: the largest number of stored users; each counts once per device
         and instance. Beyond it, the least recently updated users are evicted.

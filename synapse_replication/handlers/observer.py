@@ -49,18 +49,18 @@ class DiscardReason(enum.Enum):
     OLD_TOKEN = "old_token"
     REDUNDANT_POSITION = "redundant_position"
     SUPERSEDED_BY_POSITION = "superseded_by_position"  #: an unfinished batch
-    UNDECODABLE = "undecodable"  #: a received row is fetched; a fetched one is skipped
+    UNDECODABLE = "undecodable"  #: a row in RDATA is fetched; a fetched row is skipped
     CATCHING_UP = "catching_up"  #: the row will be fetched instead
-    HANDLER_FAILED = "handler_failed"  #: the sink failed; the row is fetched again
+    HANDLER_FAILED = "handler_failed"  #: the sink failed; the row will be fetched
     IMPLAUSIBLE = "implausible"  #: beyond the last token that exists
-    REPEATED = "repeated"  #: an unchanged USER_SYNC, or a copy of a relayed command
+    REPEATED = "repeated"  #: an unchanged USER_SYNC, or a copy from another link
 
 
 class CommandDropReason(enum.Enum):
     """The reason why a command of this process was not sent."""
 
     QUEUE_FULL = "queue_full"  #: too many commands were waiting for a link
-    STOPPED = "stopped"  #: the process stopped before a link was established
+    STOPPED = "stopped"  #: the process stopped while it had no link
     FAILED = "failed"  #: sending it raised an exception; see the log
 
 
@@ -68,7 +68,7 @@ class Resync(enum.Enum):
     """The source of a catch-up's rows."""
 
     PARTIAL = "partial"  #: only the writer's backlog or memory
-    FULL = "full"  #: also the database, or the rows of a writer from the beginning
+    FULL = "full"  #: also the database, or the position was rewound
     FAILED = "failed"  #: no source: an attempt failed
 
 
@@ -84,7 +84,7 @@ class CatchUpEvent:
 
 @attrs.frozen
 class ConnectionBuffers:
-    """Fill levels of one connection's buffers, sampled at intervals.
+    """Fill levels of one connection's buffers, read for a scrape or the status.
 
     :ivar connection: the connection's name.
     :ivar pending_commands: the number of commands that wait for the transport.
@@ -108,8 +108,9 @@ class PeerHeartbeat:
     :ivar version: the version of this package that the peer runs; empty if not stated.
     :ivar where: the peer's location, for display; empty if not stated.
     :ivar is_leaving: whether this is a goodbye.
-    :ivar positions: for each stream that the peer writes, by name, a pair: the reported
-        token, and for how long, in s, the peer had been at it when it sent the message.
+    :ivar positions: pairs by stream name, for the streams that the peer writes: the
+        reported token, and the time in s for which the peer had been at that token when
+        it sent the message.
     """
 
     instance_name: str
@@ -143,12 +144,12 @@ class ReplicationObserver:
     # -- rows -----------------------------------------------------------------------
 
     def rows_received(self, stream_name: str, count: int) -> None:
-        """Record ``count`` received rows that were enqueued at their stream."""
+        """Record ``count`` received rows that were added to their stream's queue."""
 
     def discarded(
         self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
     ) -> None:
-        """Record rows, or one POSITION or repeated command, that were not delivered.
+        """Record rows, a position or a repeated command that was not delivered.
 
         For a repeated command, ``stream_name`` is the command's name. If the reason is
         ``UNKNOWN_STREAM``, the peer chose ``stream_name``, which must not become a
@@ -166,8 +167,8 @@ class ReplicationObserver:
     ) -> None:
         """Record that ``token`` arrived in a writer's rows or POSITION.
 
-        Of rows that arrived together, only the last token is reported. The rows up to
-        the token may still be queued, or may be discarded.
+        For rows that arrived together, only the last token of each writer is reported.
+        The rows up to the token may still be queued, or may be discarded.
         """
 
     def position_changed(
@@ -178,7 +179,10 @@ class ReplicationObserver:
     def stream_connected(
         self, connection: str, stream_name: str, instance_name: str
     ) -> None:
-        """Record that a writer's first POSITION on a link was handled completely."""
+        """Record that a writer became connected on a link.
+
+        Its first POSITION, or a report or an epoch that preceded it, was handled.
+        """
 
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
@@ -209,7 +213,10 @@ class ReplicationObserver:
     # -- catch-up ---------------------------------------------------------------------
 
     def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
-        """Record a catch-up, which lasts until the context ends."""
+        """Record a step of a catch-up. The step lasts until the context ends.
+
+        A catch-up that yields or is retried has several steps.
+        """
         return contextlib.nullcontext()
 
     def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
@@ -226,7 +233,7 @@ class ReplicationObserver:
     def removed_writer_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
-        """Record that a removed writer's rows are fetched up to ``upto_token``."""
+        """Record that the draining of a removed writer up to ``upto_token`` begins."""
 
     def removed_writer_drained(
         self, stream_name: str, instance_name: str, token: int
@@ -239,25 +246,25 @@ class ReplicationObserver:
     def backlog_requested(
         self, stream_name: str, instance_name: str, error: ReplicationError | None
     ) -> None:
-        """Record that a writer's backlog returned rows or failed.
+        """Record that rows were requested from a writer's backlog.
 
-        :param error: the failure; ``None`` if rows were returned.
+        :param error: the failure of the request; ``None`` if rows were returned.
         """
 
     def requesting_rows(
         self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
     ) -> AbstractContextManager[object]:
-        """Record a request to a writer for rows, which lasts until the context ends.
+        """Record a request for rows to a writer. It lasts until the context ends.
 
-        An observer may add ``headers``, which are passed to :meth:`serving_rows` at the
-        writer.
+        An observer may add ``headers``. At the writer, they are passed to
+        :meth:`serving_rows`.
         """
         return contextlib.nullcontext()
 
     def serving_rows(
         self, stream_name: str, headers: Mapping[str, str]
     ) -> AbstractContextManager[object]:
-        """Record a reader's request for rows, which lasts until the context ends.
+        """Record a reader's request for rows. It lasts until the context ends.
 
         :param headers: the request's headers, by name in lower case.
         """
@@ -307,7 +314,7 @@ class ReplicationObserver:
     def position_write(
         self, stream_name: str, instance_name: str, token: int
     ) -> AbstractContextManager[object]:
-        """Record a write of this position, which lasts until the context ends.
+        """Record a write of a position to the database, until the context ends.
 
         The function that exits the context may differ from the one that entered it.
         """
@@ -321,9 +328,9 @@ class ReplicationObserver:
     def position_persist_failed(
         self, stream_name: str, instance_name: str, token: int, error: BaseException
     ) -> None:
-        """Record a failure to persist the position, which is retried.
+        """Record a failure to persist the position. The write is retried.
 
-        :meth:`failure` is called, too.
+        :meth:`failure` is also called.
         """
 
     # -- connections ------------------------------------------------------------------
@@ -349,15 +356,15 @@ class ReplicationObserver:
     # -- external cache ---------------------------------------------------------------
 
     def external_cache_set(self, cache_name: str, seconds: float) -> None:
-        """Record a write to the external cache, which took ``seconds``."""
+        """Record a write to the external cache, and its duration in s."""
 
     def external_cache_get(self, cache_name: str, hit: bool, seconds: float) -> None:
-        """Record a read of the external cache, which took ``seconds``."""
+        """Record a read of the external cache, and its duration in s."""
 
     # -- work -------------------------------------------------------------------------
 
     def background_process(self, description: str) -> AbstractContextManager[object]:
-        """Record a background task, which lasts until the context ends."""
+        """Record a background task. It lasts until the context ends."""
         return _NOTHING
 
     def failure(self, what: str, error: BaseException) -> None:

@@ -161,7 +161,10 @@ class Children:
         self._cache: dict[tuple[str, ...], Any] = {}
 
     def get(self, *values: str) -> Any:
-        """Return the child for these label values, given without ``server_name``."""
+        """Return the child for these label values; beyond the limit, that of ``OTHER``.
+
+        :param values: the label values, without ``server_name``.
+        """
         child = self._cache.get(values)
         if child is None:
             if len(self._cache) >= MAX_CHILDREN:
@@ -209,9 +212,9 @@ class PrometheusObserver(ReplicationObserver):
         replication_metrics.scrape(server_name, self)
 
     def watch_buffers(self, source: Callable[[], Iterable[ConnectionBuffers]]) -> None:
-        """Read the buffers of some connections at each scrape.
+        """Read the buffers of a group of connections at each scrape.
 
-        :param source: returns the buffers of each open connection.
+        :param source: returns the buffers of the open connections in the group.
         """
         self._buffer_sources.append(source)
 

@@ -219,7 +219,7 @@ class SupervisedProcessTests(FilesMixin):
             self.assertEqual(level, "warn")
             self.assertEqual(
                 text,
-                "Changes of redis, synapse_replication.extension.enabled take effect "
+                "Changes to redis, synapse_replication.extension.enabled take effect "
                 "only after a restart of this process",
             )
         self.assertEqual(self.process.sizes, [])

@@ -288,12 +288,12 @@ synapse_replication:
             [invalid.partition(" synapse_replication.")[2] for invalid in problems_of],
             [
                 "streams[0]: 'tabel' is not a key of a stream; did you mean 'table'?",
-                "streams[1]: it lacks table, id_column, columns, sequence, writers; "
-                "complete the declaration",
+                "streams[1]: the declaration lacks table, id_column, columns, "
+                "sequence, writers; add the missing keys",
                 "streams[2]: stream a: table is 'B b'; write a plain SQL identifier: "
                 "lower-case letters, digits and _, at most 63 characters",
-                "streams[3]: a stream is declared by a mapping, or by the name of a "
-                "standard stream; write name, table, id_column, columns, sequence and "
+                "streams[3]: each entry must be a mapping, or the name of a standard "
+                "stream; write name, table, id_column, columns, sequence and "
                 "writers",
                 "streams[4]: 'nothing-like-it' is not a standard stream; declare it by "
                 f"its table, or write one of {', '.join(STANDARD_STREAMS)}",

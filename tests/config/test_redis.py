@@ -65,7 +65,7 @@ class RedisTests(FilesMixin):
         """Each problem has its key and a hint."""
         for section, *expected in (
             ("{master: m}", "sentinel.sentinels: is missing; add it"),
-            ("{master: m, sentinels: []}", "sentinels", "write at least one"),
+            ("{master: m, sentinels: []}", "sentinels", "write at least one entry"),
             ("{sentinels: s}", "redis.sentinel.master: is missing"),
             ("{master: m, sentinel: s, sentinels: s}", "did you mean 'sentinels'?"),
             ("{master: m, sentinels: ['a:b']}", "sentinels[0]: 'a:b'", "HOST:PORT"),

@@ -43,7 +43,9 @@ __all__ = ["archive_command"]
     help="Archive only the rows of this stream, not of all streams. May be repeated.",
 )
 @click.option(
-    "--once", is_flag=True, help="Archive all existing rows and recordings, then stop."
+    "--once",
+    is_flag=True,
+    help="Archive all complete rows and closed recordings, then stop.",
 )
 @click.option(
     "--every",
@@ -57,7 +59,8 @@ __all__ = ["archive_command"]
     "--batch-ids",
     type=click.IntRange(min=1),
     show_default="2,000,000 per core",
-    help="The most ids in one batch. Progress is saved after each batch.",
+    help="The most ids in one batch, unless a single part has more. Progress is saved "
+    "after each batch.",
 )
 @click.option(
     "--compact-files",
@@ -99,13 +102,13 @@ def archive_command(
     master: str | None,
     as_json: bool,
 ) -> None:
-    """Archive rows of all streams, and recordings, exactly once in Delta tables.
+    """Archive the rows of a database, and recordings, exactly once in Delta tables.
 
     Archives rows if a database is named with -c or --dsn, and recordings if
     --recording is given.
 
     Resumes after the last commit. Runs until SIGTERM or SIGINT, or, with --once, until
-    everything that exists is archived.
+    all complete rows and closed recordings are archived.
     """
     if settings is None and not recordings:
         raise click.UsageError(

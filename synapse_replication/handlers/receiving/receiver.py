@@ -8,7 +8,7 @@ The rows of a writer that is *live* on a link are delivered as they arrive. A *c
 with the writer begins if rows may be missing, for instance because of a gap before a
 POSITION or a reported position, a row that cannot be decoded, an implausible token, a
 batch with a lost row, a failure of the host, or a full queue. During a catch-up,
-arriving rows above its cursor are not delivered; they only raise the target.
+rows that arrive above its cursor are not delivered; they can only raise the target.
 The catch-up fetches one page at a time and yields to other work in the queue, so that
 it does not delay other writers of the stream. When the rows up to the target have been
 delivered, the writer is live again. A failed attempt is retried, after a delay, from
@@ -18,12 +18,13 @@ the next POSITION on another connection reveals the gap.
 A position beyond the plausible distance of the stream is verified: the range before it
 is fetched even if the writer announces that range as empty, so that the source confirms
 or refutes the position. If a row arrives soon afterwards in a range that a position
-skipped, the position was false, and the range is fetched again. This does not apply to
-resettable streams, which discard late rows, and idempotent streams, which deliver them.
+skipped, the position was false, and the range is fetched again. In a resettable stream,
+such a row is discarded instead; in an idempotent stream, it is delivered.
 
 Invariant: a writer's position advances to a token only if all of the writer's rows up
-to that token were delivered, or if a POSITION announced that there are none. The only
-exception is a fetched row that cannot be decoded, which is reported and skipped.
+to that token were delivered, or if a POSITION announced that the writer has no rows in
+the skipped range. The only exception is a fetched row that cannot be decoded; it is
+reported and skipped.
 
 See docs/failure-modes.rst: failure-rows-during-catch-up, failure-position-during-batch.
 """
@@ -142,8 +143,8 @@ class StreamReceiver:
         writer = link.writers.get((context.name, instance_name))
         current = context.stream.current_token(instance_name)
         is_below = token < current
-        # If the current position was reached without a row, a POSITION that confirms it
-        # is not redundant: it causes a query to the source.
+        # If the current position was reached without a row, a POSITION with this token
+        # as both tokens is not redundant: the source is queried about the position.
         is_redundant = is_below or (
             token == current
             and (
@@ -163,6 +164,8 @@ class StreamReceiver:
         self, link: Link, instance_name: str, token: int, *, is_first: bool = False
     ) -> None:
         """Enqueue a position that a writer reported through the extension.
+
+        A report of the current position of a live writer is ignored.
 
         The report is handled after the rows and positions that arrived before it. If
         the reader is still behind the reported position when the report is handled, the

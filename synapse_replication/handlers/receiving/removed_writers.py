@@ -2,11 +2,11 @@
 
 Theory of operation: for each writer that a
 :class:`~synapse_replication.handlers.receiving.removed_writer_search.RemovedWriterSearch`
-has found, a catch-up to the token that the search returned is begun. None is begun if
-the reader has reached that token, if a drain of the writer is in progress, or if the
-writer is connected and its stored position was not deleted. If another catch-up of the
-writer is running on the link, the token is added to the claims of that catch-up
-instead: the tokens that the writer is said to have reached.
+has found, a catch-up to the token that the search returned is begun. No catch-up is
+begun if the reader has reached that token, if a drain of the writer is in progress, or
+if the writer is connected and its stored position was not deleted. If another catch-up
+with the writer is running or waiting for a retry on the link, the token becomes a claim
+of that catch-up instead, that is, a token that the writer is said to have reached.
 """
 
 from __future__ import annotations

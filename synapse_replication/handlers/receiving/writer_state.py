@@ -6,9 +6,10 @@ stored on the link, by (stream, writer), and is dropped with the link: unfinishe
 batches, whether a POSITION was handled, the running catch-up. The state of different
 writers or links is therefore never mixed.
 
-A writer is added to a link when its first POSITION on that link is handled, or a
-report, an epoch or a drain that precedes the POSITION. From then on, its complete
-batches are delivered as they arrive, except during a catch-up and after lost rows.
+A writer is added to a link when its first POSITION on that link is handled, even if the
+POSITION was dropped from a full queue, or when a report, an epoch or a drain that
+precedes the POSITION is handled. From then on, its complete batches are delivered as
+they arrive, except during a catch-up and after lost rows.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class CatchUpState:
     """A catch-up that is running or waiting for a retry.
 
     :ivar cursor: the token up to which rows were delivered.
-    :ivar target: the token up to which to fetch. It grows as new rows arrive, and
-        shrinks when the source refutes a claim.
+    :ivar target: the token up to which to fetch. It can grow when rows or positions
+        arrive, and shrinks when the source refutes the greatest claim.
     :ivar restart_token: the position to rewind to first; ``None`` if no rewind is
         needed, or after the rewind.
     :ivar epoch: the writer's new epoch, if that is the reason for the rewind.
@@ -93,7 +94,7 @@ class CatchUpState:
         self.claims.append(self.target)
 
     def add_claim(self, token: int) -> None:
-        """Record a claim, and raise a target that is below ``token`` to it."""
+        """Record a claim, and raise the target to at least ``token``."""
         if self.ahead is not None and token <= self.ahead.upto_token:
             # Request the page again: if its upper bound was false, the claimed row may
             # have been committed after the request.
@@ -114,7 +115,7 @@ class CatchUpState:
 
         The target becomes the greatest remaining claim. If no claim remains, no more
         rows are fetched. Fetching up to ``last_token`` instead could skip rows, because
-        rows below it may not be committed yet.
+        rows below ``last_token`` may not have been committed yet.
         """
         limit = last_token + tolerance
         self.claims = [claim for claim in self.claims if claim <= limit]
@@ -135,7 +136,7 @@ class LinkedWriter:
     :ivar pending: the rows of an unfinished batch, as JSON text.
     :ivar has_lost_rows: whether rows of the next batch, or rows before it, were dropped
         or never received, so that all rows up to the end of that batch must be fetched.
-    :ivar catch_up: the current catch-up; ``None`` while live.
+    :ivar catch_up: the current catch-up; ``None`` if there is none.
     :ivar is_connected: whether a POSITION, or a report or an epoch that preceded it,
         has been handled completely.
     """
@@ -184,12 +185,12 @@ class LinkedWriter:
     def mark_rows_lost(self, ends_in_batch: bool | None) -> None:
         """Record that rows after those in ``pending`` were lost before handling.
 
-        Rows that were already lost still count as lost, even if the dropped rows end a
-        batch: that may be a late batch, and not the one that lost rows.
+        The rows in ``pending`` are dropped. ``has_lost_rows`` remains true even if the
+        lost rows end a batch, because that batch may be a late one.
 
         :param ends_in_batch: whether the last lost rows belong to an unfinished batch;
-            ``None`` if only items without rows were dropped, such as POSITION commands:
-            the rows in ``pending`` are then dropped, too.
+            ``None`` if only items without rows, such as POSITION, were dropped from the
+            queue.
         """
         if ends_in_batch is None:
             self.drop_pending()

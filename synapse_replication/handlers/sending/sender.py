@@ -3,10 +3,11 @@
 Theory of operation: :class:`CommandSender` tracks the connections and, for each stream
 that this process writes, the token up to which its rows were sent, or were skipped
 because there was no reader. POSITION announces that token, not the newest committed
-token: if a row at or below it did not arrive, the reader must fetch that row.
+token: a reader that did not receive a row at or below the announced token must fetch
+that row.
 
 The first announcement on a connection has the same previous and new token. It makes no
-statement about earlier rows: a reader that has not delivered these will fetch them.
+statement about earlier rows: a reader that has not delivered them fetches them.
 
 See docs/failure-modes.rst: failure-unprompted-announcement.
 """
@@ -47,7 +48,7 @@ __all__ = ["CommandSender", "SendingListener"]
 
 
 class SendingListener(Protocol):
-    """Receiver of notifications, in order, of the rows and positions that are sent.
+    """Receiver of notifications about sent rows and positions, in sending order.
 
     No method may raise or wait.
     """
@@ -175,9 +176,10 @@ class CommandSender:
     def send_command(self, command: Command) -> None:
         """Send a command on every link, or retain it for the next link.
 
-        A failure on one link is reported and does not affect the others. If there is no
-        link, the command is retained within a bound, and may be replaced by a newer
-        one; see :mod:`~synapse_replication.handlers.sending.unsent`.
+        A failure on one link is reported and does not affect the other links. If there
+        is no link, and this sender does not retain commands, the command is dropped. A
+        retained command may be dropped because there are too many, or replaced by a
+        newer one; see :mod:`~synapse_replication.handlers.sending.unsent`.
         """
         if not self._links:
             if self._retains_unsent:
@@ -216,7 +218,7 @@ class CommandSender:
         is_syncing: bool,
         last_sync_ms: int,
     ) -> None:
-        """Report that a user started or stopped syncing with an instance.
+        """Report that a user started, continues or stopped syncing with an instance.
 
         :param instance_id: the random id of the instance's epoch.
         :param last_sync_ms: when the user last synced, in ms since 1970.
@@ -271,10 +273,11 @@ class CommandSender:
     # -- rows and positions ------------------------------------------------------------
 
     def last_sent_token(self, stream: Stream) -> int:
-        """Return the token up to which this process's rows of a stream were sent.
+        """Return the token up to which this process's rows were sent or skipped.
 
-        Before anything is sent, return the stream's current token: rows that were
-        committed earlier are not sent, and readers fetch them.
+        If nothing was sent before the first call, the current token becomes the last
+        sent token: rows that were committed earlier are not sent, and readers fetch
+        them.
         """
         name = stream.description.name
         token = self._last_sent_tokens.get(name)

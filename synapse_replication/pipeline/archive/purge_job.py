@@ -22,10 +22,10 @@ def purge_archive(
     dry_run: bool = False,
     progress: JobProgress | None = None,
 ) -> list[OldDay]:
-    """Remove all days before a date, and return these days.
+    """Remove the rows of all days before a date, and return these days.
 
-    :param dry_run: whether to only find the days, and not to remove them.
-    :param progress: shows a step for each table, and counts files.
+    :param dry_run: whether to only return the days, without removing rows.
+    :param progress: shows a step for each table and, if rows are removed, counts files.
     :raises PipelineError: if the archive does not exist, or cannot be read or written.
     """
     store = open_archive(archive)
