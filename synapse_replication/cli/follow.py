@@ -249,7 +249,8 @@ def make_follower(
     def end(error: OSError | None) -> None:
         nonlocal output_failed
         output_failed = True
-        # Python flushes standard output at exit, which would fail again.
+        # Python flushes standard output at exit. Redirect it, so that this flush does
+        # not fail as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
         if error is None:
             reactor.stop()

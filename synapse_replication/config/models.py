@@ -8,8 +8,8 @@ unknown key is an error.
 
 Checks that involve more than one section, a file, or the kind of the process are in
 other modules of this package, most of them in
-:mod:`synapse_replication.config.process`. The
-descriptions of the fields become the manual's reference of configuration keys.
+:mod:`synapse_replication.config.process`. The descriptions of the fields become the
+manual's reference of configuration keys.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class HttpConfig:
 
     :ivar allowed_hosts: host names for which the listeners answer requests, in
         addition to ``localhost``, the name of this machine, and all IP addresses.
-    :ivar max_connections: the most open connections of one listener.
+    :ivar max_connections: the maximum number of open connections of one listener.
     """
 
     allowed_hosts: tuple[str, ...] = ()
@@ -65,8 +65,8 @@ class HttpConfig:
 class ExtensionConfig:
     """The limits of the backlog of each stream.
 
-    :ivar backlog_rows: the most rows in a backlog.
-    :ivar backlog_bytes: the most memory that a backlog uses, in bytes, approximately.
+    :ivar backlog_rows: the maximum number of rows in a backlog.
+    :ivar backlog_bytes: the approximate maximum size of a backlog in memory, in bytes.
     """
 
     backlog_rows: int = 10_000

@@ -125,7 +125,7 @@ class ReplicationProcess:
         """Wait until the process has ended; kill it after :data:`STOP_TIMEOUT`.
 
         :return: the exit status, negative if a signal ended the process; ``None`` if
-            the process was not started since the last call.
+            the process has not been started since the last call of this method.
         """
         process, self._process = self._process, None
         if process is None:

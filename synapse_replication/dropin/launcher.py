@@ -138,7 +138,7 @@ def prepare(
 
 
 def describe_substitutions(substitutions: Sequence[Substitution]) -> str:
-    """Return a text that lists the replaced names and the tested versions."""
+    """Return a text with the replaced names, and the tested and installed versions."""
     width = max(len(known.part) for known in substitutions)
     lines = [
         f"{known.part:<{width}}  {known}\n{'':<{width}}    -> {known.replacement}"

@@ -20,18 +20,18 @@ transaction.
 
 *No caller can block a position.* An id is finished as soon as its block is left, for
 whatever reason. If a caller abandons its request (by cancellation, or because its
-coroutine was closed or garbage-collected), its ids are also finished. Finishing an id
-does not wait for the database, so it is possible where waiting is not allowed. In one
-case the ids may be finished later: if the coroutine is closed or collected *inside* its
-block, its transaction may still be running in a thread, and may still commit. If the
-database can report the end of transactions (a
+coroutine was closed or garbage-collected), the requested ids are finished. Finishing an
+id does not wait for the database, so it is possible where waiting is not allowed. In
+one case the ids may be finished later: if the coroutine is closed or collected *inside*
+its block, its transaction may still be running in a thread, and may still commit. If
+the database can report the end of transactions (a
 :class:`~synapse_replication.storage.database.Database` can, a host's own pool cannot),
 the ids are finished once all transactions requested so far have ended; otherwise, they
 are finished immediately.
 
 A block that is left without an exception waits until ``stream_positions`` has this
 instance's position, which covers the block's ids unless lower ids are unfinished. If
-storing the position fails, the block does not fail, since its row is committed; the
+storing the position fails, the block does not fail: its row is committed. The
 failure is reported, and the position is stored later. A stream without declared writers
 has no stored positions, so its blocks do not wait.
 
@@ -91,8 +91,8 @@ class MultiWriterIdGenerator:
     :param reactor: schedules calls from blocks that end in another thread.
     :param clock: schedules retries.
     :param on_finished: called in the reactor's thread after ids of this process were
-        finished, or the announceable position may have grown because the sequence was
-        read; for instance, it wakes the streamer.
+        finished, and after a read of the sequence that may have raised the announceable
+        position. For instance, the function wakes the streamer.
     :param observer: notified of upserts and their failures.
     """
 
@@ -238,10 +238,10 @@ class MultiWriterIdGenerator:
             return self._sign * positions.current_token(instance_name)
 
     def get_announceable_token(self, *, follows_others: bool = True) -> int:
-        """Return the position that this instance may send.
+        """Return the position that this instance may announce.
 
-        It does not exceed the known value of the sequence. Call it in the reactor's
-        thread.
+        The position does not exceed the known value of the sequence. Call this method
+        in the reactor's thread.
 
         :param follows_others: whether to read the sequence if another writer announced
             an id beyond the sequence's known value. The position then soon follows that

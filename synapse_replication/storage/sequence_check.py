@@ -54,7 +54,7 @@ class SequenceCheck:
     Use it in the reactor's thread, except :meth:`hold_back`.
 
     :param locked: returns a context manager that locks and yields the positions.
-    :param on_checked: called after a read from which something new was learned.
+    :param on_checked: called after a read that may have changed the positions.
     """
 
     def __init__(

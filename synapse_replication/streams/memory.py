@@ -74,15 +74,17 @@ class MemoryStream:
         only writer, or never reads.
     :param key: returns the key that a row describes; ``None`` if rows do not replace
         older rows.
-    :param max_rows: the most rows in the log, and the most keys whose newest evicted
-        row is retained.
-    :param max_bytes: the most bytes of JSON text in the log. The rows of the newest
-        token are retained even if they exceed ``max_bytes`` or ``max_rows``.
-    :param page_rows: rows per page of a catch-up.
+    :param max_rows: the maximum number of rows in the log, and of keys whose newest
+        evicted row is retained.
+    :param max_bytes: the maximum size of the JSON text in the log, in bytes. The rows
+        of the newest token are retained even if they exceed ``max_bytes`` or
+        ``max_rows``.
+    :param page_rows: the number of rows after which a page of a catch-up ends. The rows
+        of one token are not split.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
-    :param plausible_distance: the most by which a writer's announced position may
-        exceed its known position without a request to the writer.
+    :param plausible_distance: the maximum by which a writer's announced position may
+        exceed the writer's known position without a request to the writer.
     :raises StreamConfigurationError: if a bound is below 1.
     """
 
@@ -258,8 +260,7 @@ class MemoryStream:
         :param low: ``None`` for all rows that their writers still have.
         :param high: ``None`` for the rows up to :meth:`current_stream_token`.
         :param limit: the number of rows after which nothing more is fetched. The rows
-            are fetched from each writer in pages of up to ``page_rows`` (more if one
-            token has more), so the result may have more rows than the limit.
+            are fetched in pages, so the result may have more rows than the limit.
         :raises CatchUpError: if rows were evicted, or cannot be fetched from their
             writer.
         """
@@ -307,7 +308,7 @@ class MemoryStream:
                     yield token, (text,)
         if self._log:
             # Each token has one entry, so the index of an entry is the difference
-            # between its token and the first one.
+            # between its token and that of the first entry.
             start = max(0, from_token + 1 - self._log[0].token)
             for index in range(start, len(self._log)):
                 entry = self._log[index]
