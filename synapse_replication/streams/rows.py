@@ -225,7 +225,7 @@ class RowCodec(Generic[RowT]):
                 row = fast(*decode(text))
                 row.__class__ = row_type  # type: ignore[assignment]
                 rows.append(row)
-        except _BAD_JSON:
+        except Exception:  # noqa: BLE001 -- a row type's validators may raise anything
             return self._decode_carefully(texts)
         return DecodedRows(rows)
 
@@ -236,8 +236,8 @@ class RowCodec(Generic[RowT]):
             try:
                 value = decode_json(text)
                 row, more = self._from_json(value)
-            except (ValueError, msgspec.MsgspecError) as error:
-                raise RowDecodeError(self.stream_name, index, str(error)) from None
+            except Exception as error:  # noqa: BLE001 -- see above
+                raise self._error(index, error) from None
             rows.append(row)
             extra += more
         return DecodedRows(rows, extra)
@@ -261,8 +261,12 @@ class RowCodec(Generic[RowT]):
         """
         try:
             return self._from_json(value)[0]
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise RowDecodeError(self.stream_name, 0, str(error)) from None
+        except Exception as error:  # noqa: BLE001 -- see decode()
+            raise self._error(0, error) from None
+
+    def _error(self, index: int, error: Exception) -> RowDecodeError:
+        reason = str(error) or type(error).__name__
+        return RowDecodeError(self.stream_name, index, reason)
 
     def to_json(self, row: RowT) -> Any:
         """Return the JSON value of a row."""

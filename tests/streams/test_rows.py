@@ -253,8 +253,15 @@ class FastClassTests(SynchronousTestCase):
             for row_type in (Converted, Hooked, CustomInit)
         ]
         self.assertEqual([row.name for row in rows], ["A", "hooked", "own a"])
-        with self.assertRaisesRegex(ValueError, "not a"):
-            RowCodec("rows", Validated).decode([b'["a"]'])
+
+    def test_validator(self) -> None:
+        """A row that a validator rejects, by any exception, is a decoding error."""
+        for row_type, reason in ((Validated, "not a"), (Unchecked, "KeyError|'a'")):
+            codec: RowCodec[Any] = RowCodec("rows", row_type)
+            with self.assertRaisesRegex(RowDecodeError, reason):
+                codec.decode([b'["a"]'])
+            with self.assertRaisesRegex(RowDecodeError, reason):
+                codec.from_json(["a"])
 
 
 @attrs.frozen
@@ -285,6 +292,17 @@ class Validated:
     """A row with a validator."""
 
     name: str = attrs.field(validator=_refuse)
+
+
+def _look_up(row: object, field: object, value: str) -> None:
+    dict[str, str]()[value]
+
+
+@attrs.frozen
+class Unchecked:
+    """A row whose validator raises another exception than ValueError."""
+
+    name: str = attrs.field(validator=_look_up)
 
 
 @attrs.define
