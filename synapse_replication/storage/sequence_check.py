@@ -17,7 +17,7 @@ is therefore greater than any position that a reader may have reached.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -105,9 +105,16 @@ class SequenceCheck:
         self._is_running = True
         self._not_before = now + CHECK_SECONDS
         self._due = now + RECHECK_SECONDS
+        # A position that arrives during this read may be newer than its result.
+        held_back, self._held_back = self._held_back, {}
         self._database.transact(
             "check_sequence", self._read, autocommit=True
-        ).addCallbacks(self._succeeded, self._failed)
+        ).addCallbacks(
+            self._succeeded,
+            self._failed,
+            callbackArgs=(held_back,),
+            errbackArgs=(held_back,),
+        )
 
     def start_if_due(self, *, is_needed: bool) -> None:
         """Read the sequence if needed, or if the last read was long ago."""
@@ -131,9 +138,8 @@ class SequenceCheck:
             )
         return last
 
-    def _succeeded(self, last: int) -> None:
+    def _succeeded(self, last: int, held_back: Mapping[str, int]) -> None:
         self._is_running = False
-        held_back, self._held_back = self._held_back, {}
         with self._locked() as positions:
             is_news = positions.set_allocated(last) or bool(held_back)
             for instance_name, id_ in held_back.items():
@@ -144,11 +150,16 @@ class SequenceCheck:
             if id_ > last:
                 error = ImplausiblePositionError(name, instance_name, id_, last)
                 self._observer.failure(f"accepting a position of {name}", error)
+        if self._held_back:
+            self.start(immediately=True)
         if is_news:
             self._on_checked()
 
-    def _failed(self, failure: Failure) -> None:
+    def _failed(self, failure: Failure, held_back: Mapping[str, int]) -> None:
         self._is_running = False
+        for instance_name, id_ in held_back.items():
+            newer = self._held_back.get(instance_name, 0)
+            self._held_back[instance_name] = max(id_, newer)
         assert failure.value is not None
         self._observer.failure(
             f"reading sequence {self._stream.sequence}", failure.value

@@ -86,6 +86,21 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual(self.ids.get_announceable_token(), 500_000)
         self.assertEqual(self.observer.failures, [])
 
+    def test_far_position_during_a_read(self) -> None:
+        """A far position that arrives during a read is compared with a later read."""
+        self.with_sequence()
+        self.ids.advance("other", 9)
+        self.ids.get_announceable_token()
+        self.database.run()
+        self.database.sequence = 500_000
+        self.ids.advance("other", 500_000)
+        self.reactor.run_thread_calls()
+        self.database.answer()
+        self.assertEqual(self.observer.failures, [])
+        self.database.settle()
+        self.assertEqual(self.ids.get_positions()["other"], 500_000)
+        self.assertEqual(self.ids.get_announceable_token(), 500_000)
+
     def test_position_is_announced_once_confirmed(self) -> None:
         """
         Our announced position covers ids of other writers once the sequence confirms
