@@ -10,7 +10,7 @@ txredisapi, correct that:
   failure or a timeout aborts the connection, and the factory reconnects with a growing
   delay. Each protocol decides which reply means "established".
 - Only :meth:`RedisLink.link_proved` resets the delay.
-- Every connection is pinged once it is authenticated, and aborted if no reply arrives
+- Every authenticated connection is pinged at intervals, and aborted if no reply arrives
   in time.
 
 See docs/failure-modes.rst: failure-half-open, failure-failed-auth,
@@ -207,9 +207,9 @@ class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
 
 
 class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
-    """A txredisapi factory that detects half-open connections, and always reconnects.
+    """A txredisapi factory that detects half-open connections.
 
-    It stops reconnecting only when it is stopped.
+    It reconnects until it is stopped.
 
     Use it with ``reactor.connectTCP``, ``connectSSL`` or ``connectUNIX``. The
     positional arguments, which Synapse passes, are those of txredisapi's factory.

@@ -75,7 +75,7 @@ class SentinelMaster:
         self._options = attrs.evolve(options, sentinel=None, path=None)
         self._sentinel = sentinel
         self._observer = observer
-        # The Sentinel that answered last comes first.
+        # The first one is queried first. After an answer, it is the one that answered.
         self._addresses = list(sentinel.addresses)
         self._connectors: list[MasterConnector] = []
         self._waiters: list[Deferred[HostPort]] = []
@@ -241,7 +241,7 @@ class MasterConnector:
         self.factory.clientConnectionLost(self, reason)
 
     def follow(self, master: HostPort) -> None:
-        """Abort the connection if it is not to ``master``; the factory reconnects."""
+        """Abort a connection or attempt that is not to ``master``, and reconnect."""
         if self._inner is None or master == (self._options.host, self._options.port):
             return
         if not self.factory.links:
@@ -289,7 +289,7 @@ class _MasterFactory(ClientFactory):
 
 
 class _MasterQuery(ClientFactory):
-    """A query for the master's address to one Sentinel.
+    """A query of one Sentinel for the master's address.
 
     :ivar connector: set by the caller; cancelling ``answer`` disconnects it.
     :ivar answer: a Deferred that fires with the master's host and port.

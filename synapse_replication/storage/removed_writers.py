@@ -11,11 +11,13 @@ and stores its position too late to be seen, it allocates its ids even later: th
 greater than the value of the sequence that was read.
 
 Only a transaction that was open when its process was killed can still add rows.
-Therefore, if a writer without a stored position is found, the search waits for the open
-transactions that have written to the tables, and then reads the tables again.
+Therefore, if a writer without a stored position is found, the search waits for the end
+of the open transactions that have written to the tables, and then reads the tables
+again.
 
 No large table is scanned. An index on writer and id yields each writer's greatest row;
-with only an index on the id, the rows above the reader's positions are walked.
+with only an index on the id, the rows above the reader's positions are walked; a large
+table without such an index is not searched.
 
 See docs/failure-modes.rst: failure-wrong-writers.
 """
@@ -89,7 +91,8 @@ class WriterSurvey:
     :ivar absent: the writers without a stored position, among those that the reader
         knows and those in ``greatest``.
     :ivar open_transactions: the open transactions that have written to the tables.
-    :ivar last_row: the greatest id of a row that was found, of any writer. If an absent
+    :ivar last_row: the greatest id that was found in the tables, of any writer, limited
+        to ``upto`` if it is implausible; 0 if there is none. If an absent
         writer returns, its new ids are greater, so ``last_row`` is a valid position for
         a reader that has all rows of that writer, or needs none.
     """
@@ -111,7 +114,7 @@ def survey_writers(
     walk_from: int,
     walk_at_most: int | None = None,
 ) -> WriterSurvey:
-    """Find the writers of a stream whose rows no instance announces.
+    """Read the state of a stream's writers, to find the removed writers.
 
     Run it with autocommit: each statement must see everything committed before it.
 
@@ -121,8 +124,8 @@ def survey_writers(
     :param unknown: the reader's position for all other writers.
     :param walk_from: the id from which to walk a table without an index on the writer,
         unless ``handled`` has a lower position of a writer that is searched for.
-    :param walk_at_most: if ``walk_from`` is farther than this below the sequence's
-        value, it is raised to this distance; ``None`` for no limit.
+    :param walk_at_most: the greatest distance of ``walk_from`` below the sequence's
+        value; a lower ``walk_from`` is raised. ``None`` for no limit.
     """
     upto = read_sequence(txn, stream.sequence)
     stored = read_stored_positions(txn, stream)

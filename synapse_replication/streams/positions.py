@@ -1,7 +1,7 @@
 """Bookkeeping of a stream's ids: the positions up to which it is complete.
 
 Theory of operation. Every id of a stream comes from one sequence, which all writers
-share and which only grows. An id is *finished* once its transaction has committed or
+share and which only grows. An id is *finished* when its transaction has committed or
 can never commit. :class:`WriterPositions` is notified
 
 - before ids are fetched (:meth:`~WriterPositions.begin_fetch`), after they were fetched
@@ -11,10 +11,10 @@ can never commit. :class:`WriterPositions` is notified
 
 and derives from one consistent state
 
-- *announced*: the position that this instance may announce. At or below it, this
-  instance has no unfinished id, and is not fetching any. The position is always an id
-  that is known to be finished, of whichever writer, because peers rely on that (see
-  below);
+- *announced*: the position that this instance announces, unless it exceeds the
+  sequence's known value (see below). At or below it, this instance has no unfinished
+  id, and is not fetching any. The position is always an id that is known to be
+  finished, of any writer, because peers rely on that (see below);
 - *local*: the largest of this instance's finished ids at or below *announced*. If
   *local* is at or below a token, this instance has no rows between that token and
   *announced*;
@@ -27,15 +27,15 @@ finished when the fetch began. The ids that the fetch returns are greater; until
 are known, this instance announces nothing above the floor.
 
 Persisted-up-to advances in two ways. It is at least the smallest position of any
-writer. And while the ids directly above it are known to be finished one by one (5, 6,
-7), it advances over them, even if a writer is behind. This is why only finished ids are
-announced: if one instance announced another writer's unfinished id, all others would
-advance over it.
+writer. In addition, it advances over the ids directly above it that are known to be
+finished (from 4 over 5, 6 and 7), even if a writer is behind. Therefore only finished
+ids are announced: if one instance announced another writer's unfinished id, all other
+instances would advance over that id.
 
 A committed id never exceeds the sequence's value, so the sequence can verify
 announcements. If a writer announces an id beyond the known value, the id does not count
-towards the position that this instance sends (*announceable*) until the sequence has
-been read again. If a stream declares its writers, announcements of undeclared instances
+towards the position that this instance sends (*announceable*) until the known value has
+reached the id. If a stream declares its writers, announcements of undeclared instances
 are ignored.
 
 Ids in this module are distances from zero: positive even for streams that count down.
@@ -59,8 +59,8 @@ __all__ = [
 #: The position of a stream without rows. The first usable id is the next one.
 FIRST_POSITION = 1
 
-#: A position that exceeds its sequence by more than this is not accepted until the
-#: sequence has been read again, unless another distance is configured.
+#: The default plausible distance, in ids. A position that exceeds the known value of
+#: its sequence by more is not accepted until the sequence has been read again.
 PLAUSIBLE_DISTANCE = 100_000
 
 #: The most ranges of finished ids that are stored. Dropping a range is safe: it only
@@ -69,7 +69,7 @@ MAX_RANGES = 10_000
 
 
 class FinishedIds:
-    """A set of ids, stored as ranges: compact as long as there are few gaps.
+    """A set of ids, stored as ranges: compact if there are few gaps.
 
     :param max_ranges: the most ranges; if there are more, the greatest is dropped.
     """
@@ -137,7 +137,7 @@ class FinishedIds:
 class WriterPositions:
     """The positions of one stream's writers, as known to one instance.
 
-    Not thread-safe: callers hold a lock. Methods raise only documented errors.
+    Not thread-safe: callers hold a lock, except for :meth:`get_mark`.
 
     :param instance_name: this instance.
     :param writers: the declared writers; empty if every instance may write.
@@ -146,8 +146,8 @@ class WriterPositions:
     :param finished: further ids that are known to be finished, of any writer: the ids
         of committed rows.
     :param complete_upto: the id up to which all ids are known to be finished,
-        independently of the stored positions. It is also the initial position of every
-        writer if no position is stored.
+        independently of the stored positions. The initial position of a writer without
+        a stored position is at least this id.
     :param allocated: the last id that the sequence is known to have allocated;
         ``None`` if there is no sequence to compare with.
     :param plausible_distance: the most by which an announced id may exceed
@@ -191,8 +191,7 @@ class WriterPositions:
             for writer in declared
             if writer != instance_name
         }
-        # One entry per writer. An outdated entry is replaced when it becomes the
-        # smallest.
+        # One entry per writer; an outdated entry is replaced when it is the smallest.
         self._others_heap = [(id_, writer) for writer, id_ in self._others.items()]
         heapify(self._others_heap)
         # An instance that has just started has no ids in flight.
@@ -202,21 +201,21 @@ class WriterPositions:
         self._announceable = 0
         self._recompute()
 
-    # -- what is known ---------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------
 
     @property
     def persisted_upto(self) -> int:
-        """The token at or below which every writer's ids are finished. Never falls."""
+        """The token at or below which all writers' ids are finished; it never falls."""
         return self._persisted_upto
 
     @property
     def announced(self) -> int:
-        """The token at or below which this instance's ids are finished. Never falls."""
+        """The token at or below which own ids are finished; it never falls."""
         return self._announced
 
     @property
     def announceable(self) -> int:
-        """The position that this instance may send. Never falls.
+        """The position that this instance may send; it never falls.
 
         It is :attr:`announced`, unless that id exceeds the sequence's known value.
         """
@@ -241,7 +240,7 @@ class WriterPositions:
         )
 
     def get_mark(self) -> tuple[int | None, ...]:
-        """Return a value that changes if an own id becomes announceable; lock-free."""
+        """Return a value that changes if an own id becomes announceable."""
         return (self._announced, self._persisted_upto, self._local, self._allocated)
 
     def set_allocated(self, id_: int) -> bool:
@@ -258,7 +257,7 @@ class WriterPositions:
     def local(self) -> int:
         """The greatest of this instance's finished ids at or below ``announced``.
 
-        Right after the start it equals ``announced``, which covers rows written before.
+        Right after the start, it equals ``announced`` and covers all earlier rows.
         """
         return self._local
 
@@ -282,7 +281,10 @@ class WriterPositions:
         return self._fetches[fetch]
 
     def writer_position(self, instance_name: str) -> int:
-        """Return a writer's announced position; :attr:`announced` for this instance."""
+        """Return a writer's announced position.
+
+        It is :attr:`announced` for this instance, persisted-up-to for unknown writers.
+        """
         if self.is_writer and instance_name == self.instance_name:
             return self._announced
         return self._others.get(instance_name, self._persisted_upto)
@@ -290,7 +292,7 @@ class WriterPositions:
     def current_token(self, instance_name: str) -> int:
         """Return the greatest known position up to which a writer's ids are finished.
 
-        It exceeds :meth:`writer_position` if persisted-up-to does.
+        It is the greater of :meth:`writer_position` and :attr:`persisted_upto`.
         """
         position = self.writer_position(instance_name)
         upto = self._persisted_upto
@@ -303,7 +305,7 @@ class WriterPositions:
             positions[self.instance_name] = self._local
         return positions
 
-    # -- what happens ------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------
 
     def begin_fetch(self) -> int:
         """Record that ids are about to be fetched from the sequence.
@@ -317,9 +319,9 @@ class WriterPositions:
     def is_usable(self, fetch: int, id_: int) -> bool:
         """Return whether a fetched id may be used.
 
-        It may not be used if it is at or below the fetch's floor or is known already:
-        either the sequence went backwards, or the id is the position of a stream
-        without rows.
+        It may not be used if it is at or below the fetch's floor, or already known. In
+        that case, either the sequence went backwards, or the id is the position of a
+        stream without rows.
         """
         return (
             id_ > self.floor_of(fetch)
@@ -357,11 +359,10 @@ class WriterPositions:
         self._recompute()
 
     def advance(self, instance_name: str, id_: int) -> None:
-        """Record a writer's announcement: its ids up to ``id_`` are finished.
+        """Record a writer's announcement: the writer's ids up to ``id_`` are finished.
 
-        Positions never fall, but a smaller ``id_`` still shows that this id is
-        finished. If the stream declares its writers, announcements of undeclared
-        instances are ignored.
+        Positions never fall. A smaller ``id_`` is only recorded as finished. If the
+        stream declares its writers, announcements of undeclared instances are ignored.
         """
         if self._declared and instance_name not in self._declared:
             return
@@ -414,7 +415,7 @@ class WriterPositions:
         return None
 
     def _recompute(self) -> None:
-        """Recompute all positions from the fetched and finished ids."""
+        """Recompute this instance's positions and persisted-up-to."""
         # Comparisons instead of max() and min(), because this runs for every token.
         upto, announced = self._persisted_upto, self._announced
         slowest = self._slowest_other()

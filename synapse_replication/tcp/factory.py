@@ -168,9 +168,9 @@ class DirectTcpReplicationClientFactory(ClientFactory):
     call :meth:`connect` with any stream endpoint. A factory connects to one server, and
     cannot be used again after :meth:`stop`.
 
-    The delay between attempts grows to 5 s. It is reset only when a link is lost that
-    was established (SERVER was received with the expected name), unless the server sent
-    ERROR or violated the protocol. A server that closes every connection with ERROR, or
+    The delay between attempts grows to 5 s. It is reset when an established link is
+    lost (SERVER had been received with the expected name), unless the server sent ERROR
+    or violated the protocol. A server that closes every connection with ERROR, or
     before it has sent SERVER, is therefore not flooded with attempts.
 
     :param client_name: the name of this instance.

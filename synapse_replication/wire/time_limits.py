@@ -27,12 +27,12 @@ NAME_TIMEOUT: Final = 60.0
 #: loop.
 _SHORTEST_DELAY: Final = 0.001
 #: If a tick is late by more than this time, in s, the process was suspended or busy, or
-#: its clock stepped.
+#: the system clock was set.
 _LATE: Final = 1.0
 
 
 class TimeLimits:
-    """The time limits of one connection. All times are monotonic, in s.
+    """The time limits of one connection. All times are those of the host's clock, in s.
 
     :ivar last_sent: when a line was last sent.
     :ivar last_received: when any data last arrived.
@@ -55,7 +55,7 @@ class TimeLimits:
         return now >= self._closing_since + TIMEOUT
 
     def forgive_late_tick(self, now: float) -> None:
-        """If a tick is late, extend the limits by the time by which it is late.
+        """If a tick is late by more than 1 s, extend the limits by its delay.
 
         Data that the peer sent in the meantime may not have been read yet.
         """
@@ -72,7 +72,7 @@ class TimeLimits:
         """
         if is_connecting and now >= self._handshake_ends:
             return (
-                f"no NAME within {NAME_TIMEOUT:.0f} s; send it first"
+                f"no NAME within {NAME_TIMEOUT:.0f} s; send NAME as the first command"
                 if self._is_server
                 else f"no SERVER within {HANDSHAKE_TIMEOUT:.0f} s: is this the port of "
                 "a replication listener, and is TLS enabled at both ends or at neither?"

@@ -3,9 +3,9 @@
 First, a property of a stream's table records, for each writer, the range of the tokens
 to be purged; then, one commit removes the days. The table of recorded commands has no
 such property. After a crash between these steps, the property covers rows that still
-exist. This does not affect audits, and the next purge removes the rows. The commit is
-part of the table's history; a vacuum removes the files after the retention period. The
-offset does not change, so purged rows are not archived again.
+exist; audits are not affected, and the rows are removed when the purge is repeated. The
+commit is part of the table's history; a vacuum removes the files after the retention
+period. The offset does not change, so purged rows are not archived again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ATTEMPTS: Final = 10
 
 @attrs.frozen
 class OldDay:
-    """A day of a table that is to be purged.
+    """A day whose rows are to be removed from a table.
 
     :ivar stream: the name of the stream; ``None`` for the table of recorded
         commands.
@@ -76,7 +76,7 @@ def find_old_days(
 def purge_days(
     store: ArchiveStore, before: datetime.date, progress: JobProgress | None = None
 ) -> list[OldDay]:
-    """Remove all days before a date, and return these days.
+    """Remove the rows of all days before a date, and return these days.
 
     A driver may be running at the same time.
 

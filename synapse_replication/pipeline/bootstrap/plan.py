@@ -1,12 +1,12 @@
 """Plans the contents of ``stream_positions`` from the contents of the tables.
 
-A position means that all rows of its writer up to that id are committed. While no
-writer runs, no transaction is in progress, so any id up to the stream's greatest one
+A position means that all of its writer's rows up to that id have been committed. While
+no writer runs, no transaction is in progress, so any id up to the stream's greatest id
 would be a correct position. A writer with rows nevertheless gets the id of its own last
 row, because the homeserver would have stored this id. Only a writer without rows, or a
 writer of a stream whose tables do not record the writer, gets the greatest id of the
 stream: a lower position would delay every reader that waits for all writers. A stored
-position that is greater than the planned one is not changed. The functions perform no
+position that is at or beyond the planned one is not changed. The functions perform no
 I/O.
 """
 
@@ -37,8 +37,8 @@ Found = tuple[str, str, str | None, int]
 class StreamHistory:
     """The state of one stream in the database.
 
-    All ids are tokens, which are positive, except those in ``stored``, which have the
-    sign of the table.
+    The ids in ``stored`` have the sign of the table. All other ids are tokens, which
+    are positive.
 
     :ivar name: the name on the wire.
     :ivar positions_name: the name in ``stream_positions``.
@@ -143,7 +143,7 @@ def check_histories(histories: Iterable[StreamHistory]) -> None:
 def plan_positions(histories: Iterable[StreamHistory]) -> list[Change]:
     """Return the planned position of each writer, in the order of the streams.
 
-    A writer without a position is omitted if its stream has no rows.
+    A declared writer without a stored position is omitted if its stream has no rows.
     """
     return [change for history in histories for change in _plan(history)]
 

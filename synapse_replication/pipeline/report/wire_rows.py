@@ -23,8 +23,8 @@ __all__ = [
 def since_beginning(wire: DataFrame) -> DataFrame:
     """Set ``received_ts`` to the time since the beginning of the line's recording.
 
-    In the result, each recording begins on 1970-01-01. This is for recordings without a
-    date. The time of a damaged line is unknown.
+    In the result, each recording begins on 1970-01-01. Use this function for recordings
+    without a date. The time of a damaged line is null.
     """
     recording = Window.partitionBy("recording")
     # A damaged line is empty, and its ``t`` means nothing.

@@ -64,7 +64,7 @@ def range_sql(
     """Return the query for the rows of a span.
 
     The columns are ``stream_id``, ``instance_name``, ``written_us`` (µs since 1970) and
-    those of the stream's table. Rows are ordered by token, then by query, then by
+    the columns of the stream's table. Rows are ordered by token, then by query, then by
     column values, so that every read returns them in the same order.
 
     :param sole_writer: the writer of rows whose table does not record the writer.
@@ -218,8 +218,8 @@ def ids_sql(
 ) -> str | None:
     """Return the query for the tokens of a span in one table, in order.
 
-    The query returns at most ``limit`` tokens. If the table has an index of ids, the
-    server scans this index, and stops after the last token that it returns.
+    The query returns at most ``limit`` tokens. If the table has an index on the id, the
+    server can scan this index, and stop after ``limit`` tokens.
 
     :param last: whether to return the greatest token first.
     :return: the query; ``None`` if no row of the table can be in the span.

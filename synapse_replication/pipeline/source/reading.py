@@ -1,7 +1,7 @@
 """Reads the parts of a Spark task as Arrow batches, over the task's own connection.
 
-The server sends columns by binary ``COPY``, and the ADBC driver converts them to record
-batches as they arrive. This module builds JSON rows from the columns.
+The server sends columns by binary ``COPY``, and the ADBC driver converts the received
+data to record batches. This module builds JSON rows from the columns.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _with_stream(part: Part, batch: pa.RecordBatch, form: RowForm) -> pa.RecordB
 
 @contextmanager
 def connected(conninfo: Mapping[str, Any]) -> Iterator[Connection]:
-    """Open a connection for one task, whose queries return Arrow batches.
+    """Open a task's connection; queries on the connection return Arrow batches.
 
     :raises PipelineError: if the database cannot be reached.
     """
@@ -127,12 +127,12 @@ def read_part(
     *,
     with_columns: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """Read one part; yield batches of the key columns and, on request, the typed ones.
+    """Read one part; yield batches of the key columns and, if wanted, typed columns.
 
     Closing the iterator early cancels the query.
 
     :param conninfo: the parameters of the connection, for error messages.
-    :param with_columns: whether to read the typed columns, too.
+    :param with_columns: whether to also read the typed columns of the stream's table.
     :raises PipelineError: if the query fails.
     """
     import adbc_driver_manager

@@ -1,10 +1,11 @@
 """Shortens exceptions of Spark to one line.
 
-This package's errors name the problem and its solution. If a Python worker raises one,
-the driver gets its message within an exception of Spark, among a hundred lines of stack
-traces. :func:`shorten` extracts that message. If a file was removed while it was being
-read, :func:`shorten` returns an explanation. For any other failure, it returns the last
-exception of a Python traceback or, without a traceback, the first line of the message.
+This package's errors name the problem and its solution. If a Python worker raises such
+an error, the driver receives the error's message within an exception of Spark, among a
+hundred lines of stack traces. :func:`shorten` extracts that message. If a file was
+removed while it was being read, :func:`shorten` returns an explanation. For any other
+failure, it returns the last exception of a Python traceback or, without a traceback,
+the first line of the message.
 """
 
 from __future__ import annotations

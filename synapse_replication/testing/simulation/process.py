@@ -312,7 +312,7 @@ class Process:
         *,
         is_new: bool,
     ) -> None:
-        """Skip the rows of removed writers that this process need not drain."""
+        """For removed writers that need not be drained, skip all rows."""
         survey = await finder.survey()
         found = {} if is_new else finder.select(survey)
         for writer in survey.absent - found.keys():
@@ -418,7 +418,7 @@ class Process:
         return found
 
     async def _connect_to(self, instance_name: str) -> Neighbour:
-        """Return another process, to which a request is sent.
+        """Return the process to which a request is sent, after the network latency.
 
         :raises HttpCatchUpError: if the process does not respond.
         """

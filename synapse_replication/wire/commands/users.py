@@ -4,8 +4,8 @@ Notes on the format of USER_SYNC:
 
 * Only the device id may contain spaces, so the line is split from both ends. The text
   ``None`` as a device id means that there is no device id.
-* The older form has no device id and therefore fewer words; it is parsed, too. Only the
-  newer form is sent.
+* Older peers send a form without a device id, which is also parsed. Only the form with
+  a device id is sent.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _USER_IP_FIELDS = msgspec.json.Decoder(tuple[str, str, str, str | None, int])
 
 @attrs.frozen
 class UserSyncCommand(Command):
-    """Notice that a user started or stopped syncing with an instance.
+    """Notice that a user started, continues or stopped syncing with an instance.
 
     :ivar instance_id: the random id of the instance's epoch.
     :ivar user_id: contains no spaces.
-    :ivar device_id: may contain spaces; ``None`` if not known.
+    :ivar device_id: may contain spaces; ``None`` if the line has no device id.
     :ivar last_sync_ms: when the user last synced with the instance, in ms since 1970.
     """
 
@@ -93,7 +93,7 @@ class ClearUserSyncsCommand(Command):
 
 @attrs.frozen
 class UserIpCommand(Command):
-    """Notice of a user's request, published on a Redis channel of its own.
+    """Notice of a user's request. Over Redis, it is sent on a channel of its own.
 
     :ivar user_id: contains no spaces.
     :ivar access_token: secret, and therefore omitted from the ``repr``.

@@ -1,8 +1,9 @@
 """Checks for tokens beyond the last id that the stream's sequence has allocated.
 
-If a greater token was announced, sent or archived, the database is another one, or is
-in an older state: it was restored from a backup, or failed over to a standby that was
-behind. A database in an older state will allocate ids that have been used before.
+If a greater token was announced, sent or archived, then this is a different database,
+or it lost its latest changes: it was restored from a backup, or replaced by a standby
+that was behind. A database that lost its latest changes will allocate ids that have
+been used before.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def ahead_findings(
     """Find writers with tokens beyond the last allocated id of the stream.
 
     :param tokens: the result of :func:`.wire.wire_tokens`.
-    :param ids: the result of :func:`.ids.known_ids`, which has the last archived id
+    :param ids: the result of :func:`.ids.known_ids`. It includes the last archived id
         of each writer.
     :param last_allocated: the last id that each stream's sequence has allocated, read
         after the recordings, and after the archive was opened.
@@ -73,7 +74,7 @@ def ahead_findings(
 
 
 def _greatest_tokens(tokens: DataFrame) -> DataFrame:
-    """Return the greatest recorded token of each writer, and the line that has it."""
+    """Return the greatest recorded token of each writer, with its line."""
     return (
         tokens.select(*TOKEN_COLUMNS)
         .groupBy("stream", "instance_name")

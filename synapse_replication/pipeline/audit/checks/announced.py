@@ -61,8 +61,8 @@ def announced_absent(
     :param ids: the result of :func:`.ids.known_ids`.
     :param tokens: the result of :func:`.wire.wire_tokens`.
     :param idempotent: names of streams whose late rows are delivered.
-    :param sole_writers: the only writer of each stream whose tables do not record the
-        writer.
+    :param sole_writers: the writer of each stream that has a single writer and whose
+        tables do not record the writer.
     :return: the lost ids, each with the POSITION that skipped it: LOST_COLUMNS.
     """
     columns = tokens.select(*TOKEN_COLUMNS)
@@ -87,8 +87,7 @@ def announced_findings(
 
     :param lost: the result of :func:`announced_absent`.
     :param rows: at least the rows of each line's first few lost ids: ``stream``,
-        ``stream_id``, ``row_index``, ``row``, and ``source``, which names where the row
-        was found.
+        ``stream_id``, ``row_index``, ``row``, and ``source`` (where the row was found).
     :param tables: the tables of each stream.
     """
     columns = lost.select(*LOST_COLUMNS)
@@ -119,9 +118,9 @@ def announced_findings(
                 line_text(),
                 "' skips ",
                 sf.col("count"),
-                " committed rows that were never sent, the first with id ",
+                " ids with committed rows that were never sent; the first is ",
                 sf.col("first"),
-                ": readers have lost them",
+                ": readers have lost these rows",
             ],
             evidence={
                 "recording": sf.col("recording"),
@@ -143,15 +142,15 @@ def not_seen_findings(
 ) -> DataFrame:
     """Find rows that were never recorded, although later rows of their writer were.
 
-    Readers that received the later row, but not the missing one, have skipped the
-    latter. However, it may be only the recorder that did not receive it.
+    A reader that received a later row, but not the missing row, has skipped the missing
+    row. However, the recorder may be the only one that did not receive it.
 
     :param ids: the result of :func:`.ids.known_ids`.
     :param tokens: the result of :func:`.wire.wire_tokens`.
-    :param idempotent: names of streams whose late rows are delivered. These are not
-        checked.
-    :param sole_writers: the only writer of each stream whose tables do not record the
-        writer.
+    :param idempotent: names of streams whose late rows are delivered. These streams are
+        not checked.
+    :param sole_writers: the writer of each stream that has a single writer and whose
+        tables do not record the writer.
     """
     jumps = _jumps(tokens, idempotent)
     seen = _covered(_never_sent(ids, sole_writers), jumps)
@@ -179,12 +178,12 @@ def not_seen_findings(
                 sf.col("recording"),
                 ": ",
                 sf.col("count"),
-                " rows of ",
+                " ids of ",
                 sf.col("instance_name"),
                 "'s ",
                 sf.col("stream"),
-                " are missing between others: the recorder was disconnected, or the "
-                "rows were lost in transit",
+                " are missing between recorded ids: the recorder was disconnected, or "
+                "the rows were lost in transit",
             ],
             evidence={"recording": sf.col("recording"), "ids": sf.col("ids")},
         )
@@ -192,7 +191,7 @@ def not_seen_findings(
 
 
 def _jumps(tokens: DataFrame, idempotent: Collection[str]) -> DataFrame:
-    """Return the rows before which ids are missing, as lines that cover these ids.
+    """Return the rows before which ids were skipped, as lines that cover these ids.
 
     :return: TOKEN_COLUMNS, where ``prev_token`` is the greatest token that the
         recording has of the writer before the row.
@@ -229,9 +228,9 @@ def _never_sent(ids: DataFrame, sole_writers: Mapping[str, str]) -> DataFrame:
 def _covered(ids: DataFrame, spans: DataFrame) -> DataFrame:
     """Find the ids that a line of their writer covers, with that line.
 
-    A line covers the ids in ``(prev_token, token]``. If any of the lines that begin
-    below an id covers it, then the one with the greatest ``token`` does. So one pass in
-    the order of ids suffices, even if lines overlap.
+    A line covers the ids in ``(prev_token, token]``. If any line covers an id, then the
+    line with the greatest ``token`` of those that begin below the id covers it. So one
+    pass in the order of ids suffices, even if lines overlap.
     """
     reach = spans.groupBy(*_WRITER).agg(
         sf.min("prev_token").alias("low"), sf.max("token").alias("high")

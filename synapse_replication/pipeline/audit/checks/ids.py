@@ -1,8 +1,8 @@
 """Checks of ids: ids of two writers, ids without a row, and rows that were removed.
 
 All writers of a stream take ids from one sequence, so a gap between the ids of one
-writer mostly contains ids of other writers. :func:`known_ids` combines what the tables,
-the archive and the recordings contain about each id; the checks use its result.
+writer usually contains ids of other writers. :func:`known_ids` combines what the
+tables, the archive and the recordings contain about each id; the checks use its result.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ def known_ids(
         determines the number of tasks.
     :return: a row for each id that :func:`.notable.notable` selects. ``first_writer``
         and ``last_writer`` are the least and the greatest name of the id's writers in
-        tables and archive: they differ only if two writers used the id, and are null if
-        the writer is unknown. ``sender`` is the instance that sent the id, the one with
-        the least name if there are several, and null if the id was not sent. It is not
-        always the writer, because some instances send the rows of all instances.
-        ``repeated`` is whether two archived rows have the id and the same
+        tables and archive: they differ only if several writers used the id, and are
+        null if the writer is unknown. ``sender`` is the instance that sent the id, the
+        one with the least name if there are several, and null if the id was not sent.
+        It is not always the writer, because some instances send the rows of all
+        instances. ``repeated`` is whether two archived rows have the id and the same
         ``row_index``; they may be of two writers. ``run_last`` is the last id of a run
         of consecutive ids, and ``run_last_writer`` is the writer of that id, or its
         sender if the writer is unknown; both are set only for the first id of the run.
@@ -193,8 +193,8 @@ def gone_findings(ids: DataFrame) -> DataFrame:
                 sf.col("stream"),
                 " that ",
                 sf.col("instance_name"),
-                " wrote or sent have no row any more: the row was replaced by a newer "
-                "one, or deleted",
+                " wrote or sent have no rows any more: the rows were replaced by newer "
+                "rows, or deleted",
             ],
             evidence={"ids": sf.col("ids")},
         )

@@ -59,8 +59,8 @@ def wire_lines(wire: DataFrame) -> DataFrame:
     """Return the recorded lines, with only the columns that an audit needs.
 
     :param wire: the recorded lines, with WIRE_SCHEMA.
-    :return: TOKEN_COLUMNS, where ``is_row`` is null for commands other than RDATA and
-        POSITION, and ``is_damaged``, which is true for invalid records.
+    :return: TOKEN_COLUMNS and ``is_damaged``. ``is_row`` is null for commands other
+        than RDATA and POSITION; ``is_damaged`` is true for invalid records.
     """
     command = sf.col("command")
     return wire.select(
@@ -113,7 +113,7 @@ def line_text(prefix: str = "") -> Column:
 def order_findings(
     tokens: DataFrame, persisted: Collection[str], idempotent: Collection[str]
 ) -> DataFrame:
-    """Find late rows: readers have already advanced to their tokens or beyond.
+    """Find late rows: rows at or below a token that readers have already reached.
 
     Readers discard late rows, except those of idempotent streams. A row below a claim
     that does not cover the row's token is not late: readers that had not received the
@@ -293,8 +293,8 @@ def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
 def damage_findings(lines: DataFrame) -> DataFrame:
     """Find the recordings that contain invalid records.
 
-    A single invalid record at the end of a recording is a finding of its own kind: the
-    file is being written, or its recorder was killed.
+    If the only invalid record is the last one, the finding has a kind of its own: the
+    file was still being written, or its recorder was killed.
 
     :param lines: the result of :func:`wire_lines`.
     """
