@@ -140,13 +140,13 @@ class PostgresTests(PostgresMixin, TestCase):
             for n in range(20)
             for ids in generators
         )
-        # A block that fails does not wait until the position beyond its ids is stored:
-        # that may take a transaction after the current one.
-        for _ in range(3):
-            await self.database.settled()
+        # A block that fails does not wait until the position beyond its ids is stored.
+        # A further row, which is the last of its writer, waits for that.
+        for ids in generators:
+            last[ids.instance_name] = await self.write(ids)
         rows = [id_ for (id_,) in self.sql("SELECT stream_id FROM foobar")]
         self.assertEqual(len(rows), len(set(rows)))
-        self.assertEqual(len(rows), 3 * 16 * 4)
+        self.assertEqual(len(rows), 3 * (16 * 4 + 1))
         for ids in generators:
             mine = ids.get_minimal_local_current_token()
             self.assertGreaterEqual(mine, last[ids.instance_name])
