@@ -1,14 +1,15 @@
 """Limits of an HTTP listener on request bodies, hosts and connections.
 
 Theory of operation: no resource here accepts a body, so a request that announces one,
-by its length or in chunks, is answered with 413 once its headers are read; the body is
-not read. (Twisted would store the body, and parse it if it is a form, before calling
+by its length or in chunks, is answered with 413 after its headers were read; the body
+is not read. (Twisted would store the body, and parse it if it is a form, before calling
 any code of this package.) A request for a host that this listener does not serve may
 come from a web page whose domain was made to resolve to this machine (DNS rebinding);
-the request is answered with 421, unless its path is public or requires a secret. A
-request whose host is an IP address is always served, because rebinding needs a domain
-name. When a client connects and too many connections are open, the one that has been
-idle for the longest time is closed, so that idle clients cannot lock out others.
+the request is answered with 421. The host is not checked if the path is public or
+requires a secret, or if the listener is a Unix socket. An IP address is accepted as the
+host, because rebinding needs a domain name. When a client connects and the maximum
+number of connections is open, the one that has been idle for the longest time is
+closed, so that idle clients cannot lock out others.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def lazyConnection(
     password: str | None = None,
     replyTimeout: float = 30.0,
 ) -> Any:
-    """Begin to connect an outbound connection, and return its handler immediately."""
+    """Begin to open an outbound connection, and return its handler immediately."""
     factory = _outbound(
         hs, f"{host}:{port}", dbid, reconnect, username, password, replyTimeout
     )

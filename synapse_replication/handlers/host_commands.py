@@ -207,7 +207,7 @@ class HostCommandHandler(CommandSender):
         the link's other end relays commands, too, so in a mesh the command would
         circulate for ever.
 
-        :return: whether to deliver the command to the host, because it is not a copy.
+        :return: whether the command is not a copy and must be delivered to the host.
         """
         if len(self._links) < 2:
             # There is no peer to relay to, and no copy can arrive on another link.

@@ -254,7 +254,7 @@ class ReplicationObserver:
     def requesting_rows(
         self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
     ) -> AbstractContextManager[object]:
-        """Record a request for rows to a writer. It lasts until the context ends.
+        """Record a request for a writer's rows. It lasts until the context ends.
 
         An observer may add ``headers``. At the writer, they are passed to
         :meth:`serving_rows`.

@@ -92,7 +92,7 @@ class ReplicationMetrics(Collector):
         class.
     :param existing: metrics that the host has already registered, by name, with the
         same labels in the same order; they are used instead of new ones. Gauges that
-        are read at each scrape are never taken from it.
+        are read at each scrape are never taken from ``existing``.
     """
 
     def __init__(

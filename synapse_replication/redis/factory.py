@@ -351,7 +351,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         self._record_reason(why)
 
     def _record_reason(self, why: str) -> None:
-        # A server that does not know AUTH quotes its arguments.
+        # The error of a server that does not know AUTH quotes the arguments of AUTH.
         if self.password:
             why = why.replace(self.password, "***")
         self._why = self._why or why

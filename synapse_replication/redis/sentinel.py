@@ -13,7 +13,7 @@ that answered is queried first the next time. The queries are made
 
 A permanent subscription to ``+switch-master`` was considered and rejected: its
 connection can be half-open, and events are missed while it is reconnecting. A query
-always ends with an answer or a timeout.
+always ends with an answer, an error or a timeout.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SentinelMaster:
         self._options = attrs.evolve(options, sentinel=None, path=None)
         self._sentinel = sentinel
         self._observer = observer
-        # The first one is queried first. After an answer, it is the one that answered.
+        # The address of the Sentinel that gave the latest answer, if any, is first.
         self._addresses = list(sentinel.addresses)
         self._connectors: list[MasterConnector] = []
         self._waiters: list[Deferred[HostPort]] = []
@@ -379,7 +379,7 @@ class _MasterQueryProtocol(Protocol):
     def _fail(self, why: str) -> None:
         password = self._query.options.password
         if password:
-            # A server that does not know AUTH quotes its arguments.
+            # The error of a server that does not know AUTH quotes the password.
             why = why.replace(password, "***")
         self._query.failed(why)
         self._close()

@@ -91,10 +91,10 @@ class WriterSurvey:
     :ivar absent: the writers without a stored position, among those that the reader
         knows and those in ``greatest``.
     :ivar open_transactions: the open transactions that have written to the tables.
-    :ivar last_row: the greatest id that was found in the tables, of any writer, limited
-        to ``upto`` if it is implausible; 0 if there is none. If an absent
-        writer returns, its new ids are greater, so ``last_row`` is a valid position for
-        a reader that has all rows of that writer, or needs none.
+    :ivar last_row: the greatest id that was found in the tables, of any writer; 0 if
+        there is none. An implausible id counts as ``upto``. If an absent writer
+        returns, its new ids are greater, so ``last_row`` is a valid position for a
+        reader that has all rows of that writer, or needs none.
     """
 
     upto: int

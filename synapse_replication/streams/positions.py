@@ -26,8 +26,8 @@ greater ids. Therefore each fetch has a *floor*: the greatest id that was known 
 finished when the fetch began. The ids that the fetch returns are greater; until they
 are known, this instance announces nothing above the floor.
 
-Persisted-up-to advances in two ways. It is at least the smallest position of any
-writer. In addition, it advances over the ids directly above it that are known to be
+Persisted-up-to advances in two ways. It is at least the smallest of all writers'
+positions. In addition, it advances over the ids directly above it that are known to be
 finished (from 4 over 5, 6 and 7), even if a writer is behind. Therefore only finished
 ids are announced: if one instance announced another writer's unfinished id, all other
 instances would advance over that id.
@@ -230,7 +230,7 @@ class WriterPositions:
 
     @property
     def is_beyond_sequence(self) -> bool:
-        """Whether an id beyond the known value of the sequence was announced."""
+        """Whether a finished id exceeds the known value of the sequence."""
         return self._allocated is not None and self.max_finished > self._allocated
 
     def is_plausible(self, id_: int) -> bool:

@@ -102,8 +102,8 @@ class ReplicationStreamProtocolFactory(ServerFactory):
             self._observer.failure(
                 "accepting a direct TCP connection",
                 ConnectionError(
-                    f"{self._max_connections} peers are connected already, as many as "
-                    "direct_tcp.max_connections allows"
+                    f"refused: {self._max_connections} peers are already connected, "
+                    "the maximum of synapse_replication.direct_tcp.max_connections"
                 ),
             )
             return None

@@ -16,8 +16,8 @@ __all__ = ["HANDSHAKE_TIMEOUT", "NAME_TIMEOUT", "TimeLimits"]
 
 #: A PING is sent when no line has been sent for this time, in s.
 PING_INTERVAL: Final = 5.0
-#: A connection is closed when nothing has arrived for this time, in s. It is also the
-#: time limit of closing.
+#: After the peer's first PING, a connection is closed when nothing has arrived for this
+#: time, in s. It is also the time limit of closing.
 TIMEOUT: Final = 25.0
 #: The time that a client waits for SERVER, in s.
 HANDSHAKE_TIMEOUT: Final = 10.0

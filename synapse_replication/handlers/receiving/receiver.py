@@ -7,10 +7,10 @@ rows that arrived together are decoded together when they are handled.
 The rows of a writer that is *live* on a link are delivered as they arrive. A *catch-up*
 with the writer begins if rows may be missing, for instance because of a gap before a
 POSITION or a reported position, a row that cannot be decoded, an implausible token, a
-batch with a lost row, a failure of the host, or a full queue. During a catch-up,
-rows that arrive above its cursor are not delivered; they can only raise the target.
-The catch-up fetches one page at a time and yields to other work in the queue, so that
-it does not delay other writers of the stream. When the rows up to the target have been
+batch with a lost row, a failure of the host, or a full queue. During a catch-up, rows
+that arrive above its cursor are not delivered; they can only raise the target. The
+catch-up fetches one page at a time and yields to other work in the queue, so that it
+does not delay other writers of the stream. When the rows up to the target have been
 delivered, the writer is live again. A failed attempt is retried, after a delay, from
 the last delivered token. A catch-up is abandoned when its connection is lost, because
 the next POSITION on another connection reveals the gap.
@@ -130,7 +130,11 @@ class StreamReceiver:
         self._search.request(link)
 
     def enqueue_position(self, link: Link, position: PositionCommand) -> None:
-        """Enqueue a writer's POSITION, or discard it if it is redundant."""
+        """Enqueue a writer's POSITION, or discard it if it is redundant.
+
+        In a stream that is not resettable, a POSITION below the reader's position is
+        also enqueued as a reported position.
+        """
         context = self._context
         instance_name, token = position.instance_name, position.new_token
         context.observer.position_announced(context.name, instance_name, token)
@@ -171,8 +175,8 @@ class StreamReceiver:
         the reader is still behind the reported position when the report is handled, the
         missing rows are fetched.
 
-        :param is_first: whether the writer has just started, so that missing rows do
-            not count as a gap.
+        :param is_first: whether the writer has just started, so that this is its
+            initial position. Missing rows up to it do not count as a gap.
         """
         writer = link.writers.get((self._context.name, instance_name))
         current = self._context.stream.current_token(instance_name)

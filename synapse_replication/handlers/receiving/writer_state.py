@@ -6,10 +6,10 @@ stored on the link, by (stream, writer), and is dropped with the link: unfinishe
 batches, whether a POSITION was handled, the running catch-up. The state of different
 writers or links is therefore never mixed.
 
-A writer is added to a link when its first POSITION on that link is handled, even if the
-POSITION was dropped from a full queue, or when a report, an epoch or a drain that
-precedes the POSITION is handled. From then on, its complete batches are delivered as
-they arrive, except during a catch-up and after lost rows.
+A writer is added to a link when the first of the following is handled on that link: a
+POSITION, a dropped range that contained a POSITION, an epoch, a drain, or a report at
+or above the reader's position. From then on, the writer's complete batches are
+delivered as they arrive, except during a catch-up and after lost rows.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class LinkedWriter:
         return count
 
     def mark_rows_lost(self, ends_in_batch: bool | None) -> None:
-        """Record that rows after those in ``pending`` were lost before handling.
+        """Record that items after the rows in ``pending`` were lost before handling.
 
         The rows in ``pending`` are dropped. ``has_lost_rows`` remains true even if the
         lost rows end a batch, because that batch may be a late one.

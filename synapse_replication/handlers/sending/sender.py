@@ -78,7 +78,7 @@ class SendingListener(Protocol):
     def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Record that a POSITION was sent.
 
-        One that was sent only to a single client over direct TCP is not recorded.
+        A POSITION sent only to a single client over direct TCP is not recorded.
         """
         ...
 
@@ -178,8 +178,9 @@ class CommandSender:
 
         A failure on one link is reported and does not affect the other links. If there
         is no link, and this sender does not retain commands, the command is dropped. A
-        retained command may be dropped because there are too many, or replaced by a
-        newer one; see :mod:`~synapse_replication.handlers.sending.unsent`.
+        retained command may be replaced by a newer command, or dropped if too many
+        commands are retained; see
+        :mod:`~synapse_replication.handlers.sending.unsent`.
         """
         if not self._links:
             if self._retains_unsent:

@@ -67,7 +67,7 @@ def range_sql(
     the columns of the stream's table. Rows are ordered by token, then by query, then by
     column values, so that every read returns them in the same order.
 
-    :param sole_writer: the writer of rows whose table does not record the writer.
+    :param sole_writer: the writer of rows that do not record their writer.
     :param with_columns: whether to read columns other than the first three.
     :param join_details: whether to join details instead of looking them up row by row.
     """

@@ -92,7 +92,7 @@ class EventsStreamAllStateRow:
 
 @attrs.frozen
 class UnknownEventsStreamRow:
-    """A row of an unknown type from a newer peer, to be skipped.
+    """The data of a row of an unknown type from a newer peer; skip such rows.
 
     :ivar data: the JSON value.
     """

@@ -446,5 +446,5 @@ class Process:
         self.host.notifier.notify()
 
     def position(self, stream_name: str, writer: str) -> int:
-        """Return the position of this process for a writer."""
+        """Return the position of this process in a writer's rows."""
         return self.host.streams.get_streams()[stream_name].current_token(writer)

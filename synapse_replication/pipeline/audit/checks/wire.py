@@ -3,11 +3,11 @@
 The checks follow the behaviour of readers. In a stream that is stored in the database,
 a row advances a reader to the row's token. A POSITION whose previous token is lower
 than its new token is a *claim* that its writer has no rows above the previous token, up
-to and including the new one; it advances a reader to the new token. Readers discard
-rows at or below their position, except those of idempotent streams. A POSITION whose
-two tokens are equal is not a claim: readers that are behind the token query the
-database. A row with that token may follow the POSITION, or the recorder may have missed
-the row; neither is reported as a fault.
+to and including the new one; it advances a reader that has reached the previous token
+to the new token. Readers discard rows at or below their position, except those of
+idempotent streams. A POSITION whose two tokens are equal is not a claim: readers that
+are behind the token query the database. A row with that token may follow the POSITION,
+or the recorder may have missed the row; neither is reported as a fault.
 
 Streams held in memory are reset when their writer restarts, so their order is not
 checked.
