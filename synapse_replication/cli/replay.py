@@ -1,4 +1,4 @@
-"""``synapse-replication replay``: summarizes a recording of traffic."""
+"""``synapse-replication replay``: summarises a recording of traffic."""
 
 from __future__ import annotations
 

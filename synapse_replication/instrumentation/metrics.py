@@ -208,9 +208,10 @@ REFUSED_LINES = _counter(
 REFUSED_REQUESTS = _counter(
     "synapse_replication_refused_requests",
     "status",
-    help_text="HTTP requests that were refused, by status: 401 without the secret, "
-    "400 for bad parameters; 409 (another epoch) and 410 (rows that are not in the "
-    "backlog) are normal.",
+    help_text="HTTP requests and connections that were refused, by status, for "
+    "instance 401 without the secret, 400 for bad parameters, or 503 for too many "
+    "connections; 409 (another epoch) and 410 (rows that are not in the backlog) are "
+    "normal.",
 )
 EXTRA_FIELDS = _counter(
     "synapse_replication_rows_with_extra_fields",

@@ -167,7 +167,7 @@ def repair(
 ) -> tuple[list[Problem], Report]:
     """Repair all inconsistencies in one transaction, which the caller must commit.
 
-    Concurrent repairs are serialized by an advisory lock.
+    Concurrent repairs are serialised by an advisory lock.
 
     :return: the repaired problems, and the report after the repair.
     :raises StorageError: if inconsistencies remain; the caller must roll back.

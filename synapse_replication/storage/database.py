@@ -16,7 +16,7 @@ Call ``transact`` and ``close`` in the reactor's thread. The function passed to
 ``transact`` runs in one of the pool's threads, with a cursor of its own connection, and
 must not use anything else that is not thread-safe. The function may run more than once:
 a transaction is repeated if it failed because of a concurrent transaction (a
-serialization failure or a deadlock), or if its connection broke before the commit was
+serialisation failure or a deadlock), or if its connection broke before the commit was
 sent. A transaction is not repeated if the result of its commit was lost. With
 ``autocommit``, there is no separate commit: a function whose connection broke is
 repeated, although the server may have executed its statement.

@@ -141,7 +141,7 @@ class DecodedRows(Generic[RowT]):
 
 
 def fast_class(row_type: type[RowT]) -> type[RowT]:
-    """Return a subclass whose instances are initialized quickly and then become rows.
+    """Return a subclass whose instances are initialised quickly and then become rows.
 
     Use it like this::
 

@@ -65,7 +65,7 @@ def render_page(data: ReportData, plots: Sequence[Plot]) -> str:
 
 
 def judge(data: ReportData) -> Verdict:
-    """Summarize the result of an audit in one line."""
+    """Summarise the result of an audit in one line."""
     if data.findings is None:
         return Verdict("busy", "Not audited: the sources were not compared")
     errors = data.finding_count.get("error", 0)

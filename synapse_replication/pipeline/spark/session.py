@@ -115,7 +115,7 @@ def job_session(
 
 
 #: Settings for sessions that are short, or whose tasks work mostly in Python. In these,
-#: Java's optimizing compiler costs more time than it saves.
+#: Java's optimising compiler costs more time than it saves.
 SCHEDULES_ONLY = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
 
 

@@ -27,7 +27,7 @@ _MAKE_VERSION = """
 def prepare_database(txn: Any) -> int:
     """Apply the deltas that a database lacks, in one transaction.
 
-    The caller must commit the transaction. An advisory lock serializes concurrent
+    The caller must commit the transaction. An advisory lock serialises concurrent
     processes.
 
     :param txn: a cursor.

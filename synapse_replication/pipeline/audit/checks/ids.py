@@ -60,7 +60,7 @@ _IDS_SCHEMA: Final = (
 )
 
 #: The number of a stream's newest gaps that are reported individually. One finding
-#: summarizes all other gaps of the stream.
+#: summarises all other gaps of the stream.
 MAX_GAPS: Final = 1000
 
 #: Approximately the largest number of ids that one task compares.
