@@ -124,8 +124,9 @@ class _MisdirectedResource(Resource):
         request.setResponseCode(421)
         request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
         return (
-            b"this listener does not serve the host that the request names; use its "
-            b"address, or add the name to synapse_replication.http.allowed_hosts\n"
+            b"this listener does not serve the host that the request names; use the "
+            b"listener's IP address, or add the name to "
+            b"synapse_replication.http.allowed_hosts\n"
         )
 
 

@@ -149,7 +149,7 @@ class TlsSection(StrictSection):
     def _check_pairs(self) -> TlsSection:
         if (self.certificate_file is None) != (self.private_key_file is None):
             raise invalid(
-                "a certificate needs its private key",
+                "a certificate and its private key must be configured together",
                 "write both certificate_file and private_key_file, or neither",
             )
         return self

@@ -183,7 +183,7 @@ def _greatest_rows(
     if Lookup.NONE in lookups:
         _log.warn(
             "table {table} is not searched for rows of removed writers: it is large "
-            "and no index begins with {column}; create one",
+            "and no index begins with {column}; create such an index",
             table=column.table,
             column=column.id_column,
         )

@@ -191,8 +191,8 @@ def _record(
 def _failed(table: DeltaTable, error: Exception | str) -> PipelineError:
     reason = " ".join(str(error).split())
     return PipelineError(
-        f"cannot purge {table.table_uri}: {excerpt(reason)}; resolve this, and purge "
-        "again"
+        f"cannot purge {table.table_uri}: {excerpt(reason)}; resolve the problem, and "
+        "purge again"
     )
 
 
