@@ -27,8 +27,7 @@ def load_factory(
     :param files: the configuration files, for the error.
     :return: a function that takes the host and calls the imported function with the
         host and the section's ``config``.
-    :raises ConfigError: if importing the module raises :exc:`ImportError`, or if the
-        module has no such function.
+    :raises ConfigError: if the module cannot be imported, or has no such function.
     """
     module_name, _, name = config.module.rpartition(".")
 
@@ -43,6 +42,12 @@ def load_factory(
         raise problem(
             f"{module_name} cannot be imported: {error}",
             "install it where this process runs, or correct the name",
+        ) from error
+    except Exception as error:
+        raise problem(
+            f"{module_name} raised {type(error).__name__} when it was imported: "
+            f"{error}",
+            "correct the module",
         ) from error
     factory = getattr(module, name, None)
     if not callable(factory):

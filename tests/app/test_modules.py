@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from synapse_replication.app.modules import Factories, load_factories
@@ -54,3 +56,15 @@ class LoadFactoriesTests(FilesMixin):
         self.assertEqual(command.key, "synapse_replication.command_sink.module")
         self.assertEqual(two.key, "synapse_replication.modules[0].module")
         self.assertIn("has no function mistyped", two.problem)
+
+    def test_failing_import(self) -> None:
+        """A module that fails when it is imported is a problem with its key."""
+        folder = self.mktemp()
+        Path(folder).mkdir()
+        Path(folder, "broken_module_of_test.py").write_text("def make(:\n")
+        self.patch(sys, "path", [folder, *sys.path])
+        with self.assertRaises(ConfigError) as caught:
+            self.load("  modules: [{module: broken_module_of_test.make}]\n")
+        (problem,) = caught.exception.problems
+        self.assertEqual(problem.key, "synapse_replication.modules[0].module")
+        self.assertIn("raised SyntaxError", problem.problem)
