@@ -21,7 +21,9 @@ def sections_of(section: type[BaseModel]) -> Iterator[type[BaseModel]]:
     yield section
     for field in section.model_fields.values():
         for part in parts_of(field.annotation):
-            if isinstance(part, type) and issubclass(part, BaseModel):
+            # In Python 3.10, list[str] is an instance of type.
+            is_class = isinstance(part, type) and typing.get_origin(part) is None
+            if is_class and issubclass(part, BaseModel):
                 yield from sections_of(part)
 
 

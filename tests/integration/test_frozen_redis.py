@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from twisted.internet import reactor  # noqa: TID251 -- a real Redis
+from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
@@ -76,8 +77,8 @@ class FrozenRedisTests(TestCase):
         redis = PrivateRedis().start()
         self.addCleanup(redis.stop)
         reader, writer = Peer("reader", redis.port), Peer(WRITER, redis.port)
-        self.addCleanup(reader.stop)
-        self.addCleanup(writer.stop)
+        self.addCleanup(lambda: Deferred.fromCoroutine(reader.stop()))
+        self.addCleanup(lambda: Deferred.fromCoroutine(writer.stop()))
         stream = writer.host.flooded
         for factory in (None, *_factories(writer)) * 2:
             await self.until_connected(writer)

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 from twisted.internet import reactor  # noqa: TID251 -- a real Redis
-from twisted.internet.defer import fail
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.task import deferLater
 from twisted.logger import (
     LogEvent,
@@ -301,7 +301,7 @@ class RedisTests(TestCase):
             ["USER_IP"],
         )
         link.start()
-        self.addCleanup(link.stop)
+        self.addCleanup(lambda: Deferred.fromCoroutine(link.stop()))
         return link
 
     async def until(self, condition: Callable[[], bool]) -> None:
