@@ -197,7 +197,7 @@ class ReplicationDataHandler:
     ) -> None:
         """Wait until all rows at or below ``token`` have been delivered.
 
-        The part of ``token`` above the token that ``largest_token`` returns is ignored.
+        If ``largest_token`` returns a token, do not wait for rows above it.
 
         :param timeout: the timeout in s.
         :raises WaitTimeoutError: if the rows have not been delivered in time.

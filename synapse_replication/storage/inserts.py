@@ -15,7 +15,7 @@ class InsertStatement:
     """A statement that inserts rows.
 
     :ivar sql: the statement, with the named parameters ``id``, ``instance_name`` and
-        ``rows`` (JSON text: an array of objects from column to value).
+        ``rows`` (JSON text: an array of objects that map columns to values).
     :ivar columns: the columns of a row, in the order of the wire.
     """
 

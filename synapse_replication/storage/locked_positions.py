@@ -1,9 +1,10 @@
 """Thread-safe access to a stream's positions: :class:`LockedPositions`.
 
 Theory of operation: a lock protects the positions. Ids must be finished even where
-blocking is not allowed: a coroutine may be garbage-collected while the same thread
-holds the lock. So :meth:`LockedPositions.finish` never waits: it enqueues the ids. They
-are finished by the holder of the lock after releasing it, or by the next holder.
+blocking is not allowed. For instance, the garbage collector may close a coroutine in
+the thread that holds the lock, and closing the coroutine finishes its ids. So
+:meth:`LockedPositions.finish` never waits: it enqueues the ids. They are finished by
+the holder of the lock after releasing it, or by the next holder.
 """
 
 from __future__ import annotations

@@ -99,9 +99,9 @@ class RowQuery:
     :ivar range: the parts of a query for the same rows, but of all writers and without
         a limit.
     :ivar distinct: whether the table may have several rows for one row of the stream.
-    :ivar as_json: whether a record is a token and the row as JSON text (``NULL`` for no
-        row). Otherwise it is a token and the elements of the row, which the driver
-        converted to values that JSON can represent.
+    :ivar as_json: if true, a record is a token and the row as JSON text (``NULL`` if
+        there is no row). If false, a record is a token and the elements of the row,
+        which the driver converted to values that JSON can represent.
     """
 
     sql: str
