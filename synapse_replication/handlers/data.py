@@ -57,6 +57,11 @@ class _Waiter:
     reached: Deferred[None]
     time_out: DelayedCall | None = None
 
+    def stop_timer(self) -> None:
+        if self.time_out is not None:
+            self.time_out.cancel()
+            self.time_out = None
+
 
 _by_position: Callable[[_Waiter], int] = attrgetter("position")
 
@@ -152,11 +157,12 @@ class ReplicationDataHandler:
             reached.append(waiters.pop(0))
         if not waiters:
             del self._waiters[stream_name, instance_name]
-        # The list was updated first, because the callbacks may add waiters.
+        # Update everything first: the callbacks may add waiters, or cancel others.
         for waiter in reached:
-            if waiter.time_out is not None:
-                waiter.time_out.cancel()
-            waiter.reached.callback(None)
+            waiter.stop_timer()
+        for waiter in reached:
+            if not waiter.reached.called:
+                waiter.reached.callback(None)
 
     async def wait_for_stream_position(
         self,
@@ -238,9 +244,10 @@ class ReplicationDataHandler:
         )
 
     def _remove(self, key: tuple[str, str], waiter: _Waiter) -> None:
-        if waiter.time_out is not None:
-            waiter.time_out.cancel()
-        waiters = self._waiters[key]
-        waiters.remove(waiter)
-        if not waiters:
-            del self._waiters[key]
+        waiter.stop_timer()
+        waiters = self._waiters.get(key, [])
+        # A waiter whose position has just been reached is not in the list.
+        if waiter in waiters:
+            waiters.remove(waiter)
+            if not waiters:
+                del self._waiters[key]

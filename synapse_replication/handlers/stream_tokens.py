@@ -133,7 +133,8 @@ class StreamTokenWatch:
         for interest in list(self.interests.values()):
             current = interest.stream.current_stream_token()
             for waiter in list(interest.waiters):
-                if waiter.token.is_before_or_eq(current):
+                # The callback of an earlier waiter may have cancelled this one.
+                if not waiter.reached.called and waiter.token.is_before_or_eq(current):
                     self._remove(waiter)
                     waiter.reached.callback(None)
             if current.stream > interest.persisted_upto:

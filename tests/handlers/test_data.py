@@ -175,6 +175,21 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.failureResultOf(waiting, CancelledError)
         self.assertNothingLeft()
 
+    def test_a_waiter_that_cancels_another(self) -> None:
+        """
+        A waiter that wakes may cancel others, whether their positions were reached by
+        the same row or not.
+        """
+        later, same, waiting = self.wait(9), self.wait(6), self.wait(5)
+        waiting.addCallback(lambda _: (same.cancel(), later.cancel()))
+        also = self.wait(6)
+        self.rows(7)
+        self.successResultOf(waiting)
+        self.failureResultOf(same, CancelledError)
+        self.failureResultOf(later, CancelledError)
+        self.successResultOf(also)
+        self.assertNothingLeft()
+
     def test_a_waiter_that_waits_again(self) -> None:
         """If a waiter starts another wait when it wakes, it wakes a second time."""
         again: list[Deferred[None]] = []

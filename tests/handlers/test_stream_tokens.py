@@ -104,6 +104,17 @@ class StreamTokenTests(SynchronousTestCase):
         self.assertEqual(self.data._tokens.interests, {})
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
+    def test_a_waiter_that_cancels_another(self) -> None:
+        """A waiter that wakes may cancel another one whose token was reached, too."""
+        first, second, third = self.wait(1), self.wait(1), self.wait(1)
+        first.addCallback(lambda _: second.cancel())
+        self.deliver_position("a", 1)
+        self.deliver_position("b", 1)
+        self.reactor.advance(0)
+        self.successResultOf(first)
+        self.failureResultOf(second, CancelledError)
+        self.successResultOf(third)
+
     def test_capped(self) -> None:
         """A wait for an unallocated token ends at the largest allocated one."""
 
