@@ -94,7 +94,7 @@ def judge(status: ProcessStatus) -> Verdict:
         downs = [link for link in status.links if not link.up]
         if downs:
             newest = min(downs, key=lambda link: link.since)
-            text += f": {newest.name} is down for {duration(newest.since)}"
+            text += f": {newest.name} has been down for {duration(newest.since)}"
         return Verdict("busy", text)
     if found.standing is Standing.NOT_READY:
         return Verdict("busy", f"Not ready: {status.not_ready[0]}")

@@ -99,7 +99,8 @@ class LoggingObserver(ReplicationObserver):
         if suppressed is None:
             return
         if suppressed:
-            text += " (and {left_out} similar lines since the last one)"
+            lines = "line" if suppressed == 1 else "lines"
+            text += f" (and {{left_out}} similar {lines} since the last one)"
         write(text, left_out=suppressed, **fields)
 
     def _log_state_change(

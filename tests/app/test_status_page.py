@@ -247,7 +247,7 @@ class AssessmentTests(PageMixin):
         verdict = judge(self.observer.snapshot())
         self.assertEqual(
             (verdict.tone, verdict.text),
-            ("busy", "Waiting for 3 of 3 streams: redis is down for 3 s"),
+            ("busy", "Waiting for 3 of 3 streams: redis has been down for 3 s"),
         )
 
     def test_no_link_and_only_writing(self) -> None:
