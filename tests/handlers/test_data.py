@@ -181,8 +181,13 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         the same row or not.
         """
         later, same, waiting = self.wait(9), self.wait(6), self.wait(5)
-        waiting.addCallback(lambda _: (same.cancel(), later.cancel()))
         also = self.wait(6)
+
+        def cancel_others(_: object) -> None:
+            same.cancel()
+            later.cancel()
+
+        waiting.addCallback(cancel_others)
         self.rows(7)
         self.successResultOf(waiting)
         self.failureResultOf(same, CancelledError)
