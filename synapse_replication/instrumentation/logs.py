@@ -199,7 +199,7 @@ class LoggingObserver(ReplicationObserver):
     ) -> None:
         self._logger.info(
             "Stream {stream} of {writer} moved back from {from_token} to {to_token}: "
-            "its writer restarted, may have restarted, or was announced at a position "
+            "its writer has (or may have) restarted, or was announced at a position "
             "that it has not reached",
             stream=stream_name,
             writer=instance_name,

@@ -270,7 +270,7 @@ class LoggingObserverTests(SynchronousTestCase):
                 (
                     "info",
                     "Stream typing of w1 moved back from 90 to 2: its writer "
-                    "restarted, may have restarted, or was announced at a "
+                    "has (or may have) restarted, or was announced at a "
                     "position that it has not reached",
                 ),
                 (
