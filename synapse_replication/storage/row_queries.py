@@ -99,9 +99,10 @@ class RowQuery:
     :ivar range: the parts of a query for the same rows, but of all writers and without
         a limit.
     :ivar distinct: whether the table may have several rows for one row of the stream.
-    :ivar as_json: if true, a record is a token and the row as JSON text (``NULL`` if
-        there is no row). If false, a record is a token and the elements of the row,
-        which the driver converted to values that JSON can represent.
+    :ivar as_json: if true, a record is a token and the row as JSON text; the text is
+        ``NULL`` if the event that the row describes was deleted. If false, a record is
+        a token and the elements of the row, which the driver converted to values that
+        JSON can represent.
     """
 
     sql: str
