@@ -189,8 +189,8 @@ class ReplicationObserver:
     ) -> None:
         """Record that this process's position was rewound to ``to_token``.
 
-        The writer restarted, or may have restarted, or a position that it had announced
-        proved false.
+        The reason is that the writer has (or may have) restarted, or that a position
+        that it had announced proved false.
         """
 
     def position_refuted(

@@ -151,8 +151,8 @@ class WriterRoleChanged:
 class StreamReset:
     """This process's position in a writer's rows moved back.
 
-    The writer restarted, may have restarted, or had been announced at a position that
-    it had not reached. Later rows may have the tokens of earlier, different rows:
+    The writer has (or may have) restarted, or was announced at a position that it had
+    not reached. Later rows may have the tokens of earlier, different rows:
     discard everything that was cached from this writer's rows.
     """
 

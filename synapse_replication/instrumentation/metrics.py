@@ -222,7 +222,7 @@ STREAM_RESETS = _counter(
     "synapse_replication_stream_resets",
     "stream_name",
     help_text="Number of times that a position moved back, because the writer "
-    "restarted, may have restarted, or had not reached an announced position.",
+    "has (or may have) restarted, or had not reached an announced position.",
 )
 RESYNCS = _counter(
     "synapse_replication_resyncs",

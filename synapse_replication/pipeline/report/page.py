@@ -105,12 +105,16 @@ def _window(seconds: int) -> str:
 
 
 def _duration(milliseconds: float) -> str:
-    """Format a duration in ms with a unit and at most three significant digits."""
+    """Format a duration in ms with a unit, to three digits or the nearest integer."""
     if milliseconds < 0:
         return f"-{_duration(-milliseconds)}"
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
         if milliseconds >= size:
-            return f"{milliseconds / size:.3g} {unit}"
+            return f"{_rounded(milliseconds / size)} {unit}"
     if milliseconds >= 1000:
-        return f"{milliseconds / 1000:.3g} s"
-    return f"{milliseconds:.3g} ms"
+        return f"{_rounded(milliseconds / 1000)} s"
+    return f"{_rounded(milliseconds)} ms"
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"

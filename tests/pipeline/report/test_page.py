@@ -125,6 +125,18 @@ class PageTests(SynchronousTestCase):
         wrong = [attrs.evolve(lag, least=-3.0) for lag in data.lags]
         self.assertIn("the clocks differ", self.page(attrs.evolve(data, lags=wrong)))
 
+    def test_durations(self) -> None:
+        """Lags have three digits, or are rounded to an integer; no exponents."""
+        data = make_report_data()
+        for lag, text in (
+            (0.25, "0.25 ms"),
+            (999.7, "1,000 ms"),
+            (1234, "1.23 s"),
+            (86_400_000 * 1234.2, "1,234 d"),
+        ):
+            lags = [attrs.evolve(each, p50=lag) for each in data.lags]
+            self.assertIn(text, self.page(attrs.evolve(data, lags=lags)))
+
     def test_what_is_measured(self) -> None:
         """The page shows figures for rows, lags, events and findings."""
         page = self.page()
