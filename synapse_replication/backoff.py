@@ -1,4 +1,4 @@
-"""The delay between attempts: one policy for everything that is retried."""
+"""Exponential backoff: the delays between attempts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import attrs
 
 __all__ = ["Backoff"]
 
-#: The largest exponent, to prevent an overflow. A delay reaches its maximum earlier.
+#: The largest exponent, to prevent an overflow. With the parameters that this package
+#: uses, delays reach their maximum at a smaller one.
 _MAX_EXPONENT = 60
 
 
@@ -17,9 +18,10 @@ _MAX_EXPONENT = 60
 class Backoff:
     """Exponential backoff with a maximum and jitter.
 
-    :ivar initial: the delay after the first failure, in s.
+    :ivar initial: the delay after the first failure, without jitter, in s.
     :ivar maximum: the longest delay, in s.
-    :ivar factor: the ratio of each delay to the previous one.
+    :ivar factor: the ratio of each delay to the previous one, without jitter, until
+        the maximum is reached.
     :ivar jitter: returns a number in [0, 1). Half of it is the fraction by which a
         delay is shortened, so that clients that failed together do not retry together.
     """
@@ -30,7 +32,10 @@ class Backoff:
     jitter: Callable[[], float] = random.random
 
     def delay(self, attempt: int) -> float:
-        """Return the delay in s after failure number ``attempt``, from 1."""
+        """Return the delay after a failure, in s.
+
+        :param attempt: the number of failures so far; at least 1.
+        """
         exponent = min(attempt - 1, _MAX_EXPONENT)
         full = min(self.maximum, self.initial * self.factor**exponent)
         return full * (1 - self.jitter() / 2)

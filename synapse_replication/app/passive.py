@@ -148,7 +148,7 @@ class _PassiveProtocol(ClientReplicationStreamProtocol):
 
 
 class PassiveTcpLink(DirectTcpReplicationClientFactory):
-    """A connection to a main process; if the connection is lost, it is restored."""
+    """A connection to a main process; a lost connection is opened again."""
 
     protocol = _PassiveProtocol
 
@@ -170,8 +170,7 @@ class Follower(Service):
     :param start: starts the links.
     :param stop: stops the links; its result is awaited.
     :param at_end: called after the links are stopped.
-    :ivar started: fails when the output fails. Otherwise it never fires, because a link
-        may come up at any time.
+    :ivar started: fails when :meth:`fail` is called. Otherwise it never fires.
     """
 
     def __init__(

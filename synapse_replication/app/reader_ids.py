@@ -25,9 +25,9 @@ class ReaderIds:
 
     :param stream_name: the stream, for errors.
     :param instance_name: the name of this process.
-    :param handled: the position up to which each other writer's rows were delivered;
-        tokens as on the wire.
-    :param unknown: the delivered position of every writer that is not in ``handled``.
+    :param handled: for each other writer, the token up to which its rows were
+        delivered; positive even if the ids are negative.
+    :param unknown: the token for every other writer that is not in ``handled``.
     :param own: the id generator; ``None`` if this process does not write the stream.
     :param negative: whether the stream's ids are negative.
     """
@@ -57,16 +57,17 @@ class ReaderIds:
         return self._generator().get_next()
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
-        """Return a writer's delivered position.
+        """Return a writer's delivered position, as an id.
 
-        For this process, it is the position up to which its ids are finished.
+        For this process, return its announced position instead, if it writes the
+        stream.
         """
         if self._own is not None and instance_name == self._instance_name:
             return self._own.get_current_token_for_writer(instance_name)
         return self._handled.get(instance_name, self._unknown)
 
     def get_announceable_token(self) -> int:
-        """Return the position that this process may announce."""
+        """Return the position that this process may announce, as an id."""
         if self._own is None:
             return self.get_current_token_for_writer(self._instance_name)
         return self._own.get_announceable_token()
@@ -85,11 +86,14 @@ class ReaderIds:
         return self._sign * self._unknown
 
     def get_minimal_local_current_token(self) -> int:
-        """Return this process's greatest finished id that may be announced."""
+        """Return this process's greatest finished id that may be announced.
+
+        :raises StreamConfigurationError: if this process does not write the stream.
+        """
         return self._generator().get_minimal_local_current_token()
 
     def advance(self, instance_name: str, new_id: int) -> None:
-        """Record another writer's delivered position."""
+        """Record another writer's delivered position, which is an id."""
         self._handled[instance_name] = new_id
         if self._own is not None:
             self._own.advance(instance_name, new_id)

@@ -1,7 +1,8 @@
 """The status page: self-contained HTML for screens of any size, with live updates.
 
-The server renders the page; a small script fetches its body again every second. The
-page loads nothing from other hosts, which its Content-Security-Policy enforces.
+The server renders the page; a small script in the page fetches the body again every
+second. A Content-Security-Policy prevents the page from loading anything from other
+hosts.
 """
 
 from __future__ import annotations
@@ -170,10 +171,10 @@ class StatusJsonResource(_StatusResource):
 
 
 class ReadyResource(_StatusResource):
-    """Responds with 200 once the process has caught up, else with 503 and reasons."""
+    """Responds with 200 if the process is ready, otherwise with 503 and the reasons."""
 
     def render_GET(self, request: Any) -> bytes:
-        """Return ``ready``, or the reasons why not, one per line."""
+        """Return ``ready``, or the reasons for not being ready, one per line."""
         request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
         not_ready = self._snapshot().not_ready
         if not_ready:

@@ -35,7 +35,7 @@ EXIT_DISAGREES = 1
 
 
 def id_streams(config: ProcessConfig) -> list[tuple[str, IdStream]]:
-    """Return the name and the description of each stream that the database stores."""
+    """Return the name and the description of each stream that has a sequence."""
     streams = []
     for declared in config.streams:
         stream: StandardStream | TableStream = (
@@ -118,7 +118,14 @@ def _advance_sequences(
     *,
     dry_run: bool,
 ) -> None:
-    """Advance sequences to the positions that readers have reached."""
+    """Advance sequences to the positions that readers have reached.
+
+    A sequence that is already at or beyond the position is not changed.
+
+    :param dry_run: print what would be changed, and change nothing.
+    :raises StorageError: if a stream is unknown, or a position is too far beyond its
+        sequence.
+    """
     for name, position in seen.items():
         if name not in streams:
             raise StorageError(f"there is no stream {name} with a sequence")

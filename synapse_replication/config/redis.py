@@ -34,12 +34,11 @@ class SentinelConfig:
 
 @attrs.frozen
 class RedisConfig:
-    """The parameters of both connections to Redis: to subscribe, and to publish.
+    """The parameters for connecting to Redis, both to subscribe and to publish.
 
     :ivar path: the path of a Unix socket; takes precedence over host and port.
-    :ivar sentinel: the Sentinels to query for the address, instead of using host and
-        port; not used together with a path. ``None`` to connect to the path, or to the
-        host and port.
+    :ivar sentinel: the Sentinels to query for the address; ``None`` to connect to the
+        path, or to the host and port. Sentinels and a path cannot be combined.
     """
 
     host: str = "localhost"

@@ -20,7 +20,7 @@ __all__ = ["DemoError", "Screen", "Tail", "run_demo"]
 
 #: The interval at which the journals and the writers' logs are read, in s.
 POLL = 0.2
-#: The time within which the readers must catch up once all rows are written, in s.
+#: The time within which the readers must catch up after all rows are written, in s.
 CATCH_UP_TIMEOUT = 45.0
 #: The time without a new row after which unfinished writers count as failed, in s.
 WRITE_TIMEOUT = 60.0
@@ -106,12 +106,12 @@ class _Course:
     def write_everything(self, faults: list[_Fault]) -> None:
         """Let the writers write all rows, and cause the faults.
 
-        Each fault is caused when its share of the rows has been written, at the latest
-        when the writers have finished.
+        Each fault is caused when the share of the rows that it names has been written,
+        or, at the latest, when the writers have finished.
 
         :raises DemoError: if a writer fails, or no row is written for
             :data:`WRITE_TIMEOUT` s.
-        :raises ServerStartError: if a process ends.
+        :raises ServerStartError: if a process ends, or does not start again.
         """
         self._deployment.let_writers_begin()
         before, deadline = 0, time.monotonic() + WRITE_TIMEOUT
@@ -132,7 +132,12 @@ class _Course:
             fault.cause()
 
     def wait_for_readers(self) -> bool:
-        """Wait until all readers have caught up; return whether they did so in time."""
+        """Wait until all readers have caught up.
+
+        :return: ``False`` if they have not within :data:`CATCH_UP_TIMEOUT` s.
+        :raises DemoError: if a writer's log reports a failure.
+        :raises ServerStartError: if a process ends.
+        """
         deadline = time.monotonic() + CATCH_UP_TIMEOUT
         while time.monotonic() < deadline:
             self._update()
@@ -178,8 +183,8 @@ def run_demo(
 
     :param total: the number of rows that will be written.
     :return: the comparison for each (stream, writer) and reader.
-    :raises ReplicationError: if a server or process did not start or ended too early,
-        or if a writer failed.
+    :raises ReplicationError: if a server or process does not start or ends too early,
+        if a writer fails, or if no row is written for :data:`WRITE_TIMEOUT` s.
     """
     screen.print_line(
         "Starting a private PostgreSQL" + " and Redis" * bool(deployment.redis)

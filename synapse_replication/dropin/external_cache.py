@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class ExternalCache:
-    """A cache of small values in Redis, which all processes share.
+    """A cache of small values, stored in Redis and shared by all processes.
 
-    If Redis fails, the failure is logged, a read returns ``None``, a write is not
-    retried, and the host continues without the cache.
+    If Redis fails, the failure is logged: a read then returns ``None``, and a write is
+    not retried.
     """
 
     def __init__(self, hs: Any) -> None:

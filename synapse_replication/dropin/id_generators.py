@@ -5,8 +5,8 @@ connection pool for later transactions. With PostgreSQL, this package's generato
 used, with the host's rules for positions. With SQLite there is one process and no
 sequence, so ids are counted from the last id in the tables.
 
-All transactions share one log context, because a transaction may serve several callers,
-and may outlive the request that started it.
+All transactions of a generator share one log context, because a transaction may serve
+several callers, and may outlive the request that started it.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ class _SqliteCursor:
 
 
 def _position_gauge(stream_name: str, server_name: str) -> Any:
-    """Return the host's gauge of a stream's position; ``None`` if it has none.
+    """Return the host's gauge of a stream's position.
 
-    Older hosts lack the metric; the observer then updates this package's metric of the
-    same name.
+    :return: ``None`` if the host is an older one that lacks the metric. The observer
+        then updates this package's metric of the same name.
     """
     gauge = getattr(
         importlib.import_module("synapse.storage.util.id_generators"),
@@ -213,7 +213,7 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         return list(itertools.islice(self._next_local_id, n))
 
     async def get_max_allocated_token(self) -> int:
-        """Return the last allocated id (distance from zero).
+        """Return the last allocated id, as a distance from zero.
 
         With SQLite, return the current token.
         """

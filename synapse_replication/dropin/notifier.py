@@ -7,10 +7,10 @@ process of the host, and together these comparisons cost the main process more t
 receiving the row. Nothing is missed if several notifications are combined: a part reads
 all changes since it last ran.
 
-So notifications are combined until the next turn of the reactor. This requires the
-homeserver's reactor, which this package's command handler supplies when it is created.
-Until then, and with a stock command handler, the notifier notifies all parts
-immediately.
+So notifications are combined until the next turn of the reactor. The notifier does not
+have a reactor at first: the constructor of this package's command handler supplies the
+homeserver's. Before that, and with a stock command handler, the notifier notifies all
+parts immediately.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def with_combining(original: Any) -> Any:
                 self._reactor.callLater(0, self._notify)
 
         def _notify(self) -> None:
-            # A callback may cause another notification.
+            # Reset the flag first: a callback may cause another notification.
             self._is_due = False
             super().notify_replication()
 

@@ -13,7 +13,8 @@ suppressed for at most 10 s, and a host times users out only much later. The sto
 commands of an instance are removed when its CLEAR_USER_SYNC arrives, and a command is
 removed if the host failed to handle it.
 
-Bounds: the oldest commands are evicted first; repeats of these are then delivered.
+Bounds: at most :data:`MAX_REMEMBERED` commands are stored. The one that was delivered
+the longest time ago is evicted first; its next repeat is delivered.
 
 See docs/failure-modes.rst: failure-no-flapping.
 """

@@ -3,10 +3,11 @@
 Theory of operation: rows may be produced faster than Redis processes them, and queued
 publishes delay everything that is published after them. A sender is therefore *behind*
 while the transport's buffer is full or :data:`HIGH_WATERMARK` publishes or more are
-unacknowledged. A producer of rows that finds the sender behind waits. It is notified
-when the buffer is not full and only :data:`LOW_WATERMARK` publishes are unacknowledged:
-at that number, Redis still has work to do while the next page of rows is read. While
-there is other traffic that would be delayed, lower limits apply.
+unacknowledged. If a producer of rows finds that the sender is behind, the producer
+waits. It is notified when the buffer is not full and at most :data:`LOW_WATERMARK`
+publishes are unacknowledged: at that number, Redis still has work to do while the next
+page of rows is read. While there is other traffic that would be delayed, lower limits
+apply.
 
 :class:`Pacing` is pure and has no clock: events and times are passed to its methods.
 """
@@ -57,7 +58,7 @@ class Pacing:
         return self.is_paused or unacknowledged >= limit
 
     def observe(self, unacknowledged: int, now: float) -> None:
-        """Update ``was_behind``."""
+        """Set :attr:`was_behind` if the sender is behind."""
         self.was_behind = self.was_behind or self.is_behind(unacknowledged, now)
 
     def record_other_traffic(self, unacknowledged: int, now: float) -> None:
@@ -78,8 +79,9 @@ class Pacing:
     def becomes_ready(self, unacknowledged: int, now: float) -> bool:
         """Return whether waiters must be notified that the sender is ready for a page.
 
-        The result is true once after each period in which the sender was behind, when
-        no more than :data:`LOW_WATERMARK` (or the lower limit) are unacknowledged.
+        The result is true once after each period in which the sender was behind: when
+        the buffer is not full, and at most :data:`LOW_WATERMARK` publishes (or
+        :data:`SHARED_LOW_WATERMARK`, while it applies) are unacknowledged.
         """
         limit = SHARED_LOW_WATERMARK if now < self._shared_until else LOW_WATERMARK
         if self.was_behind and not self.is_paused and unacknowledged <= limit:

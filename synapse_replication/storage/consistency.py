@@ -2,14 +2,15 @@
 
 Theory of operation: :func:`examine` only reads, does not scan large tables, and returns
 a :class:`Report`. Each :class:`Problem` has the SQL statements that repair it, unless a
-person must decide how. They can be run by hand; :func:`repair` runs exactly these. As a
-rule, a sequence is advanced rather than a position lowered. Sequences are advanced
+person must decide how. The statements can be run by hand; :func:`repair` runs them.
+
+As a rule, a sequence is advanced rather than a position lowered. Sequences are advanced
 last, because a rollback does not move a sequence back.
 
 A value beyond the sequence by more than the stream's ``plausible_distance`` cannot be
 an id of the stream, and advancing the sequence to that value would use up the ids in
-between. A position that far beyond is set to the sequence's value, since no greater id
-was ever allocated. A table row that far beyond is only reported, and a person must
+between. A position that far beyond is set to the sequence's value, because no greater
+id was ever allocated. A table row that far beyond is only reported, and a person must
 decide.
 
 A position ahead of all rows is normal: the ids above the last row were rolled back, or
@@ -46,7 +47,7 @@ __all__ = [
     "repair",
 ]
 
-#: The most rounds of a repair, since repairing one problem may reveal another.
+#: The most rounds of a repair. Repairing one problem may reveal another.
 MAX_ROUNDS = 3
 
 
@@ -169,8 +170,10 @@ def repair(
 
     Concurrent repairs are serialised by an advisory lock.
 
-    :return: the repaired problems, and the report after the repair.
-    :raises StorageError: if inconsistencies remain; the caller must roll back.
+    :return: the repaired problems, and the report after the repair. A problem that
+        needed several rounds occurs once for each of them.
+    :raises StorageError: if inconsistencies remain, for instance because a person must
+        decide; the caller must roll back.
     """
     txn.execute(queries.LOCK_POSITIONS)
     repaired: list[Problem] = []

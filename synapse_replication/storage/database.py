@@ -23,7 +23,7 @@ repeated, although the server may have executed its statement.
 
 To run a callback when a transaction has ended, register it on its :class:`Transaction`
 with ``call_after`` or ``call_on_exception``. Cancelling the Deferred does not stop a
-transaction that has begun, and the Deferred fires only once the transaction has ended.
+transaction that has begun; the Deferred fires after the transaction has ended.
 Otherwise a block that holds an id could be left, and the id announced as finished,
 before the transaction commits. A coroutine that is closed cannot wait for the end of
 its transaction; use :meth:`Database.settled` to delay the release of its ids.
@@ -166,7 +166,7 @@ class Database:
             connection breaks, ``func`` is repeated, although the server may have
             executed the statement.
         :return: fires with the result of ``func``, or with the failure of the last
-            attempt. If it is cancelled, it fails with ``CancelledError`` once the
+            attempt. If it is cancelled, it fails with ``CancelledError`` after the
             transaction has ended, even if the transaction was committed.
         :raises StorageError: if :meth:`close` was called; in the Deferred.
         """
@@ -213,7 +213,9 @@ class Database:
         return settled
 
     def close(self) -> Deferred[None]:
-        """Wait for running transactions, close the connections and stop the threads.
+        """Wait for queued and running transactions, then close all connections.
+
+        The pool's threads are stopped, too.
 
         It may be called more than once; each returned Deferred fires when the pool is
         closed.

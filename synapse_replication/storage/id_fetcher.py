@@ -2,7 +2,7 @@
 
 The commit of a fetch waits for the disk, although it writes no row. An asynchronous
 commit would be wrong: after a crash of the server, the sequence could allocate the same
-ids again. By then, the transactions for which they were allocated first may have been
+ids again. By then, the transactions to which the ids were allocated first may have been
 rolled back, and the ids may have been announced as finished.
 """
 
@@ -25,7 +25,8 @@ __all__ = ["IdFetcher", "IdRequest"]
 class IdRequest:
     """A request for ``n`` ids.
 
-    :ivar fetched: after the fetch, holds the list of ids until it is claimed.
+    :ivar fetched: holds the list of ids after the fetch, until :meth:`claim` returns
+        the list.
     :ivar given_up: whether the caller has abandoned the request.
     """
 
@@ -40,7 +41,8 @@ class IdRequest:
     def answered(self) -> Deferred[None]:
         """Return a Deferred that fires when the ids have been fetched.
 
-        It fails if the fetch failed. If the request is abandoned, it may never fire.
+        The Deferred fails if the fetch failed. If the request is abandoned, the
+        Deferred may never fire.
         """
         return self._waiting
 
@@ -100,8 +102,9 @@ class IdFetcher:
     def end_fetch(self, fetch: int, ids: list[int]) -> bool:
         """Register the ids that a fetch returned, unless any of them is not new.
 
-        If an id is not new, the sequence is behind, and a peer has announced the id in
-        the meantime.
+        An id is new if
+        :meth:`~synapse_replication.streams.positions.WriterPositions.is_usable` is
+        true for it. It is not new, for instance, if the sequence went backwards.
 
         :return: whether all ids were new.
         """

@@ -1,4 +1,7 @@
-"""Streams as sets of ids in a database, and queries that scan no large table.
+"""Streams as sets of ids in a database, and queries for their greatest ids.
+
+No query scans a large table. The exception is a table whose only suitable index begins
+with the writer, in a stream that declares no writers.
 
 The functions take a cursor and block. Ids are distances from zero, whatever the
 stream's sign. This module uses neither the reactor nor the log.

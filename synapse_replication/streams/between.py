@@ -54,9 +54,9 @@ class TokenStream(Protocol):
     def current_stream_token(self) -> MultiWriterStreamToken:
         """Return the token up to which this process has the rows of each writer.
 
-        The token's ``stream`` is the persisted-up-to token: the rows of every writer
-        at or below it were delivered here. It is 0 for a stream held in memory, whose
-        writers count independently of one another.
+        The token's ``stream`` is the persisted-up-to token: this process has the rows
+        of every writer at or below it. For a stream held in memory, ``stream`` is 0,
+        because the writers count independently of one another.
         """
         ...
 

@@ -93,7 +93,7 @@ class MultiWriterStreamToken:
         minimum, *entries = text[1:].split("~")
         positions: dict[str, int] = {}
         for entry in entries:
-            # Older versions wrote a trailing separator.
+            # Older versions of Synapse wrote a trailing separator.
             if not entry:
                 continue
             number, dot, position = entry.partition(".")
@@ -198,7 +198,9 @@ class MultiWriterStreamToken:
 
 def _to_id(text: str, number: str) -> int:
     if not _NUMBER.fullmatch(number) or int(number) > _MAX_ID:
-        raise TokenError(text, "a position must be a number of up to 63 bits")
+        raise TokenError(
+            text, "each number must be a decimal integer of at most 63 bits"
+        )
     return int(number)
 
 

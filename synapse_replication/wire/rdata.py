@@ -6,12 +6,12 @@ together and groups the RDATA lines by stream into runs, which are parallel list
 tokens and rows: an :class:`RdataRun` if all rows are from one writer, an
 :class:`InterleavedRun`, with a list of the writers, if they are from several. The rows
 remain JSON text, which is the most compact form for a queue; the consumer of the queue
-decodes them with the row type of their stream. Every other line that is not blank
-becomes a command, or a :class:`RefusedLine` if it is invalid.
+decodes them with the row type of their stream. Other lines become commands. An invalid
+line, whether RDATA or not, becomes a :class:`RefusedLine`. Empty lines are skipped.
 
-All rows of a stream remain in order, whichever writer they are from. Every other
-command remains in order with all rows before and after it. Rows of different streams
-between two such commands may be regrouped.
+All rows of a stream remain in order, whichever writer they are from. Every command
+other than RDATA remains in order with all rows before and after it. Rows of different
+streams between two such commands may be regrouped.
 
 See docs/failure-modes.rst: failure-interleaved-batches.
 """
@@ -136,7 +136,7 @@ ReceivedItem: TypeAlias = RdataRun | InterleavedRun | Command | RefusedLine
 def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
     """Parse lines that arrived together.
 
-    All runs end at each command other than RDATA, and at each invalid line. Blank lines
+    All runs end at each command other than RDATA, and at each invalid line. Empty lines
     are skipped. Never raises: for an invalid line, a :class:`RefusedLine` is returned.
 
     :param lines: in the order of arrival, without their ends.

@@ -91,8 +91,8 @@ class CatchUpRunner:
         If the writer is catching up, its current catch-up is extended instead.
 
         :param tokens: the tokens of the received rows; at least one.
-        :param error: the failure of the host, if that is the cause; a new catch-up then
-            starts after a delay.
+        :param error: the failure of the host that made the catch-up necessary, if any;
+            a new catch-up then starts after a delay.
         :param restart_token: the position to rewind to first; ``None`` if no rewind is
             needed.
         """
@@ -154,6 +154,8 @@ class CatchUpRunner:
 
     async def run(self, writer: LinkedWriter, run: CatchUpState) -> None:
         """Run a catch-up until it finishes, fails, or yields to other waiting work.
+
+        If the link is lost, the catch-up is abandoned.
 
         :param run: becomes the writer's current catch-up.
         """
@@ -225,10 +227,10 @@ class CatchUpRunner:
             self.connected(writer)
 
     def _limit_rewind(self, instance_name: str, run: CatchUpState) -> None:
-        """Do not rewind below rows that were delivered since the rewind was planned.
+        """Do not rewind below rows that were delivered after the rewind was planned.
 
-        The sink of ``dropin`` may have fetched such rows by itself, and delivered them
-        before another writer's position that makes them visible to users.
+        The sink of ``dropin`` may have fetched and delivered such rows by itself. In a
+        resettable stream, the rewind is not limited.
         """
         if run.restart_token is None or self._context.description.resettable:
             return

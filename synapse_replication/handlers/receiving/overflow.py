@@ -6,8 +6,8 @@ reported positions, the latest is retained, because it may reveal rows that neve
 arrived. Of the reported epochs, the latest is retained, too. An epoch supersedes the
 range and the reported position before it. If that range ends in an unfinished batch, or
 one of its rows was unreadable, a range without tokens remains: it marks the next batch
-as incomplete, and retains the lowest position of the dropped POSITION commands. Steps
-of catch-ups and the removed writers that were found are retained unchanged.
+as incomplete, and retains the lowest position of the dropped POSITION commands.
+Catch-up steps and items for found removed writers are retained unchanged.
 
 See docs/failure-modes.rst: failure-invalidation-flood.
 """

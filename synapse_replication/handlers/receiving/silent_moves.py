@@ -3,11 +3,12 @@
 A position that proves false is reverted to the start of its range.
 
 Theory of operation: a POSITION, or the end of a catch-up, may advance a reader over
-tokens for which it has received no rows. If that position was false, the rows of these
-tokens arrive later and look like late rows. :class:`SilentMoves` stores, for each
-writer, the last range that was skipped without a row. No row in this range was
-delivered, so fetching again from its start neither repeats nor loses a row. There is no
-cost per row: a range is valid only while the reader's position is at its end.
+tokens for which it has received no rows. Such an advance is a *move*. If the new
+position is false, the rows of these tokens arrive later and look like late rows.
+:class:`SilentMoves` stores, for each writer, the last range of consecutive moves. No
+row in this range was delivered, so fetching again from its start neither repeats nor
+loses a row. There is no cost per row: a range is valid only while the reader's position
+is at its end.
 
 A range contains at least the moves of the last :data:`WINDOW_SECONDS`. Older moves are
 removed from it, after some delay, when further moves are added. Otherwise the check of

@@ -1,4 +1,4 @@
-"""The queue of one stream's items: rows, positions and catch-up steps of all links."""
+"""The queue of one stream's items, such as rows and catch-up steps, of all links."""
 
 from __future__ import annotations
 

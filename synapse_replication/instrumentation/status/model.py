@@ -54,7 +54,7 @@ class Condition(enum.Enum):
     WRITTEN_HERE = "written here"
 
 
-#: The order in which conditions are shown everywhere.
+#: The order in which the page and the terminal list the writers' conditions.
 WORST_FIRST = (
     Condition.STALLED,
     Condition.WAITING,
@@ -79,7 +79,7 @@ class StallReason(enum.Enum):
 #: The maximum number of names of a group that are listed.
 _MAX_NAMES_SHOWN = 4
 
-#: Reasons for which the writer may be ahead of its last known position.
+#: With these reasons, the writer may be ahead of its last known position.
 _LAG_UNKNOWN = frozenset(
     {StallReason.NO_LINK, StallReason.WRITER_GONE, StallReason.NO_POSITION}
 )
@@ -113,11 +113,11 @@ class WriterStatus:
     :ivar position: the position up to which the writer's rows were delivered here;
         ``None`` if it is not known.
     :ivar announced: the greatest position that the writer is known to have reached;
-        ``None`` if there is none.
+        ``None`` if no position of the writer is known.
     :ivar lag: by how many ids ``position`` is below ``announced``; 0 if either is not
         known.
     :ivar lag_seconds: the age in s of the oldest write that was not delivered here; 0
-        if there is none.
+        if no such write is known.
     :ivar started_from: the position at which the current catch-up began; ``None`` if
         no catch-up runs.
     :ivar reason: why the writer is stalled; ``None`` if the writer is not stalled.
@@ -148,8 +148,10 @@ class LinkStatus:
     :ivar since: the time in s for which at least one link has been up or, if none is
         up, for which none has been.
     :ivar detail: why no link is up; empty if one is.
-    :ivar commands_queued: commands that wait because the transport is paused.
-    :ivar bytes_queued: bytes that the peer has not acknowledged.
+    :ivar commands_queued: the number of commands that wait because a transport is
+        paused.
+    :ivar bytes_queued: the number of bytes that the peers have not acknowledged,
+        including bytes that have not been sent.
     """
 
     name: str
@@ -234,7 +236,7 @@ class StallGroup:
     :ivar names: the names of the first few writers, for display.
     :ivar reason: the value of the :class:`StallReason`, which is also the name of its
         entry in the runbook.
-    :ivar stalled_for: the longest time for which one of them has been stalled, in s.
+    :ivar stalled_for: how long the writer that stalled first has been stalled, in s.
     :ivar detail: an explanation of the reason, for display.
     :ivar remedy: the advice to the operator.
     """
@@ -306,7 +308,8 @@ class Assessment:
     """The worst state of a process's replication.
 
     :ivar standing: the state.
-    :ivar concerned: the writers in that state.
+    :ivar concerned: the writers in that state; empty for ``DUPLICATE_NAME``,
+        ``CUT_OFF``, ``NOT_READY`` and ``LIVE``.
     :ivar followed: all writers whose rows the process receives.
     """
 
@@ -316,7 +319,7 @@ class Assessment:
 
 
 def assess(status: ProcessStatus) -> Assessment:
-    """Return the worst state of a process, for the page and the log lines."""
+    """Return the worst state of a process's replication."""
     followed = [w for w in status.writers if w.condition is not Condition.WRITTEN_HERE]
     of_condition = {
         Standing.STALLED: status.stalled,

@@ -167,7 +167,7 @@ class ArchiveTable:
         Files above the target size remain as they are. Readers of older versions
         continue to use the old files, until :meth:`vacuum` removes these.
 
-        :param enough_files: the minimum number of small files of such a day.
+        :param enough_files: the number of small files from which a day is compacted.
         :raises PipelineError: if the store fails.
         """
         from deltalake import WriterProperties
@@ -201,7 +201,7 @@ class ArchiveTable:
         """Remove files that the newest version does not contain; return their number.
 
         These are the files that compactions and purges removed from the table, and
-        those of attempts that were never committed.
+        files that were written but never committed.
 
         :param retention_hours: the age in hours below which a file is not removed.
         :raises PipelineError: if the store fails.
@@ -257,7 +257,7 @@ class ArchiveTable:
         return self._table
 
     def _evolve(self, table: DeltaTable) -> None:
-        """Add the columns that the table lacks, because the stream's rows have changed.
+        """Add the columns of the schema that the table lacks.
 
         The new columns are null in existing rows, whose files do not change.
 

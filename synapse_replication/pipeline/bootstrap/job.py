@@ -59,8 +59,8 @@ _PARTITIONS_PER_CORE = 2
 class Bootstrap:
     """The state of the streams, and the plan for each position.
 
-    :ivar without_writer: the greatest token of each stream in rows that have no writer,
-        although their table has a column for it.
+    :ivar without_writer: for each stream that has rows without a writer, in a table
+        with a column for the writer, the greatest token of these rows.
     """
 
     histories: Sequence[StreamHistory]
@@ -93,7 +93,7 @@ def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
     :param read: reads ranges of ids.
     :raises PipelineError: if writers are running, a sequence is behind its tables or a
         stored position, ``stream_positions`` has two rows for a writer of a stream, or
-        the database cannot be read or has no table of a stream.
+        the database cannot be read or has no table of any stream.
     """
     with connected(settings.conninfo, readonly=True) as connection:
         # Each query has a new snapshot, so that running writers are detected.

@@ -1,8 +1,8 @@
 """Database access for ``pipeline bootstrap``: positions, sequences and tables.
 
-The functions use psycopg2 and block. Only :func:`read_farthest` reads whole tables. It
-divides a table into ranges of ids if an index begins with the id; otherwise, it reads
-the table as a single range.
+The functions use psycopg2 and block. Only :func:`read_farthest` reads whole tables.
+:func:`id_ranges` divides a table into ranges of ids if an index begins with the id;
+otherwise the table is a single range.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def connected(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
 
 
 def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistory]:
-    """Return the history of each stream of this database whose positions are stored.
+    """Return the history of each stream that can have rows in ``stream_positions``.
 
-    A stream whose tables or sequence are missing is omitted; one whose positions are
-    missing is not. The histories lack the greatest tokens, which :func:`read_farthest`
-    reads.
+    A stream is omitted if its sequence or all its tables are missing. A stream without
+    rows in ``stream_positions`` is included. The histories lack the greatest tokens,
+    which :func:`read_farthest` reads.
 
     :raises PipelineError: if ``stream_positions`` has two rows for a writer of a
         stream.

@@ -24,8 +24,8 @@ __all__ = [
     "hide_names",
 ]
 
-#: Unless the length of a window is requested, the data of a plot spans at most this
-#: number of windows.
+#: The most windows into which :func:`choose_window` divides a span, unless the span is
+#: too long for all lengths.
 MAX_WINDOWS = 120
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
@@ -92,7 +92,7 @@ class LagLine:
 
 @attrs.frozen(kw_only=True)
 class BatchBucket:
-    """The number of tokens of a stream whose number of rows is in a range.
+    """The number of a stream's tokens that have a number of rows in a range.
 
     :ivar bucket: the lower bound of the range, in rows. The upper bound, which is
         excluded, is twice as large.
@@ -114,8 +114,8 @@ class StreamEvent:
     """A POSITION that makes readers catch up, or that resets the stream.
 
     :ivar kind: ``catch-up`` or ``reset``.
-    :ivar known: the greatest token that the recording has of the writer from its
-        previous POSITION up to this one.
+    :ivar known: the greatest token of the writer's previous POSITION, and of its rows
+        between that POSITION and this one.
     """
 
     kind: str
@@ -131,7 +131,10 @@ class StreamEvent:
 
 @attrs.frozen(kw_only=True)
 class CommandCount:
-    """The number of lines of a command; ``None`` counts the unreadable lines."""
+    """The number of lines of a command.
+
+    :ivar command: the name; ``None`` for the lines that cannot be read.
+    """
 
     command: str | None
     lines: int
@@ -194,7 +197,7 @@ class ReportData:
     :ivar identified: whether the names of rooms and users are shown, not hashes.
     :ivar findings: the worst errors and warnings, worst first; ``None`` without an
         audit.
-    :ivar notes: all other findings, grouped.
+    :ivar notes: the findings that are neither errors nor warnings, by kind and stream.
     :ivar finding_count: the number of all findings, by severity.
     """
 

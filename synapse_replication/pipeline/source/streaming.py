@@ -43,7 +43,7 @@ _Offsets = Mapping[str, StreamOffset]
 
 
 class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads existing rows, and then new rows, as far as they are complete.
+    """Reads the rows after ``startingToken``, as far as they are complete.
 
     :param options: the validated options.
     """
@@ -74,7 +74,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._ends.append(self._planner.latest(txn, self._select(txn)))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit of a batch: ``maxRowsPerTrigger``."""
+        """Return ``maxRowsPerTrigger`` as the limit of a batch; no limit if not set."""
         if self._options.max_rows is None:
             return ReadAllAvailable()
         return ReadMaxRows(self._options.max_rows)
@@ -114,7 +114,10 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets_to_json({**begun, **end})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the offset up to which rows are complete, for Spark's metrics."""
+        """Return the offset up to which rows are complete, for Spark's metrics.
+
+        :return: ``None`` before the first call of :meth:`latestOffset`.
+        """
         return self._newest
 
     # -- rows --------------------------------------------------------------------------
@@ -125,7 +128,8 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Divide a batch into tasks."""
         begun, ended = offsets_from_json(start), offsets_from_json(end)
         with self._reading() as txn:
-            # A batch that Spark repeats lacks streams that were added since.
+            # A batch that Spark repeats may lack streams that were added after it was
+            # planned.
             selections = [s for s in self._select(txn) if s.stream.name in ended]
             at = {
                 s.stream.name: begun.get(s.stream.name, StreamOffset())

@@ -32,7 +32,8 @@ __all__ = ["FAR", "Liar", "LieForm"]
 #: A position far beyond every plausible one.
 FAR = 2**62
 #: A plausible false position is less than this distance above the last id of the
-#: stream's sequence or, for a stream in memory, above the real position.
+#: stream's sequence or, for a stream in memory, above the main process's position (0
+#: while that process is down).
 NEAR = 40
 #: An instance that is not declared as a writer of any stream.
 UNDECLARED = "zz"
@@ -67,8 +68,8 @@ class Liar:
         is_far = random.random() < 0.5
         # Do not lie where no reader could recover. For an idempotent stream, a false
         # position near the real one cannot be detected afterwards. For a stream in
-        # memory, it remains in effect until the writer announces a greater one, which
-        # stock peers rarely do.
+        # memory, such a position remains in effect until the writer announces a greater
+        # one. Stock peers rarely do.
         tables = [table.name for table in TABLES if is_far or table.name != CACHES]
         streams = tables if form is LieForm.ROW else [*tables, MEMORY_STREAM]
         if not is_far and cluster.speak_extension < set(PROCESSES):

@@ -113,8 +113,8 @@ class NameCommand(_TextCommand):
 class PingCommand(_TextCommand):
     """Keep-alive.
 
-    :ivar data: arbitrary; usually the time in ms since 1970, which the mark of the
-        extension may follow.
+    :ivar data: arbitrary; usually the time in ms since 1970. An instance that supports
+        the extension may append a mark.
     """
 
     __slots__ = ()
@@ -187,8 +187,9 @@ class PositionCommand(Command):
     """Notice that a writer advanced without rows in ``(prev_token, new_token]``.
 
     :ivar instance_name: the writer, not the peer that relayed the line.
-    :ivar prev_token: the last token that this writer announced.
-    :ivar new_token: its current token; equal to ``prev_token`` in a first announcement.
+    :ivar prev_token: the token that the writer announced before. It is equal to
+        ``new_token`` in an answer to REPLICATE.
+    :ivar new_token: the writer's current token.
     """
 
     NAME: ClassVar[str] = "POSITION"
