@@ -205,12 +205,12 @@ class Follower(Service):
 
 
 class Output:
-    """A text stream that is flushed once per reactor iteration, and may fail.
+    """A text stream that is flushed at most once per reactor iteration.
 
     :param out: the stream to write to.
     :param clock: the reactor.
-    :param at_end: called once, when writing has failed: with ``None`` if the reader of
-        a pipe has closed the pipe (``| head``), otherwise with the error.
+    :param at_end: called when writing fails for the first time: with ``None`` if the
+        reader of a pipe has closed the pipe (``| head``), otherwise with the error.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ def positions() -> None:
 )
 @config_option
 def show_command(config_paths: tuple[str, ...]) -> None:
-    """Print sequences, stored positions, and disagreements between them."""
+    """Print sequences, greatest ids of tables, stored positions, and disagreements."""
     with open_database(config_paths) as (connection, config):
         report = examine(connection.cursor(), id_streams(config))
     _print_table(report)

@@ -49,11 +49,12 @@ _OTHER_KEYS: Final = frozenset(
 
 
 def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
-    """Find unknown keys that resemble a known key of the same section.
+    """Find unknown keys that resemble a known key which the same section lacks.
 
     The sections are ``redis``, ``database``, each entry of ``instance_map``, and each
-    listener. Unknown keys that do not resemble a known one are ignored, because
-    Synapse, or a later version of it, may use them.
+    listener. Other unknown keys are ignored, because Synapse, or a later version of it,
+    may use them. Some keys that Synapse is known to use are ignored even if they
+    resemble a known key.
     """
     sections: list[tuple[KeyPath, Any, type[BaseModel]]] = [
         (("redis",), values.get("redis"), RedisSection),

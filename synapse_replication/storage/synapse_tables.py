@@ -2,9 +2,9 @@
 
 Each query returns one writer's rows in ``(%(after)s, %(up_to)s]``, in ascending order
 of token, and stops after ``%(limit)s`` rows but never within a token (``WITH TIES``).
-It walks an index by id. Synapse's three tables of account data are the exception: they
-have no index that begins with the id, and no names of writers, so a query returns the
-rows of all writers.
+A query reads an index that begins with the id. Synapse's three tables of account data
+are the exception: they have no such index, and no names of writers, so a query returns
+the rows of all writers.
 
 The queries were derived from the tables and the traffic of a deployment, and their
 results were compared with the traffic row by row. Some tables store only the newest row

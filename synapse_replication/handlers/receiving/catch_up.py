@@ -4,10 +4,10 @@ Theory of operation: a
 :class:`~synapse_replication.handlers.receiving.writer_state.CatchUpState` in the
 writer's state contains the cursor and the target. :meth:`CatchUpRunner.run` fetches
 pages until the target is reached. If other work is waiting in the stream's queue after
-a page, the catch-up yields: it appends a step to the queue. After a failure of the
-source or of the host, the step is appended after a delay, which grows with each attempt
-up to a maximum. The cursor advances with every token, so that a retry does not deliver
-rows twice.
+a page, the catch-up yields: it appends a step to the queue. If the source or the host
+fails, the step is appended after a delay, which grows with each failed attempt up to a
+maximum. The cursor advances with every delivered token, so that a retry does not repeat
+the rows of that token.
 
 A token that a writer is said to have reached, by a POSITION, a report or a row, is a
 *claim* until the source confirms it: a claim too far above the source's last token is

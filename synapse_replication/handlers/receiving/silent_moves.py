@@ -43,7 +43,7 @@ class _SkippedRange:
 
 
 class SilentMoves:
-    """For each writer of a stream, the last range that was skipped without a row."""
+    """For each writer of a stream, the last range of consecutive moves."""
 
     def __init__(self) -> None:
         self._ranges: dict[str, _SkippedRange] = {}

@@ -187,8 +187,8 @@ class PositionCommand(Command):
     """Notice that a writer advanced without rows in ``(prev_token, new_token]``.
 
     :ivar instance_name: the writer, not the peer that relayed the line.
-    :ivar prev_token: the token that the writer announced before. It is equal to
-        ``new_token`` in an answer to REPLICATE.
+    :ivar prev_token: the token above which the writer has no rows up to ``new_token``;
+        in an answer to REPLICATE, ``new_token`` itself.
     :ivar new_token: the writer's current token.
     """
 
