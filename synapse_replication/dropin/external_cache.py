@@ -37,14 +37,21 @@ class ExternalCache:
         return self._cache.is_enabled()
 
     async def set(self, cache_name: str, key: str, value: Any, expiry_ms: int) -> None:
-        """Store a JSON value for ``expiry_ms`` ms."""
+        """Store a JSON value for ``expiry_ms`` ms.
+
+        :raises ValueError: if the value cannot be encoded as JSON, or ``expiry_ms`` is
+            less than 1.
+        """
         try:
             await self._cache.set(cache_name, key, value, expiry_ms)
         except txredisapi.RedisError as error:
             logger.warning("Cannot set a value of the external cache: %s", error)
 
     async def get(self, cache_name: str, key: str) -> Any | None:
-        """Return a value; ``None`` if there is none, or if Redis fails."""
+        """Return a value; ``None`` if there is none, or if Redis fails.
+
+        :raises ValueError: if the stored value is not JSON.
+        """
         try:
             return await self._cache.get(cache_name, key)
         except txredisapi.RedisError as error:
