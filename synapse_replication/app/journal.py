@@ -45,6 +45,7 @@ class JournalSink:
     :param path: the file; created if it is missing.
     :param to_json: ``(stream_name, row) -> value``; returns the JSON value of a typed
         row.
+    :raises OSError: if the file cannot be opened.
     :raises StorageError: if a complete line of the file is not a line of a journal.
     """
 

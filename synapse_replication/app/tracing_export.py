@@ -35,8 +35,8 @@ EXPORT_EVERY_MS = 2000
 class SpanExport:
     """Creates the tracer of a process, and exports its spans.
 
-    :param tracing: the collector; if ``None``, the tracer of the process's global
-        OpenTelemetry provider is used, which does nothing unless the host set one up.
+    :param tracing: the collector; if ``None``, the tracer is that of the global
+        OpenTelemetry provider, and does nothing unless the host set up a provider.
     :param server_name: the name of the homeserver.
     :param instance_name: the name of this process.
     :ivar tracer: the tracer for all parts of the process.
@@ -83,11 +83,11 @@ class SpanExport:
     def stop(self, reactor: Any) -> Deferred[None] | None:
         """Send the waiting spans.
 
-        No request begins after :data:`EXPORT_TIMEOUT`: if the collector does not
-        answer, each further request would delay the stop by as much.
+        If this takes longer than :data:`EXPORT_TIMEOUT`, no further request begins, and
+        the remaining spans are discarded.
 
-        :return: a Deferred that fires when all are sent or the export has failed;
-            ``None`` if there is nothing to export.
+        :return: a Deferred that fires when the spans have been sent or discarded;
+            ``None`` if no collector is configured.
         """
         if self._provider is None or self._exporter is None:
             return None

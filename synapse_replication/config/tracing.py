@@ -27,8 +27,8 @@ class TracingConfig:
 
     :ivar endpoint: the complete URL.
     :ivar headers: the headers of each request; they may contain secrets.
-    :ivar sample_ratio: the fraction, from 0 to 1, of the traces begun in this process
-        that is recorded.
+    :ivar sample_ratio: the ratio, from 0 to 1, of recorded traces to all traces that
+        begin in this process.
     :ivar service_name: the value of ``service.name``.
     """
 

@@ -2,9 +2,9 @@
 
 Theory of operation: a homeserver whose command handler is replaced has one
 :class:`ReplicationExtension`, unless it is disabled. The extension is created with the
-command handler, and used by the Redis subscription if that is replaced, too. Its epoch
-is the host's instance id, which is random and differs at each start. Stock processes do
-not subscribe to the extension's channel.
+command handler. If the Redis subscription is replaced, too, it uses the extension. The
+extension's epoch is the host's instance id: a random id that differs at each start.
+Stock processes do not subscribe to the extension's channel.
 
 If peers can request sent rows, the extension retains them in a backlog: see
 ``backlogs.py``.
@@ -30,7 +30,7 @@ ENVIRONMENT = "SYNAPSE_REPLICATION_EXTENSION"
 
 
 def is_turned_on() -> bool:
-    """Return whether this process uses the extension."""
+    """Return whether the environment permits the extension in this process."""
     return os.environ.get(ENVIRONMENT, "true") != "false"
 
 
@@ -43,7 +43,7 @@ def make_extension(
 ) -> ReplicationExtension | None:
     """Return the extension of a homeserver; ``None`` if it is disabled.
 
-    :param epochs: the epochs of peers, which the extension records.
+    :param epochs: where the extension records the epochs of peers.
     :param backlog: the backlog of sent rows; ``None`` if peers cannot request them.
     """
     if not is_turned_on():
@@ -54,6 +54,6 @@ def make_extension(
 
 
 def extension_of(handler: Any) -> ReplicationExtension | None:
-    """Return the extension of a command handler; ``None`` for a stock handler."""
+    """Return the extension of a command handler; ``None`` if it has no extension."""
     extension = getattr(handler, "extension", None)
     return extension if isinstance(extension, ReplicationExtension) else None

@@ -45,10 +45,10 @@ class RateLimit:
         """Decide whether to write a line of this kind.
 
         :param group: a name from a fixed set; only ``kind`` may contain a peer's text.
-        :param burst: how many lines of the kind are written in one period.
-        :param most: how many lines of the group are written in one period.
+        :param burst: the most lines of the kind to write in one period.
+        :param most: the most lines of the group to write in one period.
         :return: the number of similar lines that were suppressed before this one;
-            ``None`` if this line is to be suppressed, too.
+            ``None`` if this line is to be suppressed.
         """
         of_kind = self._admit_kind((group, *kind), burst)
         if of_kind is None:

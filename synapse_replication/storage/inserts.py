@@ -14,8 +14,9 @@ __all__ = ["InsertStatement", "declared_insert"]
 class InsertStatement:
     """A statement that inserts rows.
 
-    :ivar sql: the statement, with the named parameters ``id``, ``instance_name`` and
-        ``rows`` (JSON text: an array of objects that map columns to values).
+    :ivar sql: the statement, with the named parameters ``id``, ``instance_name`` (only
+        if the stream has a writer column) and ``rows`` (JSON text: an array of objects
+        that map columns to values).
     :ivar columns: the columns of a row, in the order of the wire.
     """
 

@@ -2,8 +2,8 @@
 
 Theory of operation: a :class:`StreamBacklog` holds, as JSON text, all rows of one
 stream that this instance wrote in ``(start, end]``. A reader whose position is at or
-above ``start`` can fetch its missing rows from here; any other reader queries the
-database.
+above ``start`` can fetch its missing rows from here. The backlog cannot answer any
+other reader.
 
 The range never has a hole. Each addition states the token that precedes its first row.
 If that token is not ``end``, rows may be missing in between, and the backlog restarts

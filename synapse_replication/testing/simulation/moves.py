@@ -2,10 +2,10 @@
 
 Theory of operation: a plan is derived from a seed. Each move changes the writers of one
 stream: it replaces a writer, restores the previous writers, adds a writer or removes
-one. The instances concerned are stopped cleanly or killed, the configuration changes,
-and these instances are restarted; in a homeserver, all instances are concerned.
-Otherwise, each reader continues to run during the move, or is killed and restarts some
-seconds later, with or without its saved state.
+one. The stream's old and new writers are stopped cleanly or killed, the configuration
+changes, and these instances are restarted. In a simulated homeserver, every instance is
+restarted in this way. Elsewhere, each instance that saves rows continues to run during
+the move, or is killed and restarts some seconds later, with or without its saved state.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Moves:
 
     :param cluster: the cluster.
     :param seed: determines the plan.
-    :param start: the time in s at which moves may begin.
-    :param until: the time in s after which no move begins.
+    :param start: no move begins earlier than this many s after the creation.
+    :param until: no move begins later than this many s after the creation.
     """
 
     def __init__(self, cluster: Cluster, seed: int, start: float, until: float) -> None:
