@@ -36,7 +36,8 @@ class ScriptWriter(Service):
     :param writes: the writes of this process.
     :param rate: the rate of all writers together, in rows per second.
     :param begin_file: the writes begin when this file exists.
-    :param log_file: the file to which a journal line is appended for each write.
+    :param log_file: the file to which a journal line is appended for each write, and a
+        line with the outcome after the last one.
     """
 
     def __init__(

@@ -105,7 +105,8 @@ class WriterRecord:
     def lag(self) -> int:
         """Return by how many ids the delivered position is below the announced one.
 
-        Return 0 if it is not below, or either position is unknown.
+        Return 0 if the delivered position is not below the announced one, or if either
+        of them is unknown.
         """
         if self.announced is None or self.position is None:
             return 0
@@ -206,7 +207,7 @@ class StatusRecords:
 def store_if_room(
     table: dict[_Name, _Value], key: _Name, value: _Value
 ) -> _Value | None:
-    """Store a value and return it, or return ``None`` if a new key has no room."""
+    """Store and return a value; return ``None`` for a new key in a full table."""
     if key not in table and len(table) >= MAX_NAMES:
         return None
     table[key] = value

@@ -3,7 +3,7 @@
 A commit that adds rows of a stream contains the resulting offset of the stream, and an
 application transaction with the number of the batch. Rows and offset therefore become
 visible atomically. Delta Lake stores the number in its checkpoints, and rejects the
-commit of a batch if another driver has committed one since the table was loaded.
+commit of a batch if another driver has committed a batch since the table was loaded.
 Maintenance commits repeat the offset and the number, so that both can still be read
 after the log has been cleaned.
 
@@ -129,7 +129,10 @@ def commit_properties(
 
 
 def committer_of(table: DeltaTable, batch: int) -> str:
-    """Describe the process that committed a batch, with the time of the commit."""
+    """Describe the process that committed a batch, with the time of the commit.
+
+    Return ``another driver`` if the last 100 commits do not contain the batch.
+    """
     for commit in table.history(100):
         if commit.get(_BATCH) == str(batch):
             when = datetime.datetime.fromtimestamp(

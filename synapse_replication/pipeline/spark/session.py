@@ -48,7 +48,7 @@ def make_session(
         ``local[*]``.
     :param settings: further Spark settings, which override the defaults of this module.
     :raises SparkMissingError: if Java or PySpark is missing, or Java is too old or does
-        not run. The message says how to install it.
+        not run. The message says what to install.
     """
     check_java()
     try:
@@ -114,8 +114,8 @@ def job_session(
             session.stop()
 
 
-#: Settings for sessions that are short, or whose tasks work mostly in Python. In these,
-#: Java's optimising compiler costs more time than it saves.
+#: Settings for sessions that are short, or whose tasks work mostly in Python. In such
+#: sessions, Java's optimising compiler costs more time than it saves.
 SCHEDULES_ONLY = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
 
 
