@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import pyarrow as pa
 
-from synapse_replication.errors import PipelineError, excerpt
+from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.log import (
     PurgedRange,
     commit_properties,
@@ -25,7 +25,7 @@ from synapse_replication.pipeline.archive.log import (
     read_purged_ranges,
     read_state,
 )
-from synapse_replication.pipeline.archive.store import ArchiveStore
+from synapse_replication.pipeline.archive.store import ArchiveStore, reason_of
 from synapse_replication.pipeline.tables import DAY
 
 if TYPE_CHECKING:
@@ -189,9 +189,8 @@ def _record(
 
 
 def _failed(table: DeltaTable, error: Exception | str) -> PipelineError:
-    reason = " ".join(str(error).split())
     return PipelineError(
-        f"cannot purge {table.table_uri}: {excerpt(reason)}; resolve the problem, and "
+        f"cannot purge {table.table_uri}: {reason_of(error)}; resolve the problem, and "
         "purge again"
     )
 

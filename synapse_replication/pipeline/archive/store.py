@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import attrs
+import click
 
 from synapse_replication.errors import PipelineError, excerpt
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyarrow.fs import FileSystem
 
-__all__ = ["ArchiveStore", "open_archive", "open_store"]
+__all__ = ["ArchiveStore", "open_archive", "open_store", "reason_of"]
 
 _STREAMS: Final = "streams"
 _WIRE: Final = "wire"
@@ -149,10 +150,14 @@ class ArchiveStore:
         return root + uri.removeprefix(self.uri)
 
     def _unreachable(self, error: Exception) -> PipelineError:
-        reason = " ".join(str(error).split())
         return PipelineError(
-            f"the archive {self.uri} cannot be read: {excerpt(reason)}"
+            f"the archive {self.uri} cannot be read: {reason_of(error)}"
         )
+
+
+def reason_of(error: Exception | str) -> str:
+    """Return the beginning of an error's text, in one line and without colours."""
+    return excerpt(" ".join(click.unstyle(str(error)).split()))
 
 
 def _s3(options: Mapping[str, str]) -> FileSystem:

@@ -8,15 +8,16 @@ stops. A purge may change the table while a driver is running.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 import pyarrow as pa
 
-from synapse_replication.errors import PipelineError, excerpt
+from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.files import WrittenFile
 from synapse_replication.pipeline.archive.log import (
     APPLICATION,
@@ -26,7 +27,7 @@ from synapse_replication.pipeline.archive.log import (
     committer_of,
     read_state,
 )
-from synapse_replication.pipeline.archive.store import ArchiveStore
+from synapse_replication.pipeline.archive.store import ArchiveStore, reason_of
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.tables import DAY
 
@@ -97,8 +98,14 @@ class ArchiveTable:
             self._evolve(self._table)
 
     def archived_size(self, recording: str) -> int | None:
-        """Return the archived size of a recording; ``None`` if it is not archived."""
-        return None if self._table is None else archived_size(self._table, recording)
+        """Return the archived size of a recording; ``None`` if it is not archived.
+
+        :raises PipelineError: if the store fails.
+        """
+        if self._table is None:
+            return None
+        with self._explaining_failures():
+            return archived_size(self._table, recording)
 
     def commit(
         self,
@@ -115,7 +122,7 @@ class ArchiveTable:
         :raises PipelineError: if the store fails, or another driver has committed. If
             that driver committed first, nothing is added.
         """
-        from deltalake.exceptions import CommitFailedError, DeltaError
+        from deltalake.exceptions import CommitFailedError
 
         table = self._table or self._create()
         self._check_batch(table)
@@ -125,37 +132,38 @@ class ArchiveTable:
             batch=batch,
             offset=self.state.offset if offset is None else offset,
         )
-        try:
-            table.create_write_transaction(
-                [file.to_action() for file in files],
-                "append",
-                table.schema(),
-                [DAY],
-                commit_properties=commit_properties(
-                    new, recordings=recordings, new=True
-                ),
-            )
-        except CommitFailedError as error:
-            raise self._conflict(batch) from error
-        except DeltaError as error:
-            raise self._failed(error) from error
-        table.update_incremental()
+        with self._explaining_failures():
+            try:
+                table.create_write_transaction(
+                    [file.to_action() for file in files],
+                    "append",
+                    table.schema(),
+                    [DAY],
+                    commit_properties=commit_properties(
+                        new, recordings=recordings, new=True
+                    ),
+                )
+            except CommitFailedError as error:
+                raise self._conflict(batch) from error
+            table.update_incremental()
         self.state = attrs.evolve(new, version=table.version())
         self.check_sole_driver()
 
     def check_sole_driver(self) -> None:
         """Check that no other driver has committed a batch to the table.
 
-        :raises PipelineError: if another driver has committed one.
+        :raises PipelineError: if another driver has committed one, or the store fails.
         """
         if self._table is None:
             # The driver's first commit performs this check.
             return
-        self._table.update_incremental()
+        with self._explaining_failures():
+            self._table.update_incremental()
         self._check_batch(self._table)
 
     def _check_batch(self, table: DeltaTable) -> None:
-        found = table.transaction_version(APPLICATION) or 0
+        with self._explaining_failures():
+            found = table.transaction_version(APPLICATION) or 0
         if found != self.state.batch:
             raise self._conflict(found)
 
@@ -171,26 +179,25 @@ class ArchiveTable:
         :raises PipelineError: if the store fails.
         """
         from deltalake import WriterProperties
-        from deltalake.exceptions import CommitFailedError, DeltaError
+        from deltalake.exceptions import CommitFailedError
 
         done = Compaction()
         if self._table is None:
             return done
         for day in self._crowded_days(self._table, enough_files):
-            try:
-                found = self._table.optimize.compact(
-                    partition_filters=[(DAY, "=", day)],
-                    target_size=TARGET_BYTES,
-                    writer_properties=WriterProperties(compression="ZSTD"),
-                    commit_properties=commit_properties(self.state, new=False),
-                )
-            except CommitFailedError:
-                # The day was changed at the same time, for instance by a purge.
-                # Continue with the other days.
-                self._table.update_incremental()
-                continue
-            except DeltaError as error:
-                raise self._failed(error) from error
+            with self._explaining_failures():
+                try:
+                    found = self._table.optimize.compact(
+                        partition_filters=[(DAY, "=", day)],
+                        target_size=TARGET_BYTES,
+                        writer_properties=WriterProperties(compression="ZSTD"),
+                        commit_properties=commit_properties(self.state, new=False),
+                    )
+                except CommitFailedError:
+                    # The day was changed at the same time, for instance by a purge.
+                    # Continue with the other days.
+                    self._table.update_incremental()
+                    continue
             done = Compaction(
                 done.before + int(found["numFilesRemoved"]),
                 done.after + int(found["numFilesAdded"]),
@@ -206,11 +213,9 @@ class ArchiveTable:
         :param retention_hours: the age in hours below which a file is not removed.
         :raises PipelineError: if the store fails.
         """
-        from deltalake.exceptions import DeltaError
-
         if self._table is None:
             return 0
-        try:
+        with self._explaining_failures():
             removed = self._table.vacuum(
                 retention_hours=retention_hours,
                 dry_run=False,
@@ -218,9 +223,7 @@ class ArchiveTable:
                 full=True,
                 commit_properties=commit_properties(self.state, new=False),
             )
-        except DeltaError as error:
-            raise self._failed(error) from error
-        self._table.update_incremental()
+            self._table.update_incremental()
         return len(removed)
 
     def _crowded_days(self, table: DeltaTable, enough_files: int) -> list[str]:
@@ -261,8 +264,8 @@ class ArchiveTable:
 
         The new columns are null in existing rows, whose files do not change.
 
-        :raises PipelineError: if a column has another type, or another driver changes
-            the table at the same time.
+        :raises PipelineError: if a column has another type, another process changes
+            the table at the same time, or the store fails.
         """
         from deltalake import Schema
         from deltalake.exceptions import CommitFailedError
@@ -283,13 +286,17 @@ class ArchiveTable:
         _logger.info(
             "adding columns to %s: %s", self.uri, ", ".join(field.name for field in new)
         )
-        try:
-            table.alter.add_columns(
-                new, commit_properties=commit_properties(self.state, new=False)
-            )
-        except CommitFailedError as error:
-            raise self._conflict(self.state.batch + 1) from error
-        table.update_incremental()
+        with self._explaining_failures():
+            try:
+                table.alter.add_columns(
+                    new, commit_properties=commit_properties(self.state, new=False)
+                )
+            except CommitFailedError as error:
+                raise PipelineError(
+                    f"{self.name}: another process changed {self.uri} while columns "
+                    "were added to it; run the job again"
+                ) from error
+            table.update_incremental()
 
     def _conflict(self, batch: int) -> PipelineError:
         table = self._store.table(self.uri)
@@ -300,10 +307,18 @@ class ArchiveTable:
             "duplicated"
         )
 
+    @contextlib.contextmanager
+    def _explaining_failures(self) -> Iterator[None]:
+        from deltalake.exceptions import DeltaError
+
+        try:
+            yield
+        except (DeltaError, OSError) as error:
+            raise self._failed(error) from error
+
     def _failed(self, error: Exception) -> PipelineError:
-        reason = " ".join(str(error).split())
         return PipelineError(
-            f"the archive {self.uri} cannot be written: {excerpt(reason)}"
+            f"the archive {self.uri} cannot be written: {reason_of(error)}"
         )
 
 

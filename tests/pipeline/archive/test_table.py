@@ -183,6 +183,22 @@ class EvolutionTests(TableTests):
         self.assertIn("column room_id is ", str(error))
         self.assertIn("archive to a new location", str(error))
 
+    def test_store_fails(self) -> None:
+        """If the store fails, each operation raises an error that names the table."""
+        table = open_table(self.folder)
+        add_rows_to(self.folder, "receipts", receipts(1, 3), table=table)
+        log = Path(open_store(self.folder).path(self.uri)) / "_delta_log"
+        log.rename(log.with_name("moved"))
+        log.write_text("not a folder")
+        for operation in (
+            table.check_sole_driver,
+            lambda: table.commit([], StreamOffset(3)),
+            lambda: table.vacuum(0),
+        ):
+            error = str(self.assertRaises(PipelineError, operation))
+            self.assertIn(f"the archive {self.uri} cannot be written: ", error)
+            self.assertNotIn("[31m", error)
+
 
 class MaintenanceTests(TableTests):
     """Tests for compaction and vacuum."""
