@@ -144,8 +144,8 @@ class StreamTable:
     :ivar name: the name of the stream on the wire.
     :ivar columns: its columns in order, without :data:`KEY_COLUMNS`.
     :ivar kinds: pairs of the kind of a row (the value of the column ``kind``) and the
-        names of the columns in its JSON array. A stream with rows of one kind has a
-        single pair, with the kind ``None``.
+        names of the columns in that row's JSON array. A stream with rows of one kind
+        has a single pair, with the kind ``None``.
     """
 
     name: str

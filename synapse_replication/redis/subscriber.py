@@ -322,7 +322,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
 
 class SubscriberFactory(SynapseRedisFactory):
-    """Factory for the subscribed connection, which reconnects until it is stopped.
+    """Factory for the subscribed connection; reconnects until the factory is stopped.
 
     :param server_name: the homeserver's name, which is also the main channel.
     :param channels: further channels, without the prefix ``<server_name>/``.
