@@ -15,6 +15,7 @@ from synapse_replication.cli.pipeline.options import (
     source_options,
 )
 from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.text import counted
 
 if TYPE_CHECKING:
     from synapse_replication.pipeline.bootstrap.job import Bootstrap
@@ -59,9 +60,11 @@ def bootstrap_command(
     elif not to_write:
         click.echo("nothing to write")
     elif write:
-        click.echo(f"{to_write} positions written")
+        click.echo(f"written: {counted(to_write, 'position')}")
     else:
-        click.echo(f"nothing was written; --write writes these {to_write} positions")
+        click.echo(
+            f"nothing was written; --write writes {counted(to_write, 'position')}"
+        )
 
 
 def _print(found: Bootstrap, settings: PipelineSettings) -> None:

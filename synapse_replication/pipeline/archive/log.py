@@ -133,13 +133,15 @@ def committer_of(table: DeltaTable, batch: int) -> str:
 
     Return ``another driver`` if the last 100 commits do not contain the batch.
     """
-    for commit in table.history(100):
-        if commit.get(_BATCH) == str(batch):
-            when = datetime.datetime.fromtimestamp(
-                commit["timestamp"] / 1000, datetime.timezone.utc
-            )
-            return f"{commit.get(_WRITTEN_BY, 'another program')} at {when:%F %T} UTC"
-    return "another driver"
+    found = [each for each in table.history(100) if each.get(_BATCH) == str(batch)]
+    if not found:
+        return "another driver"
+    # The newest commit comes first. Maintenance after the batch repeats its number.
+    commit = found[-1]
+    when = datetime.datetime.fromtimestamp(
+        commit["timestamp"] / 1000, datetime.timezone.utc
+    )
+    return f"{commit.get(_WRITTEN_BY, 'another program')} at {when:%F %T} UTC"
 
 
 def recording_id(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from pathlib import Path
 
 import attrs
@@ -12,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive import files
-from synapse_replication.pipeline.archive.log import read_state
+from synapse_replication.pipeline.archive.log import committer_of, read_state
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.tables import Column, standard_tables
@@ -92,6 +93,18 @@ class CommitTests(TableTests):
             r"^receipts: process \d+ on \S+ at 20.* UTC has archived batch 1",
         )
         self.assertEqual(self.tokens(), [1, 2, 3])
+
+    def test_committer(self) -> None:
+        """Maintenance that repeats a batch's number is not its committer."""
+        self.patch(os, "getpid", lambda: 11)
+        table = add_rows_to(self.folder, "receipts", receipts(1, 3))
+        add_rows_to(self.folder, "receipts", receipts(4, 6), table=table)
+        self.patch(os, "getpid", lambda: 12)
+        table.compact(2)
+        committed = DeltaTable(self.uri)
+        self.assertIn("process 12 ", str(committed.history(1)))
+        self.assertTrue(committer_of(committed, 2).startswith("process 11 on "))
+        self.assertEqual(committer_of(committed, 3), "another driver")
 
     def test_second_driver_between_batches(self) -> None:
         """

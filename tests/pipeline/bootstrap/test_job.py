@@ -271,7 +271,7 @@ class BootstrapTests(SynchronousTestCase):
         shared_session()
         shown = run(bootstrap_command, ["--dsn", self.dsn])
         self.assertEqual(shown.exit_code, 0)
-        self.assertIn("nothing was written; --write writes these 5", shown.output)
+        self.assertIn("nothing was written; --write writes 5 positions", shown.output)
         self.assertIn("events: rows up to 503 have no writer", shown.output)
         self.assertIn("Without -c, the declared writers are unknown", shown.output)
         self.assertEqual(self.stored(), set())
