@@ -141,7 +141,8 @@ def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
 
     :param lines: in the order of arrival, without their ends.
     """
-    # Over 50 lines, because function calls per line would slow down the hot path.
+    # This function is long, because calling functions for each received line would slow
+    # down the hot path.
     items: list[ReceivedItem] = []
     # For each stream, the run to which rows can still be added.
     open_runs: dict[bytes, _OpenRun] = {}

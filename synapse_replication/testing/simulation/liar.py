@@ -56,8 +56,8 @@ class Liar:
         self._cluster = cluster
         self._random = random
         self._row_id = 0
-        #: The (stream, declared writer) pairs for which a false position was announced;
-        #: the caller of :meth:`lie` removes those that it has handled.
+        #: The (stream, declared writer) pairs for which a false position was announced.
+        #: The simulation's runner clears the set when it has handled them.
         self.lied_about: set[tuple[str, str]] = set()
 
     def lie(self) -> str:
@@ -69,7 +69,7 @@ class Liar:
         # Do not lie where no reader could recover. For an idempotent stream, a false
         # position near the real one cannot be detected afterwards. For a stream in
         # memory, such a position remains in effect until the writer announces a greater
-        # one. Stock peers rarely do.
+        # one, which stock peers rarely do.
         tables = [table.name for table in TABLES if is_far or table.name != CACHES]
         streams = tables if form is LieForm.ROW else [*tables, MEMORY_STREAM]
         if not is_far and cluster.speak_extension < set(PROCESSES):
