@@ -59,7 +59,7 @@ class CommandsOut:
         """
         if self._handler is not None:
             self._handler.subscribe_to_channel(channel_name)
-        elif channel_name not in self._channels:
+        if channel_name not in self._channels:
             self._channels.append(channel_name)
 
     # -- sending ----------------------------------------------------------------------

@@ -91,6 +91,7 @@ class CommandsOutTests(SynchronousTestCase):
         self.assertEqual(self.send.channels, ("USER_IP",))
         self.send.connect(self.handler)
         self.send.subscribe_to_channel("OTHER")
+        self.assertEqual(self.send.channels, ("USER_IP", "OTHER"))
         self.assertEqual(self.handler.start_replication(), ("USER_IP", "OTHER"))
         with self.assertRaises(LocalProtocolError):
             self.send.subscribe_to_channel("LATE")

@@ -52,7 +52,7 @@ def bootstrap_command(
     if not as_json:
         _print(found, settings)
         if to_write and not write and sys.stdin.isatty():
-            write = click.confirm(f"Write {to_write} positions?")
+            write = click.confirm(f"Write {counted(to_write, 'position')}?")
     if to_write and write:
         write_bootstrap(settings, found)
     if as_json:
