@@ -393,7 +393,7 @@ def main() -> NoReturn:
         sys.exit(1)
     else:
         sys.exit(0)
-    # Otherwise inspect.stack() would search all modules for this frame's file.
+    # Without this, inspect.stack() would search all modules for this frame's file.
     sys.modules.setdefault("synapse_replication.__main__", sys.modules["__main__"])
     # Run the module outside the except clause, so that ModuleReady is not the context
     # of its exceptions.

@@ -201,10 +201,10 @@ class CommandSink(Protocol):
     ) -> Awaitable[None] | None:
         """Record that a user started, continues or stopped syncing with an instance.
 
-        While the state stays the same, and the sync time is less than 1 s later than in
-        the last delivered command, the command is delivered at most once in 10 s. If
-        there are more than 10,000 (instance, user, device) triples, repeats may be
-        delivered more often.
+        A command is a repeat if it has the same state as the last delivered command,
+        and a sync time less than 1 s later. Repeats are delivered at most once in 10 s,
+        but may be delivered more often if there are more than 10,000 (instance, user,
+        device) triples.
         """
         ...
 

@@ -10,9 +10,10 @@ including a retry, has a new random ``<txn_id>``. Stock instances answer 500 to 
 secret; instances that run this package answer 401.
 
 A request for rows to an instance that speaks the extension also has the parameter
-``epoch``; the instance answers 409 if its epoch differs. An instance with a backlog
-answers a request with ``backlog=1`` from the backlog, or with 410 if the rows are not
-in the backlog. Requests to stock instances do not have these parameters.
+``epoch``; the instance answers 409 if its epoch differs. The parameter ``backlog=1``
+requests the rows from the instance's backlog; the instance answers 410 if they are not
+there. An instance without a backlog ignores ``backlog=1``. Requests to stock instances
+do not have these parameters.
 """
 
 from __future__ import annotations

@@ -134,7 +134,8 @@ def _settings() -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # On a busy machine a worker takes longer to start than the default of 15 s.
         "spark.python.authenticate.socketTimeout": "120s",
-        # Do not start a Spark job to list files: a table's log names them already.
+        # Do not start a Spark job to list files: the transaction log of a Delta table
+        # names them already.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

@@ -3,9 +3,9 @@
 The double has these properties of a real server: ``nextval`` takes effect immediately
 and is never rolled back; rows are visible from their commit on, in the order of
 commits; a transaction may have to be retried; the response to a commit may be lost;
-after a failover to a standby a sequence may be behind. A transaction has yield points
-at different simulated times, at which other code may run: before it runs, before it
-commits inserted rows, and before its response arrives.
+after a failover to a standby a sequence may be behind. The steps of a transaction take
+place at different simulated times: its function runs, inserted rows are committed, and
+the response arrives. Other code may run before each step.
 
 The double recognises the statements of ``storage/`` by their text; any other statement
 is an error.

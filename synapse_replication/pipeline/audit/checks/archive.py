@@ -103,8 +103,8 @@ def commands_twice_findings(wire: DataFrame) -> DataFrame:
 def not_archived_findings(ids: DataFrame, purged: DataFrame) -> DataFrame:
     """Find ids that have a row in the tables, but none in the archive.
 
-    Only ids of which the archive has both older and newer ones of the same writer are
-    reported, and no purged ids.
+    An id is reported only if the archive has an older id and a newer id of the same
+    writer. Purged ids are not reported.
 
     :param ids: the result of :func:`.ids.known_ids`.
     :param purged: the ranges that were purged from the archive, as ``stream``,
