@@ -100,8 +100,8 @@ class AnnouncementHandler:
         name, instance_name, token = self._context.name, item.instance_name, item.token
         writer = link.writers.get((name, instance_name))
         if writer is None:
-            # The writer's POSITION has not arrived. A report that is not below the
-            # reader's position replaces it.
+            # The writer's POSITION has not arrived. Unless the report is below the
+            # reader's position, handle it like that POSITION.
             if token >= self._context.stream.current_token(instance_name):
                 await self.handle_position(
                     link, PositionCommand(name, instance_name, token, token)
