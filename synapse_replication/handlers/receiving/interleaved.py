@@ -4,7 +4,8 @@ Theory of operation: rows are handled in slices. A slice is decoded as a whole i
 of its rows is a batch of its own, the greatest token is plausible, and all rows are
 valid and without unknown fields. The rows of live writers are then delivered in order
 of arrival; late rows and the rows of other writers are passed to the row handler one at
-a time. The rows of any other slice are handled separately by writer.
+a time. Any other slice is split into runs of consecutive rows of one writer, and the
+row handler handles each run.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ __all__ = ["Part", "cut_by_rows", "narrow", "pack", "split"]
 #: The number of ids for which a separate task pays off.
 IDS_PER_TASK = 250_000
 
-#: The number of ids in a part from which details (columns of further tables) are joined
-#: instead of looked up row by row: for that many rows, up to five lookups per row would
-#: take several times as long as all other work.
+#: The minimum number of ids in a part for which details (columns of further tables) are
+#: joined. For a smaller part, they are looked up row by row. In a part of this size, up
+#: to five lookups per row would take several times as long as all other work.
 IDS_TO_JOIN = 20_000
 
 #: The maximum number of tasks, unless the option ``numPartitions`` is set. It is
@@ -108,8 +108,8 @@ def narrow(txn: cursor, part: Part) -> Part | None:
 def split(parts: Iterable[Part], count: int | None) -> list[Part]:
     """Divide parts into smaller ones with about the same number of ids.
 
-    A part is not divided if a table has no index of ids, because each piece would read
-    the whole table.
+    A part is not divided if a table has no index on the id, or on the writer and the
+    id, because each piece would read the whole table.
 
     :param count: the desired number of parts; ``None`` to derive it from the number of
         ids. The result has at least one part for each part in ``parts``.

@@ -1,11 +1,11 @@
 """Doubles of a homeserver's streams and data handler, for the drop-in.
 
-In a homeserver, every process has an id generator for each stream. The token that the
-generator returns for a writer is at least the id up to which all writers have persisted
-their rows, even if this process has not received these rows. The POSITION of one writer
-can therefore advance another writer's token past a row that this process missed. The id
-generators, and the drop-in's classes between these doubles and the command handler, are
-real.
+In a homeserver, every process has an id generator for each stream in the database. The
+token that the generator returns for a writer is at least the id up to which all writers
+have persisted their rows, even if this process has not received these rows. The
+POSITION of one writer can therefore advance another writer's token past a row that this
+process missed. The id generators, and the drop-in's classes between these doubles and
+the command handler, are real.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ class Process:
             self.cluster.shares_tokens
             and writer not in self.cluster.writers[stream_name]
         ):
-            # The process starts without caches that a missed row could make stale.
+            # All caches of a new process are empty, so it needs no earlier rows.
             return self.cluster.ledger.last_token(stream_name, writer)
         if self.cluster.shares_tokens and generator is not None:
             return generator.get_current_token_for_writer(writer)
