@@ -243,7 +243,7 @@ class Output:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: the stream is flushed at the end of the reactor's iteration."""
+        """Do nothing: :meth:`write` has scheduled a flush."""
 
     def _flush(self) -> None:
         self._flushing = False

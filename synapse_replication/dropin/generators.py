@@ -19,8 +19,9 @@ class SequenceReader(Protocol):
     def get_announceable_token(self, *, follows_others: bool = True) -> int:
         """Return the position that this process may announce.
 
-        :param follows_others: whether the position must soon advance over the ids of
-            other writers, for which the sequence is read.
+        :param follows_others: whether to read the sequence if another writer announced
+            an id beyond the sequence's known value. The position then soon follows that
+            id.
         """
         ...
 

@@ -18,8 +18,8 @@ class HostPositions(WriterPositions):
 
     - A stream without rows is at position 1, and the id 1 is usable. The sequences of
       the host's replicated streams begin at 2, so only other sequences return 1.
-    - While ids of this process are in flight, its announced position advances only to
-      its own finished ids, and with the persisted-up-to position. This package's own
+    - While this process has ids in flight, its announced position advances only to one
+      of its own finished ids or to the persisted-up-to position. This package's own
       rule announces positions earlier, and is equally safe.
     """
 

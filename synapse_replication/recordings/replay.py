@@ -244,7 +244,7 @@ class _Replay:
     # -- the recording ----------------------------------------------------------------
 
     def feed(self, records: Sequence[Record]) -> None:
-        """Process records that arrived together."""
+        """Process successive records of the recording."""
         report = self.report
         report.lines += len(records)
         for record in records:

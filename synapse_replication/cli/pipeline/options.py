@@ -49,7 +49,9 @@ class _WrongSettingsError(click.ClickException):
 master_option = click.option(
     "--master",
     metavar="URL",
-    help="Where Spark runs, for instance spark://host:7077; by default, this machine.",
+    help="Where Spark runs, for instance spark://host:7077. Without this option, "
+    "Spark's configuration applies if the environment variable MASTER or SPARK_HOME is "
+    "set; otherwise, Spark runs on this machine.",
 )
 
 archive_option = click.option(

@@ -141,8 +141,8 @@ class ReplicationStreamer:
             for stream in self._streams:
                 if not self._handler.has_consumers(stream.description.name):
                     self._skip_to_current(stream)
-        # Start the loop even if stream_update() has sent all rows of an unfinished
-        # stream since; the loop detects this.
+        # CommandSender.stream_update() may have sent all rows of an unfinished stream
+        # since the last round. Start the loop nevertheless; it detects this.
         if self._unfinished or any(map(self._must_send, self._streams)):
             self._poked = True
             self._start()

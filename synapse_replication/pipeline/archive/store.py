@@ -36,7 +36,8 @@ _WIRE: Final = "wire"
 #: A file that exists only in archives of the format without Delta tables.
 _OLD_DESCRIPTION: Final = "_meta/archive.json"
 
-#: The environment variables that configure access to an object store.
+#: The prefixes of the environment variables that configure access to an object
+#: store.
 _ENVIRONMENT: Final = ("AWS_", "GOOGLE_", "AZURE_")
 
 _PLAIN = re.compile(rb"[A-Za-z0-9_.-]")
@@ -84,7 +85,8 @@ class ArchiveStore:
     def streams(self) -> list[str]:
         """Return the names of the streams that have a folder in the archive.
 
-        A folder has no table until a driver has written its first files and created it.
+        A folder may not have a table yet: the files of the first batch are written
+        before the table is created.
 
         :raises PipelineError: if the store cannot be reached.
         """

@@ -96,7 +96,8 @@ def run_audit(
     """Audit a deployment in a new Spark session, and print the findings.
 
     :param out: the folder to write all findings to; created if it is missing.
-    :param master: the URL of the Spark master; ``None`` for this machine.
+    :param master: the URL of the Spark master; ``None`` for the default of
+        :func:`.session.make_session`.
     :return: the number of findings of each severity.
     :raises PipelineError: if the database, a recording or the archive cannot be read,
         or ``out`` cannot be written.
@@ -329,7 +330,8 @@ def _in_tables(
 ) -> DataFrame:
     """Return the packed sightings of ids in the tables of the database.
 
-    Rows beyond the positions are included, because they may already be committed.
+    Rows beyond the positions are included, because they may already be committed. For
+    sightings, see :mod:`.checks.sightings`.
     """
     work = functools.partial(pack, source=Source.TABLES, nameless=facts.nameless)
     reach = json.dumps(facts.reach)

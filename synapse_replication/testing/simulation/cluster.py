@@ -33,7 +33,9 @@ from synapse_replication.wire.commands.standard import PositionCommand
 
 __all__ = ["Cluster"]
 
-#: The share of clusters whose processes simulate those of a homeserver.
+#: The share of clusters that simulate the processes of a homeserver, in which a
+#: writer's token covers the rows of all writers. The others simulate the processes of
+#: the stand-alone host.
 SHARED_TOKENS_CHANCE = 0.35
 
 
