@@ -271,18 +271,30 @@ class CatchUpError(ReplicationError):
 
 
 class HttpCatchUpError(CatchUpError):
-    """A process did not answer a request for rows or its status, or refused it.
+    """A request for rows or a status was not sent, not answered, or refused.
 
     :ivar method: the HTTP method.
     :ivar url: the requested URL, without secrets.
     :ivar status: the HTTP status, or ``None`` if there was no response.
     :ivar body: the beginning of the response.
+    :ivar was_sent: whether the request was sent; false if the configuration lacks the
+        address.
     """
 
     def __init__(
-        self, method: str, url: str, status: int | None, body: str, hint: str = ""
+        self,
+        method: str,
+        url: str,
+        status: int | None,
+        body: str,
+        hint: str = "",
+        *,
+        was_sent: bool = True,
     ) -> None:
-        what = f"answered {status}" if status is not None else "did not answer"
+        if status is not None:
+            what = f"answered {status}"
+        else:
+            what = "did not answer" if was_sent else "was not sent"
         super().__init__(
             f"{method} {url} {what}: {excerpt(body)}" + (f"; {hint}" if hint else "")
         )
@@ -290,6 +302,7 @@ class HttpCatchUpError(CatchUpError):
         self.url = url
         self.status = status
         self.body = body
+        self.was_sent = was_sent
 
 
 class HostError(ReplicationError):

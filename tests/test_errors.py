@@ -115,13 +115,19 @@ class MessageTests(SynchronousTestCase):
         self.assertIn("redis.port", repr(problems[0]))
 
     def test_http(self) -> None:
-        """A failed request is reported with its status, or as unanswered."""
+        """A failed request is reported with its status, as unanswered, or as unsent."""
         refused = HttpCatchUpError("GET", "http://x/y", 401, "no", "set the secret")
         self.assertEqual(
             str(refused), "GET http://x/y answered 401: no; set the secret"
         )
         silent = HttpCatchUpError("GET", "http://x/y", None, "timed out")
         self.assertEqual(str(silent), "GET http://x/y did not answer: timed out")
+        unsent = HttpCatchUpError(
+            "GET", "events of w1", None, "no address", "add w1", was_sent=False
+        )
+        self.assertEqual(
+            str(unsent), "GET events of w1 was not sent: no address; add w1"
+        )
 
     def test_storage(self) -> None:
         """A sequence that is behind is reported with the SQL that repairs it."""

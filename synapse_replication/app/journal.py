@@ -28,6 +28,7 @@ Each process needs a file of its own. Configure it in the file of a worker::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,12 @@ class JournalSink:
         self._positions: dict[tuple[str, str], int] = {}
         self._epochs: dict[tuple[str, str], str] = {}
         # Unbuffered: write() passes the data to the operating system.
-        self._file = path.open("ab", buffering=0)
-        with path.open("rb") as lines:
-            self._size = self._resume(path, lines)
-        self._file.truncate(self._size)
+        with ExitStack() as opened:
+            self._file = opened.enter_context(path.open("ab", buffering=0))
+            with path.open("rb") as lines:
+                self._size = self._resume(path, lines)
+            self._file.truncate(self._size)
+            opened.pop_all()
 
     def _resume(self, path: Path, lines: Iterable[bytes]) -> int:
         good_end = 0

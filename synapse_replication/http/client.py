@@ -309,6 +309,7 @@ class HttpCatchUpClient:
                 None,
                 "the address of this instance is not configured",
                 f"add {instance_name} to instance_map",
+                was_sent=False,
             )
         url = _base_url(location).child("_synapse", "replication", *path)
         shown = url.to_text() if location.path is None else _show(location.path, url)

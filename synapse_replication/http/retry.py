@@ -23,7 +23,8 @@ def with_retries(
 ) -> UpdateFunction:
     """Return an update function that repeats failed requests.
 
-    A request is repeated after a 5xx response, or if it failed without a response.
+    A request is repeated after a 5xx response, or if it was sent and there was no
+    response.
     Requests are idempotent, and each retry has a new ``txn_id``, so a request whose
     response was lost can be repeated.
 
@@ -43,8 +44,8 @@ def with_retries(
             try:
                 return await fetch(instance_name, from_token, upto_token, limit)
             except HttpCatchUpError as error:
-                is_retryable = error.status is None or error.status >= 500
-                if attempt == attempts or not is_retryable:
+                has_failed = error.status is None or error.status >= 500
+                if attempt == attempts or not (error.was_sent and has_failed):
                     raise
             await clock.sleep(backoff.delay(attempt))
         raise AssertionError("at least one attempt is made")

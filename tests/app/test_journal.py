@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +144,20 @@ class JournalTests(SynchronousTestCase):
             self.assertEqual(self.path.read_bytes(), whole)
 
     def test_other_damage_is_refused(self) -> None:
-        """Damage before the last line is an error that names file and line."""
+        """Damage before the last line is an error that names file and line.
+
+        The file is then closed.
+        """
         self.path.write_text('{"stream":"s","writer":"w","token":1,"rows":[]}\nx\n{}\n')
-        with self.assertRaises(StorageError) as caught:
-            self.open()
-        self.assertIn(
-            f"{self.path}:2 is not a line of a journal", str(caught.exception)
-        )
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", ResourceWarning)
+            with self.assertRaises(StorageError) as caught:
+                self.open()
+            text = str(caught.exception)
+            del caught
+            gc.collect()
+        self.assertEqual(list(map(str, warned)), [])
+        self.assertIn(f"{self.path}:2 is not a line of a journal", text)
 
     def test_full_disk_leaves_no_half_line(self) -> None:
         """If a write fails, the error is raised, and the file is restored."""

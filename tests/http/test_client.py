@@ -262,6 +262,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         )
         error = self.failureResultOf(response, HttpCatchUpError).value
         self.assertIn("add writer2 to instance_map", str(error))
+        self.assertFalse(error.was_sent)
 
     def test_no_response_in_time(self) -> None:
         """A request without a response in time fails."""

@@ -47,13 +47,16 @@ class WithRetriesTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = TestClock()
         self.statuses: list[int | None] = []
+        self.errors: list[HttpCatchUpError] = []
         self.request_count = 0
 
     async def fetch(
         self, instance_name: str, from_token: int, upto_token: int, limit: int
     ) -> StreamUpdateResult:
-        """Fail with the next status, or return a page if no status remains."""
+        """Fail with the next error or status, or return a page if none remains."""
         self.request_count += 1
+        if self.errors:
+            raise self.errors.pop(0)
         if self.statuses:
             raise HttpCatchUpError("GET", "http://x", self.statuses.pop(0), "no")
         return _PAGE
@@ -96,3 +99,10 @@ class WithRetriesTests(SynchronousTestCase):
         self.statuses = [401]
         self.failureResultOf(self.start(), HttpCatchUpError)
         self.assertEqual(self.request_count, 1)
+
+    def test_unsent(self) -> None:
+        """A request that could not be sent for lack of an address is not retried."""
+        unsent = HttpCatchUpError("GET", "s of w", None, "no address", was_sent=False)
+        self.errors = [unsent]
+        failure = self.failureResultOf(self.start(), HttpCatchUpError)
+        self.assertIs(failure.value, unsent)

@@ -51,8 +51,10 @@ class UserSyncCommand(Command):
         if state not in ("start", "end"):
             cls._raise_unparsable("the syncing state is neither start nor end")
         ids = front.split(" ", 2)
-        if len(ids) < 2 or "" in ids[:2]:
+        if len(ids) < 2:
             cls._raise_unparsable("it has fewer than 4 fields")
+        if "" in ids[:2]:
+            cls._raise_unparsable("the instance id or the user id is empty")
         device_id = ids[2] if len(ids) == 3 else "None"
         return cls(
             cls._id(ids[0]),

@@ -310,6 +310,12 @@ class UserSyncTests(SynchronousTestCase):
             UserSyncCommand("i", "@u:x", None, False, 5),
         )
 
+    def test_empty_id(self) -> None:
+        """The error for an empty id does not complain about the number of fields."""
+        with self.assertRaises(UnparsableLineError) as caught:
+            parse_command_from_line("USER_SYNC  @u:x D start 5")
+        self.assertIn("the instance id or the user id is empty", str(caught.exception))
+
     def test_device_called_none(self) -> None:
         """A device id ``None`` is read as no device: their lines are identical."""
         line = UserSyncCommand("i", "@u:x", "None", True, 5).to_line()
