@@ -42,7 +42,7 @@ def open_database(
         try:
             yield connection, config
         except (StorageError, psycopg2.Error) as error:
-            _fail(f"nothing was changed: {str(error).strip()}")
+            _fail(f"no table was changed: {str(error).strip()}")
 
 
 def _fail(text: str) -> NoReturn:

@@ -212,8 +212,8 @@ def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
     """
     size = known.get(id(node))
     if size is None:
-        # Set a size first, because a node may contain itself. Its lines cannot be
-        # recorded: _record_lines() raises RecursionError.
+        # Set a size first: otherwise, the recursion would not end for a node that
+        # contains itself. _read() rejects such a node later, so its size may be wrong.
         known[id(node)] = size = 1
         if isinstance(node, yaml.MappingNode):
             size += sum(_expanded_size(n, known) for pair in node.value for n in pair)
@@ -225,8 +225,8 @@ def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
 
 def _syntax_problem(file: str, text: str, error: Exception) -> ConfigProblem:
     # The error's own text would repeat the line, which may contain a secret. Its
-    # `problem` repeats only the name of an alias or a tag, which may be a secret
-    # without quotes.
+    # `problem` repeats only the name of an alias or a tag. That name may be a secret,
+    # too: without quotes, a secret that begins with * or ! is an alias or a tag.
     mark = getattr(error, "problem_mark", None)
     line = None if mark is None else mark.line + 1
     what = _NAMED.sub(r"\1", getattr(error, "problem", None) or "not YAML")

@@ -81,8 +81,8 @@ class ReceivingConfig:
     """Limits of the data and positions that are accepted from peers.
 
     :ivar plausible_distance: the most ids by which a position may exceed the last known
-        value of the stream's sequence (in memory: of the writer's position) without
-        being verified.
+        value of the stream's sequence without being verified. For a stream held in
+        memory, the position is compared with the writer's last known position.
     :ivar max_queue_bytes: the most bytes of each stream that wait for a slow row sink,
         and the most bytes of an unfinished batch.
     :ivar max_batch_rows: the most rows of an unfinished batch.

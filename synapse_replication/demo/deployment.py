@@ -39,7 +39,7 @@ class Plan:
     """The parameters of a demonstration.
 
     :ivar recording: the recording from which the rows are taken.
-    :ivar rows: the number of rows to write.
+    :ivar rows: the minimum number of rows to write.
     :ivar rate: the rate of all writers together, in rows per second.
     :ivar use_redis: whether to use Redis instead of direct TCP.
     """

@@ -38,9 +38,9 @@ __all__ = ["KEEP_SECONDS", "REUSE_SECONDS", "HostRowCodec", "HostStream", "HostS
 #: all writers have reached together.
 _UNKNOWN_WRITER = ""
 
-#: The time, in s, for which this process's position in a stream is reused if
-#: ``get_mark()`` of its ids returns the same value, and the shorter time while the
-#: position waits for the sequence to confirm ids of other writers.
+#: How long this process's position in a stream is reused, in s, while ``get_mark()`` of
+#: the id generator returns the same value: ``REUSE_SECONDS`` while the known value of
+#: the sequence limits the position, otherwise ``KEEP_SECONDS``.
 KEEP_SECONDS, REUSE_SECONDS = 10.0, 0.9
 
 
@@ -209,8 +209,8 @@ class HostStream:
     def seen_by_all(self, instance_name: str, token: int) -> int:
         """Return the token that all writers have reached once the host has ``token``.
 
-        The host shows its users everything up to the returned token, and then up to the
-        first id that is not known to be finished.
+        The host shows its users all rows at or below the returned token. Above it, the
+        host also shows the rows before the first id that is not known to be finished.
 
         :param instance_name: the writer that announced ``token``.
         """

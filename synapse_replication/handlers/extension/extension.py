@@ -17,9 +17,10 @@ It receives the same messages from peers and
 
 Rows that the streamer sends together are preceded by a message with the stream's
 position before these rows, if it is known, because RDATA has no previous token. A
-reader therefore detects a gap before these rows arrive and would hide the gap.
-Heartbeats report only tokens that were sent in a row or a POSITION, or that were not
-sent because there was no reader.
+reader compares that position with its own before it receives the rows. Once it has
+received the rows, the comparison would no longer show a gap before them. Heartbeats
+report only tokens that were sent in a row or a POSITION, or that were not sent because
+there was no reader.
 
 A hello is answered with a heartbeat, usually without delay, so that a new instance
 knows its peers' epochs before their positions arrive.
@@ -264,8 +265,9 @@ class ReplicationExtension:
             if kind is not MessageType.GOODBYE:
                 self._report_duplicate(message, "")
             if kind is MessageType.HELLO:
-                # The process may instead have restarted too often. It must know this
-                # instance's epoch, or it would fetch streams held in memory twice.
+                # A single process that restarts too often has the same status. It must
+                # know this instance's epoch, or it would fetch streams held in memory
+                # twice.
                 self._schedule_answer(is_new=False)
             return
         if message.follows is not None and connection.is_direct:

@@ -30,9 +30,9 @@ class ReceiverOptions:
     :ivar break_after_seconds: the time for which to handle rows before yielding to the
         reactor, in s.
     :ivar backoff: the delays between attempts to catch up.
-    :ivar reverts_positions: whether to rewind over a range that a position skipped
-        without rows, if the writer contradicts the position. False for a recording,
-        whose writers cannot be queried.
+    :ivar reverts_positions: whether to revert a position that proves false: the reader
+        returns to the token before the range over which the position advanced without
+        rows. False for a recording, whose writers cannot be queried.
     :ivar plausible_distance: how far a writer's position may be above the source's last
         token without being refuted; not used for streams held in memory.
     """

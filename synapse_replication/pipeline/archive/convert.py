@@ -2,8 +2,9 @@
 
 Such an archive has Parquet files with rows as JSON below ``rows/stream=NAME/day=DAY``,
 commands below ``wire/day=DAY``, and manifests of its batches below ``_meta``. The
-newest manifest of rows has the offsets; the manifests of the wire name the archived
-recordings. Rows retain their days, so that a later purge removes the same rows.
+newest manifest below ``_meta/rows`` has the offsets. The manifests below ``_meta/wire``
+list the archived recordings. Rows retain their days, so that a later purge removes the
+same rows.
 """
 
 from __future__ import annotations
