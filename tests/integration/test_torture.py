@@ -185,8 +185,10 @@ class TortureTests(SynchronousTestCase):
     def logs(self) -> str:
         lines = []
         for name in (*_WRITERS, *_READERS):
-            log = (self.folder / f"{name}.log").read_text()[-1500:]
-            lines.append(f"-- {name} {self.status(name)}\n{log}")
+            log = self.folder / f"{name}.log"
+            # A process that has not been started has no log.
+            text = log.read_text()[-1500:] if log.exists() else ""
+            lines.append(f"-- {name} {self.status(name)}\n{text}")
         return "\n".join(lines)
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
