@@ -276,7 +276,8 @@ class HttpCatchUpError(CatchUpError):
     :ivar method: the HTTP method.
     :ivar url: the requested URL, without secrets.
     :ivar status: the HTTP status, or ``None`` if there was no response.
-    :ivar body: the beginning of the response.
+    :ivar body: the body of a response whose status is not 200; otherwise, the reason
+        for the failure.
     :ivar was_sent: whether the request was sent; false if the configuration lacks the
         address.
     """

@@ -357,8 +357,8 @@ class ReplicationConnection(Protocol):
     def close_with_error(self, text: str) -> None:
         """Send ERROR to the peer, then close the connection. Safe at any time.
 
-        Over Redis, where many peers share the link, do nothing. ``lost_connection`` is
-        called later, never during this call.
+        The connection calls ``lost_connection`` later, never during this call. Over
+        Redis, this method does nothing, because many peers share the link.
         """
         ...
 
@@ -379,8 +379,9 @@ class ConnectionHandler(Protocol):
     def new_connection(self, connection: ReplicationConnection) -> None:
         """Record that the link is up.
 
-        That is, SERVER or, at the server's end, NAME was received, or Redis confirmed
-        the subscription.
+        The client's end of a direct TCP connection calls this method when it has
+        received SERVER, the server's end when it has received NAME. Over Redis, it is
+        called when Redis has confirmed the subscription.
         """
         ...
 

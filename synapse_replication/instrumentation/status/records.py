@@ -160,8 +160,8 @@ class WriterRecord:
 class LinkRecord:
     """The state of the connections with one name.
 
-    :ivar since: the monotonic time in s since which at least one connection has been
-        open or, if none is open, since which none has been.
+    :ivar since: the monotonic time in s at which ``up`` last changed from or to 0;
+        before the first such change, the time at which this record was created.
     :ivar up: the number of open connections.
     :ivar why: the reason for which no connection is open; empty if one is.
     """

@@ -92,7 +92,7 @@ class LagLine:
 
 @attrs.frozen(kw_only=True)
 class BatchBucket:
-    """The number of a stream's tokens that have a number of rows in a range.
+    """The number of a stream's tokens whose number of rows is in a range.
 
     :ivar bucket: the lower bound of the range, in rows. The upper bound, which is
         excluded, is twice as large.

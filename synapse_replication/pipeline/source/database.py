@@ -32,8 +32,8 @@ CONNECT_TIMEOUT = 10
 #: The timeout of a statement that queries positions and ids, in s.
 PLAN_TIMEOUT = 60
 
-#: The timeout of the query for one part, in s. It is long, because Spark may read
-#: slowly.
+#: The timeout, in s, of a query with which a Spark task reads one span of a stream. It
+#: is long, because Spark may read slowly.
 READ_TIMEOUT = 3600
 
 #: Most queries are index scans, for which parallel workers and JIT compilation would

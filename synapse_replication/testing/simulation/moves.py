@@ -3,9 +3,10 @@
 Theory of operation: a plan is derived from a seed. Each move changes the writers of one
 stream: it replaces a writer, restores the previous writers, adds a writer or removes
 one. The stream's old and new writers are stopped cleanly or killed, the configuration
-changes, and these instances are restarted. In a simulated homeserver, every instance is
-restarted in this way. Elsewhere, each instance that saves rows continues to run during
-the move, or is killed and restarts some seconds later, with or without its saved state.
+changes, and these instances are restarted. If the cluster simulates a homeserver's
+processes (``Cluster.shares_tokens``), every instance is restarted in this way. If not,
+each instance that saves rows continues to run during the move, or is killed and
+restarts some seconds later, with or without its saved state.
 """
 
 from __future__ import annotations
