@@ -141,15 +141,15 @@ def make_journal(host: Any, config: Mapping[str, Any]) -> JournalSink:
     """Return the journal that ``row_sink`` configures.
 
     :param config: the section's ``config``, whose key ``path`` names the file.
-    :raises StreamConfigurationError: if the key is missing, or the file cannot be
-        opened.
+    :raises StreamConfigurationError: if the key is missing or not a string, or the
+        file cannot be opened.
     :raises StorageError: if a complete line of the file is not a line of a journal.
     """
     path = config.get("path")
     if not isinstance(path, str):
         raise StreamConfigurationError(
-            "synapse_replication.row_sink.config: path is missing; write the name of "
-            "the journal's file"
+            "synapse_replication.row_sink.config: path is missing or not a string; "
+            "write the name of the journal's file"
         )
     try:
         return JournalSink(Path(path), host.row_to_json)

@@ -79,8 +79,8 @@ def client_endpoint(
     :param files: the configuration files, for the error.
     :param tls: the TLS settings to use for a description ``tls:HOST:PORT``, which does
         not contain any itself.
-    :raises ConfigError: if Twisted cannot parse the description, a file that the
-        description or ``tls`` names cannot be used, or the server would not be
+    :raises ConfigError: if Twisted cannot parse the description, if a file named in
+        the description or in ``tls`` cannot be used, or if the server would not be
         verified.
     """
     kind, arguments, named = split_description(description)
@@ -106,8 +106,8 @@ def server_endpoint(
     """Return an endpoint on which direct TCP is served.
 
     :param files: the configuration files, for the error.
-    :raises ConfigError: if Twisted cannot parse the description, or a file that the
-        description names cannot be used.
+    :raises ConfigError: if Twisted cannot parse the description, or if a file named in
+        the description cannot be used.
     """
     kind, arguments, named = split_description(description)
     endpoint: IStreamServerEndpoint

@@ -1,13 +1,11 @@
 """The monitoring of replication inside a host: status, hooks, systemd and spans.
 
-Theory of operation: each homeserver object has one :class:`Monitoring`, created when a
-replaced part or a module of the host first requests it. It owns the observers. Once a
-replaced command handler has started replication over Redis, the monitoring checks the
-status every few seconds, as a stand-alone process does: it logs stalled writers, calls
-hooks, and notifies systemd and its watchdog. The host itself reports readiness, reloads
-and stops to systemd.
-
-A weak dictionary maps each homeserver to its monitoring.
+Theory of operation: each homeserver object has one :class:`Monitoring`, created by the
+first call of :func:`~synapse_replication.dropin.observer.monitoring_of`. It owns the
+observers. Once this package's command handler has started replication over Redis, the
+monitoring checks the status every few seconds, as a stand-alone process does: it logs
+stalled writers, calls hooks, and notifies systemd and its watchdog. The host itself
+reports readiness, reloads and stops to systemd.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ class Monitoring:
     :ivar status: tracks the replication status.
     :ivar hooks: delivers events to subscribed callbacks.
     :ivar metrics: updates the metrics.
-    :ivar observer: the observer to which all replaced parts report.
+    :ivar observer: receives the events of all parts of this package in the host.
     """
 
     def __init__(self, hs: Any, metrics: ReplicationMetrics) -> None:
@@ -102,7 +100,9 @@ class Monitoring:
         self._sampling: DelayedCall | None = None
 
     def start(self, handler: ReplicationCommandHandler, host: SynapseHost) -> None:
-        """Subscribe hooks and start the periodic checks, once replication has started.
+        """Call the functions that subscribe to hooks, and start the periodic checks.
+
+        Call this method when replication has started.
 
         :param handler: the command handler of the homeserver.
         :param host: passed to the functions that subscribe to hooks.

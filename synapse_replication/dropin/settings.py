@@ -1,4 +1,7 @@
-"""Settings that ``exec`` passes to a homeserver's process in environment variables."""
+"""Settings of a homeserver's process, in environment variables.
+
+``synapse-replication exec`` sets them.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """OpenTelemetry spans for events that have a duration, never for single rows.
 
 These are background processes, catch-ups, requests for rows and writes of positions. A
-command that is handled synchronously has no span. Each background process starts a
-trace of its own, because it serves many requests and belongs to none of their traces;
-so does each write of a position. A request for rows carries its trace in the header
+command that is handled synchronously has no span. Each background process and each
+write of a position starts a trace of its own, because it serves many requests and
+belongs to none of their traces. A request for rows carries its trace in the header
 ``traceparent`` (W3C Trace Context), so that the writer's spans for the request are part
 of that trace.
 

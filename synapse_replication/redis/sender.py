@@ -132,8 +132,10 @@ class RedisSender:
     def call_when_ready(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` each time pages of rows may be published again.
 
-        That is after the sender was behind, as soon as no more than ``LOW_WATERMARK``
-        publishes (or the lower limit) are unacknowledged or the connection is lost.
+        After Redis was behind, it is called once: as soon as the transport accepts data
+        and few enough publishes are unacknowledged (see
+        :meth:`~synapse_replication.redis.pacing.Pacing.becomes_ready`), or the
+        connection is lost.
         """
         self._when_ready.append(callback)
 

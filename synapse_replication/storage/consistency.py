@@ -1,8 +1,10 @@
 """Consistency checks of sequences, tables and stored positions, and their repair.
 
-Theory of operation: :func:`examine` only reads, does not scan large tables, and returns
-a :class:`Report`. Each :class:`Problem` has the SQL statements that repair it, unless a
-person must decide how. The statements can be run by hand; :func:`repair` runs them.
+Theory of operation: :func:`examine` only reads, and returns a :class:`Report`. It does
+not scan large tables, with one exception; see
+:mod:`~synapse_replication.storage.id_streams`. Each :class:`Problem` has the SQL
+statements that repair it, unless a person must decide how. The statements can be run by
+hand; :func:`repair` runs them.
 
 As a rule, a sequence is advanced rather than a position lowered. Sequences are advanced
 last, because a rollback does not move a sequence back.
@@ -188,7 +190,8 @@ def repair(
     report = examine(txn, streams)
     if report.problems:
         raise StorageError(
-            "inconsistencies remain after the repair; stop all writers and repeat it: "
+            "inconsistencies remain after the repair; correct by hand what it cannot "
+            "repair, stop all writers, and repeat it: "
             + "; ".join(problem.text for problem in report.problems)
         )
     return repaired, report

@@ -51,7 +51,8 @@ class IdStream:
     :ivar tables: the columns that store its ids.
     :ivar writers: the declared writers; empty if every instance may write, in which
         case no positions are stored.
-    :ivar negative: whether ids are negative in the tables and for callers.
+    :ivar negative: whether ids are negative in the tables and in the results of the id
+        generators.
     :ivar plausible_distance: the most by which an id may exceed the sequence; a
         greater id is not accepted.
     """

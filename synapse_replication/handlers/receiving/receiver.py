@@ -147,8 +147,9 @@ class StreamReceiver:
         writer = link.writers.get((context.name, instance_name))
         current = context.stream.current_token(instance_name)
         is_below = token < current
-        # If the current position was reached without a row, a POSITION with this token
-        # as both tokens is not redundant: the source is queried about the position.
+        # If both tokens of a POSITION equal the reader's position, and the reader
+        # reached that position without a row, the POSITION is not redundant: the source
+        # is queried about the position.
         is_redundant = is_below or (
             token == current
             and (

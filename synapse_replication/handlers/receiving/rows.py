@@ -4,8 +4,8 @@ Theory of operation: rows are handled in slices. On the fast path, the rows of a
 are decoded together and delivered; no coroutine is created unless the host returns an
 awaitable. A slice takes the fast path if the writer is live, each row is a batch of its
 own, the tokens are plausible, ascending and above the reader's position, and every row
-can be decoded. The rows of any other slice are collected into batches, which are sorted
-one by one; see :mod:`~synapse_replication.handlers.receiving.batches`.
+can be decoded. The rows of any other slice are collected into batches. For each batch,
+:mod:`~synapse_replication.handlers.receiving.batches` decides whether it is delivered.
 """
 
 from __future__ import annotations

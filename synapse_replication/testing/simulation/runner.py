@@ -181,7 +181,8 @@ class Run:
         for name in PROCESSES:
             cluster.clock.callLater(self._random.random(), cluster.start, name)
         cluster.clock.callLater(BEGIN, self._write)
-        # Wait: a lie that is still in flight could arrive after all positions agreed.
+        # Wait: a false position that is still in flight could arrive after all
+        # positions agreed.
         self._go_until(END + ARRIVAL_SECONDS)
         self._wait_for_agreement()
         self._check_idle()
