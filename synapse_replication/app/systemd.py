@@ -2,11 +2,11 @@
 
 Theory of operation: systemd sets ``NOTIFY_SOCKET`` to the path of a Unix socket and
 reads one datagram of ``NAME=value`` lines per notification. A :class:`SystemdNotifier`
-checks the status once a second, and reports changes: ``READY=1`` once the
-process has caught up with all writers that are not absent, and ``STATUS=`` whenever the
-status changes. The reactor feeds the watchdog twice as often as systemd requires. If
-the reactor hangs, the watchdog is not fed: systemd kills the process, and restarts it
-if the unit has a suitable ``Restart=``.
+checks the status once a second, and reports changes: ``READY=1`` once the process has
+caught up, and ``STATUS=`` whenever the status changes. Writers that the status reports
+as gone, or as not having sent POSITION, do not delay ``READY=1``. The reactor feeds the
+watchdog twice as often as systemd requires. If the reactor hangs, the watchdog is not
+fed: systemd kills the process, and restarts it if the unit has a suitable ``Restart=``.
 
 The protocol is implemented here, because it is simple, and the package for it on PyPI
 has not been maintained since 2017 and ignores failures.

@@ -45,8 +45,8 @@ config_option = click.option(
 class ModuleReady(Exception):  # noqa: N818 -- it is not an error
     """Requests that a module be run as ``__main__`` after the command line returns.
 
-    Frames of the command line below those of the module would lengthen the tracebacks
-    that it logs, and slow ``inspect.stack()``.
+    The exception removes click's frames from the stack before the module runs. They
+    would lengthen the tracebacks that the module logs, and slow ``inspect.stack()``.
 
     :ivar module: the module's name; ``sys.argv`` is set for it.
     """

@@ -68,9 +68,9 @@ class HandlerOptions:
     """Options of a command handler.
 
     :ivar passive: whether to send nothing at all, not even REPLICATE.
-    :ivar expects_links: whether to retain commands while there is no link, and send
-        them on the next link, if their loss would not be recovered. False for a process
-        that will never have a link.
+    :ivar expects_links: whether to retain, while there is no link, the commands whose
+        loss would not be recovered, and to send them on the next link. False for a
+        process that will never have a link.
     :ivar receiver: the limits and retry settings of each received stream.
     :ivar partial: fetches rows from the writer's backlog; ``None`` to fetch all rows
         from the stream's source.

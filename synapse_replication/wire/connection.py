@@ -151,7 +151,7 @@ class Received:
 
 
 class LineConnection:
-    """One end of a connection. All times (``now``) are monotonic, in s.
+    """One end of a connection. All times (``now``) are those of the host's clock, in s.
 
     :param role: which end this object is.
     :param server_name: the homeserver's name, which a client expects in SERVER.

@@ -45,7 +45,7 @@ __all__ = ["archive_command"]
 @click.option(
     "--once",
     is_flag=True,
-    help="Archive all complete rows and closed recordings, then stop.",
+    help="Stop when all complete rows and all closed recordings are archived.",
 )
 @click.option(
     "--every",
@@ -59,8 +59,8 @@ __all__ = ["archive_command"]
     "--batch-ids",
     type=click.IntRange(min=1),
     show_default="2,000,000 per core",
-    help="The most ids in one batch, unless a single part has more. Progress is saved "
-    "after each batch.",
+    help="The maximum number of ids in a batch. A batch has more only if it is one "
+    "range of ids that a single task reads. Progress is saved after each batch.",
 )
 @click.option(
     "--compact-files",
@@ -108,7 +108,8 @@ def archive_command(
     --recording is given.
 
     Resumes after the last commit. Runs until SIGTERM or SIGINT, or, with --once, until
-    all complete rows and closed recordings are archived.
+    all complete rows and all closed recordings are archived. A row is complete if its
+    writer cannot commit a row with a lower id any more.
     """
     if settings is None and not recordings:
         raise click.UsageError(

@@ -94,7 +94,7 @@ def plan_recordings(
         elif size != recording.size:
             raise PipelineError(
                 f"{recording.path} had {size} bytes when it was archived, and now has "
-                f"{recording.size}; the additional lines would not be archived. "
+                f"{recording.size}; the changes would not be archived. "
                 "Archive only closed recordings, such as those that "
                 "'synapse-replication record' writes, or rename this file"
             )

@@ -42,7 +42,7 @@ RANGE_WIDTH = 250_000
 MAX_RANGES = 2000
 
 _WRITING = """
-    SELECT DISTINCT c.relname, coalesce(l.pid::text, 'prepared')
+    SELECT DISTINCT c.relname, coalesce('process ' || l.pid, 'prepared')
     FROM pg_locks AS l
     JOIN pg_class AS c ON c.oid = l.relation
     WHERE l.mode = 'RowExclusiveLock' AND l.granted
@@ -101,10 +101,10 @@ def connected(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
 
 
 def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistory]:
-    """Return the history of each stream that can have rows in ``stream_positions``.
+    """Return the state of each stream that can have rows in ``stream_positions``.
 
     A stream is omitted if its sequence or all its tables are missing. A stream without
-    rows in ``stream_positions`` is included. The histories lack the greatest tokens,
+    rows in ``stream_positions`` is included. The results lack the greatest tokens,
     which :func:`read_farthest` reads.
 
     :raises PipelineError: if ``stream_positions`` has two rows for a writer of a
@@ -181,8 +181,8 @@ def check_no_writers(
     names = map(queries.identifier, {*tables, *sequences, "stream_positions"})
     cursor.execute(_WRITING, {"relations": list(names)})
     signs += [
-        f"a transaction (process {pid}) is writing to {table}"
-        for table, pid in sorted(cursor.fetchall())
+        f"a transaction ({owner}) is writing to {table}"
+        for table, owner in sorted(cursor.fetchall())
     ]
     if signs:
         raise PipelineError(

@@ -54,8 +54,8 @@ def run_report(
     :param out: the folder to create.
     :param findings: the folder of an audit's findings, to be used instead of a new
         audit.
-    :param window: the length of a plot's window, in s; ``None`` to choose it by the
-        period that the rows cover.
+    :param window: the length of the intervals for which a plot shows one value each, in
+        s; ``None`` to choose it by the period that the rows cover.
     :param identify: whether to show the names of rooms and users.
     :param master: the Spark master URL; see :func:`make_session`.
     :raises PipelineError: if an input cannot be read, or the report cannot be written.

@@ -75,8 +75,9 @@ class Reader:
     :ivar epochs: the writer's epoch of each view.
     :ivar hidden_resets: streams in memory whose writer restarted without the reader
         being able to detect it (a stock peer announces no epoch).
-    :ivar delivered: the greatest delivered token, by (stream, writer). If the reader
-        rewound to a lower position, rows would be delivered again.
+    :ivar delivered: the greatest delivered token, by (stream, writer). Unless the
+        stream is idempotent, the reader must not rewind to a position below this token,
+        because rows would be delivered again.
     :ivar owed: tokens that the reader skipped because of a false position, and whose
         rows must still be delivered.
     :ivar found: each writer's greatest committed token when this epoch began.

@@ -34,7 +34,7 @@ class SinkOwner(Protocol):
 
 
 class SinkError(Exception):
-    """A sink rejected rows or an epoch: one of the faults."""
+    """Simulated fault: a sink rejected rows or an epoch."""
 
 
 class ProcessSink:

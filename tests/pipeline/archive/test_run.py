@@ -320,4 +320,4 @@ class RecordingTests(SynchronousTestCase):
                 self.assertNotIn(b"1.2.3.4", path.read_bytes(), path)
         self.record("a.jsonl", "PING 1", "PING 2", "PING 3", "PING 4")
         error = self.assertRaises(PipelineError, self.archive)
-        self.assertIn("the additional lines would not be archived", str(error))
+        self.assertIn("the changes would not be archived", str(error))
