@@ -72,9 +72,10 @@ class IdFetcher:
     Use it in the reactor's thread, except :meth:`end_fetch` and :meth:`end_unclaimed`,
     which are thread-safe.
 
-    :param fetch_ids: ``(txn, fetch, n) -> ids``; allocates ``n`` ids in a transaction,
-        for the fetch with this handle (see
-        :meth:`~synapse_replication.streams.positions.WriterPositions.begin_fetch`).
+    :param fetch_ids: ``(txn, fetch, n) -> ids``; allocates ``n`` ids in a transaction.
+        ``fetch`` is the handle that
+        :meth:`~synapse_replication.streams.positions.WriterPositions.begin_fetch`
+        returned.
     :param on_finished: called after the ids of abandoned requests were finished.
     """
 

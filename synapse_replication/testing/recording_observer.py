@@ -35,7 +35,7 @@ class RecordingObserver(ReplicationObserver):
     :ivar pages: (number of rows, upto_token) of each page of the catch-ups.
     :ivar catch_up_failures: (event, error, attempt, retry_in) of each failed attempt.
     :ivar connected: (connection, stream, writer) each time that a writer of a stream
-        became live.
+        became connected on a link.
     :ivar resets: (stream, writer, from_token, to_token) of each reset.
     :ivar removed_found: (stream, writer, from_token, upto_token) of each removed writer
         with missing rows.
@@ -48,7 +48,8 @@ class RecordingObserver(ReplicationObserver):
     :ivar extra: numbers of rows with unknown additional fields, by stream.
     :ivar sending_failures: (stream, error) of each failure to send rows.
     :ivar connections: the number of links.
-    :ivar resyncs: numbers of completed or failed catch-ups, by (stream, writer, kind).
+    :ivar resyncs: numbers of completed catch-ups that fetched pages, and of failed
+        attempts, by (stream, writer, kind).
     :ivar backlog_answers: (stream, writer, error or ``None``) of each request for rows
         of a backlog.
     :ivar gaps: (stream, writer, from_token, upto_token) of each gap.
@@ -58,8 +59,8 @@ class RecordingObserver(ReplicationObserver):
     :ivar unavailable: (feature, reason) of each unavailable feature.
     :ivar heartbeats: the hellos, heartbeats and goodbyes of peers.
     :ivar drops: numbers of commands that were never sent, by (command, reason).
-    :ivar refuted: (stream, writer, token, last_token) of each announced position that
-        does not exist.
+    :ivar refuted: (stream, writer, token, last_token) of each token that the source
+        refuted.
     :ivar ahead: (stream, writer, position, announced) each time that this process was
         found to be ahead of a writer.
     """

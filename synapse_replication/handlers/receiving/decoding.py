@@ -48,7 +48,10 @@ class RowDecoder:
     def decode_page(
         self, instance_name: str, page: Page
     ) -> Iterable[tuple[int, list[Any]]]:
-        """Decode a fetched page, in a single call if its rows are valid JSON text.
+        """Decode a fetched page.
+
+        If the page is JSON text and all its rows are valid, they are decoded in a
+        single call. Otherwise, they are decoded one at a time.
 
         :return: pairs of a token and its typed rows.
         """

@@ -109,7 +109,7 @@ def _filter(rows: DataFrame, where: str) -> DataFrame:
         filtered = rows.where(where)
     except (AnalysisException, ParseException) as error:
         raise PipelineError(
-            f"--where {excerpt(where)}: {shorten(error)} The columns are "
+            f"--where {excerpt(where)}: {shorten(error).rstrip(';')}; the columns are "
             f"{', '.join(rows.columns)}"
         ) from None
     return filtered

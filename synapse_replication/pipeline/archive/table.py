@@ -81,7 +81,7 @@ class ArchiveTable:
     :param name: the name of the stream, or ``the wire``; for messages.
     :param schema: the columns that this release of the package writes.
     :raises PipelineError: if the table cannot be read, has a column of another type, or
-        is changed by another driver while columns are added.
+        is changed by another process while columns are added.
     """
 
     def __init__(
@@ -175,7 +175,8 @@ class ArchiveTable:
         Files above the target size remain as they are. Readers of older versions
         continue to use the old files, until :meth:`vacuum` removes these.
 
-        :param enough_files: the number of small files from which a day is compacted.
+        :param enough_files: a day with at least this number of small files is
+            compacted.
         :raises PipelineError: if the store fails.
         """
         from deltalake import WriterProperties
