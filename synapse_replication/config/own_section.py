@@ -187,8 +187,8 @@ class TracingSection(StrictSection):
     )
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
         default=1.0,
-        description="The fraction of the traces begun in this process to record, "
-        "from 0 to 1.",
+        description="The fraction of traces that are recorded, from 0 to 1. It applies "
+        "to traces that begin in this process.",
     )
     service_name: Annotated[str, Field(min_length=1)] = Field(
         default="synapse_replication",

@@ -1,7 +1,8 @@
 """Runs a main process and workers as processes of the operating system.
 
 Some of the functions block. Call all of them in the main thread of the launcher: on
-Linux, the kernel kills a process when the thread that started it ends.
+Linux, each process is started with PR_SET_PDEATHSIG, so the kernel kills it when the
+thread that started it ends.
 """
 
 from __future__ import annotations

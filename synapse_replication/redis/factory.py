@@ -268,7 +268,8 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             convertNumbers=convertNumbers,
             username=username,
         )
-        # ReconnectingClientFactory declares this attribute.
+        # ReconnectingClientFactory declares ``clock``; this package uses
+        # ``reactor_clock``.
         self.clock = clock
         self.reactor_clock = clock
         self.observer = observer or ReplicationObserver()
