@@ -90,7 +90,8 @@ class ForeignHandler:
     """Adapts a host's command handler, which receives single commands.
 
     :param original: the host's handler.
-    :param run_as_background_process: runs the awaitable that a command returns.
+    :param run_as_background_process: runs the awaitable that a method of the handler
+        returns.
     :param observer: receives the failures of the handler.
     """
 
@@ -107,9 +108,9 @@ class ForeignHandler:
     def new_connection(self, connection: ReplicationConnection) -> None:
         """Report a new connection to the host's handler.
 
-        Then, except at the server's end of a direct TCP connection, request positions
-        on the connection, and announce the host's positions. At the server's end, the
-        client sends the request.
+        Then request positions on the connection, and announce the host's positions. At
+        the server's end of a direct TCP connection, do neither: the client requests
+        positions itself.
         """
         self._original.new_connection(connection)
         if not connection.relays:
@@ -128,7 +129,7 @@ class ForeignHandler:
     ) -> None:
         """Dispatch each row and command to the host's handler.
 
-        A refused line closes the connection.
+        A refused line closes a direct TCP connection; over Redis, it is ignored.
         """
         for item in items:
             if isinstance(item, RefusedLine):

@@ -49,8 +49,8 @@ SETTLED_AFTER = 1.0
 #: The time without a message with the current epoch after which a stale epoch can
 #: replace it, in s: slightly longer than the interval of an idle instance's heartbeats.
 SILENT_AFTER = 6.0
-#: The shorter limit, in s, if all messages with the current epoch arrived within one
-#: second: the first message may have been forged, so that no other follows it.
+#: The limit that replaces SILENT_AFTER, in s, if all messages with the current epoch
+#: arrived within one second. It is shorter, because these messages may be forged.
 UNCONFIRMED_AFTER = 4.0
 
 

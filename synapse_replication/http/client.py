@@ -1,4 +1,4 @@
-"""HTTP client that fetches an instance's missed rows, or its status.
+"""HTTP client that fetches missed rows from their writer, or an instance's status.
 
 A request for rows is ``GET
 <base>/_synapse/replication/get_repl_stream_updates/<stream>/<txn_id>

@@ -52,7 +52,7 @@ class _RefusedError(ReplicationError):
 class ReplicationResource(Resource):
     """The resource to be mounted at ``/_synapse/replication/``.
 
-    :param streams: the streams of this instance, and those that it writes.
+    :param streams: the streams that this instance follows, and those that it writes.
     :param instance_name: the name of this instance; only its own rows are served.
     :param secret: the bearer token of a request; ``None`` to require none.
     :param observer: notified of served requests, refused requests and failures.

@@ -111,7 +111,8 @@ class MultiWriterIdGenerator:
         self.instance_name = positions.instance_name
         self._database = database
         self._positions = LockedPositions(positions)
-        #: Returns a value that changes whenever an own id becomes announceable.
+        #: Returns a value that changes whenever an id of this instance becomes
+        #: announceable.
         self.get_mark: Callable[[], tuple[int | None, ...]] = positions.get_mark
         self._is_writer = positions.is_writer
         self._settled: Callable[[], Deferred[None]] | None = getattr(
@@ -263,10 +264,12 @@ class MultiWriterIdGenerator:
     def get_minimal_local_current_token(self) -> int:
         """Return this instance's greatest finished id that may be announced.
 
-        Before this instance has finished an id, return its initial position. If the
-        result is at or below a token, this instance has no rows between the token and
-        its own :meth:`get_current_token_for_writer`. The two methods may be called in
-        either order.
+        Before this instance has finished an id, return its initial position.
+
+        If the result is at or below a token ``t``, this instance has no rows in
+        ``(t, current]``, where ``current`` is its own current token. Read ``current``
+        first, with :meth:`get_current_token_for_writer`: otherwise, an id that is
+        finished between the two calls can be in that range.
         """
         with self._positions.locked() as positions:
             return self._sign * positions.local

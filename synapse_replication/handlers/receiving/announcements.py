@@ -90,10 +90,10 @@ class AnnouncementHandler:
     ) -> None:
         """Catch up if the reader is behind the position that the writer reported.
 
-        If the reader is ahead of it, and reached its own position without a row, the
-        reader is rewound to the token above which no row was delivered; to 0 if the
-        stream is held in memory. A reader that is ahead for another reason is not
-        rewound.
+        If the reader was ahead of it when the report arrived, and reached its own
+        position without a row, the reader is rewound to the token above which no row
+        was delivered; to 0 if the stream is held in memory. A reader that is ahead for
+        another reason is not rewound, and neither is a reader of an idempotent stream.
         """
         if link.is_lost:
             return
@@ -205,7 +205,10 @@ class AnnouncementHandler:
             )
 
     def handle_lost_row(self, link: Link, item: LostRow) -> None:
-        """Record that a row of a writer's next batch was lost; the batch is fetched."""
+        """Record that a row of a writer's next batch was lost.
+
+        A later catch-up fetches the batch.
+        """
         writer = link.writers.get((self._context.name, item.instance_name))
         if writer is not None:
             writer.mark_rows_lost(ends_in_batch=True)

@@ -1,9 +1,9 @@
 """The search for removed writers, whose rows no instance announces.
 
 Theory of operation: a stream's source is queried for removed writers when a link comes
-up, when a POSITION suggests that its instance has just started, and when a writer
-becomes connected on a link. An instance that has just started may replace a removed
-writer. The result is added to the stream's queue; see
+up, when a POSITION suggests that its instance has just started, and when the first
+POSITION of a writer on a link has been handled. An instance that has just started may
+replace a removed writer. The result is added to the stream's queue; see
 :mod:`~synapse_replication.handlers.receiving.removed_writers`. A failed query is
 retried after a delay. Rows that arrive during a query are handled without delay.
 """

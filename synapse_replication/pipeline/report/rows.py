@@ -157,7 +157,7 @@ def batch_sizes(counts: DataFrame) -> DataFrame:
 
 
 def hottest(rows: DataFrame, limit: int) -> DataFrame:
-    """Find the rooms and the users to which most rows refer.
+    """Find the rooms and the users to which the most rows refer.
 
     :param rows: rows with the columns ``room_id`` and ``user_id``.
     :param limit: the maximum number of rooms, and of users.

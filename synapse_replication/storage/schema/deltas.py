@@ -9,7 +9,7 @@ _1_STREAM_POSITIONS = """
         -- An existing table of a homeserver is left unchanged.
         IF to_regclass('stream_positions') IS NULL THEN
             CREATE TABLE stream_positions (
-                -- the stream, by its positions_name
+                -- the stream; its name in this table may differ from that on the wire
                 stream_name text NOT NULL,
                 -- the writer: the instance_name of a process
                 instance_name text NOT NULL,
