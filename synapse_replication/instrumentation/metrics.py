@@ -190,7 +190,7 @@ CONNECTIONS_MADE = _counter(
 CONNECTION_FAILURES = _counter(
     "synapse_replication_connection_failures",
     "name",
-    help_text="Attempts to connect a link that failed and are retried.",
+    help_text="Failed attempts to connect a link; they are retried.",
 )
 DISCARDED = _counter(
     "synapse_replication_discarded",

@@ -23,10 +23,11 @@ repeated, although the server may have executed its statement.
 
 To run a callback when a transaction has ended, register it on its :class:`Transaction`
 with ``call_after`` or ``call_on_exception``. Cancelling the Deferred does not stop a
-transaction that has begun; the Deferred fires after the transaction has ended.
-Otherwise a block that holds an id could be left, and the id announced as finished,
-before the transaction commits. A coroutine that is closed cannot wait for the end of
-its transaction; use :meth:`Database.settled` to delay the release of its ids.
+transaction that has begun; the Deferred fires after the transaction has ended. If it
+fired earlier, the ``async with`` block of an id generator could be left, and its id be
+announced as finished, before the transaction commits. A coroutine that is closed cannot
+wait for the end of its transaction; use :meth:`Database.settled` to delay the release
+of its ids.
 """
 
 from __future__ import annotations

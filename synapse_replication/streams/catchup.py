@@ -6,8 +6,9 @@ promises that it wrote nothing in ``(prev, new]``. A reader whose position is be
 missed rows. A reader *above* ``new`` either has newer rows from another source (its
 database), or reads a stream that was reset to an earlier token.
 
-A reported position (by the extension) and a range of discarded rows are compared with
-the reader's position in the same way. Each ``plan_*`` function returns one of the plans
+A reported position and a range of discarded rows are compared with the reader's
+position in the same way. Positions are reported through the extension, or with a
+POSITION below the reader's position. Each ``plan_*`` function returns one of the plans
 below, and the caller carries it out.
 
 See docs/failure-modes.rst: failure-old-tokens, failure-gap-per-writer.
