@@ -148,7 +148,7 @@ class _PassiveProtocol(ClientReplicationStreamProtocol):
 
 
 class PassiveTcpLink(DirectTcpReplicationClientFactory):
-    """A connection to a main process; a lost connection is opened again."""
+    """A connection to the direct TCP listener of one instance; it reconnects."""
 
     protocol = _PassiveProtocol
 

@@ -72,8 +72,8 @@ class TokenStream(Protocol):
         :param low: ``None`` for the rows from the beginning.
         :param high: ``None`` for the rows up to :meth:`current_stream_token`.
         :param limit: the number of rows after which the page ends. It may be exceeded,
-            because the rows of one id are not split; a stream held in memory exceeds it
-            by up to one page of a request to a writer.
+            because the rows of one id are not split. A stream held in memory fetches
+            whole pages from its writers; it may exceed the limit by one such page.
         :raises CatchUpError: if the source did not answer, or no longer has the rows.
         """
         ...

@@ -330,8 +330,8 @@ def _in_tables(
 ) -> DataFrame:
     """Return the packed sightings of ids in the tables of the database.
 
-    Rows beyond the positions are included, because they may already be committed. For
-    sightings, see :mod:`.checks.sightings`.
+    Rows above the writers' stored positions are included, because they may already be
+    committed. For sightings, see :mod:`.checks.sightings`.
     """
     work = functools.partial(pack, source=Source.TABLES, nameless=facts.nameless)
     reach = json.dumps(facts.reach)

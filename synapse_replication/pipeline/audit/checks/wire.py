@@ -115,9 +115,9 @@ def order_findings(
 ) -> DataFrame:
     """Find late rows: rows at or below a token that readers have already reached.
 
-    Readers discard late rows, except those of idempotent streams. A row below a claim
-    that does not cover the row's token is not late: readers that had not received the
-    row query the database.
+    Readers discard late rows, except those of idempotent streams. A claim whose
+    previous token is at or above a row's token does not make the row late: a reader
+    that has not received the row queries the database when the claim arrives.
 
     :param tokens: the result of :func:`wire_tokens`.
     :param persisted: the names of the streams that are stored in the database.
