@@ -220,8 +220,9 @@ class ReplicationDataHandler:
         """Call ``callback`` with the persisted-up-to token whenever it has advanced.
 
         The rows of *every* other writer up to the token have then been delivered, and
-        this process's own rows up to the token have been written. Each callback runs in
-        a reactor turn of its own.
+        this process's own rows up to the token have been written. Each callback is
+        scheduled as a separate delayed call, so that one that fails does not affect the
+        others.
 
         :return: a function that unsubscribes.
         :raises StreamConfigurationError: if the stream has no such token, for instance

@@ -49,7 +49,9 @@ class DiscardReason(enum.Enum):
     OLD_TOKEN = "old_token"
     REDUNDANT_POSITION = "redundant_position"
     SUPERSEDED_BY_POSITION = "superseded_by_position"  #: an unfinished batch
-    UNDECODABLE = "undecodable"  #: a row in RDATA is fetched; a fetched row is skipped
+    #: The row cannot be decoded. If it arrived in RDATA, its batch is fetched from the
+    #: source; if it came from the source, it is skipped.
+    UNDECODABLE = "undecodable"
     CATCHING_UP = "catching_up"  #: the row will be fetched instead
     HANDLER_FAILED = "handler_failed"  #: the sink failed; the row will be fetched
     IMPLAUSIBLE = "implausible"  #: beyond the last token that exists

@@ -173,10 +173,12 @@ class _OpenFile:
 
 
 def _sync(path: Path) -> None:
-    """Sync a file and both folders of its path, because a commit will refer to it.
+    """Sync a file, the folder of its day, and the folder of the table.
 
-    :param path: the file, in the folder of its day, which may be new, in the folder of
-        the table.
+    A commit will refer to the file. If the folder of its day is new, the folder of the
+    table has a new entry.
+
+    :param path: the path of the file.
     """
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -42,8 +42,8 @@ NOTABLE_SCHEMA: Final = pa.schema(
 
 _Array = np.ndarray[Any, Any]
 
-#: Stands for an unknown writer where the least number of several writers is computed;
-#: greater than the number of any writer.
+#: The number of an unknown writer in the computation of the smallest writer number. It
+#: is greater than the number of any known writer.
 _NO_WRITER: Final = np.iinfo(np.int32).max
 
 
