@@ -1,10 +1,11 @@
 """The observer of a host, which writes to the host's logs and metrics.
 
 Theory of operation: metrics that the host already defines are updated in place, because
-its dashboards use their names. A gauge that calls a function of the replaced code when
-it is read is removed from the registry, and this package registers its own metric under
-that name. A process may contain several homeserver objects (the host's tests create
-them); each has an observer of its own, which lives as long as the homeserver.
+its dashboards use their names. The exception is a gauge whose value is computed by a
+function of the replaced code: it is removed from the registry, and this package
+registers its own metric under that name. A process may contain several homeserver
+objects (the host's tests create them); each has an observer of its own, which lives as
+long as the homeserver.
 """
 
 from __future__ import annotations

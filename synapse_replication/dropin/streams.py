@@ -173,10 +173,10 @@ class HostStream:
     def writers_behind(self, instance_name: str, token: int) -> list[str]:
         """Return the writers whose rows up to another writer's position may be missing.
 
-        The host treats an announced position as a finished token, whichever instance
-        wrote its rows, and may then advance the token up to which it shows rows to its
-        users. This process might not have received all rows of the returned writers at
-        or below that token.
+        The host treats an announced token as finished, even if another instance wrote
+        the row with that token. It may then advance the token up to which it shows rows
+        to its users. This process might not have received all rows of the returned
+        writers at or below that token.
 
         :param instance_name: the writer that announced ``token``.
         """

@@ -140,8 +140,8 @@ class StreamTokenWatch:
             if current.stream > interest.persisted_upto:
                 interest.persisted_upto = current.stream
                 for callback in list(interest.callbacks):
-                    # Each callback runs in its own reactor turn: one that fails is
-                    # logged and does not affect the others.
+                    # Each callback is a delayed call of its own, so the reactor logs a
+                    # failure of one callback and still runs the others.
                     self._clock.call_later(0, callback, current.stream)
 
     def _time_out(self, stream_name: str, waiter: _TokenWaiter) -> None:

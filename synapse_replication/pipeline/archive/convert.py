@@ -1,4 +1,4 @@
-"""Converts an archive that a version of this package without Delta tables wrote.
+"""Converts an archive of an older version of this package to Delta tables.
 
 Such an archive has Parquet files with rows as JSON below ``rows/stream=NAME/day=DAY``,
 commands below ``wire/day=DAY``, and manifests of its batches below ``_meta``. The

@@ -113,8 +113,8 @@ class NameCommand(_TextCommand):
 class PingCommand(_TextCommand):
     """Keep-alive.
 
-    :ivar data: arbitrary; usually the time in ms since 1970. An instance that supports
-        the extension may append a mark.
+    :ivar data: arbitrary; usually the time in ms since 1970. An instance that speaks
+        the extension may append :data:`~synapse_replication.wire.extension.PING_MARK`.
     """
 
     __slots__ = ()
