@@ -48,7 +48,7 @@ __all__ = [
 #: shortens each of them.
 INITIAL_DELAY: Final = 0.5
 MAX_DELAY: Final = 5.0
-#: Default limit of a listener's simultaneous connections.
+#: Default limit of the simultaneous connections of a factory, from all its listeners.
 MAX_CONNECTIONS: Final = 500
 #: The factor between the delays of successive attempts.
 GROWTH: Final = 1.7

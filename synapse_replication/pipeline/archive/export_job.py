@@ -40,7 +40,8 @@ def run_export(
 
     The other arguments are those of :func:`export_rows`.
 
-    :param master: the URL of the Spark master; ``None`` for this machine.
+    :param master: the URL of the Spark master; ``None`` for the default of
+        :func:`~synapse_replication.pipeline.spark.session.make_session`.
     """
     # Fail fast on invalid arguments, because Spark takes seconds to start.
     new_folder(out)

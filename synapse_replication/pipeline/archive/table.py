@@ -119,8 +119,8 @@ class ArchiveTable:
             the offset does not change.
         :param recordings: the names of the recordings that the files contain, with
             their sizes in bytes.
-        :raises PipelineError: if the store fails, or another driver has committed. If
-            that driver committed first, nothing is added.
+        :raises PipelineError: if the store fails, or another driver has committed a
+            batch: either before this batch, which is then not added, or just after it.
         """
         from deltalake.exceptions import CommitFailedError
 

@@ -71,7 +71,8 @@ class Bootstrap:
 def run_bootstrap(settings: PipelineSettings, *, master: str | None) -> Bootstrap:
     """Compute the positions of all writers in a new Spark session.
 
-    :param master: the URL of the Spark master; ``None`` for this machine.
+    :param master: the URL of the Spark master; ``None`` for the default of
+        :func:`~synapse_replication.pipeline.spark.session.make_session`.
     :raises PipelineError: if :func:`read_bootstrap` raises it.
     """
     with (
