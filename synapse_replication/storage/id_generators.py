@@ -4,7 +4,7 @@ Usage, in a coroutine::
 
     ids = await load_id_generator(database, stream, "writer1", reactor, clock)
     async with ids.get_next() as stream_id:
-        await database.transact("insert", insert_row, stream_id)
+        await database.transact("insert", lambda txn: insert_row(txn, stream_id))
 
 Theory of operation: :class:`~synapse_replication.streams.positions.WriterPositions`
 makes all decisions. :class:`MultiWriterIdGenerator` connects it to the database and
