@@ -177,7 +177,8 @@ class StreamReceiver:
         missing rows are fetched.
 
         :param is_first: whether the writer has just started, so that this is its
-            initial position. Missing rows up to it do not count as a gap.
+            initial position. Missing rows up to it are fetched, but are not reported as
+            a gap.
         """
         writer = link.writers.get((self._context.name, instance_name))
         current = self._context.stream.current_token(instance_name)
