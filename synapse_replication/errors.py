@@ -21,7 +21,7 @@
     +-- StorageError
     |   +-- SequenceBehindError
     |   +-- ImplausiblePositionError  a position that its stream has not reached
-    +-- PipelineError                 a Spark job cannot continue; says what to do
+    +-- PipelineError                 a pipeline job cannot continue; says what to do
     |   +-- SparkMissingError         Java or a module for Spark cannot be used
     +-- HostError                     the host failed on a command that may have secrets
     +-- HooksNotFoundError            a function for hooks cannot be imported

@@ -393,8 +393,9 @@ def main() -> NoReturn:
         sys.exit(1)
     else:
         sys.exit(0)
-    # run_module() replaces __main__ in sys.modules. Without a second entry for it,
-    # inspect.stack() would search all modules for the file of the outermost frame.
+    # run_module() replaces __main__ in sys.modules, so store this module under a second
+    # name. Otherwise, inspect.stack() would search all modules for the file of the
+    # outermost frame.
     sys.modules.setdefault("synapse_replication.__main__", sys.modules["__main__"])
     # Run the module outside the except clause, so that ModuleReady is not the context
     # of its exceptions.

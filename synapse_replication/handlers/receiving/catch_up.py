@@ -354,7 +354,8 @@ class CatchUpRunner:
             # The writer itself is the source: all rows up to its last token exist.
             run.add_claim(last_token)
         elif run.is_incomplete:
-            # The rows up to an omitted claim are fetched with the writer's next row.
+            # A claim that was dropped from run.claims may be true. Its rows are fetched
+            # with the writer's next row.
             writer.has_lost_rows = True
 
     def _schedule_retry(

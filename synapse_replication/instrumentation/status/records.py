@@ -61,8 +61,8 @@ class WriterRecord:
 
     :ivar waiting_since: the last time at which this process began to wait for the
         writer's POSITION.
-    :ivar progress_at: the last time at which the delivered position changed, or was
-        reported while no row was undelivered.
+    :ivar progress_at: the time of the last :meth:`move` that changed ``position`` or
+        left ``undelivered`` empty.
     :ivar position: the position up to which the writer's rows were delivered; ``None``
         if it is not known.
     :ivar announced: the greatest position that the writer is known to have reached;
