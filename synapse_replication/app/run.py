@@ -102,8 +102,8 @@ def run_service(
     :param reactor: a reactor that has not run yet.
     :param make: creates the service; called in the running reactor.
     :param stderr: the stream for the error that prevents the start.
-    :return: the exit status: 1 if the service could not be created or started, or
-        failed to stop; otherwise 0.
+    :return: the exit status: 1 if the service could not be created, its ``started``
+        failed, or it failed to stop; otherwise 0.
     """
     process = _Process(reactor, make, stderr or sys.stderr)
     reactor.callWhenRunning(process.start)
@@ -142,8 +142,8 @@ class _Process:
 
     def _up(self, _: None) -> None:
         # A database thread that has received rows waits at most this long while the
-        # reactor's thread is busy. The default of 5 ms is too long: in that time, the
-        # reactor delivers a page of a catch-up.
+        # reactor's thread is busy. With the default of 5 ms, it could wait as long as
+        # the reactor needs to deliver a whole page of a catch-up.
         sys.setswitchinterval(SWITCH_INTERVAL)
         # Objects created during the start live as long as the process: exclude them
         # from full garbage collections, which would pause the process.

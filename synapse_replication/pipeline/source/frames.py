@@ -76,8 +76,8 @@ def map_rows(
 def latest_token(settings: PipelineSettings, **options: str) -> str:
     """Return the token up to which no more rows can be committed, as JSON.
 
-    After a read with this ``endingToken``, a continuous read can resume with the same
-    ``startingToken``.
+    If a read has this token as its ``endingToken``, a continuous read with this token
+    as its ``startingToken`` returns the rows after that read.
 
     :param options: options of the data source, for instance ``streams``.
     :raises PipelineError: if an option is invalid, the database cannot be reached, or

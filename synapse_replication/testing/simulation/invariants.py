@@ -385,8 +385,8 @@ class Ledger:
             if of_stream != stream or writer == reader.name:
                 continue
             position = reader.positions.get((stream, writer), 0)
-            # The id generator treats ids that it finds in the table when it starts as
-            # finished, including those beyond an id that is in flight.
+            # When the id generator starts, it considers all ids in the table finished,
+            # including those beyond an id that is in flight.
             found = reader.found.get((stream, writer), 0)
             missed = written.next_after(max(position, found))
             if missed is not None and missed <= token:
