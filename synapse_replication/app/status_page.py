@@ -51,7 +51,8 @@ _TONES = {
 }
 
 
-#: The tone and the text of the verdict for each standing that needs no details.
+#: The tone and the text of the verdict for each standing except ``WAITING`` and
+#: ``NOT_READY``, whose texts depend on the status.
 _VERDICTS = {
     Standing.DUPLICATE_NAME: ("bad", "Two processes have one name"),
     Standing.STALLED: ("bad", "{count} of {streams} stalled"),

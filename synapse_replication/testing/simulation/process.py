@@ -387,7 +387,7 @@ class Process:
     ) -> StreamUpdateResult:
         """Request rows in memory from another process, as over HTTP."""
         process = await self._connect_to(instance_name)
-        # Like the HTTP client, reject a process whose epoch has changed.
+        # Like the writer's HTTP resource, reject a request with another epoch.
         epoch = self.epochs.epoch_of(instance_name)
         if epoch is not None and epoch != process.host.identity.instance_id:
             raise HttpCatchUpError("GET", instance_name, 409, "another epoch")
