@@ -1,6 +1,7 @@
 """``synapse-replication exec``: runs a module of Synapse on this package.
 
-Exit status 2 means that nothing was started; any other status is that of the module.
+The exit status is 2 if nothing was started; otherwise it is the status of the module,
+which may also be 2.
 The command raises :exc:`~synapse_replication.cli.common.ModuleReady`, whereupon
 :func:`synapse_replication.cli.main.main` runs the module.
 """

@@ -57,7 +57,7 @@ def announced_absent(
     idempotent: Collection[str],
     sole_writers: Mapping[str, str],
 ) -> DataFrame:
-    """Find rows that were never sent, although their writer announced their absence.
+    """Find committed rows that were never sent, but were announced as absent.
 
     :param ids: the result of :func:`.ids.known_ids`.
     :param tokens: the result of :func:`.wire.wire_tokens`.
