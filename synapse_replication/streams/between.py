@@ -1,8 +1,8 @@
 """Rows of all writers of a stream between two of its tokens.
 
 A :class:`TokenStream` has a combined token of all its writers (a vector clock) and
-returns the rows between two such tokens. Streams that are declared by their table or
-held in memory have this interface.
+returns the rows between two such tokens. The streams that the configuration declares,
+and those held in memory, have this interface.
 """
 
 from __future__ import annotations

@@ -94,9 +94,9 @@ HINTS: Mapping[StallReason, str] = MappingProxyType(
         StallReason.NO_POSITION: "Start the writer. If it runs, check that it is "
         "connected to the same Redis and has the same server_name.",
         StallReason.AHEAD_OF_WRITER: "Run 'synapse-replication positions repair --seen "
-        "STREAM=POSITION' with the position of this process: it moves the sequence "
-        "beyond that position. Then make this process fetch the rows that it discarded "
-        "(see the runbook).",
+        "STREAM=POSITION' with the position of this process: it advances the sequence "
+        "to that position, so that new rows are beyond it. Then make this process "
+        "fetch the rows that it discarded (see the runbook).",
         StallReason.CATCH_UP_FAILS: "Repair what the failure names: the database, the "
         "HTTP listener that instance_map names for the writer, or the sink of this "
         "process. The catch-up is retried automatically.",
@@ -145,8 +145,8 @@ class LinkStatus:
     """The status of all links with one name.
 
     :ivar up: the number of links that are up.
-    :ivar since: the time in s for which at least one link has been up or, if none is
-        up, for which none has been.
+    :ivar since: the time in s since ``up`` last changed from or to 0; before the first
+        such change, the time since the link's name was first seen.
     :ivar detail: why no link is up; empty if one is.
     :ivar commands_queued: the number of commands that wait because a transport is
         paused.
