@@ -68,9 +68,9 @@ class _GuardedReader:
 
     hiredis allocates all items of an array when it parses the header, and needs 15 s to
     free 2**31 items. If the searched ends of a chunk contain bytes that may be the
-    header of a large array, the parser therefore receives only the data before these
-    bytes at first. If no reply is incomplete then, the bytes are not text within a
-    message but a header.
+    header of a large array, only the data before these bytes is fed to hiredis first.
+    If that data ends within a reply, the bytes are text of a message; otherwise, they
+    are a header, and the data is rejected.
     """
 
     def __init__(self) -> None:
