@@ -137,8 +137,8 @@ class HostStream:
             ),
         )
         self._knows_local_updates = trusts_ids and not held_in_memory
-        # The host resets the tokens of streams held in memory itself, except for the
-        # stream "federation", whose position only its writer knows.
+        # The host itself resets the tokens of streams held in memory. The exception is
+        # the stream "federation", whose position only its writer knows.
         self._received: dict[str, int] | None = None
         if not held_in_memory or name == "federation":
             self._baseline = int(stream.current_token(_UNKNOWN_WRITER))
