@@ -51,8 +51,8 @@ class DatabaseSection(ForeignSection):
 
     name: str = Field(
         default="psycopg2",
-        description="Driver. Only streams in PostgreSQL (``psycopg2``) can be "
-        "replicated.",
+        description="Driver. Streams in a database can be replicated only if the "
+        "database is PostgreSQL (``psycopg2``).",
     )
     args: dict[str, Any] = Field(
         default_factory=dict,

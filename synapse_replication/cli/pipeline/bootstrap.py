@@ -88,7 +88,8 @@ def _print(found: Bootstrap, settings: PipelineSettings) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     for stream, token in sorted(found.without_writer.items()):
         click.echo(
-            f"{stream}: rows up to {token} have no writer; they affect no position"
+            f"{stream}: rows up to {token} have no writer; they affect only the "
+            "positions of writers that have no rows"
         )
     if not settings.writers:
         click.echo(

@@ -125,7 +125,7 @@ def select_streams(
         raise PipelineError(
             f"stream {excerpt(name)} is unknown; the streams with tables are "
             f"{', '.join(sorted(catalog))}; declare a stream of your own in the "
-            "configuration that the option config names"
+            "configuration, and set the option 'config' to its path"
         )
     return [catalog[name] for name in dict.fromkeys(names)]
 
