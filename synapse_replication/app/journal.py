@@ -17,7 +17,8 @@ below a recorded position is lost if the process is killed. If the process is ki
 during a write, the incomplete last line is removed at the next start, and its rows are
 fetched again.
 
-Each process needs a file of its own. Configure it in the file of a worker::
+Each process needs a journal of its own. Configure it in the worker's configuration
+file::
 
     synapse_replication:
       row_sink:
