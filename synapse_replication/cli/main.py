@@ -44,8 +44,9 @@ __all__ = ["cli", "main"]
 class _LazyCommands(MutableMapping[str, click.Command]):
     """The commands of a group, some of which are imported when they are looked up.
 
-    A command whose database driver is not installed is listed nevertheless, because
-    ``--help`` looks up all commands.
+    ``--help`` looks up all commands. The look-up of a command therefore does not fail
+    if the command's database driver is not installed: it returns a command that reports
+    this.
     """
 
     def __init__(self, loaders: Mapping[str, Callable[[], click.Command]]) -> None:

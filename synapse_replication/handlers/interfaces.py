@@ -201,10 +201,10 @@ class CommandSink(Protocol):
     ) -> Awaitable[None] | None:
         """Record that a user started, continues or stopped syncing with an instance.
 
-        A command is a repeat if it has the same state as the last delivered command,
-        and a sync time less than 1 s later. Repeats are delivered at most once in 10 s,
-        but may be delivered more often if there are more than 10,000 (instance, user,
-        device) triples.
+        A command is a repeat if it has the same state as the last delivered command
+        with the same instance, user and device, and a sync time less than 1 s later.
+        Repeats are delivered at most once in 10 s, but may be delivered more often if
+        there are more than 10,000 such triples.
         """
         ...
 

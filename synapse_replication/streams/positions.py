@@ -210,7 +210,7 @@ class WriterPositions:
 
     @property
     def announced(self) -> int:
-        """The token at or below which own ids are finished; it never falls."""
+        """The token up to which this instance's ids are finished; it never falls."""
         return self._announced
 
     @property
@@ -240,7 +240,7 @@ class WriterPositions:
         )
 
     def get_mark(self) -> tuple[int | None, ...]:
-        """Return a value that changes if an own id becomes announceable."""
+        """Return a value that changes if this instance may announce another id."""
         return (self._announced, self._persisted_upto, self._local, self._allocated)
 
     def set_allocated(self, id_: int) -> bool:
