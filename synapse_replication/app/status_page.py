@@ -52,7 +52,7 @@ _TONES = {
 
 
 #: The tone and the text of the verdict for each standing except ``WAITING`` and
-#: ``NOT_READY``, whose texts depend on the status.
+#: ``NOT_READY``, for which :func:`judge` composes the text.
 _VERDICTS = {
     Standing.DUPLICATE_NAME: ("bad", "Two processes have one name"),
     Standing.STALLED: ("bad", "{count} of {streams} stalled"),

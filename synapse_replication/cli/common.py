@@ -43,7 +43,7 @@ config_option = click.option(
 
 
 class ModuleReady(Exception):  # noqa: N818 -- it is not an error
-    """Requests that a module be run as ``__main__`` after the command line returns.
+    """Requests that a module be run as ``__main__`` after click has returned.
 
     The exception removes click's frames from the stack before the module runs. They
     would lengthen the tracebacks that the module logs, and slow ``inspect.stack()``.

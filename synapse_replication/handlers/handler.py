@@ -87,7 +87,7 @@ class HandlerOptions:
 
 
 class ReplicationCommandHandler(HostCommandHandler):
-    """Handler of the commands of all connections, which sends commands on all of them.
+    """Receives the commands of all connections, and sends commands on all of them.
 
     Use it in the reactor's thread only. After :meth:`start_replication` no channel can
     be added.

@@ -100,7 +100,8 @@ def run_report(
 def write_report(data: ReportData, folder: Path) -> None:
     """Write the page and the plots; the folder appears once it is complete.
 
-    :raises PipelineError: if the folder exists or cannot be written.
+    :raises PipelineError: if the folder exists and is not empty, or cannot be
+        written.
     """
     # Import these here: they are slow to import, and counting does not need them.
     from synapse_replication.pipeline.report.page import render_page

@@ -156,7 +156,8 @@ class Ledger:
         """Record a commit.
 
         :raises ViolationError: if the writer or a reader is already at or beyond
-            ``token``, and its position is not doubted.
+            ``token``, and its position is not doubted. A reader of an idempotent stream
+            is exempt until it has received something from the writer.
         """
         self._trace(f"commit {stream} {writer} {token}: {len(rows)} rows")
         written = self.written(stream, writer)
