@@ -3,9 +3,10 @@
 The parts start in this order and stop in the reverse order: database, the user's
 sinks, streams, the user's modules, HTTP, links, sending, the services that the modules
 returned. So whenever a peer can request rows, all streams exist; and whenever rows are
-announced, they can be requested. On a stop, the process stops these services, sends and
-delivers pending rows, withdraws its syncing users (unless it is the main process), and
-then closes the links. Each step takes at most :data:`DRAIN_TIMEOUT` s.
+announced, they can be requested. On a stop, the process first stops the services that
+the modules returned. It then sends and delivers pending rows, withdraws its syncing
+users (unless it is the main process), and closes the links. Each step
+takes at most :data:`DRAIN_TIMEOUT` s.
 """
 
 from __future__ import annotations

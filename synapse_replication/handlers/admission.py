@@ -59,7 +59,7 @@ class WriterAdmission:
     ) -> tuple[bool, tuple[str, str] | None]:
         """Admit a pair if possible; evict another pair to make room if necessary.
 
-        :param now: monotonic time in s.
+        :param now: the time of the host's clock, in s.
         :return: whether the pair is admitted, and the evicted pair, if any.
         """
         if instance_name in self._instances:

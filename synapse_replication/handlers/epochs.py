@@ -116,7 +116,7 @@ class PeerEpochs:
 
         A message with the status LATE or DUPLICATE is not recorded.
 
-        :param now: monotonic time in s.
+        :param now: the time of the host's clock, in s.
         :param has_backlog: whether the peer retains a backlog.
         """
         peer = self._peers.pop(instance_name, None)

@@ -40,7 +40,7 @@ SHARED_WINDOW = 0.5
 
 
 class Pacing:
-    """The pacing state of one sender. All times are monotonic, in s.
+    """The pacing state of one sender. All times are those of the reactor, in s.
 
     :ivar is_paused: whether the transport's buffer is full.
     :ivar was_behind: whether the sender was behind and its waiters have not been

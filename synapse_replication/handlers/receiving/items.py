@@ -45,7 +45,7 @@ class ReportedPosition:
     position.
 
     :ivar is_first: whether the writer has just started, so that this is its initial
-        position. Missing rows up to it are fetched but do not count as a gap.
+        position. Missing rows up to it are fetched, but are not reported as a gap.
     :ivar is_below: whether the token was below this reader's position when the report
         arrived. Only then does the report contradict the position. A comparison when
         the report is handled is not sufficient: after the queue was full, items may be

@@ -51,7 +51,7 @@ class SilentMoves:
     def moved(self, instance_name: str, start: int, end: int, now: float) -> None:
         """Record that a position moved from ``start`` to ``end`` without a row.
 
-        :param now: monotonic time in s.
+        :param now: the time of the host's clock, in s.
         """
         skipped = self._ranges.pop(instance_name, None)
         if skipped is None or skipped.end != start:
@@ -80,7 +80,7 @@ class SilentMoves:
         This is the result of :meth:`start_of`, or ``position`` if the range was checked
         within the last :data:`CHECK_SECONDS`.
 
-        :param now: monotonic time in s.
+        :param now: the time of the host's clock, in s.
         """
         skipped = self._ranges.get(instance_name)
         if skipped is None or skipped.end != position or now < skipped.check_from:
