@@ -1,9 +1,9 @@
 """Offsets: vector clocks of the rows read from each stream, and their arithmetic.
 
 An offset that was read from the database contains every writer that was known at that
-time, even one that is behind the others; all other writers are at its minimum. So no
-rows of a writer are skipped, even if it is slow, or writes its first row later. This
-module uses neither a database nor Spark.
+time, even a slow one. Writers that are not in the offset are at the offset's minimum.
+So no rows of a writer are skipped, even if the writer is slow, or writes its first row
+later. This module uses neither a database nor Spark.
 """
 
 from __future__ import annotations
