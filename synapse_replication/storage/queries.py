@@ -107,7 +107,8 @@ INSERTING_TRANSACTIONS = """
     AND pid IS DISTINCT FROM pg_backend_pid()
 """
 
-#: The advisory lock that serialises repairs, held until the end of the transaction.
+#: The advisory lock that serialises repairs of positions, their bootstrap, and schema
+#: changes; held until the end of the transaction.
 LOCK_POSITIONS = """
     SELECT pg_advisory_xact_lock(hashtext('synapse_replication.positions'))
 """

@@ -73,7 +73,8 @@ class ArchiveSettings:
         the number of cores.
     :ivar compact_files: the minimum number of small files of a day that are merged.
     :ivar retention_hours: how long replaced files are retained for readers, in hours.
-    :ivar master: the URL of the Spark master; ``None`` for this machine.
+    :ivar master: the URL of the Spark master; ``None`` for the default of
+        :func:`~synapse_replication.pipeline.spark.session.make_session`.
     """
 
     archive: str

@@ -4,9 +4,9 @@
 new]``. If the tables or the archive have a row of the writer in that range, and the
 writer never sent it, then every reader whose position was ``prev`` has permanently
 skipped that row. The POSITION and the row prove this even if the recording is
-incomplete, because ``prev`` is not below any token that the writer has sent. A row that
-a recording contains is not reported. A POSITION whose ``prev`` equals its ``new`` makes
-no such statement: readers that are behind it query the database.
+incomplete, because ``prev`` is at or above every token that the writer has sent before.
+A row that a recording contains is not reported. A POSITION whose ``prev`` equals its
+``new`` makes no such statement: readers that are behind it query the database.
 
 Late rows of an idempotent stream (``caches``) are still delivered. A POSITION of such a
 stream is therefore checked only if the recording continues for :data:`PATIENCE` after
