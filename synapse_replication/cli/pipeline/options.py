@@ -97,8 +97,8 @@ def _source_options(command: _Command, *, required: bool) -> _Command:
         multiple=True,
         metavar="FILE",
         help="A YAML file of the homeserver, or a folder of YAML files. May be "
-        "repeated; the last file that contains a top-level key, or a key of "
-        "synapse_replication, takes precedence.",
+        "repeated; for each top-level key, and each key of synapse_replication, the "
+        "last file that contains it takes precedence.",
     )
     @click.option(
         "--dsn",
