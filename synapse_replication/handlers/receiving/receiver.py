@@ -18,8 +18,9 @@ the next POSITION on another connection reveals the gap.
 A position beyond the plausible distance of the stream is verified: the range before it
 is fetched even if the writer announces that range as empty, so that the source confirms
 or refutes the position. If a row arrives soon afterwards in a range that a position
-skipped, the position was false, and the range is fetched again. In a resettable stream,
-such a row is discarded instead; in an idempotent stream, it is delivered.
+skipped, the position was false, and the range is fetched again. In an idempotent
+stream, such a row is delivered instead; in any other resettable stream, it is
+discarded.
 
 Invariant: a writer's position advances to a token only if all of the writer's rows up
 to that token were delivered, or if a POSITION announced that the writer has no rows in
