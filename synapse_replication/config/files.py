@@ -2,8 +2,8 @@
 
 Later files take precedence per top-level key: the ``redis:`` of a later file replaces
 the whole ``redis:`` of an earlier file. The only exception is this package's section
-(:data:`OWN_SECTION`), which is merged key by key, so that a worker's file can set
-``row_sink`` and the shared file ``streams``.
+(:data:`OWN_SECTION`), which is merged key by key: for instance, the shared file can set
+``streams``, and a worker's file can set ``row_sink``.
 
 This module logs nothing, because the files contain secrets. docs/operators-guide.rst
 describes how files are merged.

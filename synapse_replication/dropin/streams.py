@@ -93,7 +93,7 @@ class HostStream:
     :param plausible_distance: the maximum number of ids by which a plausible position
         may exceed the last value of the sequence, or (of a stream held in memory) the
         writer's current token.
-    :param seconds: returns a monotonic time in s.
+    :param seconds: returns the time in s, for instance that of the reactor.
     :ivar original: the host's own object.
     """
 

@@ -43,7 +43,7 @@ class CopyFilter:
     ) -> bool:
         """Return whether a command is a copy; if not, store the link as its origin.
 
-        :param now: monotonic time in s.
+        :param now: the time of the host's clock, in s.
         """
         origin = self._origins.get(command)
         if (
