@@ -6,8 +6,8 @@ so that the process id of the server is known. The data is in a folder that belo
 this server alone, by default under the temporary folder. The server can therefore be
 killed, stopped and restarted with the same data and address. All methods are blocking;
 they are for scripts and the setup of tests. Start each server in a thread that lives as
-long as the server is needed: on Linux, the kernel kills a server when the thread that
-started it ends.
+long as the server is needed: on Linux, each server is started with PR_SET_PDEATHSIG, so
+the kernel stops it when the thread that started it ends.
 
 PostgreSQL refuses to run as root; if the caller is root, the server runs as
 ``postgres`` if that user exists, else as ``nobody``. Through the Unix socket, only the
