@@ -61,7 +61,7 @@ _WHY_DROPPED = {
     CommandDropReason.QUEUE_FULL: "too many were waiting for a link; check why no link "
     "is up",
     CommandDropReason.STOPPED: "the process stopped while it had no link",
-    CommandDropReason.FAILED: "a link failed; see the log",
+    CommandDropReason.FAILED: "sending failed; see the log",
 }
 #: The statuses for a wrong epoch and for rows that are not in the backlog. Both are
 #: normal: the reader then uses another source, or retries with the new epoch.

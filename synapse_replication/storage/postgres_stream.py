@@ -175,12 +175,13 @@ class PostgresStream:
     ) -> StreamUpdateResult:
         """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
-        A committed id never exceeds its sequence. So if another writer's ``upto_token``
-        exceeds the known value of the sequence, the sequence is read in the same
-        transaction. If ``upto_token`` is implausibly far beyond the sequence, the page
-        ends at the sequence's value at the latest, and the result's ``last_token`` is
-        that value. A smaller distance is accepted: after a failover to a standby, a
-        sequence may be slightly behind announced positions until a writer advances it.
+        A committed id normally does not exceed its sequence. So if another writer's
+        ``upto_token`` exceeds the known value of the sequence, the sequence is read in
+        the same transaction. If ``upto_token`` is implausibly far beyond the sequence,
+        the page ends at the sequence's value at the latest, and the result's
+        ``last_token`` is that value. A smaller distance is accepted: after a failover
+        to a standby, a sequence may be slightly behind announced positions until a
+        writer advances it.
 
         :raises CatchUpError: if the database did not answer, or lacks the table.
         """

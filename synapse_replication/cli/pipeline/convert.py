@@ -1,6 +1,6 @@
 """``synapse-replication pipeline convert``: converts an old archive to Delta tables.
 
-An old archive is one that a version of this package without Delta tables wrote.
+Old archives were written by versions of this package that did not use Delta tables.
 """
 
 from __future__ import annotations
