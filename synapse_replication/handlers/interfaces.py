@@ -203,8 +203,8 @@ class CommandSink(Protocol):
 
         A command is a repeat if it has the same state as the last delivered command
         with the same instance, user and device, and a sync time less than 1 s later.
-        Repeats are delivered at most once in 10 s, but may be delivered more often if
-        there are more than 10,000 such triples.
+        Repeats are delivered at most once in 10 s. They may be delivered more often if
+        there are more than 10,000 combinations of instance, user and device.
         """
         ...
 

@@ -116,9 +116,10 @@ class StreamDescription:
         position, for instance after the writer restarted from the beginning.
     :ivar held_in_memory: whether the rows exist only in their writer's memory, so that
         a catch-up requests them from the writer over HTTP.
-    :ivar announce_own_moves_only: whether a writer announces only positions that its
-        own rows have advanced, so that an announcement of one writer does not cause
-        announcements of all others (``caches``).
+    :ivar announce_own_moves_only: whether a writer announces a new position only after
+        it has written rows. If not, its position also follows those of other writers,
+        so that each announcement causes announcements of all others. True for
+        ``caches``.
     """
 
     name: str
