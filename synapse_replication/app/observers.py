@@ -81,8 +81,8 @@ class ProcessObservers:
     def start(self, own_positions: Callable[[], Mapping[str, int]]) -> None:
         """Begin to sample the lag, and to call hooks.
 
-        :param own_positions: returns the last announced position of each stream that
-            this process writes, by its name.
+        :param own_positions: returns, for each stream that this process writes, the
+            token up to which its rows were sent or skipped, by the stream's name.
         """
         self.status.watch_own_positions(own_positions)
         self._sample()
