@@ -270,7 +270,7 @@ def make_links(
     :param name: the name that the client sends to a direct TCP server.
     :param tap: called with each line.
     :return: two functions: one that starts the links, and one that stops them.
-    :raises ConfigError: if the configured Redis or TCP endpoint cannot be used.
+    :raises ConfigError: if an endpoint for direct TCP cannot be used.
     """
     if config.redis is not None:
         link = PassiveRedisLink(
