@@ -7,9 +7,10 @@ batches, whether a POSITION was handled, the running catch-up. The state of diff
 writers or links is therefore never mixed.
 
 A writer is added to a link when the first of the following is handled on that link: a
-POSITION, a dropped range that contained a POSITION, an epoch, a drain, or a report at
-or above the reader's position. From then on, the writer's complete batches are
-delivered as they arrive, except during a catch-up and after lost rows.
+POSITION, an epoch, a drain, a report at or above the reader's position, or a summary of
+items that a full queue dropped (:class:`.items.DroppedRange`), if a POSITION was among
+them. From then on, the writer's complete batches are delivered as they arrive, except
+during a catch-up and after lost rows.
 """
 
 from __future__ import annotations
