@@ -24,7 +24,7 @@ _REPLICATION = b"/_synapse/replication/"
 
 
 class HealthResource(Resource):
-    """Responds with ``OK``: a process does not listen before it is up."""
+    """Responds with ``OK``: a process listens only after its streams are loaded."""
 
     isLeaf = True  # noqa: N815
 
