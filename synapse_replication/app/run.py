@@ -141,9 +141,9 @@ class _Process:
             service.started.addCallbacks(self._up, self._failed)
 
     def _up(self, _: None) -> None:
-        # A database thread that has received rows waits at most this long while the
-        # reactor's thread is busy. With the default of 5 ms, it could wait as long as
-        # the reactor needs to deliver a whole page of a catch-up.
+        # While the reactor's thread is busy, a database thread that has received rows
+        # waits this long before it requests the interpreter lock. In the default of
+        # 5 ms, the reactor may deliver a whole page of a catch-up.
         sys.setswitchinterval(SWITCH_INTERVAL)
         # Objects created during the start live as long as the process: exclude them
         # from full garbage collections, which would pause the process.

@@ -59,8 +59,9 @@ __all__ = ["archive_command"]
     "--batch-ids",
     type=click.IntRange(min=1),
     show_default="2,000,000 per core",
-    help="The maximum number of ids in a batch. A batch has more only if it is one "
-    "range of ids that a single task reads. Progress is saved after each batch.",
+    help="The maximum number of ids in a batch. Only a batch with a single range of "
+    "ids may exceed it, because a range is never divided between batches. Progress is "
+    "saved after each batch.",
 )
 @click.option(
     "--compact-files",
