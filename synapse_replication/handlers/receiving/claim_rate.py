@@ -33,7 +33,7 @@ class ClaimRate:
     def wait_before(self, instance_name: str, now: float) -> float:
         """Return the delay in s before a catch-up may begin, and count the catch-up.
 
-        :param now: monotonic time in s.
+        :param now: the time of the host's clock, in s.
         """
         due = self._due.pop(instance_name, now)
         due = self._due[instance_name] = max(due, now) + INTERVAL
