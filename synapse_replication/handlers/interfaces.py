@@ -64,7 +64,10 @@ class Clock(Protocol):
     """The host's clock, from which handlers and links read the time."""
 
     def seconds(self) -> float:
-        """Return monotonic time in s."""
+        """Return the time in s, for measuring intervals.
+
+        It may jump when the system clock is set, as a reactor's time does.
+        """
         ...
 
     def time_msec(self) -> int:
@@ -101,7 +104,7 @@ class BackgroundRunner(Protocol):
 
 
 class StreamDirectory(Protocol):
-    """The streams of this process, and those that it writes."""
+    """The streams that this process follows, and those that it writes."""
 
     def get_streams(self) -> Mapping[str, Stream]:
         """Return every stream that this process follows, by its name on the wire."""
@@ -290,7 +293,7 @@ class ReplicationHost(Protocol):
 
     @property
     def streams(self) -> StreamDirectory:
-        """The streams of this process, and those that it writes."""
+        """The streams that this process follows, and those that it writes."""
         ...
 
     @property

@@ -32,11 +32,11 @@ finished (from 4 over 5, 6 and 7), even if a writer is behind. Therefore only fi
 ids are announced: if one instance announced another writer's unfinished id, all other
 instances would advance over that id.
 
-A committed id never exceeds the sequence's value, so the sequence can verify
-announcements. If a writer announces an id beyond the known value, the id does not count
-towards the position that this instance sends (*announceable*) until the known value has
-reached the id. If a stream declares its writers, announcements of undeclared instances
-are ignored.
+Except after a failover to a standby, a committed id does not exceed the sequence's
+value, so the sequence can verify announcements. If a writer announces an id beyond the
+known value, the id does not count towards the position that this instance sends
+(*announceable*) until the known value has reached the id. If a stream declares its
+writers, announcements of undeclared instances are ignored.
 
 Ids in this module are distances from zero: positive even for streams that count down.
 
