@@ -241,7 +241,7 @@ def make_follower(
     """Return a service that prints what a deployment replicates.
 
     :param with_positions: whether to print each writer's last position at the end.
-    :raises ConfigError: if the configured Redis or TCP endpoint cannot be used.
+    :raises ConfigError: if an endpoint for direct TCP cannot be used.
     """
     out = out or sys.stdout
     output_failed = False
