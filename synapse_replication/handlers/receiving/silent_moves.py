@@ -11,8 +11,9 @@ loses a row. There is no cost per row: a range is valid only while the reader's 
 is at its end.
 
 A range contains at least the moves of the last :data:`WINDOW_SECONDS`. Older moves are
-removed from it, after some delay, when further moves are added. Otherwise the check of
-a writer that was idle for days would query the tokens of all these days.
+removed from it, after some delay, when further moves are added. If they were not
+removed, the check of a writer that was idle for days would query the tokens of all
+these days.
 """
 
 from __future__ import annotations
