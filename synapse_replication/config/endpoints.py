@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from OpenSSL import crypto
 from twisted.internet.endpoints import (
     HostnameEndpoint,
     SSL4ServerEndpoint,
@@ -95,7 +96,7 @@ def client_endpoint(
             )
         else:
             endpoint = clientFromString(reactor, description)  # type: ignore[no-untyped-call]
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, crypto.Error) as error:
         raise _bad_description("connect", description, files, error) from error
     return endpoint
 
@@ -116,7 +117,7 @@ def server_endpoint(
             endpoint = _client_verifying_endpoint(reactor, *arguments, **named)
         else:
             endpoint = serverFromString(reactor, description)  # type: ignore[no-untyped-call]
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, crypto.Error) as error:
         raise _bad_description("listen", description, files, error) from error
     return endpoint
 
@@ -149,6 +150,9 @@ def _client_verifying_endpoint(
 def _bad_description(
     key: str, description: str, files: Sequence[str], error: Exception
 ) -> ConfigError:
+    why = str(error)
+    if isinstance(error, crypto.Error):
+        why = "a file that it names does not contain the expected PEM data"
     hint = {
         "connect": "write for instance tcp:HOST:PORT, tls:HOST:PORT or unix:PATH",
         "listen": "write for instance tcp:PORT, unix:PATH, or "
@@ -159,7 +163,7 @@ def _bad_description(
             ConfigProblem(
                 ", ".join(files),
                 f"{OWN_SECTION}.direct_tcp.{key}",
-                f"{description!r} is not a usable endpoint: {error}",
+                f"{description!r} is not a usable endpoint: {why}",
                 hint[key],
             )
         ]

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from synapse_replication.config.files import OWN_SECTION, KeyPath
 from synapse_replication.config.models import ListenerSection, SharedFile
 
 __all__ = [
+    "interface_of",
     "is_for_this_machine",
     "is_guarded",
     "split_description",
@@ -98,10 +99,20 @@ def is_guarded(description: str) -> bool:
         return True
     if kind == "ssl" and "caCertsDir" in named:
         return True
-    interface = named.get("interface")
-    if interface is None and kind != "ssl" and len(arguments) > 1:
-        interface = arguments[1]
+    interface = interface_of(kind, arguments, named)
     return interface is not None and is_for_this_machine(interface)
+
+
+def interface_of(
+    kind: str, arguments: Sequence[str], named: Mapping[str, str]
+) -> str | None:
+    """Return the interface in a split ``tcp``, ``tcp6`` or ``ssl`` description.
+
+    :return: ``None`` if the endpoint listens on all interfaces by default.
+    """
+    if kind != "ssl" and len(arguments) > 1:
+        return arguments[1]
+    return named.get("interface")
 
 
 def split_description(description: str) -> tuple[str, list[str], dict[str, str]]:

@@ -21,7 +21,7 @@ from synapse_replication.config.files import (
     MergedFiles,
     did_you_mean,
 )
-from synapse_replication.config.listener_safety import split_description
+from synapse_replication.config.listener_safety import interface_of, split_description
 from synapse_replication.config.models import (
     DatabaseSection,
     InstanceSection,
@@ -107,7 +107,9 @@ def clashing_listeners(
         port = named.get("port") or (arguments[0] if arguments else "")
         if kind in ("tcp", "tcp6", "ssl") and port.isascii() and port.isdigit():
             path: KeyPath = (OWN_SECTION, "direct_tcp", "listen", index)
-            wanted.append((path, int(port), [named.get("interface", "0.0.0.0")]))
+            every = "::" if kind == "tcp6" else "0.0.0.0"
+            interface = interface_of(kind, arguments, named) or every
+            wanted.append((path, int(port), [interface]))
     for index, (path, where, addresses) in enumerate(wanted):
         for _, other, others in wanted[:index]:
             if where == other and _overlap(addresses, others):

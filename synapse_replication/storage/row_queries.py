@@ -46,7 +46,7 @@ class Detail:
 
     @property
     def join(self) -> str:
-        """A plain join, which the planner may optimize: best for many rows."""
+        """A plain join, which the planner may optimise: best for many rows."""
         return (
             f"LEFT JOIN {self.table} AS {self.alias} "
             f"ON {self.alias}.{self.key} = {self.of}.{self.key}"

@@ -144,6 +144,20 @@ class EndpointTests(SynchronousTestCase):
             with self.assertRaises(ConfigError) as caught:
                 client_endpoint(self.reactor, description, [], config)
             self.assertIn("/nowhere", caught.exception.problems[0].problem)
+        garbage = self.mktemp()
+        Path(garbage).write_text("garbage")
+        keys = f"privateKey={garbage}:certKey={garbage}"
+        for make in (
+            lambda: client_endpoint(
+                self.reactor, f"ssl:h:1:hostname=h:{keys}", [], tls
+            ),
+            lambda: server_endpoint(self.reactor, f"ssl:1:{keys}", []),
+        ):
+            with self.assertRaises(ConfigError) as caught:
+                make()
+            (problem,) = caught.exception.problems
+            self.assertIn(garbage, problem.problem)
+            self.assertIn("the expected PEM data", problem.problem)
         # A description with its own trust roots does not use the configured file.
         folder = self.mktemp()
         Path(folder).mkdir()

@@ -90,6 +90,18 @@ class SanityTests(FilesMixin):
             listeners="[{type: metrics, path: /a}, {type: metrics, path: /a}]"
         )
         self.assertIn("listeners[1].path", invalid)
+        for listen, address, count in (
+            ("tcp:9000:127.0.0.1", "10.0.0.1", 0),
+            ("tcp:9000:127.0.0.1", "127.0.0.1", 1),
+            ("tcp6:9000", "10.0.0.1", 0),
+            ("tcp6:9000", "::1", 1),
+        ):
+            found = self.problems_of(
+                listeners=f"[{{{one}, bind_addresses: ['{address}']}}]",
+                own=f", direct_tcp: {{listen: '{listen}'}}, "
+                "allow_unprotected_listeners: true",
+            )
+            self.assertEqual(len(found), count, (listen, address, found))
         addresses = "bind_addresses: ['127.0.0.1']}, {type: metrics, port: 9000, "
         addresses += "bind_addresses: ['127.0.0.2', '::1']}"
         self.assertEqual(self.problems_of(listeners=f"[{{{one}, {addresses}]"), [])

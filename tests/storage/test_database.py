@@ -124,7 +124,7 @@ class DatabaseTests(PostgresMixin, TestCase):
 
     async def test_retries_are_bounded(self) -> None:
         """
-        A transaction that always fails to serialize is retried a limited number of
+        A transaction that always fails to serialise is retried a limited number of
         times.
         """
         attempts: list[int] = []
