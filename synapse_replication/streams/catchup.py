@@ -254,6 +254,7 @@ def plan_dropped_range(
         greatest implausible one.
     :param lowest_position: the lowest dropped position; ``None`` if none was dropped.
     :param was_reset: whether a dropped position reset the stream.
+    :param idempotent: whether rows below the reader's position are delivered, too.
     """
     start = reader.current if reader.cursor is None else reader.cursor
     rewinds = (

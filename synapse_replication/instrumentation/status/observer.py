@@ -117,7 +117,8 @@ class StatusObserver(ReplicationObserver):
     def watch_own_positions(self, source: Callable[[], Mapping[str, int]]) -> None:
         """Set the source of this process's own positions, read for each snapshot.
 
-        :param source: returns the last announced position of each stream, by its name.
+        :param source: returns, for each stream that this process writes, the token up
+            to which its rows were sent or skipped, by the stream's name.
         """
         self._own = source
 
