@@ -120,7 +120,8 @@ def _advance_sequences(
 ) -> None:
     """Advance sequences to the positions that readers have reached.
 
-    A sequence that is already at or beyond the position is not changed.
+    A sequence that is already at or beyond the position is not changed. All streams and
+    positions are checked first: PostgreSQL does not roll back a change of a sequence.
 
     :param dry_run: print what would be changed, and change nothing.
     :raises StorageError: if a stream is unknown, or a position is too far beyond its
@@ -138,6 +139,10 @@ def _advance_sequences(
                 "advancing the sequence that far would use up its ids. Move the "
                 "reader back instead: see ahead_of_writer in the runbook"
             )
+    for name, position in seen.items():
+        sequence = streams[name].sequence
+        last = read_sequence(cursor, sequence)
+        distance = position - last
         if distance > 0 and not dry_run:
             last = skip_ids(cursor, sequence, distance)
         verb = "would be advanced to" if dry_run and distance > 0 else "is at"

@@ -298,10 +298,10 @@ class ReplicationHooks(ReplicationObserver):
 
     def stopping(self) -> None:
         """Deliver all events that wait, and then a :class:`Stopping`, synchronously."""
+        # Make room first: a full queue would discard the event.
+        self._deliver_now()
         self._enqueue(Stopping())
-        if self._delivery is not None:
-            self._delivery.cancel()
-            self._deliver()
+        self._deliver_now()
 
     # -- delivery ---------------------------------------------------------------------
 
@@ -318,6 +318,11 @@ class ReplicationHooks(ReplicationObserver):
         self._waiting[key] = event
         if self._delivery is None:
             self._delivery = self._clock.call_later(0, self._deliver)
+
+    def _deliver_now(self) -> None:
+        if self._delivery is not None:
+            self._delivery.cancel()
+            self._deliver()
 
     def _deliver(self) -> None:
         self._delivery = None

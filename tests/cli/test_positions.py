@@ -92,6 +92,11 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
             self.assertEqual(self.run_command("repair", "--seen", wrong).exit_code, 2)
         result = self.run_command("repair", "--seen", "nothing=5")
         self.assertEqual(result.exit_code, 2)
+        # If one position is refused, no sequence is advanced.
+        both = "--seen", "foobar=60", "--seen", "nothing=5"
+        self.assertEqual(self.run_command("repair", *both).exit_code, 2)
+        result = self.run_command("repair", "--seen", "foobar=20")
+        self.assertIn("is at 50", result.output)
 
     def test_no_database(self) -> None:
         """

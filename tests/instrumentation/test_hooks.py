@@ -157,6 +157,15 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertEqual(self.events, [LinkUp("redis"), Stopping()])
         self.assertEqual(len(self.take()), 2)
 
+    def test_stopping_with_full_queue(self) -> None:
+        """Stopping is reported even if as many events as possible wait."""
+        self.subscribe_all()
+        for number in range(MAX_WAITING):
+            self.observer.connection_made(f"link{number}")
+        self.hooks.stopping()
+        self.assertEqual(len(self.events), MAX_WAITING + 1)
+        self.assertEqual(self.events[-1], Stopping())
+
     def test_progress(self) -> None:
         """Only the newest page of a catch-up is reported."""
         self.subscribe_all()

@@ -30,7 +30,7 @@ __all__ = ["check_java"]
 OLDEST_JAVA = 17
 
 _INSTALL = (
-    "install Java, on Debian with: apt-get install openjdk-17-jre-headless; or, if "
+    "install Java, on Debian with: apt-get install default-jre-headless; or, if "
     "JAVA_HOME is unset and PATH has no java, with: pip install "
     "'synapse_replication[java]'. If another Java is found first, set JAVA_HOME to the "
     "folder of the new one"

@@ -47,7 +47,7 @@ class CheckJavaTests(SynchronousTestCase):
         """Without Java, the error says what to install."""
         self._hide_java()
         error = self.assertRaises(SparkMissingError, check_java)
-        self.assertIn("apt-get install openjdk-17-jre-headless", str(error))
+        self.assertIn("apt-get install default-jre-headless", str(error))
 
     def test_wrong_home(self) -> None:
         """A JAVA_HOME without Java is named in the error."""
