@@ -64,8 +64,8 @@ class Report:
         writer had reached, by stream.
     :ivar resets: how often a writer's position moved back, by stream.
     :ivar last_position: the last position by stream and writer.
-    :ivar discarded: rows and positions that the handler discarded, by reason and
-        stream.
+    :ivar discarded: rows, positions and repeated commands that the handler discarded,
+        by the reason and the name of the stream or command.
     :ivar extra_fields: rows with unknown additional fields, by stream.
     :ivar gaps: the ranges in which rows may be missing.
     :ivar unparsable: the first thousand lines that cannot be parsed.
