@@ -32,8 +32,8 @@ def read_rows_between(
     :param writer: the only writer of a table without a writer column.
     :param low: exclusive lower bound.
     :param high: inclusive upper bound.
-    :param limit: the most rows, at least 1; exceeded only so as not to split the rows
-        of one id.
+    :param limit: the maximum number of rows; a number below 1 counts as 1. The page
+        may exceed the limit, because all rows of its last id are returned.
     """
     limit = max(limit, 1)
     id_ = f"{query.alias}.{identifier(query.id_column)}"

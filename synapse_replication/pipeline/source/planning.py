@@ -158,8 +158,8 @@ class Planner:
             raise PipelineError(
                 f"{origin}: stream {stream.name} is at {offset.furthest}, but the "
                 f"database has allocated ids only up to {known}; is it the right "
-                "database, or was it restored from an older backup? Start from a token "
-                "that the database has reached, or from earliest"
+                "database, or was it restored from an older backup? Use a token that "
+                "the database has reached, or a new checkpoint or archive"
             )
 
     def latest(
