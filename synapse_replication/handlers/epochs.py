@@ -43,8 +43,8 @@ MAX_CHANGES = 5
 #: than the time in which a homeserver starts, so that one process that fails and
 #: restarts again and again is not mistaken for several processes.
 CHANGE_EVERY = 3.0
-#: The longest delay of a message, in s. If a message with a stale epoch arrives later
-#: than this after the epoch changed, the process of the stale epoch is still running.
+#: The longest delay of a message, in s. If the epoch changed longer ago than this, and
+#: a message with a stale epoch arrives, the process of that epoch is still running.
 SETTLED_AFTER = 1.0
 #: The time without a message with the current epoch after which a stale epoch can
 #: replace it, in s: slightly longer than the interval of an idle instance's heartbeats.

@@ -231,7 +231,9 @@ def _integer(request: Any, name: bytes) -> int:
         return parse_token(values[0].decode("ascii", "replace"))
     except ValueError:
         raise _RefusedError(
-            400, "M_INVALID_PARAM", f"parameter {name.decode()} is not an integer"
+            400,
+            "M_INVALID_PARAM",
+            f"parameter {name.decode()} is not a 64-bit decimal integer",
         ) from None
 
 

@@ -254,9 +254,12 @@ class MultiWriterIdGenerator:
         return self._sign * token
 
     def get_writer_position(self, instance_name: str) -> int:
-        """Return the latest position that a writer announced to this instance.
+        """Return the latest known position of a writer.
 
-        If the writer has announced none, return :meth:`get_persisted_upto_position`.
+        For another instance, it is the position that the instance announced last, or
+        its stored position. Without either, it is :meth:`get_persisted_upto_position`;
+        for a declared writer, the value when the positions were loaded. For this
+        instance, it is the position up to which this instance's ids are finished.
         """
         with self._positions.locked() as positions:
             return self._sign * positions.writer_position(instance_name)

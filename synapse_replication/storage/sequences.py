@@ -46,10 +46,10 @@ __all__ = [
 
 _log = Logger()
 
-#: The most unusable ids that one fetch skips before it fails (those that
-#: :func:`skip_ids` allocates do not count), and the greatest distance by which a
-#: sequence behind the stored positions is advanced at the start. The bound suffices for
-#: a failover to a standby whose replication lagged slightly.
+#: A fetch with unusable ids fails when it has allocated more than this many ids beyond
+#: the requested number (those that :func:`skip_ids` allocates do not count). At the
+#: start, a sequence behind the stored positions is advanced by at most this many ids.
+#: The bound suffices for a failover to a standby whose replication lagged slightly.
 MAX_SKIPPED_IDS = 1000
 
 #: The most rows beyond the smallest stored position that are read from each table (or
