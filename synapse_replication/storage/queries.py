@@ -2,9 +2,12 @@
 
 Values are named parameters. Identifiers (tables, columns, sequences) are quoted by
 :func:`identifier`. They are inserted into the statement, or are parameters that
-PostgreSQL converts with ``regclass``. The ids of a stream that counts down are
-negative, both in ``stream_positions`` and in the stream's tables. A statement that
-"needs" an index works without it, but reads the whole table.
+PostgreSQL converts with ``regclass``. A stream's table may have columns of any name, so
+names in a statement that also has names of its own are qualified.
+
+The ids of a stream that counts down are negative, both in ``stream_positions`` and in
+the stream's tables. A statement that "needs" an index works without it, but reads the
+whole table.
 """
 
 from __future__ import annotations
@@ -159,11 +162,11 @@ def greatest_id_by_writer(column: IdColumn, negative: bool) -> str:
     return f"""
         SELECT {_farthest(negative)}(farthest) FROM (
             SELECT (
-                SELECT {_farthest(negative)}({identifier(column.id_column)})
-                FROM {identifier(column.table)}
-                WHERE {identifier(column.writer_column)} = writer
+                SELECT {_farthest(negative)}(source.{identifier(column.id_column)})
+                FROM {identifier(column.table)} AS source
+                WHERE source.{identifier(column.writer_column)} = wanted.writer
             ) AS farthest
-            FROM unnest(%(writers)s::text[]) AS writer
+            FROM unnest(%(writers)s::text[]) AS wanted (writer)
         ) AS of_each
     """
 
@@ -175,12 +178,12 @@ def greatest_ids_of_writers(column: IdColumn, negative: bool) -> str:
     """
     assert column.writer_column is not None
     return f"""
-        SELECT writer, (
-            SELECT {_farthest(negative)}({identifier(column.id_column)})
-            FROM {identifier(column.table)}
-            WHERE {identifier(column.writer_column)} = writer
+        SELECT wanted.writer, (
+            SELECT {_farthest(negative)}(source.{identifier(column.id_column)})
+            FROM {identifier(column.table)} AS source
+            WHERE source.{identifier(column.writer_column)} = wanted.writer
         )
-        FROM unnest(%(writers)s::text[]) AS writer
+        FROM unnest(%(writers)s::text[]) AS wanted (writer)
     """
 
 
@@ -196,10 +199,10 @@ def writers_of_table(column: IdColumn) -> str:
             (SELECT {writer} FROM {table} ORDER BY {writer} LIMIT 1)
             UNION ALL
             SELECT (
-                SELECT {writer} FROM {table}
-                WHERE {writer} > name ORDER BY {writer} LIMIT 1
+                SELECT source.{writer} FROM {table} AS source
+                WHERE source.{writer} > found.name ORDER BY source.{writer} LIMIT 1
             )
-            FROM found WHERE name IS NOT NULL
+            FROM found WHERE found.name IS NOT NULL
         )
         SELECT name FROM found WHERE name IS NOT NULL
     """
@@ -216,8 +219,10 @@ def writers_beyond(column: IdColumn, negative: bool) -> str:
     sign, order = ("<", "DESC") if negative else (">", "ASC")
     return f"""
         SELECT writer, {_farthest(negative)}(id), count(*) FROM (
-            SELECT {writer} AS writer, {id_} AS id FROM {identifier(column.table)}
-            WHERE {id_} {sign} %(low)s ORDER BY {id_} {order} LIMIT %(limit)s
+            SELECT source.{writer} AS writer, source.{id_} AS id
+            FROM {identifier(column.table)} AS source
+            WHERE source.{id_} {sign} %(low)s
+            ORDER BY source.{id_} {order} LIMIT %(limit)s
         ) AS beyond
         GROUP BY writer
     """
@@ -239,10 +244,10 @@ def ids_beyond_by_writer(column: IdColumn, negative: bool) -> str:
     id_, writer = identifier(column.id_column), identifier(column.writer_column)
     sign, order = ("<", "DESC") if negative else (">", "ASC")
     return f"""
-        SELECT beyond.id FROM unnest(%(writers)s::text[]) AS writer, LATERAL (
-            SELECT {id_} AS id FROM {identifier(column.table)}
-            WHERE {writer} = writer AND {id_} {sign} %(low)s
-            ORDER BY {id_} {order} LIMIT %(limit)s
+        SELECT beyond.id FROM unnest(%(writers)s::text[]) AS wanted (writer), LATERAL (
+            SELECT source.{id_} AS id FROM {identifier(column.table)} AS source
+            WHERE source.{writer} = wanted.writer AND source.{id_} {sign} %(low)s
+            ORDER BY source.{id_} {order} LIMIT %(limit)s
         ) AS beyond
     """
 

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.storage.sequences and .queries."""
+"""Tests for synapse_replication.storage.sequences."""
 
 from __future__ import annotations
 

@@ -1,0 +1,64 @@
+"""Tests for synapse_replication.storage.queries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.storage import queries
+from synapse_replication.streams.table import IdColumn
+from tests.storage.doubles import PostgresMixin
+
+#: The names that the statements themselves use, as columns of a table.
+_COLUMN = IdColumn("source", "id", "writer")
+
+
+class ColumnNamesTests(PostgresMixin, SynchronousTestCase):
+    """A stream's table may have columns with the names that the statements use."""
+
+    def setUp(self) -> None:
+        self.make_database()
+        self.addCleanup(self.connection.close)
+        self.sql(
+            "CREATE TABLE source (id bigint, writer text, name text, wanted text, "
+            "found text, beyond text, farthest text, sign text)"
+        )
+        for id_, writer in ((1, "a"), (2, "b"), (3, "a"), (-4, "b"), (-5, "a")):
+            # No writer's name is above this one.
+            self.sql("INSERT INTO source VALUES (%s, %s, '', '')", id_, writer)
+        # A recursion without an end must not block the tests.
+        self.sql("SET statement_timeout = '5s'")
+
+    def select(self, statement: str, **parameters: object) -> list[tuple[Any, ...]]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement, parameters)
+            return sorted(cursor.fetchall())
+
+    def test_by_writer(self) -> None:
+        """Only rows of the given writers are considered."""
+        for negative, of_a, of_b in ((False, 3, 2), (True, -5, -4)):
+            greatest = queries.greatest_id_by_writer(_COLUMN, negative)
+            self.assertEqual(self.select(greatest, writers=["b", "c"]), [(of_b,)])
+            each = queries.greatest_ids_of_writers(_COLUMN, negative)
+            self.assertEqual(
+                self.select(each, writers=["a", "b"]), [("a", of_a), ("b", of_b)]
+            )
+        beyond = queries.ids_beyond_by_writer(_COLUMN, negative=False)
+        found = self.select(beyond, writers=["a"], low=0, limit=9)
+        self.assertEqual(found, [(1,), (3,)])
+
+    def test_writers(self) -> None:
+        """Each writer of the table is found once."""
+        writers = self.select(queries.writers_of_table(_COLUMN))
+        self.assertEqual(writers, [("a",), ("b",)])
+        beyond = queries.writers_beyond(_COLUMN, negative=False)
+        found = self.select(beyond, low=1, limit=9)
+        self.assertEqual(found, [("a", 3, 1), ("b", 2, 1)])
+
+    def test_ids(self) -> None:
+        """The greatest id, and the ids beyond an id, are those of all writers."""
+        self.assertEqual(self.select(queries.greatest_id(_COLUMN, False)), [(3,)])
+        self.assertEqual(self.select(queries.greatest_id(_COLUMN, True)), [(-5,)])
+        beyond = queries.ids_beyond(_COLUMN, negative=False)
+        self.assertEqual(self.select(beyond, low=1, limit=1), [(2,)])
