@@ -48,7 +48,7 @@ class Runnable(Protocol):
         ...
 
     def stopService(self) -> Any:
-        """Stop the service; a returned awaitable fires when it has stopped."""
+        """Stop the service; return an awaitable that fires when it has stopped."""
         ...
 
 

@@ -42,8 +42,8 @@ class Present:
     :ivar by_id: the tables with an index that begins with the id.
     :ivar by_writer: the other tables that have an index on writer and id. Their writers
         are looked up before a read, so that the read knows all of them.
-    :ivar joinable: the tables that have a unique index on their key, among those that
-        hold details: further columns of the stream's rows.
+    :ivar joinable: the tables of details (further columns of the stream's rows) that
+        have a unique index on their key.
     """
 
     tables: frozenset[str]
