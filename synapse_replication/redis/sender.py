@@ -6,9 +6,10 @@ transport without a socket this would have no benefit, so messages are written
 immediately.
 
 Publishes count as lost if a connection ended before Redis acknowledged them, or if they
-could not be written and were not retained. After a loss, ``on_lost`` publishes this
-instance's positions on the next connection, before any row or other command, so that
-readers detect and fetch missed rows.
+could not be written and were not retained. Messages of the extension that could not be
+written are not counted. After a loss, ``on_lost`` publishes this instance's positions
+on the next connection, before any row or other command, so that readers detect and
+fetch missed rows.
 :mod:`~synapse_replication.redis.ledger` decides which publishes count as lost and which
 are published again. :mod:`~synapse_replication.redis.pacing` decides whether Redis is
 behind. :mod:`~synapse_replication.redis.fencing` makes Redis close the lost connection

@@ -7,10 +7,11 @@ batches, whether a POSITION was handled, the running catch-up. The state of diff
 writers or links is therefore never mixed.
 
 A writer is added to a link when the first of the following is handled on that link: a
-POSITION, an epoch, a drain, a report at or above the reader's position, or a summary of
-items that a full queue dropped (:class:`.items.DroppedRange`), if a POSITION was among
-them. From then on, the writer's complete batches are delivered as they arrive, except
-during a catch-up and after lost rows.
+POSITION; an epoch, if rows of the writer may have been received before; a drain; a
+report at or above the reader's position; or a summary of items that a full queue
+dropped (:class:`.items.DroppedRange`), if a POSITION was among them. From then on, the
+writer's complete batches are delivered as they arrive, except during a catch-up and
+after lost rows.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class LinkedWriter:
         return count
 
     def mark_rows_lost(self, ends_in_batch: bool | None) -> None:
-        """Record that items after the rows in ``pending`` were lost before handling.
+        """Record that items that followed the rows in ``pending`` were lost.
 
         The rows in ``pending`` are dropped. ``has_lost_rows`` remains true even if the
         lost rows end a batch, because that batch may be a late one.

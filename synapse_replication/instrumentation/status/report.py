@@ -39,7 +39,7 @@ class StatusReport:
     """The status at one moment.
 
     :ivar records: the records of the process.
-    :ivar limits: the durations after which a state is reported.
+    :ivar limits: the thresholds and limits of the status.
     :ivar now: the monotonic time of the status, in s.
     """
 
