@@ -285,7 +285,11 @@ def check_streams(names: Sequence[str], config: ProcessConfig) -> None:
     for name in names:
         if name not in known:
             meant = did_you_mean(name, sorted(known))
-            hint = f"did you mean {meant!r}?" if meant else ", ".join(sorted(known))
+            hint = (
+                f"did you mean {meant!r}?"
+                if meant
+                else f"the streams are {', '.join(sorted(known))}"
+            )
             raise click.BadParameter(
                 f"there is no stream {name!r}; {hint}", param_hint="'--stream'"
             )

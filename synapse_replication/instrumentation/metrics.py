@@ -185,7 +185,7 @@ CATCH_UP_FAILURES = _counter(
 CONNECTIONS_MADE = _counter(
     "synapse_replication_connections_made",
     "name",
-    help_text="Number of times that a link came up; all but the first are reconnects.",
+    help_text="Number of times that a connection came up, including reconnections.",
 )
 CONNECTION_FAILURES = _counter(
     "synapse_replication_connection_failures",

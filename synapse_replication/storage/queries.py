@@ -133,7 +133,10 @@ def sequence_state(sequence: str) -> str:
 
 
 def raise_sequence(sequence: str) -> str:
-    """Advance a sequence to ``id``; never move it back."""
+    """Advance a sequence to ``id``, unless it is at or beyond ``id``.
+
+    Ids that other sessions allocate during this statement may be allocated again.
+    """
     return (
         "SELECT setval(%(sequence)s::regclass, greatest(%(id)s, last_value)) "
         f"FROM {identifier(sequence)}"
