@@ -257,8 +257,9 @@ class MultiWriterIdGenerator:
         """Return the latest known position of a writer.
 
         For another instance, it is the position that the instance announced last, or
-        its stored position. Without either, it is :meth:`get_persisted_upto_position`;
-        for a declared writer, the value when the positions were loaded. For this
+        its stored position. If neither exists, it is the result of
+        :meth:`get_persisted_upto_position`: for a declared writer, the result when the
+        positions were loaded; for another writer, the current result. For this
         instance, it is the position up to which this instance's ids are finished.
         """
         with self._positions.locked() as positions:

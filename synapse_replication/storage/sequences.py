@@ -416,7 +416,12 @@ def _sequence_behind_positions(
 def _store_writers(
     txn: Any, stream: IdStream, positions: WriterPositions, stored: Collection[str]
 ) -> None:
-    """Delete undeclared writers from ``stream_positions`` and add this one."""
+    """Update the writers in ``stream_positions``.
+
+    Delete undeclared writers, and add this instance if it is missing.
+
+    :param stored: the writers that have a stored position.
+    """
     if any(writer not in stream.writers for writer in stored):
         txn.execute(
             queries.DELETE_POSITIONS_OF_OTHERS,
