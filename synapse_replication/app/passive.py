@@ -16,7 +16,11 @@ from twisted.internet.interfaces import IReactorTime
 from typing_extensions import override
 
 from synapse_replication.clock import ReactorClock
-from synapse_replication.config.endpoints import client_endpoint, redis_options
+from synapse_replication.config.endpoints import (
+    client_endpoint,
+    explained_redis_files,
+    redis_options,
+)
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import LocalProtocolError, ReplicationError
 from synapse_replication.handlers.interfaces import ReplicationConnection
@@ -24,6 +28,7 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import Reader, new_reader
 from synapse_replication.redis.sender import RedisSender
+from synapse_replication.redis.sentinel import SentinelMaster
 from synapse_replication.redis.subscriber import SubscriberFactory
 from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
@@ -93,6 +98,9 @@ class PassiveRedisLink:
         self._reactor = reactor
         self._options = options
         self._connector: Any = None
+        self._master: SentinelMaster | None = None
+        if options.sentinel is not None:
+            self._master = SentinelMaster(reactor, options, options.sentinel, observer)
         self._factory = SubscriberFactory(
             uuid=options.address,
             dbid=options.dbid,
@@ -113,16 +121,27 @@ class PassiveRedisLink:
         )
 
     def start(self) -> None:
-        """Connect and subscribe; whenever the connection is lost, reconnect."""
-        self._connector = self._options.connect(
-            self._reactor, self._factory, _CONNECT_TIMEOUT
-        )
+        """Connect and subscribe; whenever the connection is lost, reconnect.
+
+        :raises OSError: if a file of the TLS options cannot be read.
+        :raises ValueError: if a file of the TLS options does not contain the expected
+            PEM data.
+        """
+        if self._master is not None:
+            self._connector = self._master.connect(self._factory, _CONNECT_TIMEOUT)
+        else:
+            self._connector = self._options.connect(
+                self._reactor, self._factory, _CONNECT_TIMEOUT
+            )
 
     async def stop(self) -> None:
         """Close the connection; return when it is closed."""
         self._factory.stopTrying()
         closed = self._factory.waitForEmptyPool()
-        self._connector.disconnect()
+        if self._master is not None:
+            self._master.stop()
+        if self._connector is not None:
+            self._connector.disconnect()
         await closed
 
 
@@ -269,14 +288,21 @@ def make_links(
 
     :param name: the name that the client sends to a direct TCP server.
     :param tap: called with each line.
-    :return: two functions: one that starts the links, and one that stops them.
+    :return: two functions: one that starts the links, and one that stops them. The
+        first raises :exc:`ConfigError` if a file of the Redis TLS options cannot be
+        used.
     :raises ConfigError: if an endpoint for direct TCP cannot be used.
     """
     if config.redis is not None:
         link = PassiveRedisLink(
             reactor, redis_options(config.redis), config.server_name, tap, observer
         )
-        return link.start, link.stop
+
+        def start_redis() -> None:
+            with explained_redis_files(config.files):
+                link.start()
+
+        return start_redis, link.stop
     clients = [
         (
             PassiveTcpLink(

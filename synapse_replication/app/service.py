@@ -38,6 +38,7 @@ from synapse_replication.app.streams import StreamSetup
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.endpoints import (
     client_endpoint,
+    explained_redis_files,
     listener_descriptions,
     redis_options,
     server_endpoint,
@@ -354,12 +355,8 @@ class ProcessService(Service):
             channels,
             extension=extension,
         )
-        try:
+        with explained_redis_files(self._config.files):
             link.start()
-        except (OSError, ValueError) as error:
-            raise self._config_error(
-                "redis", str(error), "correct the file that the error names"
-            ) from error
         self._observers.watch_buffers(link.buffers)
         self._stops.add("closing the Redis connections", link.stop)
 

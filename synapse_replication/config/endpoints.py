@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +36,7 @@ from synapse_replication.transport.tls import server_context
 
 __all__ = [
     "client_endpoint",
+    "explained_redis_files",
     "listener_descriptions",
     "redis_options",
     "server_endpoint",
@@ -66,6 +68,21 @@ def redis_options(config: RedisConfig) -> RedisOptions:
         tls=tls,
         sentinel=sentinel,
     )
+
+
+@contextmanager
+def explained_redis_files(files: Sequence[str]) -> Iterator[None]:
+    """Convert the error of an invalid file of the Redis TLS options to a ConfigError.
+
+    :param files: the configuration files, for the error.
+    :raises ConfigError: if the block raises ``OSError`` or ``ValueError``.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        hint = "correct the file that the error names"
+        problem = ConfigProblem(", ".join(files), "redis", str(error), hint)
+        raise ConfigError([problem]) from error
 
 
 def _path(name: str | None) -> Path | None:

@@ -56,7 +56,7 @@ class UserSyncDeduplicator:
     def is_repeat(self, command: UserSyncCommand, now: float) -> bool:
         """Return whether a command is a repeat; if not, store it.
 
-        :param now: monotonic time in s.
+        :param now: the time of the host's clock, in s.
         """
         key = command.instance_id, command.user_id, command.device_id
         last = self._last_syncs.get(key)

@@ -21,6 +21,7 @@ _MAX_UNPARSABLE = 1000
 EXPLANATIONS: Mapping[DiscardReason, str] = {
     DiscardReason.OLD_TOKEN: "sent again, at or below the position of its writer",
     DiscardReason.REDUNDANT_POSITION: "repeats a known position",
+    DiscardReason.REPEATED: "repeats the known state of a user",
     DiscardReason.UNKNOWN_STREAM: "a stream that this version does not know",
 }
 

@@ -247,8 +247,10 @@ class LineConnection:
             if line.startswith(LINE_PREFIX):
                 self._receive_items(read_lines(lines[start:index]), received, now)
                 start = index
-                # If the extension was not agreed on, the line is an unknown command.
-                if self.is_open and self.extension_agreed:
+                # Before NAME, or if the extension was not agreed on, the line is an
+                # unknown command.
+                is_message = self.extension_agreed and not self._needs_name(COUNTED_AS)
+                if self.is_open and is_message:
                     received.counts[COUNTED_AS] += 1
                     received.items.append(ExtensionLine(line[len(LINE_PREFIX) :]))
                     start += 1

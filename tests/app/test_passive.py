@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor  # noqa: TID251 -- a real Redis is waited for
@@ -17,12 +18,16 @@ from synapse_replication.app.passive import (
     PassiveRedisLink,
     PassiveTcpLink,
     _TappedReader,
+    make_links,
 )
 from synapse_replication.clock import ReactorClock
+from synapse_replication.config.process import Purpose, load_config
+from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.redis.options import RedisOptions
+from synapse_replication.redis.options import RedisOptions, SentinelOptions
 from synapse_replication.redis.resp import encode, new_reader
-from synapse_replication.testing.servers import shared_redis
+from synapse_replication.testing.sentinel import PrivateSentinel
+from synapse_replication.testing.servers import PrivateRedis, shared_redis
 
 
 class PassiveDirectTcpLinkTests(SynchronousTestCase):
@@ -84,6 +89,28 @@ class PassiveRedisLinkTests(TestCase):
         The link receives both channels exactly as published, and publishes nothing.
         """
         redis = shared_redis()
+        redis.command("CONFIG", "RESETSTAT")
+        await self.check_link(redis, RedisOptions(redis.host, redis.port))
+        self.assertIn("cmdstat_publish:calls=4,", redis.command("INFO", "commandstats"))
+
+    async def test_sentinel(self) -> None:
+        """With Sentinel, the link is to the master, whatever ``host`` and ``port``."""
+        redis = PrivateRedis()
+        self.addCleanup(redis.stop)
+        redis.start()
+        sentinel = PrivateSentinel(redis)
+        self.addCleanup(sentinel.stop)
+        sentinel.start()
+        addresses = ((sentinel.host, sentinel.port),)
+        options = RedisOptions(
+            "nowhere.invalid",
+            1,
+            sentinel=SentinelOptions("mymaster", addresses),
+        )
+        await self.check_link(redis, options)
+
+    async def check_link(self, redis: PrivateRedis, options: RedisOptions) -> None:
+        """Publish lines on two channels, and check that a link receives them."""
         seen: list[tuple[str, bytes]] = []
         all_seen: Deferred[None] = Deferred()
 
@@ -102,12 +129,11 @@ class PassiveRedisLinkTests(TestCase):
         observer = Subscribed()
         link = PassiveRedisLink(
             reactor,
-            RedisOptions(redis.host, redis.port),
+            options,
             "follow.test",
             record,
             observer,
         )
-        redis.command("CONFIG", "RESETSTAT")
         link.start()
         await observer.up
         redis.command("PUBLISH", "follow.test", "POSITION events w 1 2 ")
@@ -124,7 +150,27 @@ class PassiveRedisLinkTests(TestCase):
                 ("follow.test", b"REPLICATE "),
             ],
         )
-        self.assertIn("cmdstat_publish:calls=4,", redis.command("INFO", "commandstats"))
+
+
+class MakeLinksTests(TestCase):
+    async def test_invalid_tls_file(self) -> None:
+        """An invalid file of the Redis TLS options is a problem of ``redis``."""
+        authority, path = Path(self.mktemp()), Path(self.mktemp())
+        authority.write_text("garbage")
+        path.write_text(
+            "server_name: x.test\n"
+            f"redis: {{enabled: true, use_tls: true, ca_file: {authority}}}\n"
+        )
+        config = load_config([str(path)], Purpose.FOLLOW)
+        start, stop = make_links(
+            config, reactor, "follow", lambda *_: None, ReplicationObserver()
+        )
+        with self.assertRaises(ConfigError) as caught:
+            start()
+        (problem,) = caught.exception.problems
+        self.assertEqual((problem.file, problem.key), (str(path), "redis"))
+        self.assertIn(str(authority), problem.problem)
+        await stop()
 
 
 class TappedReaderTests(SynchronousTestCase):

@@ -134,6 +134,13 @@ class ReplayTests(SynchronousTestCase):
         )
         self.assertTrue(report.is_clean)
 
+    def test_repeated_commands(self) -> None:
+        """A repeated USER_SYNC is explained."""
+        line = "USER_SYNC one @a:b None start 5"
+        report = replay_lines(line, line)
+        self.assertTrue(report.is_clean)
+        self.assertEqual(report.discarded, {(DiscardReason.REPEATED, "USER_SYNC"): 1})
+
     def test_reset_of_a_writer(self) -> None:
         """A lower POSITION is a reset of ``typing``, but not of ``events``."""
         report = replay_lines(

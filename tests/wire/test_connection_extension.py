@@ -5,7 +5,10 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import UnknownCommandError
-from synapse_replication.wire.commands.standard import RemoteServerUpCommand
+from synapse_replication.wire.commands.standard import (
+    PingCommand,
+    RemoteServerUpCommand,
+)
 from synapse_replication.wire.connection import LineConnection, Role
 from synapse_replication.wire.extension import ExtensionLine
 from synapse_replication.wire.rdata import RdataRun
@@ -58,6 +61,17 @@ class ExtensionTests(SynchronousTestCase):
         )
         self.assertEqual(len(received.refused), 1)
         self.assertEqual(received.counts["EXTENSION"], 1)
+
+    def test_before_name(self) -> None:
+        """A server rejects a message before NAME, even after a marked PING."""
+        connection = LineConnection(
+            Role.SERVER, "repl.test", 0.0, speaks_extension=True
+        )
+        received = connection.receive_data(
+            b"PING 1 replication_ext/1\nREPLICATION_EXT {}\n", 0.0
+        )
+        self.assertEqual(received.items, [])
+        self.assertFalse(connection.is_open)
 
     def test_order(self) -> None:
         """

@@ -98,7 +98,7 @@ def _rows(archive: ArchivedTables, stream: str | None) -> DataFrame:
     if stream not in archive.streams:
         raise PipelineError(
             f"--stream {excerpt(stream)}: the archive has no rows of this stream; it "
-            f"has rows of {', '.join(archive.streams)}"
+            f"has rows of {', '.join(archive.streams) or 'no stream'}"
         )
     return archive.streams[stream]
 
