@@ -6,7 +6,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import UnknownCommandError
 from synapse_replication.wire.commands.standard import (
-    PingCommand,
     RemoteServerUpCommand,
 )
 from synapse_replication.wire.connection import LineConnection, Role
