@@ -32,7 +32,10 @@ def open_database(
     """
     config = load_or_exit(config_paths, None)
     if config.database is None:
-        _fail("the configuration has no database; add one with name: psycopg2")
+        _fail(
+            "the configuration has no PostgreSQL database; add the section 'database' "
+            "with 'name: psycopg2'"
+        )
     conninfo = {"connect_timeout": _CONNECT_TIMEOUT, **config.database.conninfo}
     try:
         connection = connect(conninfo)

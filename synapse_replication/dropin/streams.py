@@ -209,8 +209,8 @@ class HostStream:
     def seen_by_all(self, instance_name: str, token: int) -> int:
         """Return the token that all writers have reached once the host has ``token``.
 
-        The host shows its users all rows at or below the returned token. Above it, the
-        host also shows the rows before the first id that is not known to be finished.
+        The host shows its users all rows at or below the returned token. It also shows
+        the rows that follow directly, until the first id not known to be finished.
 
         :param instance_name: the writer that announced ``token``.
         """

@@ -60,4 +60,4 @@ class InitDbTests(FilesMixin):
         """If no PostgreSQL database is configured, the error says what to add."""
         status, output = self.run_on({"name": "sqlite3"})
         self.assertEqual(status, 2)
-        self.assertIn("add one with name: psycopg2", output)
+        self.assertIn("add the section 'database'", output)
