@@ -2,8 +2,9 @@
 
 Values are named parameters. Identifiers (tables, columns, sequences) are quoted by
 :func:`identifier`. They are inserted into the statement, or are parameters that
-PostgreSQL converts with ``regclass``. A stream's table may have columns of any name, so
-names in a statement that also has names of its own are qualified.
+PostgreSQL converts with ``regclass``. A stream's table may have columns of any name.
+Where columns of another table or subquery are in scope, too, column names are
+qualified.
 
 The ids of a stream that counts down are negative, both in ``stream_positions`` and in
 the stream's tables. A statement that "needs" an index works without it, but reads the
