@@ -106,7 +106,7 @@ class Ledger:
     :param trace: called with a text for each event.
     :ivar violations: the texts of all violations, even of those that a caller caught.
     :ivar committed_rows: the number of committed rows.
-    :ivar applied_rows: the number of rows delivered to all processes.
+    :ivar applied_rows: the number of delivered rows, summed over all processes.
     :ivar doubted: the (reader, stream, writer) triples for which a plausible false
         position was announced. After :meth:`doubt_all`, all triples count as doubted.
     :ivar forged: the forged row ids that may be delivered, by (stream, writer, token).
