@@ -59,8 +59,8 @@ class ReaderIds:
     def get_current_token_for_writer(self, instance_name: str) -> int:
         """Return a writer's delivered position, as an id.
 
-        For this process, return its announced position instead, if it writes the
-        stream.
+        For this process, if it writes the stream, return the id up to which its ids are
+        finished.
         """
         if self._own is not None and instance_name == self._instance_name:
             return self._own.get_current_token_for_writer(instance_name)
