@@ -142,8 +142,8 @@ class _Process:
 
     def _up(self, _: None) -> None:
         # While the reactor's thread is busy, a database thread that has received rows
-        # waits this long before it requests the interpreter lock. In the default of
-        # 5 ms, the reactor may deliver a whole page of a catch-up.
+        # waits this long before it requests the interpreter lock. By default, it waits
+        # 5 ms; in that time, the reactor may deliver a whole page of a catch-up.
         sys.setswitchinterval(SWITCH_INTERVAL)
         # Objects created during the start live as long as the process: exclude them
         # from full garbage collections, which would pause the process.
