@@ -181,8 +181,8 @@ class SupervisedProcess:
             "Reloaded the configuration; log_level is {least}, backlog_rows "
             "{rows} and backlog_bytes {size}",
             least=new.log_level,
-            rows=backlog.backlog_rows if backlog else "not used",
-            size=backlog.backlog_bytes if backlog else "not used",
+            rows=backlog.backlog_rows if backlog else "unchanged",
+            size=backlog.backlog_bytes if backlog else "unchanged",
         )
         later = needs_restart(old, new)
         self._process.configuration_reloaded("", later)

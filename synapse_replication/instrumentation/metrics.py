@@ -81,7 +81,7 @@ CLOSE_REASON = _counter(
 PENDING_COMMANDS = _gauge(
     _PROTOCOL + "pending_commands",
     "name",
-    help_text="Commands that wait because the transport is paused.",
+    help_text="Commands that have not been passed to the transport yet.",
 )
 SEND_BUFFER = _gauge(
     _PROTOCOL + "transport_send_buffer",
@@ -262,7 +262,8 @@ GAPS_FOUND = _counter(
 EPOCH_CHANGES = _counter(
     "synapse_replication_epoch_changes",
     "instance_name",
-    help_text="Number of times that another instance restarted.",
+    help_text="Number of times that the epoch of another instance changed, usually "
+    "because it restarted.",
 )
 DUPLICATE_INSTANCES = _counter(
     "synapse_replication_duplicate_instances",

@@ -119,7 +119,7 @@ def _report(results: Iterable[Result], total: int, started: float) -> int:
     click.echo("in total: " + _format(sums))
     click.echo(
         f"{total} seeds, {failed} failed, in {time.monotonic() - started:.1f} s; "
-        f"all positions agreed at most {slowest:.1f} s after the last fault"
+        f"longest wait for all positions to agree: {slowest:.1f} s after the last fault"
     )
     return failed
 
