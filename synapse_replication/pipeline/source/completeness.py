@@ -20,7 +20,8 @@ which no more rows can be committed:
   in Synapse.)
 
 On a standby, the positions match the rows, even if the standby lags behind the primary.
-The primary's locks are not visible on a standby.
+The locks on the primary's sequences are not visible on a standby, so a continuous read
+of ``caches`` fails there.
 docs/pipeline.rst, "Offsets", describes the guarantees.
 """
 
