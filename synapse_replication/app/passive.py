@@ -1,8 +1,8 @@
 """Passive links: they subscribe and never publish, not even REPLICATE.
 
 Over Redis, a passive link is a subscription; over direct TCP, a connection that sends
-only NAME, PING and, before it is closed because of an invalid line, ERROR. Both pass
-each line to a callback before it is parsed, in the order of arrival.
+only NAME, PING and, before it closes because of an error, ERROR. Both pass each line to
+a callback before it is parsed, in the order of arrival.
 """
 
 from __future__ import annotations
