@@ -109,7 +109,8 @@ class TableStream:
     :ivar writers: the instances that may write.
     :ivar positions_name: the stream's name in ``stream_positions``; by default, its
         name on the wire.
-    :ivar negative: whether ids are negative and count down; tokens on the wire are positive.
+    :ivar negative: whether ids are negative and count down; tokens on the wire are
+        positive.
     :ivar row_type: an attrs class with one field per column, in order; by default, it
         is created from the columns.
     :raises StreamConfigurationError: if the declaration is inconsistent.
