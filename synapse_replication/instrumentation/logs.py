@@ -128,7 +128,7 @@ class LoggingObserver(ReplicationObserver):
         self._log_limited(
             self._logger.warn,
             ("line_refused", connection, type(error)),
-            "Skipped a line from {connection}: {error}",
+            "Rejected input from {connection}: {error}",
             connection=connection,
             error=error,
         )

@@ -226,7 +226,8 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         so that processes that were disconnected together do not reconnect together.
     """
 
-    #: Read by txredisapi.
+    #: Overrides Twisted's attribute. :meth:`retry` does not read it: the delays come
+    #: from ``_backoff``.
     maxDelay = MAX_DELAY  # noqa: N815
     protocol = RedisProtocol
 

@@ -53,7 +53,7 @@ PAGE_ROWS = 2000
 
 
 FindRemovedWriters: TypeAlias = Callable[[], Awaitable[Mapping[str, RemovedWriter]]]
-"""See :meth:`~synapse_replication.streams.stream.DrainableStream`."""
+"""See :class:`~synapse_replication.streams.stream.DrainableStream`."""
 
 
 class WriterIds(Protocol):

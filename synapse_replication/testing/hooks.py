@@ -13,9 +13,12 @@ __all__ = ["silent_hooks"]
 def silent_hooks(
     clock: Clock, observer: ReplicationObserver | None = None
 ) -> ReplicationHooks:
-    """Return hooks that never receive an event.
+    """Return hooks that receive no events from replication.
 
-    :param observer: receives the failures of callbacks.
+    Events that the caller triggers itself, for instance with ``stopping()``, are still
+    delivered.
+
+    :param observer: receives the failures of callbacks for such events.
     """
     status = StatusObserver("x.test", "nobody", monotonic=clock.seconds)
     return ReplicationHooks(

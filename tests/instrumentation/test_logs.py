@@ -79,7 +79,7 @@ class LoggingObserverTests(SynchronousTestCase):
             self.observer.line_refused("redis", UnknownCommandError("WHAT"))
         self.clock.advance(REPEAT_AFTER)
         self.observer.line_refused("redis", UnknownCommandError("WHAT"))
-        text = "Skipped a line from redis: unknown command WHAT"
+        text = "Rejected input from redis: unknown command WHAT"
         self.assertEqual(
             self.lines(),
             [

@@ -80,10 +80,11 @@ class ArchiveMetrics:
                 self.position.labels(stream, "").set(offset.minimum)
 
     def set_lag(self, lag: Mapping[tuple[str, str], int], now: float) -> None:
-        """Set by how many ids the archive is behind each ``(stream, writer)``.
+        """Set the archive's lag behind each writer.
 
-        If it is behind none, record the time.
+        If it is not behind any writer, record the time.
 
+        :param lag: the lag in ids, by ``(stream, writer)``.
         :param now: the time, in s since 1970.
         """
         for labels, ids in lag.items():
