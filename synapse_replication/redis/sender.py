@@ -78,8 +78,9 @@ class RedisSender:
     :param on_connected: called on each new connection, before anything else is
         published.
     :ivar receivers: the number of processes that received the last acknowledged
-        message, including this one; ``None`` before the first reply. If it is 1, the
-        server name or the address of Redis may be wrong.
+        message; ``None`` before the first reply. It includes this process if this
+        process subscribes to the message's channel. If it is 1 on the main channel,
+        the server name or the address of Redis may be wrong.
     """
 
     def __init__(
