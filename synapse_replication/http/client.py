@@ -368,7 +368,10 @@ def _hint_for(status: int) -> str:
     if status in (401, 403):
         return _SECRET_HINT
     if status == 404:
-        return "point instance_map at a listener that has the replication resource"
+        return (
+            "point instance_map at a listener that has the replication resource; a "
+            "stock instance does not serve a status"
+        )
     if status == 500:
         return (
             "see the log of that instance; a stock instance answers 500 to a wrong "

@@ -75,7 +75,7 @@ class ConnectionHandler(Protocol):
 
 
 class ExtensionHandler(Protocol):
-    """The part of the extension's handler that a subscription uses.
+    """The part of the extension's handler that the connections to Redis use.
 
     :class:`~synapse_replication.handlers.extension.extension.ReplicationExtension`
     implements it.
