@@ -2,10 +2,10 @@
 
 Theory of operation: the host notifies all its parts that follow the streams each time
 that a stream may have advanced; most received rows of ``events`` make it notify twice.
-Each part then compares its position with the streams'. Most parts do so in a background
-process of the host, and together these comparisons cost the main process more than
-receiving the row. Nothing is missed if several notifications are combined: a part reads
-all changes since it last ran.
+Each part then compares its position with the positions of the streams. Most parts do so
+in a background process of the host, and together these comparisons cost the main
+process more than receiving the row. Nothing is missed if several notifications are
+combined: a part reads all changes since it last ran.
 
 So notifications are combined until the next turn of the reactor. The notifier does not
 have a reactor at first: the constructor of this package's command handler supplies the

@@ -199,7 +199,11 @@ class ReplicationCommandHandler(HostCommandHandler):
         self._send_syncing_users(connection)
 
     def add_connection(self, connection: ReplicationConnection) -> None:
-        """Start to replicate on a connection on which the host exchanges positions."""
+        """Start to replicate on a connection of the host.
+
+        Unlike :meth:`new_connection`, send neither REPLICATE nor positions: the host's
+        connection requests positions itself.
+        """
         self._begin(connection)
         self._send_unsent()
         self._send_syncing_users(connection)

@@ -46,7 +46,8 @@ class _Open:
 
     :ivar path: its path, which ends in ``.partial``.
     :ivar raw: the file on disk.
-    :ivar file: the file to which lines are written: ``raw``, or a compressor of it.
+    :ivar file: the file to which lines are written: ``raw``, or a compressor that
+        writes to it.
     :ivar started: the monotonic time of its first line, in s.
     :ivar size: the size of its lines in bytes, before compression.
     :ivar unsynced: whether lines were written since the last sync.
