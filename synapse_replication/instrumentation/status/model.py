@@ -148,8 +148,8 @@ class LinkStatus:
     :ivar since: the time in s since ``up`` last changed from or to 0; before the first
         such change, the time since the link's name was first seen.
     :ivar detail: why no link is up; empty if one is.
-    :ivar commands_queued: the number of commands that wait because a transport is
-        paused.
+    :ivar commands_queued: the number of commands that have not been passed to a
+        transport yet.
     :ivar bytes_queued: the number of bytes that the peers have not acknowledged,
         including bytes that have not been sent.
     """
