@@ -80,7 +80,9 @@ class Gap:
 
 @attrs.frozen
 class Reset:
-    """The stream was reset: rewind to ``restart_token``, then fetch.
+    """Rewind to ``restart_token``, then fetch.
+
+    Either the stream was reset, or the reader's position has proved false.
 
     :ivar restart_token: the position to rewind to. The rows in
         ``(restart_token, upto_token]`` are fetched; none if the two are equal.
