@@ -64,7 +64,7 @@ class WriterIds(Protocol):
         ...
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
-        """Return a writer's position; for this instance, the announced position."""
+        """Return a writer's position: the token up to which its ids are finished."""
         ...
 
     def get_announceable_token(self) -> int:

@@ -1,8 +1,7 @@
 """Filters the standard error of Java and of Python workers.
 
-Java inherits the standard error of the process that starts it. While this process is
-starting Java, its standard error is a pipe. A thread copies the relevant lines from the
-pipe to ``sys.stderr``.
+Java is started with a pipe as its standard error, which its Python workers inherit. A
+thread copies the relevant lines from the pipe to ``sys.stderr``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-__all__ = ["quiet_start", "without_noise"]
+__all__ = ["filtered_stderr", "without_noise"]
 
 #: Lines that are irrelevant to the job.
 _NOISE: Final = re.compile(
@@ -50,40 +49,30 @@ def without_noise(lines: Iterable[str]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def quiet_start() -> Iterator[None]:
-    """Filter the standard error of processes started within the context.
+def filtered_stderr() -> Iterator[int]:
+    """Yield a descriptor for the standard error of processes started in the context.
 
     The filter runs until these processes have ended.
     """
-    try:
-        before = os.dup(2)
-    except OSError:
-        # This process has no standard error.
-        yield
-        return
     reader, writer = os.pipe()
     threading.Thread(target=_copy, args=(reader,), daemon=True).start()
-    sys.stderr.flush()
-    os.dup2(writer, 2)
-    os.close(writer)
     try:
-        yield
+        yield writer
     finally:
-        sys.stderr.flush()
-        os.dup2(before, 2)
-        os.close(before)
+        os.close(writer)
 
 
 def _copy(reader: int) -> None:
     with os.fdopen(reader, "rb") as pipe:
         read = (line.decode(errors="replace") for line in _lines(pipe.readline))
         for line in without_noise(read):
-            # Continue even if sys.stderr is closed: Java would block on a full pipe.
-            with contextlib.suppress(OSError, ValueError):
-                # Look up sys.stderr for each line: a progress bar replaces it while the
-                # bar is shown.
-                sys.stderr.write(line)
-                sys.stderr.flush()
+            # Look up sys.stderr for each line: a progress bar replaces it while the bar
+            # is shown.
+            out = sys.stderr
+            # Continue even if it is closed or None: Java would block on a full pipe.
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                out.write(line)
+                out.flush()
 
 
 def _lines(readline: Callable[[int], bytes]) -> Iterator[bytes]:

@@ -14,13 +14,14 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from synapse_replication.errors import SparkMissingError
 from synapse_replication.pipeline.spark.java import check_java
-from synapse_replication.pipeline.spark.noise import quiet_start
+from synapse_replication.pipeline.spark.noise import filtered_stderr
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     from synapse_replication.pipeline.progress import JobProgress
@@ -52,6 +53,7 @@ def make_session(
     """
     check_java()
     try:
+        from pyspark import SparkConf
         from pyspark.sql import SparkSession
     except ModuleNotFoundError as error:
         raise SparkMissingError(
@@ -64,15 +66,14 @@ def make_session(
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     # Executors start the Python of this path, unless the user has set another one.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(app_name)
+    if master is None and not {"MASTER", "SPARK_HOME"} & os.environ.keys():
+        master = "local[*]"
+    options = {"spark.app.name": app_name, **_settings(), **(settings or {})}
     if master is not None:
-        builder = builder.master(master)
-    elif "MASTER" not in os.environ and "SPARK_HOME" not in os.environ:
-        builder = builder.master("local[*]")
-    for key, value in {**_settings(), **(settings or {})}.items():
-        builder = builder.config(key, value)
-    with quiet_start():
-        session = builder.getOrCreate()
+        options["spark.master"] = master
+    conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
+    _start_java(conf)
+    session = SparkSession.builder.config(conf=conf).getOrCreate()
     if not session.sparkContext.getConf().contains(_SHUFFLE_PARTITIONS):
         # With Spark's default of 200, most tasks would be empty, and starting them
         # would cost more than the work. Queries over more data set a larger number.
@@ -80,6 +81,19 @@ def make_session(
         session.conf.set(_SHUFFLE_PARTITIONS, tasks)
     session.dataSource.register(SynapseReplicationDataSource)
     return session
+
+
+def _start_java(conf: SparkConf) -> None:
+    """Start Java with a filtered standard error, unless this process has started it."""
+    from pyspark import SparkContext, java_gateway
+
+    if SparkContext._gateway is None:
+        # PySpark is only partly typed.
+        launch: Any = java_gateway.launch_gateway
+        with filtered_stderr() as stderr:
+            gateway = launch(conf, {"stderr": stderr})
+        # The session would start Java itself, without a filter.
+        SparkContext._ensure_initialized(gateway=gateway)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import threading
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.spark.noise import quiet_start, without_noise
+from synapse_replication.pipeline.spark.noise import filtered_stderr, without_noise
 
 _TRACEBACK = """\
 Traceback (most recent call last):
@@ -53,7 +53,7 @@ class WithoutNoiseTests(SynchronousTestCase):
         )
 
 
-class QuietStartTests(SynchronousTestCase):
+class FilteredStderrTests(SynchronousTestCase):
     """Tests for the output of a process that is started in the context."""
 
     def test_filtered(self) -> None:
@@ -64,9 +64,9 @@ class QuietStartTests(SynchronousTestCase):
             "import sys; sys.stdin.readline(); "
             "sys.stderr.write('Using incubator modules\\nsomething to say\\n')"
         )
-        with quiet_start():
+        with filtered_stderr() as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-c", script], stdin=subprocess.PIPE
+                [sys.executable, "-c", script], stdin=subprocess.PIPE, stderr=stderr
             )
         process.communicate(b"\n")
 
