@@ -138,7 +138,10 @@ class ReplicationObserver:
         """Record a line that was rejected because it is invalid or not allowed."""
 
     def request_refused(self, status: int, why: str) -> None:
-        """Record an HTTP request that was refused, for instance for a wrong secret.
+        """Record an HTTP request or connection that was refused.
+
+        A request is refused, for instance, for a wrong secret; a connection, because
+        too many others are busy.
 
         :param why: the reason; it contains no unchecked text of the request.
         """
@@ -235,7 +238,7 @@ class ReplicationObserver:
     def removed_writer_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
-        """Record that the draining of a removed writer up to ``upto_token`` begins."""
+        """Record that a removed writer must be drained up to ``upto_token``."""
 
     def removed_writer_drained(
         self, stream_name: str, instance_name: str, token: int
