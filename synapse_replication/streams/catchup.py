@@ -82,7 +82,8 @@ class Gap:
 class Reset:
     """Rewind to ``restart_token``, then fetch.
 
-    Either the stream was reset, or the reader's position has proved false.
+    Either the stream was (or may have been) reset, or the reader's position has proved
+    false.
 
     :ivar restart_token: the position to rewind to. The rows in
         ``(restart_token, upto_token]`` are fetched; none if the two are equal.
