@@ -68,7 +68,7 @@ class WriterIds(Protocol):
         ...
 
     def get_announceable_token(self) -> int:
-        """Return the position to send: the announced one, limited by the sequence."""
+        """Return the position that this instance may announce."""
         ...
 
     def get_minimal_local_current_token(self) -> int:
