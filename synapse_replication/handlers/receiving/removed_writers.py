@@ -53,12 +53,12 @@ class RemovedWriterDrains:
         if known is not None and known.catch_up is not None:
             known.catch_up.add_claim(upto_token)
             return
+        if known is not None and known.is_connected and not is_deleted:
+            # The writer is connected, so it will announce its rows itself.
+            return
         current = self._context.stream.current_token(instance_name)
         if upto_token <= current:
             self._report_drained(link, instance_name, current)
-            return
-        if known is not None and known.is_connected and not is_deleted:
-            # The writer is connected, so it will announce its rows itself.
             return
         writer = link.writer(self._context.name, instance_name)
         self._context.discard(

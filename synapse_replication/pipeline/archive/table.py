@@ -319,7 +319,7 @@ class ArchiveTable:
 
     def _failed(self, error: Exception) -> PipelineError:
         return PipelineError(
-            f"the archive {self.uri} cannot be written: {reason_of(error)}"
+            f"the archive {self.uri} cannot be read or written: {reason_of(error)}"
         )
 
 

@@ -176,6 +176,19 @@ class DrainTests(SynchronousTestCase):
         fixture.receive("POSITION events new 5 5")
         self.assertEqual(fixture.host.rows.tokens("added"), [])
 
+    def test_connected_writer_sends_rows_during_query(self) -> None:
+        """A connected writer stays connected if its rows arrive before the result."""
+        fixture = self.connect()
+        fixture.receive("POSITION events added 2 2")
+        self.stream.removed = None
+        fixture.receive("POSITION events new 5 5")
+        fixture.receive('RDATA events added 3 ["3"]')
+        found = RemovedWriter(3, is_deleted=False)
+        self.stream.query_result.callback({"added": found})
+        fixture.receive('RDATA events added 4 ["4"]')
+        self.assertEqual(fixture.host.rows.tokens("added"), [3, 4])
+        self.assertEqual(self.observer.removed_drained, [])
+
     def test_rows_are_delivered_during_query(self) -> None:
         """While the query runs, rows of other writers are delivered."""
         self.stream.removed = None

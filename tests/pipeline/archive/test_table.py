@@ -209,7 +209,7 @@ class EvolutionTests(TableTests):
             lambda: table.vacuum(0),
         ):
             error = str(self.assertRaises(PipelineError, operation))
-            self.assertIn(f"the archive {self.uri} cannot be written: ", error)
+            self.assertIn(f"the archive {self.uri} cannot be read or written: ", error)
             self.assertNotIn("[31m", error)
 
 
