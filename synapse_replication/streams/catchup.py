@@ -251,7 +251,8 @@ def plan_dropped_range(
 
     The other parameters are those of :func:`plan_catch_up`.
 
-    :param lowest: the lowest token of a dropped row; ``None`` if no row was dropped.
+    :param lowest: the lowest plausible token of the rows dropped since the last reset;
+        ``None`` if no such token was dropped.
     :param upto_token: the token up to which rows must be fetched: the greatest
         plausible token dropped since the last reset or, without such a token, the
         greatest implausible one.
