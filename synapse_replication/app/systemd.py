@@ -34,9 +34,9 @@ __all__ = ["NotifySocket", "SystemdNotifier", "open_notify_socket", "watchdog_in
 
 #: The interval of checks of the status, in s.
 CHECK_EVERY = 1.0
-#: While the process starts, it extends systemd's timeout by ``EXTEND_BY`` s every
-#: ``EXTEND_EVERY`` s, because catching up may take hours. If the reactor hangs, the
-#: timeout expires, and systemd stops the process.
+#: While the process starts, it extends systemd's timeout every ``EXTEND_EVERY`` s,
+#: because catching up may take hours. Each extension ends ``EXTEND_BY`` s after it was
+#: sent. If the reactor hangs, the timeout expires, and systemd stops the process.
 EXTEND_BY = 60.0
 EXTEND_EVERY = 15.0
 
