@@ -234,6 +234,7 @@ def open_archive(archive: str | os.PathLike[str]) -> ArchiveStore:
     if not store.streams() and store.table(store.wire_uri) is None:
         raise PipelineError(
             f"{store.uri} is not an archive: it has no table of a stream or of "
-            "recorded commands; create an archive with: synapse-replication pipeline archive"
+            "recorded commands; create an archive with: synapse-replication pipeline "
+            "archive"
         )
     return store
