@@ -41,7 +41,9 @@ class StoreTests(SynchronousTestCase):
         If a folder has no tables, the error names the command that creates an archive.
         """
         error = self.assertRaises(PipelineError, open_archive, self.folder)
-        self.assertIn("'synapse-replication pipeline archive' creates one", str(error))
+        self.assertIn(
+            "create an archive with: synapse-replication pipeline archive", str(error)
+        )
         make_archive(self.folder)
         self.assertEqual(open_archive(self.folder).streams(), ["receipts", "to_device"])
 
