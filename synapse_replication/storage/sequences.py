@@ -254,11 +254,12 @@ def load_positions(
 
     :param txn: a cursor.
     :param raise_to_tables: whether to advance a sequence that is behind a table,
-        instead of raising :exc:`SequenceBehindError`.
+        instead of raising :exc:`SequenceBehindError`. A sequence that is implausibly
+        far behind is advanced only if it has not been used.
     :param positions_type: the class to instantiate.
-    :raises SequenceBehindError: if the sequence is behind a table (with
-        ``raise_to_tables``: implausibly far behind), or, at the start of a declared
-        writer, more than :data:`MAX_SKIPPED_IDS` behind a stored position.
+    :raises SequenceBehindError: if the sequence is behind a table and is not advanced,
+        or, at the start of a declared writer, if it is more than
+        :data:`MAX_SKIPPED_IDS` behind a stored position.
     """
     farthest = {
         column: _known_farthest_id(txn, stream, column) for column in stream.tables
