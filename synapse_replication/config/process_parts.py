@@ -53,7 +53,8 @@ class HttpConfig:
     """Limits of the HTTP listeners.
 
     :ivar allowed_hosts: host names for which the listeners answer requests, in
-        addition to ``localhost``, the name of this machine, and all IP addresses.
+        addition to ``localhost``, the name of this machine, each listener's own
+        addresses, and all IP addresses.
     :ivar max_connections: the maximum number of open connections of one listener.
     """
 
