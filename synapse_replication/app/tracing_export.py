@@ -128,5 +128,5 @@ def _redirect_log() -> None:
     logger = logging.getLogger("opentelemetry")
     if not any(isinstance(handler, _TwistedLogHandler) for handler in logger.handlers):
         logger.addHandler(_TwistedLogHandler())
-        # Otherwise Python writes the records to stderr, too.
+        # Otherwise, any handlers of the root logger would write the records, too.
         logger.propagate = False
