@@ -203,7 +203,8 @@ REFUSED_LINES = _counter(
     "synapse_replication_refused_lines",
     "name",
     "error",
-    help_text="Lines that were skipped because they did not parse or are not allowed.",
+    help_text="Lines, and messages of the extension, that were rejected because they "
+    "are invalid or not allowed.",
 )
 REFUSED_REQUESTS = _counter(
     "synapse_replication_refused_requests",
