@@ -1,7 +1,9 @@
 """``synapse-replication exec``: runs a module of Synapse on this package.
 
-The exit status is 2 if nothing was started; otherwise it is the status of the module,
-which may also be 2.
+If an error prevents the start of the module, the exit status is 2. Otherwise, it is the
+status of the module, which may also be 2. ``--list`` starts no module; its exit status
+is 0, or 2 after an error.
+
 The command raises :exc:`~synapse_replication.cli.common.ModuleReady`, whereupon
 :func:`synapse_replication.cli.main.main` runs the module.
 """
