@@ -314,7 +314,7 @@ class LoggingObserver(ReplicationObserver):
         self._log_limited(
             self._logger.info,
             ("epoch_changed", instance_name),
-            "{instance} restarted",
+            "{instance} has a new current epoch, usually because it restarted",
             instance=excerpt(instance_name),
         )
 

@@ -47,7 +47,10 @@ class LoggingObserverTests(SynchronousTestCase):
                     "Rows of events of w1 in (1, 5] were sent but did not arrive; "
                     "fetching them",
                 ),
-                ("info", "w1 restarted"),
+                (
+                    "info",
+                    "w1 has a new current epoch, usually because it restarted",
+                ),
                 (
                     "info",
                     "Ignored unknown fields in messages of the extension; a newer peer "
