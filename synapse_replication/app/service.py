@@ -43,6 +43,7 @@ from synapse_replication.config.endpoints import (
     redis_options,
     server_endpoint,
 )
+from synapse_replication.config.files import OWN_SECTION
 from synapse_replication.config.process import (
     ProcessConfig,
 )
@@ -382,8 +383,11 @@ class ProcessService(Service):
         try:
             port = await endpoint.listen(factory)
         except CannotListenError as error:
+            key = "listeners" if self._config.is_main else "worker_listeners"
+            if description in self._config.tcp_listen:
+                key = f"{OWN_SECTION}.direct_tcp.listen"
             raise self._config_error(
-                "listeners" if self._config.is_main else "worker_listeners",
+                key,
                 f"cannot listen on {description}: {error.socketError}",
                 "choose a free port, and an address of this machine",
             ) from error

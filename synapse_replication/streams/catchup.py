@@ -184,7 +184,7 @@ def plan_position(
     if reader.cursor is not None:
         if held_in_memory and new_token < reader.target:
             # The writer restarted, so the rows still to be fetched are lost.
-            return Reset(0, new_token)
+            return Reset(min(0, new_token), new_token)
         return Extend(new_token)
     plan = plan_catch_up(
         reader.current,

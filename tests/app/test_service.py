@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
-from twisted.internet.error import ConnectionRefusedError
+from twisted.internet.error import CannotListenError, ConnectionRefusedError
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.logger import capturedLogs, formatEvent
 from twisted.python.failure import Failure
@@ -189,6 +189,38 @@ class ProcessServiceTests(FilesMixin):
             process.stopService()
             self.reactor.pump([DRAIN_TIMEOUT] * 10)
         self.assertIn("no link was up: readers will fetch", formatEvent(logged[-1]))
+
+    def test_port_in_use(self) -> None:
+        """The error names the key of the listener that cannot listen."""
+        for port, key in ((80, "listeners"), (9000, "synapse_replication.direct_tcp")):
+            self.reactor = MemoryReactorClock()
+            listen = self.reactor.listenTCP
+
+            def listen_tcp(
+                wanted: int,
+                *args: Any,
+                used: int = port,
+                listen: Any = listen,
+                interface: str = "",
+                **kwargs: Any,
+            ) -> Any:
+                if wanted == used:
+                    raise CannotListenError(interface, wanted, OSError("in use"))
+                return listen(wanted, *args, **kwargs)
+
+            self.patch(self.reactor, "listenTCP", listen_tcp)
+            process = self.make(
+                synapse_replication={
+                    "streams": ["typing"],
+                    "direct_tcp": {"listen": "tcp:9000:interface=127.0.0.1"},
+                }
+            )
+            process.startService()
+            error = self.failureResultOf(process.started, ConfigError).value
+            (problem,) = error.problems
+            self.assertTrue(problem.key.startswith(key), problem)
+            process.stopService()
+            self.reactor.pump([DRAIN_TIMEOUT] * 10)
 
     def test_does_not_start(self) -> None:
         """

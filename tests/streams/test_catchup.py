@@ -159,6 +159,7 @@ class PlanPositionTests(SynchronousTestCase):
         """A lower token resets the catch-up of a stream held in memory."""
         self.check(
             (_CATCHING_UP, 19, 19, Reset(0, 19)),
+            (_CATCHING_UP, -1, -1, Reset(-1, -1)),
             (_CATCHING_UP, 20, 20, Extend(20)),
             held_in_memory=True,
         )
