@@ -45,8 +45,7 @@ _MAX_BARS = 12
 def draw_plots(data: ReportData) -> list[Plot]:
     """Draw all plots for which there is data."""
     streams = _top(
-        Counter({t.stream: 0 for t in data.totals})
-        + _sum((t.stream, t.rows) for t in data.totals)
+        _sum((t.stream, t.rows) for t in data.totals)
         + _sum((c.stream, c.rows) for c in data.arrived)
     )
     plots = (*_plots_of_rows(data, streams), *_plots_of_arrivals(data, streams))
