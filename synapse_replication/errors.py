@@ -278,8 +278,8 @@ class HttpCatchUpError(CatchUpError):
     :ivar status: the HTTP status, or ``None`` if there was no response.
     :ivar body: the body of a response whose status is not 200; otherwise, the reason
         for the failure.
-    :ivar was_sent: whether the request was sent; false if the configuration lacks the
-        address.
+    :ivar was_sent: whether a request was attempted: false if the address is not
+        configured, true even if the connection failed.
     """
 
     def __init__(

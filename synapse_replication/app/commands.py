@@ -47,7 +47,7 @@ class CommandsOut:
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """The channels to which replication subscribes when it starts."""
+        """The additional channels to which the code of this process subscribed."""
         return tuple(self._channels)
 
     def subscribe_to_channel(self, channel_name: str) -> None:

@@ -240,7 +240,7 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
 )
 @config_option
 def check_config_command(config_paths: tuple[str, ...]) -> None:
-    """Check the configuration and report all problems, without starting anything."""
+    """Check the configuration and report its problems, without starting anything."""
     config = load_or_exit(config_paths, None)
     if problems := _find_startup_problems(config):
         exit_with_problems(ConfigError(problems))
@@ -398,9 +398,9 @@ def main() -> NoReturn:
         sys.exit(1)
     else:
         sys.exit(0)
-    # run_module() replaces __main__ in sys.modules, so store this module under a second
-    # name. Otherwise, inspect.stack() would search all modules for the file of the
-    # outermost frame.
+    # run_module() replaces __main__ in sys.modules, so store the present __main__ under
+    # a second name. Otherwise, inspect.stack() would search all modules for the file of
+    # the outermost frame.
     sys.modules.setdefault("synapse_replication.__main__", sys.modules["__main__"])
     # Run the module outside the except clause, so that ModuleReady is not the context
     # of its exceptions.

@@ -136,8 +136,8 @@ def _advance_sequences(
         if distance > streams[name].plausible_distance:
             raise StorageError(
                 f"{position} of {name} is {distance} beyond sequence {sequence}: "
-                "advancing the sequence that far would use up its ids. Move the "
-                "reader back instead: see ahead_of_writer in the runbook"
+                "advancing the sequence that far would use up the ids in between. Move "
+                "the reader back instead: see ahead_of_writer in the runbook"
             )
     for name, position in seen.items():
         sequence = streams[name].sequence

@@ -23,10 +23,10 @@ def with_retries(
 ) -> UpdateFunction:
     """Return an update function that repeats failed requests.
 
-    A request is repeated after a 5xx response, or if it was sent and there was no
-    response.
-    Requests are idempotent, and each retry has a new ``txn_id``, so a request whose
-    response was lost can be repeated.
+    A request is repeated after a 5xx response, or if there was no response, for
+    instance because the connection failed. It is not repeated if the address is not
+    configured. Requests are idempotent, and each retry has a new ``txn_id``, so a
+    request whose response was lost can be repeated.
 
     :param random: returns a number in [0, 1), which shortens a delay by up to half.
     :param attempts: the largest number of requests. If all of them fail, the last error

@@ -87,7 +87,7 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
         self.assertIn("is at 50", result.output)
         result = self.run_command("repair", "--seen", f"foobar={2**62}")
         self.assertEqual(result.exit_code, 2)
-        self.assertIn("would use up its ids", result.output)
+        self.assertIn("would use up the ids in between", result.output)
         for wrong in ("foobar", "foobar=x"):
             self.assertEqual(self.run_command("repair", "--seen", wrong).exit_code, 2)
         result = self.run_command("repair", "--seen", "nothing=5")

@@ -1,11 +1,12 @@
 """Removes old days from an archive, and records the ranges of the removed tokens.
 
-First, a property of a stream's table records, for each writer, the range of the tokens
-to be purged; then, one commit removes the days. The table of recorded commands has no
-such property. After a crash between these steps, the property covers rows that still
-exist; audits are not affected, and the rows are removed when the purge is repeated. The
-commit is part of the table's history; a vacuum removes the files after the retention
-period. The offset does not change, so purged rows are not archived again.
+A purge of a stream's table has two steps. The first stores a range for each writer in a
+property of the table; the range contains the tokens to be purged. The second is one
+commit that removes the days. The table of recorded commands has no such property. After
+a crash between these steps, the property covers rows that still exist; audits are not
+affected, and the rows are removed when the purge is repeated. The commit is part of the
+table's history; a vacuum removes the files after the retention period. The offset does
+not change, so purged rows are not archived again.
 """
 
 from __future__ import annotations

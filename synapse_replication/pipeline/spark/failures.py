@@ -45,7 +45,8 @@ def shorten(error: BaseException) -> str:
     text = str(error)
     ours = _OURS.findall(text)
     if ours:
-        # The last one in the text is the cause of the others.
+        # Use the last one: in a Python traceback, it is the exception that was raised
+        # last; after Java's "Caused by", it is the root cause.
         return str(ours[-1])
     if _FILE_GONE.search(text):
         return (
