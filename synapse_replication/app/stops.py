@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import Deferred, TimeoutError, maybeDeferred
 from twisted.logger import Logger
 
 __all__ = ["StopSteps"]
@@ -45,14 +45,16 @@ class StopSteps:
             ending.addTimeout(self._timeout, self._reactor)
             try:
                 await ending
+            except TimeoutError:
+                self._warn(what, f"it did not finish within {self._timeout:g} s")
+                all_done = False
             except Exception as error:  # noqa: BLE001 -- logged; the next steps run
-                self.log.warn(
-                    "A step of the stop failed ({what}): {error}",
-                    what=what,
-                    error=str(error) or type(error).__name__,
-                )
+                self._warn(what, str(error) or type(error).__name__)
                 all_done = False
         return all_done
+
+    def _warn(self, what: str, why: str) -> None:
+        self.log.warn("A step of the stop failed ({what}): {why}", what=what, why=why)
 
 
 def _begin(stop: Callable[[], Any]) -> Any:

@@ -46,4 +46,7 @@ class StopStepsTests(SynchronousTestCase):
         self.assertEqual(self.calls, ["last"])
         texts = [formatEvent(event) for event in logs]
         self.assertIn("A step of the stop failed (failing): ", texts[0])
-        self.assertIn("A step of the stop failed (hanging): ", texts[1])
+        self.assertEqual(
+            texts[1],
+            "A step of the stop failed (hanging): it did not finish within 5 s",
+        )
