@@ -271,7 +271,7 @@ class CatchUpError(ReplicationError):
 
 
 class HttpCatchUpError(CatchUpError):
-    """A request for rows or a status was not sent, not answered, or refused.
+    """A request for rows or a status was not sent, or had no valid response.
 
     :ivar method: the HTTP method.
     :ivar url: the requested URL, without secrets.

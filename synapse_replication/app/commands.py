@@ -73,7 +73,8 @@ class CommandsOut:
     ) -> None:
         """Report that a user started or stopped syncing with this process.
 
-        Syncing users are reported again on each new link. When a worker stops, it
+        On each new link, the users that the command sink returns are reported again;
+        the default sink returns those of :meth:`syncing_users`. When a worker stops, it
         withdraws its syncing users; the main process does not.
 
         :param last_sync_ms: when the user was last seen, in ms since the Unix epoch;
@@ -122,7 +123,7 @@ class CommandsOut:
         )
 
     def send_federation_ack(self, token: int) -> None:
-        """Report the token up to which this federation sender has sent events."""
+        """Acknowledge the rows of the stream ``federation`` up to a token."""
         self._connected().send_federation_ack(token)
 
     def send_remote_server_up(self, server: str) -> None:

@@ -70,7 +70,8 @@ class BackgroundProcessPool:
         Until :meth:`stop`, it runs in the log context that all work with the same
         description shares.
 
-        :param description: the kind of work; also the name of the log context.
+        :param description: the kind of work; the host derives the name of the log
+            context from it.
         :return: an awaitable that resolves when ``func`` has ended, and never raises.
         """
         work = _Work()

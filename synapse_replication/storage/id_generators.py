@@ -93,7 +93,8 @@ class MultiWriterIdGenerator:
     :param on_finished: called in the reactor's thread after ids of this process were
         finished, and after a read of the sequence that may have raised the announceable
         position. For instance, the function wakes the streamer.
-    :param observer: notified of upserts and their failures.
+    :param observer: notified of upserts and their failures, of failed reads of the
+        sequence, and of implausible positions.
     """
 
     def __init__(
@@ -424,8 +425,8 @@ async def load_id_generator(
 ) -> MultiWriterIdGenerator:
     """Load a stream's positions and return its id generator.
 
-    :raises SequenceBehindError: if the sequence is behind a table, or far behind the
-        stored positions; the error says what to do.
+    :raises SequenceBehindError: if the sequence is behind a table or, for a declared
+        writer, far behind a stored position; the error says what to do.
     """
     positions = await database.transact(
         "load_positions", lambda txn: load_positions(txn, stream, instance_name)

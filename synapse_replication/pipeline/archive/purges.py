@@ -3,10 +3,10 @@
 A purge of a stream's table has two steps. The first stores a range for each writer in a
 property of the table; the range contains the tokens to be purged. The second is one
 commit that removes the days. The table of recorded commands has no such property. After
-a crash between these steps, the property covers rows that still exist; audits are not
-affected, and the rows are removed when the purge is repeated. The commit is part of the
-table's history; a vacuum removes the files after the retention period. The offset does
-not change, so purged rows are not archived again.
+a crash between these steps, the property covers rows that still exist: audits treat the
+range as purged, and the rows are removed when the purge is repeated. The commit is part
+of the table's history; a vacuum removes the files after the retention period. The
+offset does not change, so purged rows are not archived again.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OldDay", "find_old_days", "purge_days"]
 
-#: The maximum number of attempts to purge a table. An attempt fails if a driver commits
-#: at the same time.
+#: The maximum number of attempts to purge a table. An attempt fails if, for instance, a
+#: driver changes the files of the old days at the same time.
 _ATTEMPTS: Final = 10
 
 

@@ -73,7 +73,8 @@ def run_bootstrap(settings: PipelineSettings, *, master: str | None) -> Bootstra
 
     :param master: the URL of the Spark master; ``None`` for the default of
         :func:`~synapse_replication.pipeline.spark.session.make_session`.
-    :raises PipelineError: if :func:`read_bootstrap` raises it.
+    :raises PipelineError: if Java or PySpark cannot be used, or
+        :func:`read_bootstrap` raises it.
     """
     with (
         JobProgress(sys.stderr, 2) as progress,
