@@ -136,7 +136,22 @@ def _purge(
     before: datetime.date,
     progress: JobProgress | None,
 ) -> list[OldDay]:
-    from deltalake.exceptions import CommitFailedError, DeltaError
+    from deltalake.exceptions import DeltaError
+
+    try:
+        return _purge_with_retries(store, stream, table, before, progress)
+    except (pa.ArrowException, DeltaError, OSError) as error:
+        raise _failed(table, error) from error
+
+
+def _purge_with_retries(
+    store: ArchiveStore,
+    stream: str | None,
+    table: DeltaTable,
+    before: datetime.date,
+    progress: JobProgress | None,
+) -> list[OldDay]:
+    from deltalake.exceptions import CommitFailedError
 
     for attempt in range(_ATTEMPTS):
         days = _days(stream, table, before)
@@ -151,13 +166,11 @@ def _purge(
             table.delete(
                 f"{DAY} < DATE '{before.isoformat()}'", commit_properties=properties
             )
-        except CommitFailedError as error:
+        except CommitFailedError:
             # A driver has committed at the same time: try again with the new version.
             if attempt == _ATTEMPTS - 1:
-                raise _failed(table, error) from error
+                raise
             table.update_incremental()
-        except (DeltaError, OSError) as error:
-            raise _failed(table, error) from error
         else:
             return days
     raise _failed(table, "its old days changed during each attempt")

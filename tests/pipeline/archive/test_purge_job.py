@@ -123,6 +123,16 @@ class PurgeTests(SynchronousTestCase):
         )
         self.assertEqual(open_table(self.folder).state.offset, StreamOffset(5))
 
+    def test_damaged_file(self) -> None:
+        """If a file of an old day is damaged, the purge fails, and names the table."""
+        for file in Path(self.folder).rglob("*.parquet"):
+            file.write_bytes(b"no parquet")
+        error = self.assertRaises(
+            PipelineError, purge_archive, str(self.folder), SECOND_OF_JANUARY
+        )
+        self.assertIn("cannot purge", str(error))
+        self.assertIn("receipts", str(error))
+
     def test_always_overtaken(self) -> None:
         """If old days change during each attempt, the purge fails; nothing is lost."""
         keys = keys_of(self.folder)
