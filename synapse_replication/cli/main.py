@@ -313,7 +313,8 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
     mine = [
         stream
         for stream, writers in config.writers.items()
-        if config.instance_name in writers
+        # Every instance may write a stream without declared writers.
+        if config.instance_name in writers or not writers
     ]
     facts.append(("writes", ", ".join(mine) or "nothing"))
     facts.append(("follows", ", ".join(config.writers)))

@@ -71,7 +71,7 @@ class CheckConfigTests(FilesMixin):
             "x.test, worker writer1: the configuration is valid.", result.output
         )
         self.assertIn("link:     Redis at redis.test:6379", result.output)
-        self.assertIn("writes:   typing\n", result.output)
+        self.assertIn("writes:   typing, caches\n", result.output)
         self.assertIn(
             "listens:  HTTP on 0.0.0.0:9096 health, replication", result.output
         )
