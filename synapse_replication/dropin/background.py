@@ -119,7 +119,10 @@ class BackgroundProcessPool:
         await make_yieldable(until)
 
     def _continue(self, description: str, work: _Work, rest: Awaitable[None]) -> None:
-        """Run the rest of suspended work, which restores its own log context."""
+        """Run the rest of suspended work.
+
+        The work restores its own log context whenever it resumes.
+        """
 
         async def run() -> None:
             error = None

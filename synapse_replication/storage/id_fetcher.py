@@ -1,9 +1,10 @@
 """Shared fetches of ids from a sequence, for many callers: :class:`IdFetcher`.
 
-The commit of a fetch waits for the disk, although it writes no row. An asynchronous
-commit would be wrong: after a crash of the server, the sequence could allocate the same
-ids again. By then, the transactions to which the ids were allocated first may have been
-rolled back, and the ids may have been announced as finished.
+A fetch writes no row, but its commit may wait for the disk: ``nextval`` writes a WAL
+record about once per 32 ids. An asynchronous commit would be wrong: after a crash of
+the server, the sequence could allocate the same ids again. By then, the transactions to
+which the ids were allocated first may have been rolled back, and the ids may have been
+announced as finished.
 """
 
 from __future__ import annotations

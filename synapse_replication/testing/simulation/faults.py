@@ -262,7 +262,8 @@ class Faults:
         if not self._cluster.database.is_up:
             self._cluster.database.fall_behind(behind)
             if behind:
-                # The database may have lost announced positions.
+                # The sequences may now be below announced positions, which then seem
+                # false.
                 self._cluster.ledger.doubt_all()
             self._cluster.database.start()
 
