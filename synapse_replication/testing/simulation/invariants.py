@@ -204,7 +204,7 @@ class Ledger:
         reader.excused.setdefault(key, set()).update(owed)
 
     def doubt_all(self) -> None:
-        """Record that the database was set back and may have lost positions."""
+        """Record that sequences were set back: true positions may seem false."""
         self._all_are_doubted = True
 
     def _is_doubted(self, reader: Reader, key: _Key) -> bool:
