@@ -87,18 +87,9 @@ def excerpt(text: str | bytes) -> str:
     return ascii(text)[1:-1]
 
 
-#: Matches a command that may contain an access token, from its name to the end.
-_SECRETIVE: Final = re.compile(
-    r"\b(USER_IP|INVALIDATE_CACHE|RDATA caches)\b.*", re.DOTALL
-)
 #: The only part of an unknown line that may be shown: a word that looks like the name
 #: of a command.
 _NAME: Final = re.compile(r"[A-Z][A-Z_]{0,39}")
-
-
-def without_lines(text: str) -> str:
-    """Remove the part of a peer's text that may repeat a line with a secret."""
-    return _SECRETIVE.sub(r"\1 (the rest is not shown)", text)
 
 
 def _shown_name(word: str) -> str:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["counted", "printable"]
+import re
+from typing import Final
+
+__all__ = ["counted", "printable", "without_lines"]
+
+#: Matches a command that may contain an access token, from its name to the end.
+_SECRETIVE: Final = re.compile(
+    r"\b(USER_IP|INVALIDATE_CACHE|RDATA caches)\b.*", re.DOTALL
+)
 
 
 def counted(count: int, noun: str) -> str:
@@ -18,3 +26,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def without_lines(text: str) -> str:
+    """Remove the part of a peer's text that may repeat a line with a secret."""
+    return _SECRETIVE.sub(r"\1 (the rest is not shown)", text)

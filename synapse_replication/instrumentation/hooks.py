@@ -62,7 +62,7 @@ __all__ = [
 #: The maximum number of events that wait for delivery.
 MAX_WAITING = 1000
 #: The maximum number of instances whose streams are recorded.
-MAX_MEMBERS = 1000
+MAX_INSTANCES = 1000
 #: The interval at which the status is checked, in s.
 CHECK_EVERY = 1.0
 
@@ -298,10 +298,10 @@ class ReplicationHooks(ReplicationObserver):
 
     def stopping(self) -> None:
         """Deliver all events that wait, and then a :class:`Stopping`, synchronously."""
-        # Make room first: a full queue would discard the event.
-        self._deliver_now()
         self._enqueue(Stopping())
-        self._deliver_now()
+        if self._delivery is not None:
+            self._delivery.cancel()
+            self._deliver()
 
     # -- delivery ---------------------------------------------------------------------
 
@@ -311,18 +311,14 @@ class ReplicationHooks(ReplicationObserver):
         # An event replaces a waiting event with the same key. An event without a key
         # replaces none.
         key = object() if key is None else key
-        if key not in self._waiting and len(self._waiting) >= MAX_WAITING:
+        may_exceed = isinstance(event, Stopping) or key in self._waiting
+        if len(self._waiting) >= MAX_WAITING and not may_exceed:
             self._discarded += 1
             return
         self._waiting.pop(key, None)
         self._waiting[key] = event
         if self._delivery is None:
             self._delivery = self._clock.call_later(0, self._deliver)
-
-    def _deliver_now(self) -> None:
-        if self._delivery is not None:
-            self._delivery.cancel()
-            self._deliver()
 
     def _deliver(self) -> None:
         self._delivery = None
@@ -405,7 +401,7 @@ class ReplicationHooks(ReplicationObserver):
         streams = frozenset(heartbeat.positions)
         before = self._roles.get(name)
         if before is None:
-            if len(self._roles) < MAX_MEMBERS:
+            if len(self._roles) < MAX_INSTANCES:
                 self._roles[name] = streams
             return
         self._roles[name] = streams
@@ -428,10 +424,10 @@ class ReplicationHooks(ReplicationObserver):
 
     def _compare(self) -> None:
         status = self._snapshot()
-        self._compare_members(status)
+        self._compare_peers(status)
         self._compare_writers(status)
 
-    def _compare_members(self, status: ProcessStatus) -> None:
+    def _compare_peers(self, status: ProcessStatus) -> None:
         online = {peer.instance_name: peer for peer in status.peers if not peer.is_gone}
         for name in sorted(online.keys() - self._online):
             self._enqueue(PeerOnline(name, online[name].where))

@@ -240,10 +240,7 @@ class WriterPositions:
         )
 
     def get_mark(self) -> tuple[int | None, ...]:
-        """Return a value to compare with an earlier one.
-
-        It changes if an id of this instance becomes announceable.
-        """
+        """Return a mark that changes if an id of this instance becomes announceable."""
         return (self._announced, self._persisted_upto, self._local, self._allocated)
 
     def set_allocated(self, id_: int) -> bool:

@@ -19,7 +19,7 @@ it receives SERVER with the expected name; a server's end, when it receives NAME
 NAME, a server accepts only PING and ERROR. It also closes the connection when it
 receives an HTTP request, so a web browser that is tricked into connecting cannot make
 the server act. In ``CLOSING``, received data is discarded and nothing more can be
-enqueued: a connection that was closed because of an error is never resumed.
+enqueued, so a connection closed because of an error is never resumed.
 
 Bounds: a line has at most 16384 bytes in either direction. While the transport is
 paused, lines are buffered up to a :class:`PendingLimit` (10,000 lines and 16 MiB by
@@ -27,11 +27,10 @@ default); exceeding it closes the connection. A peer that does not read therefor
 at most that much memory, plus the transport's buffer and the lines that were sent
 together when the buffer became full.
 
-Extension: a client that speaks the extension adds a mark to the text of its first
-PING; stock servers ignore this text. A server that speaks the extension sends a PING
-with the same mark in return. Only then do both ends send extension lines
-(:attr:`LineConnection.extension_agreed`). A server's output to all other clients is the
-standard protocol, byte for byte.
+Extension: a client that speaks the extension adds a mark to the text of its first PING;
+stock servers ignore this text. A server that speaks the extension sends a PING with the
+same mark in return. Only then do both ends send extension lines. All other clients
+receive exactly the standard protocol.
 
 Time limits: see :mod:`~synapse_replication.wire.time_limits`.
 """
@@ -52,8 +51,8 @@ from synapse_replication.errors import (
     RemoteProtocolError,
     UnknownCommandError,
     excerpt,
-    without_lines,
 )
+from synapse_replication.text import without_lines
 from synapse_replication.wire.commands.standard import (
     VALID_CLIENT_COMMANDS,
     VALID_SERVER_COMMANDS,
@@ -247,8 +246,7 @@ class LineConnection:
             if line.startswith(LINE_PREFIX):
                 self._receive_items(read_lines(lines[start:index]), received, now)
                 start = index
-                # Before NAME, or if the extension was not agreed on, the line is an
-                # unknown command.
+                # Before NAME, or without the extension, the line is an unknown command.
                 is_message = self.extension_agreed and not self._needs_name(COUNTED_AS)
                 if self.is_open and is_message:
                     received.counts[COUNTED_AS] += 1

@@ -18,7 +18,7 @@ from synapse_replication.handlers.observer import (
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.hooks import (
     CHECK_EVERY,
-    MAX_MEMBERS,
+    MAX_INSTANCES,
     MAX_WAITING,
     CatchUpProgress,
     CaughtUp,
@@ -318,9 +318,9 @@ class ReplicationHooksTests(SynchronousTestCase):
         ((_, error),) = self.failures
         self.assertIsInstance(error, HooksOverflowError)
         self.assertIn("7 events", str(error))
-        for number in range(MAX_MEMBERS + 7):
+        for number in range(MAX_INSTANCES + 7):
             self.observer.heartbeat_received(heartbeat_of(f"w{number}"))
-        self.assertEqual(len(self.hooks._roles), MAX_MEMBERS)
+        self.assertEqual(len(self.hooks._roles), MAX_INSTANCES)
 
     def test_stop(self) -> None:
         """After stop(), no delayed call remains."""

@@ -68,16 +68,14 @@ class Reader:
     """One epoch of a reading process.
 
     :ivar positions: the reader's positions, by (stream, writer).
-    :ivar received_from: the (stream, writer) pairs whose rows or positions have
-        arrived.
+    :ivar received_from: the (stream, writer) pairs from which something arrived.
     :ivar applied: the delivered tokens of idempotent streams.
     :ivar views: the newest row of each key of streams in memory.
     :ivar epochs: the writer's epoch of each view.
     :ivar hidden_resets: streams in memory whose writer restarted without the reader
         being able to detect it (a stock peer announces no epoch).
-    :ivar delivered: the greatest delivered token, by (stream, writer). Unless the
-        stream is idempotent, the reader must not rewind to a position below this token,
-        because rows would be delivered again.
+    :ivar delivered: the greatest delivered token, by (stream, writer). A rewind below
+        it would deliver rows again, which only an idempotent stream allows.
     :ivar owed: tokens that the reader skipped because of a false position, and whose
         rows must still be delivered.
     :ivar found: each writer's greatest committed token when this epoch began.
@@ -156,8 +154,8 @@ class Ledger:
         """Record a commit.
 
         :raises ViolationError: if the writer or a reader is already at or beyond
-            ``token``, and its position is not doubted. A reader of an idempotent stream
-            is exempt until it has received something from the writer.
+            ``token``, and its position is not doubted. Readers of an idempotent stream
+            are exempt until they receive something from the writer.
         """
         self._trace(f"commit {stream} {writer} {token}: {len(rows)} rows")
         written = self.written(stream, writer)
