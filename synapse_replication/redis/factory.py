@@ -269,8 +269,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             convertNumbers=convertNumbers,
             username=username,
         )
-        # ReconnectingClientFactory declares ``clock``; this package uses
-        # ``reactor_clock``.
+        # The base class declares ``clock``; this package reads ``reactor_clock``.
         self.clock = clock
         self.reactor_clock = clock
         self.observer = observer or ReplicationObserver()

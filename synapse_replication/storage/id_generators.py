@@ -125,11 +125,7 @@ class MultiWriterIdGenerator:
         observer = observer or ReplicationObserver()
         gate = RoundTripGate()
         self._fetcher = IdFetcher(
-            database,
-            self._positions,
-            self._fetch_ids,
-            self._handle_finished,
-            gate,
+            database, self._positions, self._fetch_ids, self._handle_finished, gate
         )
         self._persister = PositionPersister(
             database,
