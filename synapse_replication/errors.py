@@ -213,7 +213,11 @@ class TokenError(ReplicationError):
 
 
 class StreamConfigurationError(ReplicationError):
-    """A stream is declared or used in a way that its configuration does not allow."""
+    """A stream or a row sink is declared, configured or used wrongly.
+
+    It is also raised if an environment variable is invalid, for instance
+    ``SYNAPSE_REPLICATION_PLAUSIBLE_DISTANCE``.
+    """
 
 
 class ConfigProblem:
@@ -348,7 +352,10 @@ class StatusError(ReplicationError):
 
 
 class StorageError(ReplicationError):
-    """The database or a journal has unexpected content, or the database is closed."""
+    """Stored data or a position is invalid.
+
+    It is also raised if a stream is unknown, or if the database is closed.
+    """
 
 
 class SequenceBehindError(StorageError):

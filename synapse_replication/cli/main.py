@@ -253,7 +253,10 @@ def check_config_command(config_paths: tuple[str, ...]) -> None:
 
 
 def _find_startup_problems(config: ProcessConfig) -> list[ConfigProblem]:
-    """Return problems with code and endpoints that the configuration names."""
+    """Check the functions and the endpoints that the configuration names.
+
+    :return: the problems that were found.
+    """
     from synapse_replication.app.modules import load_factories
     from synapse_replication.config.endpoints import client_endpoint, server_endpoint
 

@@ -53,7 +53,7 @@ WIRE_SCHEMA: Final = StructType(
         # The number of the line in the file, from 1; lines are in order of arrival.
         StructField("line_number", LongType(), nullable=False),
         # The time of arrival on a monotonic clock, in s; 0 if the line is not a record.
-        # Each recording has an arbitrary origin.
+        # The origin of the clock is arbitrary, and may differ between recordings.
         StructField("t", DoubleType(), nullable=False),
         # The time of arrival, in UTC; null if the recording has no date.
         StructField("received_ts", TimestampType(), nullable=True),

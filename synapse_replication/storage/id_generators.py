@@ -197,7 +197,7 @@ class MultiWriterIdGenerator:
 
         An id far beyond the sequence is recorded only after the sequence has been read
         again, and only if the sequence has allocated that id. If the stream declares
-        its writers, ids of other instances are ignored.
+        its writers, ids of undeclared instances are ignored.
         """
         id_ = self._sign * new_id
         with self._positions.locked() as positions:

@@ -5,8 +5,9 @@ property of the table; the range contains the tokens to be purged. The second is
 commit that removes the days. The table of recorded commands has no such property. After
 a crash between these steps, the property covers rows that still exist: audits treat the
 range as purged, and the rows are removed when the purge is repeated. The commit is part
-of the table's history; a vacuum removes the files after the retention period. The
-offset does not change, so purged rows are not archived again.
+of the table's history; a vacuum removes the files after the retention period. A purge
+does not change the stream's offset (the position up to which its rows are archived), so
+purged rows are not archived again.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OldDay", "find_old_days", "purge_days"]
 
-#: The maximum number of attempts to purge a table. An attempt fails if, for instance, a
-#: driver changes the files of the old days at the same time.
+#: The maximum number of attempts to purge a table. An attempt fails if, for instance,
+#: the Spark driver of an archive job changes the files of the old days meanwhile.
 _ATTEMPTS: Final = 10
 
 

@@ -69,7 +69,9 @@ class Bootstrap:
 
 
 def run_bootstrap(settings: PipelineSettings, *, master: str | None) -> Bootstrap:
-    """Compute the positions of all writers in a new Spark session.
+    """Compute the positions of all writers with Spark.
+
+    If a Spark session is active, it is used; otherwise, a session is created.
 
     :param master: the URL of the Spark master; ``None`` for the default of
         :func:`~synapse_replication.pipeline.spark.session.make_session`.
@@ -93,12 +95,13 @@ def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
     """Compute the positions of the writers of all streams.
 
     :param read: reads ranges of ids.
-    :raises PipelineError: if writers are running, a sequence is behind its tables or a
+    :raises PipelineError: if writers are active, a sequence is behind its tables or a
         stored position, ``stream_positions`` has two rows for a writer of a stream, or
-        the database cannot be read or has no table of any stream.
+        the database cannot be read or has no table of any stream. A writer that is
+        running but idle is not detected.
     """
     with connected(settings.conninfo, readonly=True) as connection:
-        # Each query has a new snapshot, so that running writers are detected.
+        # Each query has a new snapshot, so that active writers are detected.
         connection.autocommit = True
         with connection.cursor() as cursor:
             before = read_histories(cursor, settings)
@@ -125,8 +128,9 @@ def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
 def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
     """Write the changes in one transaction.
 
-    :raises PipelineError: if writers are running, a position would decrease, or the
-        database cannot be written. In each case, nothing is written.
+    :raises PipelineError: if writers are active, a position would decrease, or the
+        database cannot be written. In each case, nothing is written. A writer that is
+        running but idle is not detected.
     """
     with (
         connected(settings.conninfo, readonly=False) as connection,
