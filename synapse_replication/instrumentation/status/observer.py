@@ -64,7 +64,8 @@ __all__ = ["StatusObserver"]
 class StatusObserver(ReplicationObserver):
     """Tracks the replication status of this process.
 
-    Call its methods in the reactor's thread.
+    Call its methods in the reactor's thread. Only :meth:`snapshot` may also be called
+    in another thread, in which a homeserver serves its metrics.
 
     :param server_name: the server name that the status shows.
     :param instance_name: the name of this process.
@@ -379,7 +380,7 @@ class StatusObserver(ReplicationObserver):
     def snapshot(self) -> ProcessStatus:
         """Return the current replication status."""
         now = self._monotonic()
-        report = StatusReport(self._records, self._limits, now)
+        report = StatusReport(self._records.copy(), self._limits, now)
         writers = report.writers()
         writers += [
             WriterStatus(

@@ -203,6 +203,15 @@ class StatusRecords:
     peers: dict[str, PeerRecord] = attrs.Factory(dict)
     duplicates: dict[str, tuple[str, float]] = attrs.Factory(dict)
 
+    def copy(self) -> StatusRecords:
+        """Return a copy to iterate over. Thread-safe: dict.copy() is atomic."""
+        return StatusRecords(
+            self.writers.copy(),
+            self.links.copy(),
+            self.peers.copy(),
+            self.duplicates.copy(),
+        )
+
 
 def store_if_room(
     table: dict[_Name, _Value], key: _Name, value: _Value

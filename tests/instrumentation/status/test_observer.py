@@ -57,6 +57,20 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual(len(status.links), MAX_NAMES)
         self.assertEqual(len(status.peers), MAX_NAMES)
 
+    def test_events_during_a_snapshot(self) -> None:
+        """A snapshot is unaffected by events that another thread handles meanwhile."""
+        self.go_live()
+
+        def own_positions() -> dict[str, int]:
+            self.observer.connection_made("late")
+            self.observer.heartbeat_received(heartbeat_of("late"))
+            return {}
+
+        self.observer.watch_own_positions(own_positions)
+        status = self.observer.snapshot()
+        self.assertNotIn("late", [link.name for link in status.links])
+        self.assertNotIn("late", [peer.instance_name for peer in status.peers])
+
     def test_waiting(self) -> None:
         """An expected writer first waits for its POSITION."""
         self.observer.connection_made("redis")
