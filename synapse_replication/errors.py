@@ -99,7 +99,7 @@ def _shown_name(word: str) -> str:
 
 
 class ReplicationError(Exception):
-    """Base class of all exceptions of this package."""
+    """Base class of most exceptions of this package."""
 
 
 class ProtocolError(ReplicationError):
@@ -223,10 +223,10 @@ class StreamConfigurationError(ReplicationError):
 class ConfigProblem:
     """One problem in the configuration.
 
-    :ivar file: the file that sets the key, or a description of another source.
-    :ivar key: the dotted path of the key, for instance ``redis.port``.
+    :ivar file: the file or folder with the problem, or all files if that is unknown.
+    :ivar key: the dotted path of the key, or a text such as ``(the file)``.
     :ivar problem: what is wrong.
-    :ivar hint: what to write instead.
+    :ivar hint: what to do about the problem.
     :ivar line: the line in the file, from 1; ``None`` if the file does not set the
         key.
     """

@@ -26,7 +26,8 @@ from synapse_replication.instrumentation.rate_limit import REPEAT_AFTER, RateLim
 
 __all__ = ["SpanExport"]
 
-#: The most time that a request to the collector may take, with retries, in s.
+#: The timeout of a request to the collector, in s. In recent versions of the exporter,
+#: it includes the retries; in older versions, it applies to each attempt.
 EXPORT_TIMEOUT = 5
 #: The interval at which waiting spans are sent, in ms.
 EXPORT_EVERY_MS = 2000
@@ -83,8 +84,9 @@ class SpanExport:
     def stop(self, reactor: Any) -> Deferred[None] | None:
         """Send the waiting spans.
 
-        If this takes longer than :data:`EXPORT_TIMEOUT`, no further request begins, and
-        the remaining spans are discarded.
+        If this takes longer than :data:`EXPORT_TIMEOUT`, no further batch of spans is
+        sent, and the remaining spans are discarded. An older exporter still retries the
+        batch in progress.
 
         :return: a Deferred that fires when the spans have been sent or discarded;
             ``None`` if no collector is configured.

@@ -51,7 +51,9 @@ class Plan:
 
 
 class Deployment:
-    """The servers, files and processes of a demonstration, in a temporary folder.
+    """The servers, files and processes of a demonstration.
+
+    The files are in a temporary folder. Each server has a temporary folder of its own.
 
     :param plan: the parameters of the demonstration.
     :ivar tcp_ports: the ports of the writers' direct TCP listeners; empty with Redis.

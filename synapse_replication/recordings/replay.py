@@ -6,8 +6,9 @@ writer's rows, a POSITION is inserted before the first row, in place of the POSI
 that was sent before the recording began. No operation waits, so each item has been
 processed when the handler's ``received`` returns.
 
-Lines, commands, rows and batches are counted as they are read; everything that depends
-on positions comes from the handler's events.
+Lines, commands, rows and batches are counted as they are read. The parts of the report
+that depend on positions come from the handler: from its events, its calls of the row
+sink, and its requests to the streams.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Theory of operation: a writer whose epoch is known speaks the extension. If its 
 say that it has a backlog, the rows are requested from the backlog first. The writer
 serves only rows of that epoch, so that rows of different epochs are never mixed. If the
 request fails, the rows are fetched from the stream's own source. If the writer does not
-answer, or answers with an unexpected error, no further requests are made to it for a
+answer, or answers with an unexpected error, its backlog is not requested again for a
 while. Otherwise, a hung process would delay each page of its readers' catch-ups.
 """
 
@@ -21,8 +21,8 @@ from synapse_replication.streams.stream import StreamUpdateResult
 
 __all__ = ["PartialResync", "RequestRows"]
 
-#: The time for which no requests are made to a writer that did not answer, or answered
-#: with an unexpected error, in s.
+#: The time for which a writer's backlog is not requested after the writer did not
+#: answer, or answered with an unexpected error, in s.
 SKIP_FOR = 30.0
 #: Statuses with which a working writer refuses a request: another epoch (409), or the
 #: rows are not in its backlog (410).
