@@ -174,7 +174,8 @@ def read_database(
     """Return the connection parameters of PostgreSQL, if they are configured.
 
     :param problems: problems are added to this list.
-    :param is_needed: whether a missing or unusable database is a problem.
+    :param is_needed: whether a missing or unusable database is a problem. An invalid
+        ``cp_max`` is always one.
     """
 
     def report(path: KeyPath, problem: str, hint: str) -> None:

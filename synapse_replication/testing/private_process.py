@@ -155,7 +155,7 @@ class PrivateServer:
         return self._process is not None
 
     def start(self: ServerT, timeout: float = START_TIMEOUT) -> ServerT:
-        """Start or restart the server with its data, and wait until it is ready.
+        """Start or restart the server in its folder, and wait until it is ready.
 
         :param timeout: the time within which the server must be ready, in s.
         :raises ServerStartError: if no binary is found, or the server did not start.
@@ -229,20 +229,23 @@ class PrivateServer:
             process.wait()
 
     def halt(self) -> None:
-        """Stop the server, and retain its data and address for :meth:`start`."""
+        """Stop the server, and retain its folder and address for :meth:`start`."""
         self._end(self.stop_signal)
 
     def kill(self) -> None:
-        """Send SIGKILL, and retain the data and the address for :meth:`start`."""
+        """Send SIGKILL, and retain the folder and the address for :meth:`start`."""
         self._end(signal.SIGKILL)
 
     def restart(self: ServerT) -> ServerT:
-        """Stop the server, and restart it with the same data and address."""
+        """Stop the server, and restart it with the same folder and address."""
         self.halt()
         return self.start()
 
     def freeze(self) -> None:
-        """Send SIGSTOP: the server keeps its connections open, but sends nothing."""
+        """Send SIGSTOP to the server's process, but not to its child processes.
+
+        The process keeps its connections open, but sends nothing.
+        """
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:

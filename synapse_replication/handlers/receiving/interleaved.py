@@ -44,7 +44,8 @@ class InterleavedRowHandler:
 
     async def handle(self, link: Link, run: InterleavedRun) -> None:
         """Handle rows of several writers; decode each slice as a whole if possible."""
-        # The positions to report at the next break or at the end, not once per row.
+        # The positions to report later, not once per row: at the next break, before a
+        # slice that is not decoded as a whole, or at the end.
         moved: dict[str, int] = {}
         pacer = self._context.pacer
         for start in range(0, len(run.rows), SLICE):

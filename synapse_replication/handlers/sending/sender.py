@@ -76,7 +76,7 @@ class SendingListener(Protocol):
         ...
 
     def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
-        """Record that a POSITION was sent.
+        """Record that a POSITION was sent on the links, if there are any.
 
         A POSITION sent only to a single client over direct TCP is not recorded.
         """
@@ -177,9 +177,9 @@ class CommandSender:
         """Send a command on every link, or retain it for the next link.
 
         A failure on one link is reported and does not affect the other links. If there
-        is no link, and this sender does not retain commands, the command is dropped. A
-        retained command may be replaced by a newer command, or dropped if too many
-        commands are retained; see
+        is no link, the command is dropped if this sender does not retain commands, or
+        if its loss would be recovered. A retained command may be replaced by a newer
+        command, or dropped if too many commands are retained; see
         :mod:`~synapse_replication.handlers.sending.unsent`.
         """
         if not self._links:

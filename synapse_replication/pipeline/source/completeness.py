@@ -163,7 +163,11 @@ def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:
 
 
 def last_allocated_id(txn: cursor, stream: CatalogStream) -> int | None:
-    """Return the last id that the sequence allocated; ``None`` without a sequence."""
+    """Return the last id that the sequence allocated.
+
+    :return: the first id minus one if the sequence has allocated none; ``None`` if the
+        sequence does not exist.
+    """
     name = identifier(stream.sequence)
     txn.execute("SELECT to_regclass(%s) IS NOT NULL", (name,))
     if txn.fetchall() != [(True,)]:

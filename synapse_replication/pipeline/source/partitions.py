@@ -190,7 +190,7 @@ def cut_by_rows(
             cut[name] = end[name]
             left -= counts[name]
             continue
-        # The first token that exceeds the share is left for the next batch.
+        # The first token that exceeds the share is left for Spark's next micro-batch.
         beyond = tokens[name].token_at(share)
         used = tokens[name].count_up_to(beyond - 1)
         if not used and share == left == limit:

@@ -72,7 +72,10 @@ class SynapseReplicationDataSource(DataSource):
 
 
 class RowsReader(DataSourceReader):
-    """Reads the rows that exist when the query is planned.
+    """Reads the rows between two offsets, which are fixed when the query is planned.
+
+    By default, the second offset of a stream is the one up to which it is complete; of
+    a stream without stored positions, it is the token of the last row.
 
     :param options: the validated options.
     """

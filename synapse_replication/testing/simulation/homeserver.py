@@ -135,9 +135,10 @@ def make_rows(
 
     :param sink: receives rows and positions before the homeserver's ids advance.
     :param streams: the streams by name.
-    :param shows: called with the name of a stream and the token up to which this
-        process treats the stream as complete, whenever that token may have changed. A
-        user who syncs up to the token never receives a row that was missing below it.
+    :param shows: called after each delivered batch or position of a stream in the
+        database, with the name of the stream and the token up to which this process
+        treats the stream as complete. A user who syncs up to the token never receives a
+        row that was missing below it.
     :param clock: the clock of the process.
     """
     handler = _DataHandler(sink, streams, shows)
