@@ -63,9 +63,9 @@ def demo_command(
 
     Starts a private PostgreSQL, a private Redis (unless the transport is tcp), a main
     process, three more writers and two readers. Unless --no-faults is given, a reader
-    is killed and restarted while rows are written, and then Redis is restarted. The
-    exit status is 0 only if no row is missing, duplicated or out of order, and all
-    positions agree.
+    is killed and restarted while rows are written, and then Redis, if it is used, is
+    restarted. The exit status is 0 only if no row is missing, duplicated or out of
+    order, and all positions agree.
     """
     try:
         import psycopg2  # noqa: F401 -- the processes of the demonstration need it

@@ -225,8 +225,9 @@ def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
 
 def _syntax_problem(file: str, text: str, error: Exception) -> ConfigProblem:
     # The error's own text would repeat the line, which may contain a secret. Its
-    # `problem` repeats only the name of an alias or a tag. That name may be a secret,
-    # too: without quotes, a secret that begins with * or ! is an alias or a tag.
+    # `problem` repeats at most one character of the line, or the name of an alias or a
+    # tag. That name is removed, because it may be a secret, too: without quotes, a
+    # secret that begins with * or ! is an alias or a tag.
     mark = getattr(error, "problem_mark", None)
     line = None if mark is None else mark.line + 1
     what = _NAMED.sub(r"\1", getattr(error, "problem", None) or "not YAML")

@@ -8,8 +8,9 @@ command was last received as a new event is its *origin*. If the same command ar
 another link within :data:`WINDOW` of that event, it is a copy. Otherwise it is a new
 event, for instance the release of a lock that was acquired again.
 
-Bounds: beyond :data:`MAX_REMEMBERED` commands, the one with the oldest new event is
-evicted; at worst, a copy of it is then delivered.
+Bounds: at most :data:`MAX_REMEMBERED` commands are stored. To make room, the command
+that has not been a new event for the longest time is evicted; at worst, a copy of it is
+then delivered.
 
 See docs/failure-modes.rst: failure-echoed-command.
 """

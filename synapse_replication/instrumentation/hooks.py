@@ -3,8 +3,8 @@
 Theory of operation: :class:`ReplicationHooks` is an observer. Momentary events (a link
 comes up, rows are fetched) arrive through the observer's methods; lasting states (a
 writer is stalled, an instance has stopped) are detected by comparing the status with
-the previous status every second. Callbacks run later, in the reactor's thread and in
-the order of the events, never inside replication code, so they may call anything.
+the previous status every second. Callbacks run in the reactor's thread, in the order of
+the events, and never inside replication code, so they may call anything.
 
 A failure of a callback is reported, and the other callbacks still run. The queue of
 events is bounded: for each writer of a stream, only the newest event of catch-up

@@ -30,9 +30,9 @@ from synapse_replication.handlers.observer import ReplicationObserver
 
 __all__ = ["MAX_HANG_UPS", "ConnectionFence", "FencingState"]
 
-#: Fencing is disabled if no fencing command was ever answered, and this many
-#: connections were lost, for no other known reason, while such a command was
-#: unanswered: the command may be the reason.
+#: Fencing is disabled after this many connections were lost while a fencing command was
+#: unanswered: the command may be the reason. A loss is not counted if another reason is
+#: known, or if the server has ever answered a fencing command.
 MAX_HANG_UPS = 3
 
 #: The id and address in Redis's answer to CLIENT INFO. The address of a Unix socket has

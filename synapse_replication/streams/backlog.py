@@ -44,8 +44,9 @@ class BacklogOptions:
 class StreamBacklog:
     """The rows of one stream that were sent last: those in ``(start, end]``.
 
-    :ivar start: the exclusive lower bound; ``None`` before the first addition.
-    :ivar end: the inclusive upper bound; ``None`` before the first addition.
+    :ivar start: the exclusive lower bound; ``None`` until rows are added or a range is
+        skipped.
+    :ivar end: the inclusive upper bound; ``None`` as long as ``start`` is.
     """
 
     def __init__(self, options: BacklogOptions) -> None:

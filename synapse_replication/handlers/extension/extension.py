@@ -20,7 +20,8 @@ position before these rows, if it is known, because RDATA has no previous token.
 reader compares that position with its own before it receives the rows. Once it has
 received the rows, the comparison would no longer show a gap before them. Heartbeats
 report only tokens that were sent in a row or a POSITION, or that were not sent because
-there was no reader.
+there was no reader. Until a stream has such a token, they report the position from
+which this instance began to send the stream.
 
 A hello is answered with a heartbeat, usually without delay, so that a new instance
 knows its peers' epochs before their positions arrive.
@@ -338,7 +339,11 @@ class ReplicationExtension:
         prev_token: int | None,
         batches: Sequence[tuple[int, Sequence[bytes]]],
     ) -> None:
-        """Send the position before rows that are about to be sent; retain the rows."""
+        """Send the position that precedes new rows, if it is known; retain the rows.
+
+        This method is called just before the rows are sent. Without a link, the rows
+        are only retained.
+        """
         position = self._positions.get(stream_name)
         if position is not None and self._connections:
             now = self._clock.time_msec()

@@ -67,9 +67,11 @@ def convert_archive(
 
     :param tables: the columns of streams other than the standard ones.
     :param progress: shows a step for each table, and counts the converted files.
-    :raises PipelineError: if the old archive cannot be read or has an interrupted
-        batch, a stream is unknown, or the new location is unusable or already contains
-        an archive.
+    :raises PipelineError: if the old archive does not exist, has a manifest that cannot
+        be read, or has an interrupted batch; if a stream is unknown; or if the new
+        location is unusable or already contains an archive.
+    :raises OSError: if a file other than a manifest cannot be read or written.
+    :raises pyarrow.ArrowException: if a file is not a valid Parquet file.
     """
     source = Path(old).absolute()
     _check(source)
