@@ -106,6 +106,7 @@ class Monitoring:
 
         :param handler: the command handler of the homeserver.
         :param host: passed to the functions that subscribe to hooks.
+        :raises HooksNotFoundError: if one of these functions cannot be imported.
         """
         for subscribe in load_hooks(os.environ.get(HOOKS, "")):
             subscribe(host, {})
@@ -127,8 +128,8 @@ class Monitoring:
     def stop(self) -> Deferred[None] | None:
         """Report that the process stops, and end the periodic checks.
 
-        :return: a Deferred that fires when the last spans are sent; ``None`` if spans
-            are not exported.
+        :return: a Deferred that fires when the last spans have been sent or discarded;
+            ``None`` if spans are not exported.
         """
         self.hooks.stopping()
         self.hooks.stop()

@@ -32,7 +32,7 @@ _propagator = TraceContextTextMapPropagator()
 class TracingObserver(ReplicationObserver):
     """Creates OpenTelemetry spans for events that have a duration.
 
-    :param tracer: a tracer of the host's provider.
+    :param tracer: creates the spans.
     :param server_name: the value of the attribute ``server_name`` of each span.
     """
 

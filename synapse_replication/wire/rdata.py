@@ -248,7 +248,8 @@ def _refused_line(words: list[bytes], error: RemoteProtocolError) -> RefusedLine
     try:
         return RefusedLine(error, _read_name(words[1]), _read_name(words[2]))
     except ValueError:
-        # The stream or the writer is invalid, too, so no position depends on the row.
+        # The name of the stream or the writer is invalid, so no position depends on the
+        # row.
         return RefusedLine(error)
 
 

@@ -171,7 +171,7 @@ class StreamReceiver:
     ) -> None:
         """Enqueue a position that a writer reported through the extension.
 
-        A report of the current position of a live writer is ignored.
+        If the writer is live, a report that equals the reader's position is ignored.
 
         The report is handled after the rows and positions that arrived before it. If
         the reader is still behind the reported position when the report is handled, the

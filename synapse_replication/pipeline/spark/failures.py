@@ -36,7 +36,7 @@ _RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): .+$", re.MULTILINE)
 #: A line that Py4J puts before a Java exception.
 _OF_PY4J = re.compile(r"An error occurred while calling \S+\.?$")
 
-#: The maximum length of a message that is not from this package, in characters.
+#: The number of characters after which a message that is not from this package is cut.
 _LONGEST = 400
 
 
