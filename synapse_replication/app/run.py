@@ -38,7 +38,8 @@ SWITCH_INTERVAL = 0.0005
 class Runnable(Protocol):
     """A Twisted service that can be run as a process.
 
-    :ivar started: fires when the service is up; fails if it cannot start.
+    :ivar started: fires when the service is up; fails if the service cannot start. If
+        it has not fired, it may also fail later, when the service cannot continue.
     """
 
     started: Deferred[None]
@@ -101,9 +102,11 @@ def run_service(
 
     :param reactor: a reactor that has not run yet.
     :param make: creates the service; called in the running reactor.
-    :param stderr: the stream for the error that prevents the start.
-    :return: the exit status: 1 if the service could not be created, its ``started``
-        failed, or it failed to stop; otherwise 0.
+    :param stderr: the stream for the message of a :exc:`ReplicationError` that prevents
+        the start or ends the run.
+    :return: the exit status: 1 if the service could not be created or started, its
+        ``started`` failed before the shutdown began, or the service failed to stop;
+        otherwise 0.
     """
     process = _Process(reactor, make, stderr or sys.stderr)
     reactor.callWhenRunning(process.start)

@@ -113,7 +113,7 @@ class TableStream:
         positive.
     :ivar row_type: an attrs class with one field per column, in order; by default, it
         is created from the columns.
-    :raises StreamConfigurationError: if the declaration is inconsistent.
+    :raises StreamConfigurationError: if the declaration is invalid.
     """
 
     name: str

@@ -2,12 +2,13 @@
 
 Theory of operation: the server's binary, which
 :mod:`~synapse_replication.testing.server_binaries` finds, is started without a wrapper,
-so that the process id of the server is known. The data is in a folder that belongs to
+so that the process id of the server is known. Its files are in a folder that belongs to
 this server alone, by default under the temporary folder. The server can therefore be
-killed, stopped and restarted with the same data and address. All methods are blocking;
-they are for scripts and the setup of tests. Start each server in a thread that lives as
-long as the server is needed: on Linux, each server is started with PR_SET_PDEATHSIG, so
-the kernel stops it when the thread that started it ends.
+killed or halted, and restarted with the same address. PostgreSQL then has the same
+data; Redis, which has no persistence, is empty. All methods are blocking; they are for
+scripts and the setup of tests. Start each server in a thread that lives as long as the
+server is needed: on Linux, each server is started with PR_SET_PDEATHSIG, so the kernel
+stops it when the thread that started it ends.
 
 PostgreSQL refuses to run as root; if the caller is root, the server runs as
 ``postgres`` if that user exists, else as ``nobody``. Through the Unix socket, only the

@@ -337,8 +337,8 @@ class LineConnection:
         """Enqueue lines of one command, in order: all of them or none.
 
         :param lines: without their line ends; at least one.
-        :return: whether the lines were enqueued. If not, the connection is closing;
-            this call closes it if the buffer is full.
+        :return: whether the lines were enqueued. If not, the connection is closing or
+            closed; this call closes it if the buffer is full.
         :raises LineTooLongError: if a line is too long.
         :raises LocalProtocolError: if a line contains a newline.
         """

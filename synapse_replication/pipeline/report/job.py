@@ -55,10 +55,11 @@ def run_report(
     :param findings: the folder of an audit's findings, to be used instead of a new
         audit.
     :param window: the length of the intervals for which a plot shows one value each, in
-        s; ``None`` to choose it by the period that the rows cover.
+        s; ``None`` to choose it by the period that the rows or the lines cover.
     :param identify: whether to show the names of rooms and users.
     :param master: the Spark master URL; see :func:`make_session`.
-    :raises PipelineError: if an input cannot be read, or the report cannot be written.
+    :raises PipelineError: if an input cannot be read, ``window`` is too short for the
+        period, Java or PySpark cannot be used, or the report cannot be written.
     """
     # Check the arguments first, because starting Spark takes a while.
     folder = new_folder(out)

@@ -29,8 +29,9 @@ def read_rows(
 ) -> DataFrame:
     """Return a frame of the rows in the database; each query reads them again.
 
-    If an option is invalid, Spark raises an exception of its own, which contains the
-    message of the ``PipelineError``; so does each query if the database cannot be read.
+    If an option is invalid, Spark raises an exception of its own. If the database
+    cannot be read, each query raises such an exception. The exception contains the
+    message of the ``PipelineError`` that caused it.
 
     :param form: which columns to read. Reading fewer columns is faster.
     :param options: options of the data source, for instance ``streams``.

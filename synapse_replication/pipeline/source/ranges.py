@@ -70,7 +70,8 @@ def range_sql(
 
     :param sole_writer: the writer of rows that do not record their writer.
     :param with_columns: whether to read columns other than the first three.
-    :param join_details: whether to join details instead of looking them up row by row.
+    :param join_details: whether to join the details of each query whose detail tables
+        are all in ``present.joinable``. Other details are looked up row by row.
     """
     columns = stream.table.columns if with_columns else ()
     names = "".join(f", {identifier(column.name)}" for column in columns)

@@ -7,7 +7,7 @@ For each stream in tables, each writer, and each epoch of each reader:
 - a position advances past a token only if the token's rows were delivered, and no row
   is committed at or below a position that a process has reached or announced;
 - a homeserver never treats a stream as complete up to a token before all rows that
-  other writers committed up to that token were delivered;
+  other writers committed up to that token were delivered (idempotent: not checked);
 - a POSITION on the wire never declares a range to be empty that contains a committed
   row.
 
@@ -267,8 +267,8 @@ class Ledger:
     ) -> None:
         """Record rows that were delivered to a process.
 
-        :raises ViolationError: if the rows were neither committed nor forged, or if
-            they are not the next ones (in an idempotent stream: next or earlier ones).
+        :raises ViolationError: if the rows violate an invariant of the module's
+            docstring, unless they end with a forged row.
         """
         self._trace(f"{reader.name} gets {stream} {writer} {token}: {len(rows)} rows")
         self.applied_rows += len(rows)

@@ -88,7 +88,12 @@ class ProcessSink:
         return self._process.saved.epochs
 
     def on_epoch(self, stream_name: str, instance_name: str, epoch: str) -> None:
-        """Save a writer's new epoch, with 0 as the position in that epoch."""
+        """Save a writer's new epoch, with 0 as the position in that epoch.
+
+        If the process does not save its state, do not save the epoch.
+
+        :raises SinkError: if the cluster simulates a failure of the sink.
+        """
         process = self._process
         process.cluster.trace(
             f"{process.name} records epoch {epoch} of {stream_name} of {instance_name}"
