@@ -354,6 +354,8 @@ class ReplicationConnection(Protocol):
 
         :param lines: without their line ends.
         :raises LineTooLongError: if a line is too long; no line is sent then.
+        :raises LocalProtocolError: if a line contains a newline; no line is sent then.
+            A link over Redis does not check this.
         """
         ...
 

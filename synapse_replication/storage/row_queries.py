@@ -101,7 +101,7 @@ class RowQuery:
     :ivar distinct: whether the table may have several rows for one row of the stream.
     :ivar as_json: if true, a record is a token and the row as JSON text; the text is
         ``NULL`` if the event that the row describes was deleted. If false, a record is
-        a token and the elements of the row, which the driver converted to values that
+        a token and the elements of the row, which psycopg2 converted to values that
         JSON can represent.
     """
 

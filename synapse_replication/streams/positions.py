@@ -24,7 +24,7 @@ Ids being fetched matter because, between the moment at which the sequence alloc
 id and the moment at which it is registered here, other writers may finish and announce
 greater ids. Therefore each fetch has a *floor*: the greatest id that was known to be
 finished when the fetch began. The ids that the fetch returns are greater; until they
-are known, this instance announces nothing above the floor.
+are known, this instance announces at most the floor, or persisted-up-to if greater.
 
 Persisted-up-to advances in two ways. It is at least the smallest of all writers'
 positions. In addition, it advances over the ids directly above it that are known to be
@@ -395,7 +395,7 @@ class WriterPositions:
         self.max_finished = max(self.max_finished, id_)
 
     def _own_limit(self) -> int | None:
-        """Return the upper bound of :attr:`announced`, if there is one."""
+        """Return the id above which only persisted-up-to may be announced, if any."""
         lowest, floor = self.lowest_in_flight(), self.lowest_floor()
         if lowest is None:
             return floor

@@ -71,7 +71,8 @@ class WriterRecord:
         ``None`` while this process waits for it.
     :ivar was_live: whether, at some time, the writer was connected and all its rows
         were delivered.
-    :ivar catch_up: the running catch-up; ``None`` if none runs.
+    :ivar catch_up: the current catch-up, which is running or waiting for a retry; its
+        ``from_token`` is that of its first step. ``None`` if there is none.
     :ivar is_removed: whether this is a removed writer that is being drained.
     :ivar failing_since: the time of the first failure of a catch-up since the position
         last changed or the writer last connected; ``None`` if there is none.

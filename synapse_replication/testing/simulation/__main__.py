@@ -42,7 +42,7 @@ def _read_range(context: object, parameter: object, value: str | None) -> range 
     "-v",
     "--verbose",
     is_flag=True,
-    help="Print all events (only with --seed or --jobs 1).",
+    help="Print all events; no effect if seeds run in parallel.",
 )
 @click.option(
     "--jobs",
