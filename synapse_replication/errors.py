@@ -42,6 +42,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+import attrs
+
 __all__ = [
     "CatchUpError",
     "ConfigError",
@@ -213,13 +215,10 @@ class TokenError(ReplicationError):
 
 
 class StreamConfigurationError(ReplicationError):
-    """A stream or a row sink is declared, configured or used wrongly.
-
-    It is also raised if an environment variable is invalid, for instance
-    ``SYNAPSE_REPLICATION_PLAUSIBLE_DISTANCE``.
-    """
+    """A stream, a row sink or an environment variable is configured or used wrongly."""
 
 
+@attrs.frozen(repr=False)
 class ConfigProblem:
     """One problem in the configuration.
 
@@ -231,16 +230,11 @@ class ConfigProblem:
         key.
     """
 
-    __slots__ = ("file", "hint", "key", "line", "problem")
-
-    def __init__(
-        self, file: str, key: str, problem: str, hint: str, line: int | None = None
-    ) -> None:
-        self.file = file
-        self.key = key
-        self.problem = problem
-        self.hint = hint
-        self.line = line
+    file: str
+    key: str
+    problem: str
+    hint: str
+    line: int | None = None
 
     def __str__(self) -> str:
         where = self.file if self.line is None else f"{self.file}:{self.line}"
@@ -352,10 +346,7 @@ class StatusError(ReplicationError):
 
 
 class StorageError(ReplicationError):
-    """Stored data or a position is invalid.
-
-    It is also raised if a stream is unknown, or if the database is closed.
-    """
+    """Stored data or a position is invalid, or the database is closed."""
 
 
 class SequenceBehindError(StorageError):

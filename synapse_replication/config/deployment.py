@@ -334,7 +334,8 @@ def _why_no_conninfo(conninfo: Mapping[str, Any]) -> str | None:
         return None
     try:
         make_dsn(**conninfo)
-    except ProgrammingError as error:
+    except (ProgrammingError, TypeError) as error:
+        # A TypeError means that both `database` and `dbname` are given, for instance.
         if "dsn" in conninfo:
             # The driver's text may repeat a word of the string.
             return "dsn is not a valid connection string, or a parameter is unknown"

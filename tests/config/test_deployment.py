@@ -84,6 +84,19 @@ class LoadDeploymentTests(FilesMixin):
             ],
         )
 
+    def test_database_named_twice(self) -> None:
+        """A database named by both of the driver's parameters is a problem."""
+        text = (
+            "server_name: x.test\n"
+            "database: {name: psycopg2, args: {database: a, dbname: b}}\n"
+        )
+        error = self.assertRaises(
+            ConfigError, load_deployment, [self.write("a.yaml", text)]
+        )
+        (problem,) = error.problems
+        self.assertEqual(problem.key, "database.args")
+        self.assertIn("both 'database' and 'dbname'", problem.problem)
+
     def test_no_reactor(self) -> None:
         """
         Reading a deployment does not import Twisted, which executors of a cluster lack.
