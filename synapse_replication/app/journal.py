@@ -69,6 +69,11 @@ class JournalSink:
             try:
                 entry = decode_json(line)
                 key, token = (entry["stream"], entry["writer"]), entry["token"]
+                texts = (*key, entry.get("epoch", ""))
+                if type(token) is not int or any(
+                    type(text) is not str for text in texts
+                ):
+                    raise TypeError("a field has the wrong type")
             except (ValueError, KeyError, TypeError) as error:
                 if not line.endswith(b"\n"):
                     return good_end

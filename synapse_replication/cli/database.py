@@ -39,7 +39,7 @@ def open_database(
     conninfo = {"connect_timeout": _CONNECT_TIMEOUT, **config.database.conninfo}
     try:
         connection = connect(conninfo)
-    except psycopg2.OperationalError as error:
+    except psycopg2.Error as error:
         _fail(f"cannot connect to the database: {str(error).strip()}")
     with contextlib.closing(connection):
         try:

@@ -92,7 +92,10 @@ def demo_command(
     console = Console()
     recording = recording or shipped_recording()
     plan = Plan(recording, rows, rate, transport == "redis")
-    total = sum(len(write.rows) for write in read_script(recording, rows))
+    try:
+        total = sum(len(write.rows) for write in read_script(recording, rows))
+    except ValueError as error:
+        raise click.BadParameter(f"{recording}: {error}") from error
     interrupt_on_termination()
     deployment = Deployment(plan)
     try:

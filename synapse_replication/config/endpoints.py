@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from OpenSSL import crypto
 from twisted.internet.endpoints import (
@@ -41,6 +41,11 @@ __all__ = [
     "redis_options",
     "server_endpoint",
 ]
+
+
+#: Exceptions of Twisted's parsers: a RuntimeError for a description that ends in a
+#: backslash, and OpenSSL's error for a file without PEM data.
+_PARSE_ERRORS: Final = (ValueError, TypeError, OSError, RuntimeError, crypto.Error)
 
 
 def redis_options(config: RedisConfig) -> RedisOptions:
@@ -113,7 +118,7 @@ def client_endpoint(
             )
         else:
             endpoint = clientFromString(reactor, description)  # type: ignore[no-untyped-call]
-    except (ValueError, TypeError, OSError, crypto.Error) as error:
+    except _PARSE_ERRORS as error:
         raise _bad_description("connect", description, files, error) from error
     return endpoint
 
@@ -134,7 +139,7 @@ def server_endpoint(
             endpoint = _client_verifying_endpoint(reactor, *arguments, **named)
         else:
             endpoint = serverFromString(reactor, description)  # type: ignore[no-untyped-call]
-    except (ValueError, TypeError, OSError, crypto.Error) as error:
+    except _PARSE_ERRORS as error:
         raise _bad_description("listen", description, files, error) from error
     return endpoint
 
@@ -170,6 +175,8 @@ def _bad_description(
     why = str(error)
     if isinstance(error, crypto.Error):
         why = "a file that it names does not contain the expected PEM data"
+    elif isinstance(error, RuntimeError):
+        why = "it ends in a backslash"
     hint = {
         "connect": "write for instance tcp:HOST:PORT, tls:HOST:PORT or unix:PATH",
         "listen": "write for instance tcp:PORT, unix:PATH, or "

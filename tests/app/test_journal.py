@@ -160,6 +160,18 @@ class JournalTests(SynchronousTestCase):
         self.assertFalse([text for text in unclosed if str(self.path) in text])
         self.assertIn(f"{self.path}:2 is not a line of a journal", text)
 
+    def test_wrong_types(self) -> None:
+        """A line whose fields have wrong types is an error that names the line."""
+        for line in (
+            '{"stream":[],"writer":"w","token":1}',
+            '{"stream":"s","writer":"w","token":"x"}',
+            '{"stream":"s","writer":"w","token":0,"epoch":5}',
+        ):
+            self.path.write_text(f"{line}\n")
+            with self.assertRaises(StorageError) as caught:
+                self.open()
+            self.assertIn(f"{self.path}:1 is not a line", str(caught.exception), line)
+
     def test_full_disk_leaves_no_half_line(self) -> None:
         """If a write fails, the error is raised, and the file is restored."""
         journal = self.open()

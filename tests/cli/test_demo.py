@@ -51,6 +51,19 @@ class DemoTests(SynchronousTestCase):
         self.assert_nothing_left()
         return output
 
+    def test_useless_recording(self) -> None:
+        """A recording without rows of the demonstration is an error of the option."""
+        path = Path(self.folder, "x.jsonl")
+        path.write_text('{"t":1.0,"time_ms":5,"channel":"c","line":"REPLICATE"}\n')
+        done = subprocess.run(
+            [*COMMAND, "--recording", str(path)],
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(f"{path}: the recording has no rows", done.stderr.decode())
+
     def assert_nothing_left(self) -> None:
         self.assertEqual(os.listdir(self.folder), [])
         self.assertEqual(processes_that_name(self.folder), [])

@@ -118,6 +118,9 @@ class EndpointTests(SynchronousTestCase):
             server_endpoint(self.reactor, "tcp:x:y:z:1", [])
         self.assertIn("ssl:PORT", caught.exception.problems[0].hint)
         with self.assertRaises(ConfigError) as caught:
+            server_endpoint(self.reactor, "tcp\\", [])
+        self.assertIn("ends in a backslash", caught.exception.problems[0].problem)
+        with self.assertRaises(ConfigError) as caught:
             server_endpoint(self.reactor, "ssl:1:privateKey=/nowhere", [])
         self.assertIn("/nowhere", caught.exception.problems[0].problem)
 

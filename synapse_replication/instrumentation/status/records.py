@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Hashable
 from typing import TypeVar
@@ -154,7 +155,16 @@ class WriterRecord:
 
     def oldest(self) -> float | None:
         """Return the time of the oldest undelivered write, or ``None``."""
-        return self.undelivered[0][1] if self.undelivered and self.lag() else None
+        return self.first_undelivered() if self.lag() else None
+
+    def first_undelivered(self) -> float | None:
+        """Return the time of the first entry of ``undelivered``, or ``None``.
+
+        Thread-safe: another thread may remove the entry at the same time.
+        """
+        with contextlib.suppress(IndexError):
+            return self.undelivered[0][1]
+        return None
 
 
 @attrs.define

@@ -155,10 +155,7 @@ class StatusReport:
             yield StallReason.CATCH_UP_FAILS, writer.failing_since, writer.failure
         is_fetching = writer.catch_up is not None
         if writer.lag() and (writer.connection is not None or is_fetching):
-            since = max(
-                writer.progress_at,
-                writer.undelivered[0][1] if writer.undelivered else 0.0,
-            )
+            since = max(writer.progress_at, writer.first_undelivered() or 0.0)
             detail = "rows were announced, but none was delivered"
             yield StallReason.NO_PROGRESS, since, detail
         if writer.connection is None and not (is_fetching or writer.is_removed):

@@ -27,7 +27,11 @@ from synapse_replication.pipeline.archive.log import (
     purged_properties,
     read_state,
 )
-from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
+from synapse_replication.pipeline.archive.store import (
+    ArchiveStore,
+    open_store,
+    reason_of,
+)
 from synapse_replication.pipeline.archive.table import ArchiveTable
 from synapse_replication.pipeline.source.offsets import StreamOffset, offsets_from_json
 from synapse_replication.pipeline.tables import (
@@ -221,8 +225,14 @@ def _day_of(path: Path) -> datetime.date:
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
-        yield from file.iter_batches(batch_size=_AT_ONCE)
+    try:
+        with parquet.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+            yield from file.iter_batches(batch_size=_AT_ONCE)
+    except (pa.ArrowException, OSError) as error:
+        raise PipelineError(
+            f"{path} cannot be read: {reason_of(error)}; restore the file from a "
+            "backup, and convert again"
+        ) from error
 
 
 def _typed(batch: pa.RecordBatch, table: StreamTable) -> pa.RecordBatch:

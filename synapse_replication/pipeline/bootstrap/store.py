@@ -86,7 +86,7 @@ def connected(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
                 **conninfo,
             }
         )
-    except psycopg2.OperationalError as error:
+    except psycopg2.Error as error:
         raise PipelineError(
             f"cannot connect to the database: {str(error).strip()}"
         ) from error

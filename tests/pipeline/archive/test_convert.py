@@ -156,6 +156,15 @@ class ConvertTests(SynchronousTestCase):
         (command,) = wire.to_pyarrow_table().to_pylist()
         self.assertEqual(command["day"], datetime.date(2026, 1, 3))
 
+    def test_damaged_file(self) -> None:
+        """A file of the old archive that is not Parquet is named."""
+        file = next(iter(sorted(self.old.rglob("*.parquet"))))
+        file.write_bytes(b"no parquet")
+        error = self.assertRaises(
+            PipelineError, convert_archive, str(self.old), str(self.new)
+        )
+        self.assertIn(f"{file} cannot be read: ", str(error))
+
     def test_refused(self) -> None:
         """
         A pending batch, a destination with an archive, and a folder without an old
