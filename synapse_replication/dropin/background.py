@@ -2,9 +2,9 @@
 
 Theory of operation: the host spends 25 to 50 µs on starting a background process: a log
 context, metrics, a span. Handling a row takes less time. Therefore, one background
-process of each kind is kept until the host shuts down; it never times out. It only
-holds its log context open. All work of its kind runs in that log context. Most work
-never waits; such work runs in a plain call, without a Deferred.
+process of each kind is started once and runs until the host shuts down. It only holds
+its log context open. All work of its kind runs in that log context. Most work never
+waits; such work runs in a plain call, without a Deferred.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class _Commands:
         return ()
 
     def _ignore(self, *arguments: Any, **named: Any) -> None:
-        """Do nothing: commands are counted as lines."""
+        """Do nothing: :meth:`_Replay.feed` has already counted the command."""
 
     on_user_sync = on_clear_user_sync = on_federation_ack = on_user_ip = _ignore
     on_remote_server_up = on_lock_released = on_new_active_task = _ignore

@@ -80,7 +80,7 @@ def purge_days(
 ) -> list[OldDay]:
     """Remove the rows of all days before a date, and return these days.
 
-    A driver may be running at the same time.
+    An archive job may be running at the same time.
 
     :param progress: shows a step for each table, and counts the files whose tokens are
         recorded.

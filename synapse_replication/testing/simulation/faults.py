@@ -46,7 +46,8 @@ class Faults:
         self._garble_chance = 0.0
         self._armed: dict[tuple[str, str], Callable[[], object]] = {}
         #: The (subscriber, stream, writer) triples for which a row's token was made
-        #: unreadable, until the subscriber is sent a later row that ends a batch.
+        #: unreadable. A triple is removed when the subscriber is sent an intact later
+        #: row that ends a batch.
         self.unread: dict[tuple[str, str, str], bool] = {}
         self.ended = False
         # Use a separate random generator, so that lies do not change the other faults.
