@@ -100,7 +100,8 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     envvar=HOOKS,
     default="",
     metavar="NAMES",
-    help="Dotted names of functions that take (host, config) and subscribe to hooks.",
+    help="Dotted names, separated by commas, of functions that take (host, config) and "
+    "subscribe to hooks.",
 )
 @click.option(
     "--tracing-endpoint",

@@ -145,7 +145,10 @@ def raise_sequence(sequence: str) -> str:
 
 
 def upsert_position(negative: bool) -> str:
-    """Advance a stored position; never move it back, and skip no-op updates."""
+    """Insert a writer's position, or advance the stored one.
+
+    A stored position never moves back. If it is unchanged, the row is not updated.
+    """
     return _UPSERT_POSITION.format(further="<" if negative else ">")
 
 
@@ -215,8 +218,8 @@ def writers_of_table(column: IdColumn) -> str:
 def writers_beyond(column: IdColumn, negative: bool) -> str:
     """Select the writers of the ``limit`` rows that follow id ``low``.
 
-    Each writer comes with its id that is farthest from zero and its number of rows.
-    Needs an index on the id.
+    For each writer, also select two values that cover only these rows: its id that is
+    farthest from zero, and its number of rows. Needs an index on the id.
     """
     assert column.writer_column is not None
     id_, writer = identifier(column.id_column), identifier(column.writer_column)

@@ -1,9 +1,9 @@
 """Checks for tokens beyond the last id that the stream's sequence has allocated.
 
-If a greater token was announced, sent or archived, then this is a different database,
-or it lost its latest changes: it was restored from a backup, or replaced by a standby
-that was behind. A database that lost its latest changes will allocate ids that have
-been used before.
+If a greater token was announced, sent or archived, then the audited database is not the
+one that allocated the token, or it lost its latest changes: it was restored from a
+backup, or replaced by a standby that was behind. A database that lost its latest
+changes will allocate ids that have been used before.
 """
 
 from __future__ import annotations
