@@ -207,6 +207,7 @@ class ReplicationDataHandler:
 
         :param timeout: the timeout in s.
         :raises WaitTimeoutError: if the rows have not been delivered in time.
+        :raises StreamConfigurationError: if the stream has no combined token.
         """
         if self._largest_token is not None:
             largest = await self._largest_token(stream_name)

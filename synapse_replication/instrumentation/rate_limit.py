@@ -32,7 +32,8 @@ class RateLimit:
         #: By kind: the start of the current period, and the number of lines in it.
         self._kinds: dict[Hashable, tuple[float, int]] = {}
         #: By group: the start of the current period, the number of lines written in it,
-        #: and the number of lines suppressed since a line was last written.
+        #: and the number of suppressed lines that the next written line must report. A
+        #: line that the limit of its kind suppresses is counted in ``_kinds`` first.
         self._groups: dict[str, tuple[float, int, int]] = {}
 
     def admit(

@@ -261,8 +261,9 @@ class RecordingSink:
     :ivar rows: (stream, writer, token, rows) in order of arrival.
     :ivar positions: (stream, writer, token) in order of arrival.
     :ivar epochs: the saved epochs, by (stream, writer).
-    :ivar begun: (stream, writer, epoch, position) of each call of :meth:`on_epoch`; the
-        position is that of the writer in the stream at that time.
+    :ivar begun: (stream, writer, epoch, position) of each successful call of
+        :meth:`on_epoch`; the position is that of the writer in the stream when the call
+        completed.
     :ivar failures: the exceptions that the next calls of ``on_rdata``, ``on_position``
         and ``on_epoch`` raise, in order; ``None`` for a call without an exception.
     :ivar is_held: whether calls wait for :meth:`release`.

@@ -187,8 +187,9 @@ class LinkedWriter:
     def mark_rows_lost(self, ends_in_batch: bool | None) -> None:
         """Record that items that followed the rows in ``pending`` were lost.
 
-        The rows in ``pending`` are dropped. ``has_lost_rows`` remains true even if the
-        lost rows end a batch, because that batch may be a late one.
+        The rows in ``pending`` are dropped. If ``has_lost_rows`` is already true, it
+        stays true even if the lost rows end a batch: that batch may be at or below the
+        reader's position. The rows lost earlier are then still missing.
 
         :param ends_in_batch: whether the last lost rows belong to an unfinished batch;
             ``None`` if only items without rows, such as POSITION, were dropped from the

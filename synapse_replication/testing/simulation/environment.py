@@ -43,7 +43,8 @@ class Environment(Protocol):
         a writer's token states that the rows of all writers up to it are persisted;
         false if the processes simulate those of the stand-alone host.
     :ivar sink_failure_chance: the probability that a sink rejects rows or an epoch.
-    :ivar slow_sink_chance: the probability that a sink is slow.
+    :ivar slow_sink_chance: the probability that a sink rejects rows or delivers them
+        late, unless ``sink_failure_chance`` is greater: then no sink is slow.
     :ivar http_failure_chance: the probability that a request to a process fails.
     """
 

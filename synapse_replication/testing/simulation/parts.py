@@ -34,7 +34,8 @@ MEMORY_STREAM = "typing"
 CACHES = "caches"
 
 #: The processes by name, and whether each saves the rows that are delivered to it,
-#: together with its positions.
+#: together with its positions. If the processes simulate those of a homeserver, none
+#: does.
 PROCESSES: Mapping[str, bool] = {
     "main": False,
     "writer1": False,
