@@ -47,7 +47,8 @@ CHANGES_OF_STATE = 60
 MAX_CHANGES_OF_STATE = 2000
 
 
-#: Reasons for a discard that are worth a log line; the others are normal operation.
+#: Reasons for a discard that :meth:`LoggingObserver.discarded` logs. For IMPLAUSIBLE,
+#: ``position_refuted`` writes the line. The other reasons are normal operation.
 _ALARMING = frozenset(
     {
         DiscardReason.UNKNOWN_STREAM,
@@ -238,7 +239,7 @@ class LoggingObserver(ReplicationObserver):
         self._log_limited(
             self._logger.warn,
             ("position_refuted", stream_name),
-            "{writer} was announced at {token} of stream {stream}, which cannot be "
+            "{writer} was announced at {token} of stream {stream}, but cannot be "
             "beyond {last_token}; the announcement is ignored. Does an instance of "
             "another deployment publish here?",
             stream=stream_name,

@@ -7,7 +7,7 @@ without a time limit by default, and never resets its delay.
 txredisapi, correct that:
 
 - From ``connectionMade`` until :meth:`RedisLink.link_established` a timer runs. A
-  failure or a timeout aborts the connection, and the factory reconnects with a growing
+  failure or a timeout ends the connection, and the factory reconnects with a growing
   delay. Each protocol decides which reply means "established".
 - Only :meth:`RedisLink.link_proved` resets the delay.
 - Every authenticated connection is pinged at intervals, and aborted if no reply arrives

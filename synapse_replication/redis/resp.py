@@ -69,8 +69,8 @@ class _GuardedReader:
     hiredis allocates all items of an array when it parses the header, and needs 15 s to
     free 2**31 items. If the searched ends of a chunk contain bytes that may be the
     header of a large array, only the data before these bytes is fed to hiredis first.
-    If that data ends within a reply, the bytes are text of a message; otherwise, they
-    are a header, and the data is rejected.
+    If that data ends within a string or a line, the bytes are text of a message;
+    otherwise, they are a header, and the data is rejected.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,8 @@ class _GuardedReader:
     def feed(self, data: bytes) -> None:
         """Add received bytes.
 
-        :raises InvalidData: if they contain the header of an array that is too large.
+        :raises InvalidData: if they contain the header of an array that is too large,
+            or the bytes before a possible header are not a Redis reply.
         """
         if self._held:
             data = self._held + data
@@ -107,7 +108,8 @@ class _GuardedReader:
         """Feed the data before the last possible header of a large array.
 
         :return: the remaining data, from that header on.
-        :raises InvalidData: if the data contains such a header.
+        :raises InvalidData: if the data contains such a header, or the bytes before a
+            possible header are not a Redis reply.
         """
         starts = [match.start() for match in _LARGE_IN_CHUNK.finditer(data)]
         if _LARGE.match(data):

@@ -183,7 +183,8 @@ class PostgresStream:
         to a standby, a sequence may be slightly behind announced positions until a
         writer advances it.
 
-        :raises CatchUpError: if the database did not answer, or lacks the table.
+        :raises CatchUpError: if a query fails, for instance because the database does
+            not answer or lacks the table.
         """
         if from_token >= upto_token:
             return StreamUpdateResult([], upto_token, False)
@@ -221,7 +222,7 @@ class PostgresStream:
         The result includes writers that were removed since the first call, even if
         they have no such rows.
 
-        :raises CatchUpError: if the database did not answer; a retry may succeed.
+        :raises CatchUpError: if a query fails; a retry may succeed.
         """
         if self._find_removed_writers is None:
             return {}
@@ -255,7 +256,7 @@ class PostgresStream:
         :param limit: the most rows of a page, exceeded only so as not to split the
             rows of one id.
         :raises StreamConfigurationError: if the stream is not declared by a table.
-        :raises CatchUpError: if the database did not answer.
+        :raises CatchUpError: if the query fails.
         """
         name = self._description.name
         if len(self._queries) != 1 or not self._writers or not self._queries[0].as_json:
@@ -295,6 +296,8 @@ class PostgresStream:
             JSON.
         :raises StreamConfigurationError: if the rows of this stream are written by
             other means, or this instance is not a writer of the stream.
+        :raises SequenceBehindError: if the sequence is far behind the ids that this
+            process knows; nothing was written.
         :raises psycopg2.Error: if the database rejected the rows, in which case nothing
             was written, or if the result of the commit was lost. The token is not used
             again.

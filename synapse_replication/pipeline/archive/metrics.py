@@ -98,16 +98,17 @@ def serve_metrics(
 ) -> Callable[[], None]:
     """Serve the metrics over HTTP, in a separate thread.
 
+    :param host: the address or host name to listen on.
     :param port: the port; 0 for any free port.
     :return: a function that stops the server.
-    :raises PipelineError: if the port cannot be used.
+    :raises PipelineError: if the host or the port cannot be used.
     """
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise PipelineError(
             f"cannot serve metrics on {host} port {port}: {error.strerror}; choose "
-            "another --metrics-port"
+            "another --metrics-host or --metrics-port"
         ) from error
 
     def stop() -> None:

@@ -1,6 +1,7 @@
 """The validated options of the data source.
 
-Each error names its option and says what to write instead.
+Each error says what to write instead. All errors name the option, except those about a
+stream's name or the configuration file.
 """
 
 from __future__ import annotations
@@ -77,10 +78,10 @@ class SourceOptions:
     :ivar writers: the instances whose rows to read; ``None`` for all.
     :ivar starting_token: the value of ``startingToken``, not parsed yet.
     :ivar ending_token: the value of ``endingToken``, not parsed yet.
-    :ivar max_rows: the maximum number of rows in a batch of a continuous read; ``None``
-        for no limit.
-    :ivar num_partitions: the number of tasks; ``None`` to derive it from the number of
-        ids.
+    :ivar max_rows: the maximum number of rows in a batch of a continuous read,
+        exceeded only by a single token with more rows; ``None`` for no limit.
+    :ivar num_partitions: the maximum number of tasks; ``None`` to derive the number
+        from the number of ids.
     :ivar filter_pushdown: whether the data source applies a query's filters.
     :ivar form: which columns of each row to read.
     """
@@ -184,7 +185,8 @@ def _count(given: Mapping[str, str], name: str) -> int | None:
         return None
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 2**31:
         raise PipelineError(
-            f"option {name} is '{excerpt(text)}'; write a whole number of 1 or more"
+            f"option {name} is '{excerpt(text)}'; write a whole number from 1 to "
+            f"{2**31 - 1}"
         )
     return int(text)
 

@@ -72,7 +72,7 @@ class Watcher(ReplicationObserver):
 
     :param name: the name of the process.
     :param counts: the counters to update.
-    :param trace: called with a text for each event.
+    :param trace: called with a text for most kinds of events.
     :param unexpected: called with failures that no fault explains.
     :param cut_off: called with ``name`` when the process obtains or loses its
         subscription, because it may have missed messages.

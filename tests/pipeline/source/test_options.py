@@ -81,9 +81,9 @@ class SourceOptionsTests(SynchronousTestCase):
         self.refuse("option writers", writers="")
         for count in ("0", "-1", "1.5", "x", "", str(2**31)):
             self.refuse(
-                "option maxRowsPerTrigger", "1 or more", maxRowsPerTrigger=count
+                "option maxRowsPerTrigger", "1 to 2147483647", maxRowsPerTrigger=count
             )
-            self.refuse("option numPartitions", "1 or more", numPartitions=count)
+            self.refuse("option numPartitions", "1 to 2147483647", numPartitions=count)
         for token in ("x", "-5", '{"events": [1]}', "{", "m5~x", '{"events": "m1~2"}'):
             self.refuse("option startingToken", "m5~1.7", startingToken=token)
             self.refuse("option endingToken", "m5~1.7", endingToken=token)
