@@ -17,7 +17,9 @@ the initial positions of declared writers that it has not saved are reported to 
 that it resumes from them even if the process is killed before the first row.
 
 The rows of a removed writer are fetched from the position that the sink saved. A new
-sink does not receive rows of writers that were removed before the start.
+sink does not receive rows of writers that were removed before the start. If no rows of
+a removed writer need to be fetched, this process's position for that writer is advanced
+and, if the sink has ``saved_positions()``, reported to it.
 """
 
 from __future__ import annotations
@@ -111,8 +113,9 @@ class StreamSetup:
         :raises SequenceBehindError: if a sequence is behind a table, or far behind the
             stored positions.
         :raises StreamConfigurationError: if a stream is declared twice.
-        :raises ConfigError: if the database's role lacks a privilege, or a stream's
-            table or sequence is missing.
+        :raises ConfigError: if the database's role lacks a privilege, or the table or
+            sequence of a stream that this process writes is missing. Errors of the
+            search for removed writers are only reported to the observer.
         :raises CatchUpError: if the search for this process's earlier rows fails.
         :raises psycopg2.Error: if another query fails.
         """
@@ -329,8 +332,11 @@ class StreamSetup:
         """Return the positions, but lower those that exceed every allocated id.
 
         No row can have been delivered at such a position. If it were used, all new rows
-        up to it would be discarded. If the database cannot be queried, the positions
-        are returned unchanged.
+        up to it would be discarded. If the query fails for any reason other than a
+        missing privilege, the positions are returned unchanged.
+
+        :raises psycopg2.errors.InsufficientPrivilege: if the database's role lacks a
+            privilege.
         """
         if max(tokens.values(), default=FIRST_POSITION) <= FIRST_POSITION:
             return tokens

@@ -163,7 +163,8 @@ class JobProgress:
         if tasks.failed > self._failed:
             failed = tasks.failed - self._failed
             self._failed = tasks.failed
-            self._print(f"{failed} task{'s' * (failed > 1)} failed; Spark retries")
+            tasks_failed = f"{failed} task{'s' * (failed > 1)} failed"
+            self._print(f"{tasks_failed}; Spark retries, or the job fails")
         if self._bar is not None:
             self._bar.update(
                 self._task,

@@ -88,7 +88,8 @@ def encode_json_rows(values: Sequence[Any]) -> list[bytes]:
     # Encoded JSON contains no newline; the last value is followed by one.
     del texts[-1]
     if text.count(b"null") != sum(map(_count_nones, values)):
-        # Rare: a NaN, a deeply nested None, or a string that contains "null".
+        # Rare: a NaN, a string that contains "null", or a None that _count_nones()
+        # does not count.
         return list(map(encode_json, values))
     return texts
 

@@ -26,7 +26,7 @@ class RecordingCommands:
         self.syncing: list[SyncingUser] = []
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
-        """Return the users to announce on a new connection."""
+        """Return the users to report on a new link."""
         return self.syncing
 
     def on_user_sync(

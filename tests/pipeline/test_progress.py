@@ -38,7 +38,7 @@ class JobProgressTests(SynchronousTestCase):
             [
                 "     1.0 s  step 1 of 2: start Spark",
                 "     2.0 s  step 2 of 2: compare ids",
-                "     3.0 s  2 tasks failed; Spark retries",
+                "     3.0 s  2 tasks failed; Spark retries, or the job fails",
                 "     4.0 s  step 2 of 2: compare ids: 3 tasks done, 5 left",
                 "     5.0 s  step 2 of 2: compare ids: 5 tasks done, 3 left",
             ],
@@ -54,7 +54,7 @@ class JobProgressTests(SynchronousTestCase):
 
         self.assertIn("step 2 of 2: compare ids", out.getvalue())
         self.assertIn("3/8", out.getvalue())
-        self.assertIn("1 task failed; Spark retries", out.getvalue())
+        self.assertIn("1 task failed; Spark retries, or the job fails", out.getvalue())
 
     def test_counted_files(self) -> None:
         """A job without Spark counts files, and may add steps after it has started."""

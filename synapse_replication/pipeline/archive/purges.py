@@ -84,7 +84,8 @@ def purge_days(
 
     :param progress: shows a step for each table, and counts the files whose tokens are
         recorded.
-    :raises PipelineError: if the archive cannot be read or written.
+    :raises PipelineError: if the archive cannot be read or written, or the old days of
+        a table change during each attempt to purge it.
     """
     removed = []
     for stream, table in _tables(store, progress):

@@ -78,7 +78,8 @@ class ArchiveTable:
 
     :param store: the archive.
     :param uri: the location of the table.
-    :param name: the name of the stream, or ``the wire``; for messages.
+    :param name: the name of the stream, or ``the wire``; for messages, and as the name
+        in the metadata of a new table.
     :param schema: the columns that this release of the package writes.
     :raises PipelineError: if the table cannot be read, has a column of another type, or
         is changed by another process while columns are added.
@@ -119,8 +120,10 @@ class ArchiveTable:
             the offset does not change.
         :param recordings: the names of the recordings that the files contain, with
             their sizes in bytes.
-        :raises PipelineError: if the store fails, or another driver has committed a
-            batch: either before this batch, which is then not added, or just after it.
+        :raises PipelineError: if the store fails; if another driver has committed a
+            batch, either before this batch, which is then not added, or just after it;
+            or if a purge has changed the table since this object last read it, in which
+            case this batch is not added.
         """
         from deltalake.exceptions import CommitFailedError
 

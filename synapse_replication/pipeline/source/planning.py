@@ -66,8 +66,8 @@ class Planner:
         """Plan the tasks of a batch query.
 
         :param wanted: further restrictions of the rows to read.
-        :raises PipelineError: if the database cannot be reached, or lacks a requested
-            stream or token, or a query fails.
+        :raises PipelineError: if the database cannot be reached, a query fails, or
+            :meth:`select` or :meth:`resolve` raises it.
         """
         options = self._options
         with reading(options.conninfo, PLAN_TIMEOUT) as txn:
