@@ -273,7 +273,7 @@ class OwnSection(StrictSection):
         "called before replication starts; the service that it returns runs inside "
         "this process.",
     )
-    direct_tcp: DirectTcpSection = Field(
+    direct_tcp: Annotated[DirectTcpSection, BeforeValidator(empty_if_none)] = Field(
         default_factory=DirectTcpSection, description="Direct TCP."
     )
     http: Annotated[HttpSection, BeforeValidator(empty_if_none)] = Field(

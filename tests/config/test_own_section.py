@@ -23,3 +23,11 @@ class StreamsTests(SynchronousTestCase):
         self.assertEqual(own.streams, ["typing", own.streams and own.streams[1]])
         assert own.streams is not None
         self.assertIsInstance(own.streams[1], TableStream)
+
+
+class EmptySectionsTests(SynchronousTestCase):
+    def test_empty_sections(self) -> None:
+        """A section without keys, which YAML reads as null, has its defaults."""
+        for section in ("direct_tcp", "http", "receiving", "tls", "extension"):
+            own = OwnSection.model_validate({section: None})
+            self.assertEqual(own, OwnSection(), section)

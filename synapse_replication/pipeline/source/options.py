@@ -183,7 +183,8 @@ def _count(given: Mapping[str, str], name: str) -> int | None:
     text = given.get(name.lower())
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 2**31:
+    is_number = text.isascii() and text.isdigit() and len(text) <= 10
+    if not is_number or not 0 < int(text) < 2**31:
         raise PipelineError(
             f"option {name} is '{excerpt(text)}'; write a whole number from 1 to "
             f"{2**31 - 1}"

@@ -79,7 +79,7 @@ class SourceOptionsTests(SynchronousTestCase):
         self.refuse("typing", "synapse-replication record", streams="typing")
         self.refuse("option streams is 'a,,b'", streams="a,,b")
         self.refuse("option writers", writers="")
-        for count in ("0", "-1", "1.5", "x", "", str(2**31)):
+        for count in ("0", "-1", "1.5", "x", "", str(2**31), "9" * 5000):
             self.refuse(
                 "option maxRowsPerTrigger", "1 to 2147483647", maxRowsPerTrigger=count
             )
