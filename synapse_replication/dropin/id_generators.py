@@ -233,7 +233,8 @@ def _load_positions(
                 cursor,
                 stream,
                 instance_name,
-                # At its start, the host also raises each sequence to its tables' ids.
+                # The host's own generator also advances a sequence that is behind a
+                # table.
                 raise_to_tables=True,
                 positions_type=HostPositions,
             )

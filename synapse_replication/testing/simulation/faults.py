@@ -263,8 +263,8 @@ class Faults:
         if not self._cluster.database.is_up:
             self._cluster.database.fall_behind(behind)
             if behind:
-                # The sequences may now be below announced positions, which then seem
-                # false.
+                # The sequences may now be below announced positions. Such a position is
+                # true, but a process cannot distinguish it from a false one.
                 self._cluster.ledger.doubt_all()
             self._cluster.database.start()
 
