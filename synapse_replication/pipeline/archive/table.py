@@ -44,6 +44,9 @@ SMALL_BYTES: Final = 16 * 2**20
 #: The size up to which files are merged into one, in bytes.
 TARGET_BYTES: Final = 256 * 2**20
 
+#: How often a commit is attempted if purges change the table at the same time.
+_ATTEMPTS: Final = 5
+
 
 class Point(enum.Enum):
     """A point of a run at which tests interrupt it, or kill the driver."""
@@ -120,10 +123,8 @@ class ArchiveTable:
             the offset does not change.
         :param recordings: the names of the recordings that the files contain, with
             their sizes in bytes.
-        :raises PipelineError: if the store fails; if another driver has committed a
-            batch, either before this batch, which is then not added, or just after it;
-            or if a purge has changed the table since this object last read it, in which
-            case this batch is not added.
+        :raises PipelineError: if the store fails, or if another driver has committed a
+            batch, either before this batch, which is then not added, or just after it.
         """
         from deltalake.exceptions import CommitFailedError
 
@@ -135,19 +136,27 @@ class ArchiveTable:
             batch=batch,
             offset=self.state.offset if offset is None else offset,
         )
+        actions: list[Any] = [file.to_action() for file in files]
+        properties = commit_properties(new, recordings=recordings, new=True)
         with self._explaining_failures():
-            try:
-                table.create_write_transaction(
-                    [file.to_action() for file in files],
-                    "append",
-                    table.schema(),
-                    [DAY],
-                    commit_properties=commit_properties(
-                        new, recordings=recordings, new=True
-                    ),
-                )
-            except CommitFailedError as error:
-                raise self._conflict(batch) from error
+            for attempt in range(_ATTEMPTS):
+                try:
+                    table.create_write_transaction(
+                        actions,
+                        "append",
+                        table.schema(),
+                        [DAY],
+                        commit_properties=properties,
+                    )
+                except CommitFailedError:
+                    table.update_incremental()
+                    # Without another driver's batch, a purge has changed the table:
+                    # commit to its new version.
+                    self._check_batch(table)
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+                else:
+                    break
             table.update_incremental()
         self.state = attrs.evolve(new, version=table.version())
         self.check_sole_driver()

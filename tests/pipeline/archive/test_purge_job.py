@@ -123,6 +123,18 @@ class PurgeTests(SynchronousTestCase):
         )
         self.assertEqual(open_table(self.folder).state.offset, StreamOffset(5))
 
+    def test_between_batches_of_a_driver(self) -> None:
+        """A driver commits its next batch to a table that was purged meanwhile."""
+        driver = open_table(self.folder)
+        purge_archive(str(self.folder), SECOND_OF_JANUARY)
+        add_rows_to(self.folder, "receipts", receipts(5, 5), table=driver)
+        self.assertEqual(keys_of(self.folder), sorted([*LATER, ("receipts", "w1", 5)]))
+        self.assertEqual(open_table(self.folder).state.offset, StreamOffset(5))
+        self.assertEqual(
+            read_purged_ranges(self.table(), "receipts"),
+            [PurgedRange("receipts", "w1", 1, 2)],
+        )
+
     def test_damaged_file(self) -> None:
         """If a file of an old day is damaged, the purge fails, and names the table."""
         for file in Path(self.folder).rglob("*.parquet"):
