@@ -128,7 +128,7 @@ class StatusTests(SynchronousTestCase):
         eventually("status 1", lambda: not self.status()[0])
         code, text = self.status()
         self.assertEqual(code, 1)
-        self.assertIn("writer1: does not answer", text)
+        self.assertIn("writer1: no valid status: ", text)
         eventually(
             "a line in the log", lambda: "stalled for" not in self.log_of("sync1")
         )
