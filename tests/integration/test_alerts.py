@@ -168,7 +168,7 @@ class AlertTests(DeploymentTestCase):
         code, text = self.status()
         self.assertEqual(code, 1, text)
         self.assertIn("reader1: 2 of 2 streams stalled", text)
-        self.assertIn("master: does not answer", text)
+        self.assertIn("master: no valid status: ", text)
         self.assertIn("no response within 5 s", text)
         self.assertIn("ReplicationStalled, writer_gone", self.log_of("worker"))
 
