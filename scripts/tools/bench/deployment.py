@@ -49,9 +49,10 @@ ROOMS, MOST_ROOMS = 4, 30
 SYNC_EACH = 5
 #: The number of operations of one side before the other side continues.
 BLOCK = 50
-#: The time in s to wait after a block, until its rows are replicated.
+#: The time in s after a block in which its rows are replicated. It is fixed, so that
+#: both sides are measured for the same idle time.
 SETTLE = 0.5
-#: The time in s to wait after the warm-up of both sides.
+#: The time in s after the warm-up of both sides in which their start-up work ends.
 SETTLE_AT_FIRST = 3.0
 
 SIDES = ("ours", "stock")

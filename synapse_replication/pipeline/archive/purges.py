@@ -87,9 +87,14 @@ def purge_days(
     :raises PipelineError: if the archive cannot be read or written, or the old days of
         a table change during each attempt to purge it.
     """
+    from deltalake.exceptions import DeltaError
+
     removed = []
     for stream, table in _tables(store, progress):
-        removed += _purge(store, stream, table, before, progress)
+        try:
+            removed += _purge(store, stream, table, before, progress)
+        except (pa.ArrowException, DeltaError, OSError) as error:
+            raise _failed(table, error) from error
     return removed
 
 
@@ -132,21 +137,6 @@ def _old_actions(table: DeltaTable, before: datetime.date) -> list[dict[str, Any
 
 
 def _purge(
-    store: ArchiveStore,
-    stream: str | None,
-    table: DeltaTable,
-    before: datetime.date,
-    progress: JobProgress | None,
-) -> list[OldDay]:
-    from deltalake.exceptions import DeltaError
-
-    try:
-        return _purge_with_retries(store, stream, table, before, progress)
-    except (pa.ArrowException, DeltaError, OSError) as error:
-        raise _failed(table, error) from error
-
-
-def _purge_with_retries(
     store: ArchiveStore,
     stream: str | None,
     table: DeltaTable,
