@@ -25,10 +25,10 @@ from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import LocalProtocolError, ReplicationError
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.redis.endpoint import RedisEndpoint
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import Reader, new_reader
 from synapse_replication.redis.sender import RedisSender
-from synapse_replication.redis.sentinel import SentinelMaster
 from synapse_replication.redis.subscriber import SubscriberFactory
 from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
@@ -95,12 +95,8 @@ class PassiveRedisLink:
         tap: Tap,
         observer: ReplicationObserver,
     ) -> None:
-        self._reactor = reactor
-        self._options = options
+        self._endpoint = RedisEndpoint(reactor, options, observer)
         self._connector: Any = None
-        self._master: SentinelMaster | None = None
-        if options.sentinel is not None:
-            self._master = SentinelMaster(reactor, options, options.sentinel, observer)
         self._factory = SubscriberFactory(
             uuid=options.address,
             dbid=options.dbid,
@@ -127,19 +123,13 @@ class PassiveRedisLink:
         :raises ValueError: if a file of the TLS options does not contain the expected
             PEM data.
         """
-        if self._master is not None:
-            self._connector = self._master.connect(self._factory, _CONNECT_TIMEOUT)
-        else:
-            self._connector = self._options.connect(
-                self._reactor, self._factory, _CONNECT_TIMEOUT
-            )
+        self._connector = self._endpoint.connect(self._factory, _CONNECT_TIMEOUT)
 
     async def stop(self) -> None:
         """Close the connection; return when it is closed."""
         self._factory.stopTrying()
         closed = self._factory.waitForEmptyPool()
-        if self._master is not None:
-            self._master.stop()
+        self._endpoint.stop()
         if self._connector is not None:
             self._connector.disconnect()
         await closed

@@ -5,8 +5,8 @@ sinks, streams, the user's modules, HTTP, links, sending, the services that the 
 returned. So whenever a peer can request rows, all streams exist; and whenever rows are
 announced, they can be requested. On a stop, the process first stops the services that
 the modules returned. It then sends and delivers pending rows, withdraws its syncing
-users (unless it is the main process), and closes the links. Each step
-takes at most :data:`DRAIN_TIMEOUT` s.
+users (unless it is the main process), and closes the links. Each step takes at most
+:data:`DRAIN_TIMEOUT` s.
 """
 
 from __future__ import annotations
@@ -386,17 +386,14 @@ class ProcessService(Service):
             key = "listeners" if self._config.is_main else "worker_listeners"
             if description in self._config.tcp_listen:
                 key = f"{OWN_SECTION}.direct_tcp.listen"
-            raise self._config_error(
+            problem = ConfigProblem(
+                ", ".join(self._config.files),
                 key,
                 f"cannot listen on {description}: {error.socketError}",
                 "choose a free port, and an address of this machine",
-            ) from error
+            )
+            raise ConfigError([problem]) from error
         self._stops.add(f"closing {description}", port.stopListening)
-
-    def _config_error(self, key: str, problem: str, hint: str) -> ConfigError:
-        return ConfigError(
-            [ConfigProblem(", ".join(self._config.files), key, problem, hint)]
-        )
 
     def _start_service(self, service: Any) -> None:
         service.startService()

@@ -37,8 +37,9 @@ config_option = click.option(
     multiple=True,
     required=True,
     metavar="FILE",
-    help="A YAML file, or a folder of YAML files. May be repeated; the last file that "
-    "contains a top-level key, or a key of synapse_replication, takes precedence.",
+    help="A YAML file, or a folder of YAML files. May be repeated; for each top-level "
+    "key, and each key of synapse_replication, the last file that contains it takes "
+    "precedence.",
 )
 
 

@@ -13,13 +13,13 @@ from synapse_replication.handlers.observer import (
     ConnectionBuffers,
     ReplicationObserver,
 )
+from synapse_replication.redis.endpoint import RedisEndpoint
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.factory import HANDSHAKE_TIMEOUT
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReaderFactory, new_reader
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.redis.sender_protocol import SenderFactory
-from synapse_replication.redis.sentinel import SentinelMaster
 from synapse_replication.redis.subscriber import (
     ConnectionHandler,
     ExtensionHandler,
@@ -80,7 +80,6 @@ class RedisReplicationLink:
     ) -> None:
         # This method is long, because it wires all parts of the link together.
         self._reactor = reactor
-        self._options = options
         common: dict[str, Any] = {
             "uuid": options.address,
             "dbid": options.dbid,
@@ -117,9 +116,7 @@ class RedisReplicationLink:
         )
         self._inbound.protocol = subscriber_type
         self.cache = ExternalCache(self._outbound, reactor, observer)
-        self._master: SentinelMaster | None = None
-        if options.sentinel is not None:
-            self._master = SentinelMaster(reactor, options, options.sentinel, observer)
+        self._endpoint = RedisEndpoint(reactor, options, observer)
 
     def start(self) -> None:
         """Open both connections. They reconnect until :meth:`stop`.
@@ -129,10 +126,7 @@ class RedisReplicationLink:
             PEM data.
         """
         for factory in (self._outbound, self._inbound):
-            if self._master is not None:
-                self._master.connect(factory, CONNECT_TIMEOUT)
-            else:
-                self._options.connect(self._reactor, factory, CONNECT_TIMEOUT)
+            self._endpoint.connect(factory, CONNECT_TIMEOUT)
 
     def buffers(self) -> list[ConnectionBuffers]:
         """Return the fill levels of each open connection's buffers."""
@@ -167,7 +161,6 @@ class RedisReplicationLink:
         closing = [
             factory.close(STOP_TIMEOUT) for factory in (self._inbound, self._outbound)
         ]
-        if self._master is not None:
-            self._master.stop()
+        self._endpoint.stop()
         for closed in closing:
             await closed

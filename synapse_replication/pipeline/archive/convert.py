@@ -71,11 +71,10 @@ def convert_archive(
 
     :param tables: the columns of streams other than the standard ones.
     :param progress: shows a step for each table, and counts the converted files.
-    :raises PipelineError: if the old archive does not exist, has a manifest that cannot
-        be read, or has an interrupted batch; if a stream is unknown; or if the new
-        location is unusable or already contains an archive.
-    :raises OSError: if a file other than a manifest cannot be read or written.
-    :raises pyarrow.ArrowException: if a file is not a valid Parquet file.
+    :raises PipelineError: if the old archive does not exist, has a manifest or a
+        Parquet file that cannot be read, or has an interrupted batch; if a stream is
+        unknown; or if the new location is unusable or already contains an archive.
+    :raises OSError: if a folder cannot be read, or a file cannot be written.
     """
     source = Path(old).absolute()
     _check(source)

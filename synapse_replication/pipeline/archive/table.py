@@ -44,7 +44,7 @@ SMALL_BYTES: Final = 16 * 2**20
 #: The size up to which files are merged into one, in bytes.
 TARGET_BYTES: Final = 256 * 2**20
 
-#: How often a commit is attempted if purges change the table at the same time.
+#: The maximum number of attempts to commit, if purges change the table meanwhile.
 _ATTEMPTS: Final = 5
 
 
