@@ -157,7 +157,7 @@ class JournalTests(SynchronousTestCase):
             del caught
             gc.collect()
         unclosed = [str(each.message) for each in warned]
-        self.assertFalse([text for text in unclosed if str(self.path) in text])
+        self.assertFalse([each for each in unclosed if str(self.path) in each])
         self.assertIn(f"{self.path}:2 is not a line of a journal", text)
 
     def test_wrong_types(self) -> None:

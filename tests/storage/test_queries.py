@@ -25,7 +25,8 @@ class ColumnNamesTests(PostgresMixin, SynchronousTestCase):
             "found text, beyond text, farthest text, sign text)"
         )
         for id_, writer in ((1, "a"), (2, "b"), (3, "a"), (-4, "b"), (-5, "a")):
-            # No writer's name is above this one.
+            # Every writer is above the empty name: a recursion that compares writers
+            # with this column has no end.
             self.sql("INSERT INTO source VALUES (%s, %s, '', '')", id_, writer)
         # A recursion without an end must not block the tests.
         self.sql("SET statement_timeout = '5s'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import threading
@@ -64,7 +65,10 @@ class FilteredStderrTests(SynchronousTestCase):
             "import sys; sys.stdin.readline(); "
             "sys.stderr.write('Using incubator modules\\nsomething to say\\n')"
         )
+        own = os.fstat(2)
         with filtered_stderr() as stderr:
+            # The filter must not receive what this process itself writes.
+            self.assertEqual(os.fstat(2).st_ino, own.st_ino)
             process = subprocess.Popen(
                 [sys.executable, "-c", script], stdin=subprocess.PIPE, stderr=stderr
             )
