@@ -14,23 +14,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from synapse_replication.dropin.background import BackgroundProcessPool
 from synapse_replication.dropin.streams import HostStream, HostStreams
-from synapse_replication.errors import RowDecodeError
 from synapse_replication.handlers.interfaces import (
-    Clock,
     DelayedCall,
     Identity,
     SyncingUser,
 )
-from synapse_replication.handlers.receiving.silent_moves import SilentMoves
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 
@@ -92,48 +86,29 @@ class _HostDelayedCall:
 class HostRows:
     """The host's data handler, as a :class:`RowSink`.
 
-    The host tracks the token up to which it shows rows to its users. The position of
-    one writer can advance that token past a row of another writer that this process has
-    not received. A user who syncs before the row is delivered would never be shown the
-    row. Therefore rows of other writers at or below a position are fetched and
-    delivered before the position.
-
-    A position may also be the id of another writer's row that cannot be delivered yet,
-    because a lower id is in flight. The host would regard the row's id as finished, and
-    advance its token past the row as soon as the lower id is finished, too. Such a
-    position is held until the row is delivered, and dropped if the announcing writer's
-    position changes before that.
-
-    :param clock: measures how long ago a position advanced without rows. For a limited
-        time, such a position is suspected of being false, that is, of hiding rows.
+    The host has one token for all writers of a stream, up to which it shows rows to its
+    users. The position of one writer may be the id of another writer's row that was not
+    delivered yet. The host would regard that id as finished, advance its token past it
+    as soon as all lower ids are finished, and never show the row to a user who synced
+    before it was delivered. Such a position is therefore held until the row is
+    delivered, and dropped if the announcing writer's position changes before that. The
+    row is not fetched because of the position: a lower id of its writer may still be in
+    flight, and the row of that id would then look old once it is committed.
     """
 
-    def __init__(self, hs: Any, streams: HostStreams, clock: Clock) -> None:
+    def __init__(self, hs: Any, streams: HostStreams) -> None:
         self._data_handler = hs.get_replication_data_handler()
         self._streams = streams.get_streams()
-        self._clock = clock
-        self._silent = {name: SilentMoves() for name in self._streams}
         #: Held positions, by stream and by the writer that announced the position:
         #: the position, and the writer of the row with that id.
         self._held: dict[str, dict[str, tuple[int, str]]] = {}
-        #: By (stream, writer): the last token that was fetched and delivered because
-        #: of a position of another writer.
-        self._fetched: dict[tuple[str, str], int] = {}
 
     async def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> None:
-        """Deliver the rows of one token.
-
-        They are ignored if :meth:`on_position` has already fetched and delivered them.
-        """
-        if token <= self._fetched.get((stream_name, instance_name), 0):
-            return
+        """Deliver the rows of one token."""
         await self._data_handler.on_rdata(stream_name, instance_name, token, rows)
-        if not self._streams[stream_name].advance(
-            instance_name, token, is_position=False
-        ):
-            self._silent[stream_name].delivered(instance_name, token)
+        self._streams[stream_name].advance(instance_name, token, is_position=False)
         if stream_name in self._held:
             await self._release(stream_name, instance_name)
 
@@ -142,43 +117,27 @@ class HostRows:
     ) -> None:
         """Record that a writer has no further rows up to ``token``.
 
-        Rows of other writers up to ``token`` are delivered first. If a stream held in
-        memory was reset, its writer is queried first, although the queried range is
-        empty: the host does so, too, to learn that the writer is running.
+        If a stream held in memory was reset, its writer is queried first, although the
+        queried range is empty: the host does so, too, to learn that the writer is
+        running.
         """
         stream = self._streams[stream_name]
         current = stream.current_token(instance_name)
         if stream.description.held_in_memory and token < current:
             await stream.get_updates_since(instance_name, current, token)
-        else:
-            # Do not rewind below the rows that were delivered ahead of a position.
-            token = max(token, self._fetched.get((stream_name, instance_name), token))
-        owner = None
         behind = stream.writers_behind(instance_name, token)
-        if behind and not await self._deliver_revealed(
-            stream, behind, instance_name, token
-        ):
-            owner = await self._writer_of(stream, behind, token)
+        owner = await self._writer_of(stream, behind, token)
         if owner is None and not stream.is_known_to_host(instance_name, token):
             await self._data_handler.on_position(stream_name, instance_name, token)
         stream.advance(instance_name, token, is_position=True)
-        self._remember(stream_name, instance_name, current, token, owner)
+        self._hold(stream_name, instance_name, token, owner)
         if stream_name in self._held:
             await self._release(stream_name, instance_name)
 
-    def _remember(
-        self,
-        stream_name: str,
-        instance_name: str,
-        current: int,
-        token: int,
-        owner: str | None,
+    def _hold(
+        self, stream_name: str, instance_name: str, token: int, owner: str | None
     ) -> None:
-        silent = self._silent[stream_name]
-        if token > current:
-            silent.moved(instance_name, current, token, self._clock.seconds())
-        elif token < current:
-            silent.forget(instance_name)
+        """Replace the held position of a writer; ``None`` if it is not held."""
         held = self._held.setdefault(stream_name, {})
         held.pop(instance_name, None)
         if owner is not None:
@@ -204,90 +163,17 @@ class HostRows:
             self._held.pop(stream_name, None)
 
     async def _writer_of(
-        self, stream: HostStream, writers: list[str], token: int
+        self, stream: HostStream, writers: Iterable[str], token: int
     ) -> str | None:
         """Return which of ``writers`` wrote the row of a token.
 
-        :return: ``None`` if none of them did, or if the row was already delivered.
+        :return: ``None`` if none of them did.
         """
         for writer in writers:
-            if stream.current_token(writer) < token:
-                page = await stream.get_updates_since(writer, token - 1, token)
-                if page.updates:
-                    return writer
+            page = await stream.get_updates_since(writer, token - 1, token)
+            if page.updates:
+                return writer
         return None
-
-    async def _deliver_revealed(
-        self, stream: HostStream, behind: list[str], instance_name: str, token: int
-    ) -> bool:
-        """Fetch and deliver the rows of other writers at or below a position.
-
-        Rows above an id that may be in flight are not delivered: once committed, the
-        row of that id would look like a late row.
-
-        :param behind: the writers whose rows are delivered. The other writers' rows are
-            fetched only to learn which ids are committed.
-        :param instance_name: the writer that announced ``token``.
-        :return: whether all rows up to ``token`` are delivered.
-        """
-        name = stream.description.name
-        upto = stream.seen_by_all(instance_name, token)
-        cursors = dict.fromkeys(stream.writers(), upto)
-        for writer in behind:
-            # Also deliver rows that a false position of this writer may have hidden: a
-            # row beyond the false position would otherwise seem to confirm it.
-            cursors[writer] = self._silent[name].start_of(
-                writer, stream.current_token(writer)
-            )
-        end = 0
-        while end < token or upto < end:
-            # Each delivery may have advanced the token that all writers have reached.
-            seen = max(upto, stream.seen_by_all(instance_name, token))
-            if end and upto < end and seen == upto:
-                # The id after ``upto`` may be in flight.
-                return False
-            upto, end, ends = seen, token, {}
-            found: list[tuple[int, str, list[Any]]] = []
-            committed = set()
-            for writer, cursor in cursors.items():
-                if cursor >= token:
-                    continue
-                page = await stream.get_updates_since(writer, cursor, token)
-                ends[writer] = page.upto_token if page.limited else token
-                end = min(end, ends[writer])
-                for id_, pairs in groupby(page.updates, key=itemgetter(0)):
-                    committed.add(id_)
-                    if writer in behind:
-                        found.append((id_, writer, [value for _, value in pairs]))
-            found.sort(key=itemgetter(0))
-            while upto < end and (upto + 1 == token or upto + 1 in committed):
-                upto += 1
-            # Rows beyond the end of the shortest page are fetched again in the next
-            # iteration.
-            for writer, page_end in ends.items():
-                cursors[writer] = max(cursors[writer], min(page_end, end, upto))
-            visible = bisect_right(found, min(upto, end), key=itemgetter(0))
-            if not await self._deliver_fetched(stream, found[:visible]):
-                return False
-        return True
-
-    async def _deliver_fetched(
-        self, stream: HostStream, found: Iterable[tuple[int, str, list[Any]]]
-    ) -> bool:
-        """Deliver rows that were fetched; return whether all could be decoded.
-
-        :param found: triples of a token, its writer and its rows as JSON values.
-        """
-        name, codec = stream.description.name, stream.description.codec
-        for token, writer, values in found:
-            try:
-                rows = [codec.from_json(value) for value in values]
-            except RowDecodeError:
-                # The catch-up of this writer will report and skip the invalid row.
-                return False
-            await self.on_rdata(name, writer, token, rows)
-            self._fetched[name, writer] = token
-        return True
 
 
 class HostCommands:
@@ -425,7 +311,7 @@ class SynapseHost:
         )
         self.clock = HostClock(hs.get_clock(), hs.get_reactor())
         self.streams = HostStreams(hs)
-        self.rows = HostRows(hs, self.streams, self.clock)
+        self.rows = HostRows(hs, self.streams)
         self.commands = HostCommands(hs)
         self.notifier = hs.get_notifier()
         self.stores_user_ips = self.commands.stores_user_ips

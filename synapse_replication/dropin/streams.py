@@ -154,21 +154,18 @@ class HostStream:
             return int(self.original.current_token(instance_name))
         return self._received.get(instance_name, self._baseline)
 
-    def advance(self, instance_name: str, token: int, *, is_position: bool) -> bool:
+    def advance(self, instance_name: str, token: int, *, is_position: bool) -> None:
         """Record that the rows of a writer up to ``token`` were delivered.
 
         :param is_position: whether the writer announced the token as its position. A
             position may be lower than the recorded one, because the writer restarted
             or the recorded one was false.
-        :return: ``False`` for a row at or below the writer's position; always ``True``
-            if the host tracks the writer's token.
         """
-        if self._received is None:
-            return True
-        if token > self._received.get(instance_name, self._baseline) or is_position:
-            self._received[instance_name] = token
-            return True
-        return False
+        received = self._received
+        if received is None:
+            return
+        if is_position or token > received.get(instance_name, self._baseline):
+            received[instance_name] = token
 
     def writers_behind(self, instance_name: str, token: int) -> list[str]:
         """Return the writers whose rows up to another writer's position may be missing.
@@ -201,25 +198,6 @@ class HostStream:
         return not self.description.held_in_memory and token <= int(
             self.original.current_token(instance_name)
         )
-
-    def writers(self) -> Sequence[str]:
-        """Return the declared writers."""
-        return self._writers
-
-    def seen_by_all(self, instance_name: str, token: int) -> int:
-        """Return the token that all writers have reached once the host has ``token``.
-
-        The host shows its users all rows at or below the returned token. It also shows
-        the rows that follow directly, until the first id not known to be finished.
-
-        :param instance_name: the writer that announced ``token``.
-        """
-        of = self.original.current_token
-        reached = [
-            token if writer == instance_name else int(of(writer))
-            for writer in self._writers
-        ]
-        return min(token, max(int(of(_UNKNOWN_WRITER)), min(reached, default=token)))
 
     def minimal_local_current_token(self) -> int:
         """Return the position that this process, as a writer, may announce.

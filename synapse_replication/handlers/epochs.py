@@ -1,4 +1,4 @@
-"""Tracks each instance's current epoch and the epoch of the rows already delivered.
+"""Tracks each instance's current epoch.
 
 Theory of operation: a process that restarts has a new epoch. An instance name has one
 *current* epoch, usually the newest that was observed. Epochs that were current before
@@ -11,12 +11,6 @@ Bounds: beyond a thousand names, the least recently seen name is evicted. A name
 epoch changes implausibly often is treated as that of several processes: its new epochs
 are accepted only at a limited rate.
 
-A stream held in memory loses its rows when its writer restarts. For such a stream,
-:class:`HandledEpochs` therefore stores the epoch of the rows that were delivered. If
-that epoch differs from the writer's current one, or is not known, all rows are fetched
-again. The decision depends on the stored epoch and not on a notification, which may be
-lost.
-
 See docs/failure-modes.rst: failure-duplicate-instance.
 """
 
@@ -27,10 +21,7 @@ from collections import deque
 
 import attrs
 
-from synapse_replication.handlers.interfaces import EpochSink, RowSink
 from synapse_replication.recent import RecentDict
-
-__all__ = ["EpochStatus", "HandledEpochs", "PeerEpochs"]
 
 #: The largest number of instances that are tracked.
 MAX_INSTANCES = 1000
@@ -149,40 +140,3 @@ class PeerEpochs:
         peer = self._peers.get(instance_name)
         if peer is not None and peer.epoch == epoch:
             peer.said_goodbye = True
-
-
-class HandledEpochs:
-    """The epochs in which the writers of a stream wrote the rows delivered last.
-
-    The epochs are saved if the sink is an
-    :class:`~synapse_replication.handlers.interfaces.EpochSink`. A writer's position
-    belongs to the epoch recorded here, even if a newer epoch has been observed, because
-    the newer epoch may still be waiting to be handled.
-    """
-
-    def __init__(self, stream_name: str, sink: RowSink) -> None:
-        self._name = stream_name
-        self._sink = sink if isinstance(sink, EpochSink) else None
-        # If a writer is evicted, its rows are fetched again.
-        self._epochs: RecentDict[str, str] = RecentDict(MAX_INSTANCES)
-        if self._sink is not None:
-            self._epochs |= {
-                writer: epoch
-                for (stream, writer), epoch in self._sink.saved_epochs().items()
-                if stream == stream_name
-            }
-
-    def is_present(self, instance_name: str, epoch: str) -> bool:
-        """Return whether a writer's delivered rows belong to this epoch."""
-        return self._epochs.get(instance_name) == epoch
-
-    async def begin(self, instance_name: str, epoch: str) -> None:
-        """Record that the delivery of this epoch's rows begins.
-
-        If the sink fails to save the epoch, its error is raised and nothing changes.
-        """
-        if self._sink is not None:
-            waiting = self._sink.on_epoch(self._name, instance_name, epoch)
-            if waiting is not None:
-                await waiting
-        self._epochs[instance_name] = epoch

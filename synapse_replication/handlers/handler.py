@@ -32,15 +32,15 @@ from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
 )
+from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
 from synapse_replication.handlers.receiving.context import (
     ReceiverOptions,
     StreamContext,
 )
+from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
-from synapse_replication.handlers.receiving.queue import Pacer
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
-from synapse_replication.handlers.receiving.writer_state import Link
 from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.wire.commands.standard import (
@@ -74,7 +74,6 @@ class HandlerOptions:
     :ivar receiver: the limits and retry settings of each received stream.
     :ivar partial: fetches rows from the writer's backlog; ``None`` to fetch all rows
         from the stream's source.
-    :ivar receiver_type: the class of the receivers; each stream has a receiver.
     :ivar writers: the declared writers of each stream; ``None`` if none are declared.
     """
 
@@ -82,7 +81,6 @@ class HandlerOptions:
     expects_links: bool = True
     receiver: ReceiverOptions = attrs.field(factory=ReceiverOptions)
     partial: PartialResync | None = None
-    receiver_type: type[StreamReceiver] = StreamReceiver
     writers: DeclaredWriters | None = None
 
 
@@ -141,7 +139,7 @@ class ReplicationCommandHandler(HostCommandHandler):
             options.receiver.break_after_seconds,
         )
         return {
-            name: options.receiver_type(
+            name: StreamReceiver(
                 StreamContext(
                     stream=stream,
                     sink=self._host.rows,
@@ -212,7 +210,7 @@ class ReplicationCommandHandler(HostCommandHandler):
         link = self._links[connection] = Link(connection)
         self._observer.connections_changed(len(self._links))
         for receiver in self._receivers.values():
-            receiver.search_for_removed_writers(link)
+            receiver.link_up(link)
 
     def _send_syncing_users(self, connection: ReplicationConnection) -> None:
         instance_id = self._host.identity.instance_id
@@ -229,7 +227,8 @@ class ReplicationCommandHandler(HostCommandHandler):
         link = self._links.pop(connection, None)
         self._followed.pop(connection, None)
         if link is not None:
-            link.mark_lost()
+            for receiver in self._receivers.values():
+                receiver.link_lost(link)
             self._forget_copies(connection)
             self._observer.connections_changed(len(self._links))
             self.ready_again(connection)
@@ -288,8 +287,9 @@ class ReplicationCommandHandler(HostCommandHandler):
             stream_name, instance_name, self._host.clock.seconds()
         )
         if evicted is not None:
-            for link in self._links.values():
-                link.forget_writer(*evicted)
+            stream_name, instance_name = evicted
+            if stream_name in self._receivers:
+                self._receivers[stream_name].forget_writer(instance_name)
         return is_admitted
 
     def _handle_refused_line(self, link: Link, refused: RefusedLine) -> None:
@@ -340,6 +340,7 @@ class ReplicationCommandHandler(HostCommandHandler):
         *,
         is_new_epoch: bool = False,
         epoch: str | None = None,
+        has_restarted: bool = False,
     ) -> None:
         """Compare a writer's reported positions with the rows that arrived.
 
@@ -351,6 +352,7 @@ class ReplicationCommandHandler(HostCommandHandler):
         :param is_new_epoch: whether the writer has restarted.
         :param epoch: the writer's current epoch, to be compared with the epoch of the
             handled rows; ``None`` if the epochs need not be compared.
+        :param has_restarted: whether this may be the first message of a process.
         """
         link = self._links.get(connection)
         if link is None:
@@ -360,7 +362,9 @@ class ReplicationCommandHandler(HostCommandHandler):
             if receiver is None or not self._admits(stream_name, instance_name):
                 continue
             if epoch is not None:
-                receiver.enqueue_epoch(link, instance_name, token, epoch)
+                receiver.enqueue_epoch(
+                    link, instance_name, token, epoch, has_restarted=has_restarted
+                )
             receiver.enqueue_reported_position(
                 link, instance_name, token, is_first=is_new_epoch
             )

@@ -35,7 +35,7 @@ from synapse_replication.errors import (
     StreamConfigurationError,
 )
 from synapse_replication.streams.between import PositionedRow, RowsBetween
-from synapse_replication.streams.catchup import check_page
+from synapse_replication.streams.pages import check_page
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.rows import decode_json
 from synapse_replication.streams.stream import (

@@ -88,12 +88,15 @@ class StreamUpdateResult:
     :ivar last_token: the last token that exists, if it is below the requested upper
         bound (for a sequence: implausibly far below it). ``None`` otherwise, or if the
         source did not compare the two.
+    :ivar epoch: the epoch of the writer in whose memory the rows are; ``None`` if the
+        writer did not state it.
     """
 
     updates: Sequence[tuple[int, JsonValue]]
     upto_token: int
     limited: bool
     last_token: int | None = None
+    epoch: str | None = None
 
 
 UpdateFunction: TypeAlias = Callable[

@@ -161,8 +161,8 @@ class _Pages(FakeStream):
         return found[: self.page_rows], found[self.page_rows - 1][0], True
 
 
-class RevealedRowsTests(SynchronousTestCase):
-    """Tests for rows of ``w`` that a position of ``v`` reveals."""
+class HeldPositionTests(SynchronousTestCase):
+    """Positions of ``v`` that are ids of undelivered rows of ``w``."""
 
     def setUp(self) -> None:
         """Set the tokens of both writers to 5."""
@@ -186,26 +186,6 @@ class RevealedRowsTests(SynchronousTestCase):
 
     def _delivered(self) -> list[tuple[Any, ...]]:
         return [(name[3:], *rest[1:3]) for name, *rest in self.hs.calls]
-
-    def test_several_pages(self) -> None:
-        """All pages up to the position are delivered before the position."""
-        self.stream.page_rows = 2
-        self._commit(6, 7, 8, 9, 10)
-        self._position("v", 11)
-        self.assertEqual(
-            self._delivered(),
-            [*(("rdata", "w", token) for token in range(6, 11)), ("position", "v", 11)],
-        )
-
-    def test_an_id_in_flight_on_a_later_page(self) -> None:
-        """Delivery stops at the first id that may still be in flight."""
-        self.stream.page_rows = 1
-        self._commit(6, 7, 9, 10)
-        self._position("v", 11)
-        self.assertEqual(
-            self._delivered(),
-            [("rdata", "w", 6), ("rdata", "w", 7), ("position", "v", 11)],
-        )
 
     def test_the_position_is_a_row(self) -> None:
         """
@@ -246,46 +226,6 @@ class RevealedRowsTests(SynchronousTestCase):
         self._row("w", 8)
         self.assertEqual(self._delivered(), [("rdata", "v", 9), ("rdata", "w", 8)])
 
-    def test_rows_that_a_false_position_hid(self) -> None:
-        """
-        Rows below a position that was reached without these rows are delivered once.
-        """
-        self._position("w", 9)
-        self.stream.tokens["w"] = 9
-        self._commit(6, 10)
-        self._position("v", 11)
-        expected = [("rdata", "w", 6), ("rdata", "w", 10), ("position", "v", 11)]
-        self.assertEqual(self._delivered(), [("position", "w", 9), *expected])
-        self._row("w", 6)
-        self._position("v", 13)
-        self.assertEqual(self._delivered()[4:], [("position", "v", 13)])
-
-    def test_rewind_ends_at_revealed_rows(self) -> None:
-        """A rewind stops at the rows that were already delivered."""
-        self._position("w", 9)
-        self.stream.tokens["w"] = 9
-        self._commit(6, 7)
-        self._position("v", 11)
-        self._position("w", 5)
-        self._row("w", 7)
-        self.assertEqual(
-            self._delivered()[1:],
-            [("rdata", "w", 6), ("rdata", "w", 7), ("position", "v", 11)],
-        )
-        self.assertEqual(self.rows._streams["events"].current_token("w"), 7)
-
-    def test_late_rows_are_not_revealed_again(self) -> None:
-        """Rows that a catch-up delivered late are not delivered again."""
-        self._position("w", 9)
-        self.stream.tokens["w"] = 9
-        self._commit(6)
-        self._row("w", 6)
-        self._position("v", 11)
-        self.assertEqual(
-            self._delivered(),
-            [("position", "w", 9), ("rdata", "w", 6), ("position", "v", 11)],
-        )
-
 
 class SynapseHostTests(SynchronousTestCase):
     """Tests for SynapseHost."""
@@ -307,55 +247,10 @@ class SynapseHostTests(SynchronousTestCase):
         stream = host.streams.get_streams()["caches"]
         self.assertEqual((stream.current_token("w"), stream.current_token("v")), (4, 6))
 
-    def test_rows_below_a_position(self) -> None:
-        """
-        A position that reveals rows of other writers is delivered after them; these
-        rows are not delivered again when they arrive.
-        """
-        letters = FakeStream("events", {"w": 5, "v": 5}, shared_token=5)
-        letters.updates = [(6, ["a"]), (6, ["b"]), (7, ["c"]), (9, ["d"])]
-        fake_modules(self, {"events": lambda hs: letters})
-        hs = FakeHomeserver(
-            writers=SimpleNamespace(presence=["master"], events=["v", "w"])
-        )
-        host = make_host(hs)
-        self.successResultOf(_deferred(host.rows.on_position("events", "v", 8)))
-        self.successResultOf(_deferred(host.rows.on_rdata("events", "w", 7, ["C"])))
-        self.successResultOf(_deferred(host.rows.on_rdata("events", "w", 9, ["D"])))
-        expected: list[tuple[Any, ...]] = [
-            ("on_rdata", "events", "w", 6, ["A", "B"]),
-            ("on_rdata", "events", "w", 7, ["C"]),
-            ("on_position", "events", "v", 8),
-            ("on_rdata", "events", "w", 9, ["D"]),
-        ]
-        self.assertEqual(hs.calls, expected)
-        # The host knows the rows of all writers up to this position.
-        letters.shared_token = 12
-        self.successResultOf(_deferred(host.rows.on_position("events", "v", 12)))
-        self.assertEqual(hs.calls, expected)
-
-    def test_undecodable_row_below_a_position(self) -> None:
-        """
-        A revealed row that cannot be decoded is fetched by the catch-up of its writer.
-        """
-        letters = FakeStream("events", {"w": 5, "v": 5}, shared_token=5)
-        letters.updates = [(6, ["a"]), (7, []), (8, ["c"])]
-        fake_modules(self, {"events": lambda hs: letters})
-        hs = FakeHomeserver(
-            writers=SimpleNamespace(presence=["master"], events=["v", "w"])
-        )
-        host = make_host(hs)
-        self.successResultOf(_deferred(host.rows.on_position("events", "v", 9)))
-        self.assertEqual(
-            hs.calls,
-            [("on_rdata", "events", "w", 6, ["A"]), ("on_position", "events", "v", 9)],
-        )
-        self.assertEqual(host.streams.get_streams()["events"].current_token("w"), 6)
-
     def test_rows_above_an_id_in_flight(self) -> None:
         """
-        Rows above an id that may be in flight are not revealed, since the row of that
-        id would look old once it is committed.
+        Rows are not fetched because of another writer's position: a lower id may be in
+        flight.
         """
         letters = FakeStream("events", {"w": 5, "v": 5}, shared_token=5)
         letters.updates = [(7, ["b"]), (8, ["c"])]

@@ -242,6 +242,7 @@ class MissedRowTests(SynchronousTestCase):
         self.handler: ReplicationCommandHandler = hs.get_replication_command_handler()
         self.connection = SingleCommandConnection()
         self.rows: list[tuple[str, int]] = []
+        self.delivered_positions: list[tuple[str, int]] = []
         self._connect(10)
 
     async def _on_rdata(
@@ -253,6 +254,7 @@ class MissedRowTests(SynchronousTestCase):
     async def _on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
+        self.delivered_positions.append((instance_name, token))
         self.events.positions.advance(instance_name, token)
 
     def _connect(self, token: int) -> None:
@@ -287,16 +289,16 @@ class MissedRowTests(SynchronousTestCase):
 
     def test_revealed(self) -> None:
         """
-        The row is fetched before the POSITION of the other writer is delivered, since
-        that advances the position shown to users.
+        The POSITION of the other writer, which advances the position shown to users, is
+        delivered after the row, once its writer has announced it.
         """
         self._miss_a_row()
         self._announce("p2", 10, 11)
-        self.assertEqual(self.rows, [("p1", 11)])
-        # The row was delivered with the POSITION, and is not delivered again.
+        self.assertEqual((self.rows, self.delivered_positions), ([], []))
         self._announce("p1", 11, 11)
         self._receive_row("p1", 11)
         self.assertEqual(self.rows, [("p1", 11)])
+        self.assertEqual(self.delivered_positions, [("p2", 11)])
 
     def test_announced(self) -> None:
         """The row is fetched when its writer announces it."""

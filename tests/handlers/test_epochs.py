@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.host import PositionsOnlySink
 from synapse_replication.handlers.epochs import (
     CHANGE_EVERY,
     MAX_CHANGES,
@@ -16,11 +12,8 @@ from synapse_replication.handlers.epochs import (
     SILENT_AFTER,
     UNCONFIRMED_AFTER,
     EpochStatus,
-    HandledEpochs,
     PeerEpochs,
 )
-from synapse_replication.testing.doubles import RecordingSink, SourceStream
-from tests.handlers.fixtures import Row
 
 
 class PeerEpochsTests(SynchronousTestCase):
@@ -100,60 +93,3 @@ class PeerEpochsTests(SynchronousTestCase):
         self.assertLess(len(self.epochs._peers["kept"].stale), 10)
         self.assertIsNone(self.epochs.epoch_of("w0"))
         self.assertEqual(self.epochs.epoch_of("kept"), str(MAX_INSTANCES * 2 - 1))
-
-
-class HandledEpochsTests(SynchronousTestCase):
-    """Tests for :class:`HandledEpochs`."""
-
-    def setUp(self) -> None:
-        self.sink = RecordingSink({"typing": SourceStream("typing", Row)})
-
-    def begin(self, epochs: HandledEpochs, epoch: str) -> Deferred[None]:
-        return Deferred.fromCoroutine(epochs.begin("w", epoch))
-
-    def test_saved(self) -> None:
-        """Epochs that the sink saved are known at the start, for this stream only."""
-        self.sink.epochs = {("typing", "w"): "a", ("other", "v"): "a"}
-        epochs = HandledEpochs("typing", self.sink)
-        self.assertTrue(epochs.is_present("w", "a"))
-        self.assertFalse(epochs.is_present("w", "b"))
-        self.assertFalse(epochs.is_present("v", "a"))
-
-    def test_handled_once_saved(self) -> None:
-        """An epoch is handled once the sink has saved it."""
-        epochs = HandledEpochs("typing", self.sink)
-        self.sink.is_held = True
-        beginning = self.begin(epochs, "a")
-        self.assertFalse(epochs.is_present("w", "a"))
-        self.sink.release()
-        self.successResultOf(beginning)
-        self.assertTrue(epochs.is_present("w", "a"))
-        self.assertEqual(self.sink.epochs, {("typing", "w"): "a"})
-
-    def test_bounded(self) -> None:
-        """
-        Beyond the limit, the oldest names are evicted, so their rows are fetched again.
-        """
-        epochs = HandledEpochs("typing", self.sink)
-        for number in range(MAX_INSTANCES + 1):
-            self.successResultOf(
-                Deferred.fromCoroutine(epochs.begin(f"w{number}", "a"))
-            )
-        self.assertFalse(epochs.is_present("w0", "a"))
-        self.assertTrue(epochs.is_present("w1", "a"))
-        self.assertTrue(epochs.is_present(f"w{MAX_INSTANCES}", "a"))
-
-    def test_not_saved(self) -> None:
-        """An epoch that the sink failed to save is not handled."""
-        epochs = HandledEpochs("typing", self.sink)
-        self.sink.failures = [RuntimeError("full")]
-        self.failureResultOf(self.begin(epochs, "a"), RuntimeError)
-        self.assertFalse(epochs.is_present("w", "a"))
-
-    def test_sink_without_epochs(self) -> None:
-        """If the sink saves no epochs, the handled ones are held in memory."""
-        sink: Any = PositionsOnlySink()
-        epochs = HandledEpochs("typing", sink)
-        self.assertFalse(epochs.is_present("w", "a"))
-        self.successResultOf(self.begin(epochs, "a"))
-        self.assertTrue(epochs.is_present("w", "a"))

@@ -155,7 +155,11 @@ class ReplayTests(SynchronousTestCase):
         self.assertEqual(report.resets, {"typing": 1})
         self.assertEqual(report.last_position, {("typing", "w"): 1, ("events", "w"): 7})
         self.assertEqual(
-            report.discarded, {(DiscardReason.REDUNDANT_POSITION, "events"): 1}
+            report.discarded,
+            {
+                (DiscardReason.REDUNDANT_POSITION, "typing"): 1,
+                (DiscardReason.REDUNDANT_POSITION, "events"): 1,
+            },
         )
 
     def test_gaps(self) -> None:

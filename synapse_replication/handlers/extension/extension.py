@@ -285,6 +285,7 @@ class ReplicationExtension:
             is_new_epoch=is_new,
             # A process that is shutting down cannot serve the rows of its epoch.
             epoch=None if is_leaving else epoch,
+            has_restarted=kind is MessageType.HELLO,
         )
         if is_leaving:
             self._epochs.leave(name, epoch)

@@ -7,14 +7,17 @@ from collections.abc import Callable
 import attrs
 
 from synapse_replication.backoff import Backoff
-from synapse_replication.handlers.interfaces import BackgroundRunner, Clock, RowSink
+from synapse_replication.handlers.interfaces import (
+    BackgroundRunner,
+    Clock,
+    EpochSink,
+    RowSink,
+)
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
-from synapse_replication.handlers.receiving.queue import Pacer
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.stream import Stream, StreamDescription
-
-__all__ = ["ReceiverOptions", "StreamContext"]
 
 
 @attrs.frozen
@@ -77,6 +80,16 @@ class StreamContext:
     @name.default
     def _name_of_stream(self) -> str:
         return self.stream.description.name
+
+    def saved_epochs(self) -> dict[str, str]:
+        """Return the epoch of the saved rows of each writer, if the sink saved it."""
+        if not isinstance(self.sink, EpochSink):
+            return {}
+        return {
+            writer: epoch
+            for (stream, writer), epoch in self.sink.saved_epochs().items()
+            if stream == self.name
+        }
 
     @is_plausible.default
     def _is_plausible_in_stream(self) -> Callable[[str, int], bool]:

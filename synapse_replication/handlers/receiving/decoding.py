@@ -8,7 +8,7 @@ from typing import Any
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.handlers.receiving.context import StreamContext
-from synapse_replication.streams.catchup import Page, gather_batches
+from synapse_replication.streams.pages import Page, gather_batches
 from synapse_replication.streams.stream import JsonValue
 
 __all__ = ["RowDecoder"]
@@ -46,14 +46,17 @@ class RowDecoder:
         return None if decoded.with_extra_fields else decoded.rows
 
     def decode_page(
-        self, instance_name: str, page: Page
-    ) -> Iterable[tuple[int, list[Any]]]:
+        self, instance_name: str, page: Page, *, skips_invalid: bool
+    ) -> Iterable[tuple[int, list[Any] | None]]:
         """Decode a fetched page.
 
         If the page is JSON text and all its rows are valid, they are decoded in a
         single call. Otherwise, they are decoded one at a time.
 
-        :return: pairs of a token and its typed rows.
+        :param skips_invalid: whether to skip and report invalid rows. Rows from another
+            source than the stream's own may be valid there.
+        :return: pairs of a token and its typed rows; ``None`` in place of the rows if
+            one of them is invalid and must not be skipped.
         """
         if page.is_encoded:
             try:
@@ -66,17 +69,26 @@ class RowDecoder:
                     self._observer.extra_fields(self._name, decoded.with_extra_fields)
                 return gather_batches(page.tokens, decoded.rows)
         return (
-            (token, self._decode_each(instance_name, values, page.is_encoded))
+            (
+                token,
+                self._decode_each(
+                    instance_name, values, page.is_encoded, skips_invalid
+                ),
+            )
             for token, values in page.batches()
         )
 
     def _decode_each(
-        self, instance_name: str, values: Iterable[JsonValue], are_encoded: bool
-    ) -> list[Any]:
+        self,
+        instance_name: str,
+        values: Iterable[JsonValue],
+        are_encoded: bool,
+        skips_invalid: bool,
+    ) -> list[Any] | None:
         """Decode fetched values one at a time.
 
-        An invalid row, for instance from a peer of another version, is skipped and
-        reported. If it were retried, the stream would never advance past it.
+        An invalid row of the stream's own source is skipped and reported. If it were
+        retried, the stream would never advance past it.
         """
         rows: list[Any] = []
         for value in values:
@@ -86,6 +98,8 @@ class RowDecoder:
                 else:
                     rows.append(self._codec.from_json(value))
             except RowDecodeError as error:
+                if not skips_invalid:
+                    return None
                 self._observer.discarded(
                     self._name, instance_name, DiscardReason.UNDECODABLE, 1
                 )

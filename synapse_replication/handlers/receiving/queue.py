@@ -6,13 +6,12 @@ costs nothing, and a busy stream needs a single process for all items that arriv
 the process runs.
 
 The total size of the items is bounded, except that a single item may be larger. When
-the queue has several items whose total exceeds the bound, the owner's ``coalesce``
-replaces them with a few small ones. No other queue is delayed. Back-pressure on the
+the queue has several items whose total exceeds the bound, the owner's ``give_up``
+empties it. No other queue is delayed. Back-pressure on the
 connection was considered and rejected: it would delay the connection's other streams,
 and Redis disconnects subscribers that do not read.
 
-The items of one queue are handled in order, except that ``coalesce`` may reorder them.
-There is no order across queues.
+The items of one queue are handled in order. There is no order across queues.
 """
 
 from __future__ import annotations
@@ -23,61 +22,9 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from synapse_replication.handlers.interfaces import BackgroundRunner, Clock
-from synapse_replication.handlers.observer import ReplicationObserver
-
-__all__ = ["DrainedQueue", "Pacer", "Queued"]
+from synapse_replication.handlers.receiving.context import StreamContext
 
 ItemT = TypeVar("ItemT")
-
-
-#: If no work was counted for this time, in s, the reactor has probably run in the
-#: meantime, so no break is due.
-_IDLE = 0.0005
-
-
-class Pacer:
-    """Limiter of the work that is done on rows before yielding to the reactor.
-
-    All streams of a process share this object: the data of one socket read often
-    belongs to many streams, none of which would exceed the limits by itself.
-
-    :param max_rows: the number of rows after which a break is due.
-    :param max_seconds: the time of continuous work after which a break is due, in s.
-    """
-
-    def __init__(self, clock: Clock, max_rows: int, max_seconds: float) -> None:
-        self._clock = clock
-        self._max_rows = max_rows
-        self._max_seconds = max_seconds
-        self._breaks = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._rows = 0
-        self._started = self._last_work = self._clock.seconds()
-
-    def count(self, rows: int) -> None:
-        """Count rows, or other items, that were handled since the last break."""
-        self._rows += rows
-        self._last_work = self._clock.seconds()
-
-    def is_due(self) -> bool:
-        """Return whether a break is due. Call it before each piece of work."""
-        now = self._clock.seconds()
-        if now - self._last_work > _IDLE:
-            self._reset()
-        return self._rows >= self._max_rows or now - self._started >= self._max_seconds
-
-    async def take_break(self) -> None:
-        """Yield to the reactor once, and reset the counts."""
-        breaks = self._breaks
-        await self._clock.sleep(0)
-        # Several queues may wait in the same break; only the first one that resumes
-        # resets the counts.
-        if self._breaks == breaks:
-            self._breaks += 1
-            self._reset()
 
 
 @attrs.define
@@ -96,34 +43,30 @@ class Queued(Generic[ItemT]):
 class DrainedQueue(Generic[ItemT]):
     """A bounded FIFO queue that handles one item at a time.
 
-    :param name: the name of the stream, for the observer.
     :param consume: handles one item. It returns ``None`` if it has finished, and an
         awaitable otherwise. Its failures are reported, and affect only that item.
-    :param coalesce: returns a few small items that replace the queued items.
-    :param pacer: decides before each item whether to take a break. The queue counts
-        each item as one row. ``consume`` counts the rows that it handles, and may take
-        breaks itself.
-    :param max_size: the largest total size of the items, in bytes.
+    :param give_up: handles the items of a full queue at once; returns a few small items
+        that remain.
+
+    The context's pacer decides before each item whether to take a break. The queue
+    counts each item as one row. ``consume`` counts the rows that it handles, and may
+    take breaks itself.
     """
 
     def __init__(
         self,
-        name: str,
+        context: StreamContext,
         consume: Callable[[ItemT], Awaitable[None] | None],
-        coalesce: Callable[[Iterable[Queued[ItemT]]], list[Queued[ItemT]]],
-        run_as_background_process: BackgroundRunner,
-        observer: ReplicationObserver,
-        pacer: Pacer,
-        max_size: int,
+        give_up: Callable[[Iterable[Queued[ItemT]]], list[Queued[ItemT]]],
     ) -> None:
-        self._name = name
-        self._description = f"replication_stream_{name}"
+        self._name = context.name
+        self._description = f"replication_stream_{context.name}"
         self._consume = consume
-        self._coalesce = coalesce
-        self._run_as_background_process = run_as_background_process
-        self._observer = observer
-        self._pacer = pacer
-        self._max_size = max_size
+        self._give_up = give_up
+        self._run_as_background_process = context.run_as_background_process
+        self._observer = context.observer
+        self._pacer = context.pacer
+        self._max_size = context.options.max_queue_size
         self._items: deque[Queued[ItemT]] = deque()
         self._length = 0
         self._size = 0
@@ -132,22 +75,15 @@ class DrainedQueue(Generic[ItemT]):
         self._is_reported = False
         self._process: Awaitable[object] | None = None
 
-    def __bool__(self) -> bool:
-        """Return whether the queue has items."""
-        return bool(self._items)
-
-    @property
-    def length(self) -> int:
-        """The number of queued rows and of other queued items."""
-        return self._length
-
     def put(self, item: ItemT, length: int, size: int) -> None:
         """Append an item, and start the background process if it is not running."""
         self._items.append(Queued(item, length, size))
         self._length += length
         self._size += size
         if self._size > self._max_size and len(self._items) > 1:
-            self._items = deque(self._coalesce(self._items))
+            given_up, self._items = self._items, deque()
+            # More items may be added meanwhile.
+            self._items.extend(self._give_up(given_up))
             self._length = sum(queued.length for queued in self._items)
             self._size = sum(queued.size for queued in self._items)
         if self._draining:

@@ -1,108 +1,121 @@
 """The receiver of one stream, from its queue to the host's row sink.
 
-Theory of operation: all rows and positions of a stream, from all connections, pass
+Theory of operation: all rows and announcements of a stream, from all links, pass
 through one queue and are handled one item at a time. Queued rows are still JSON text;
-rows that arrived together are decoded together when they are handled.
+rows that arrived together are decoded together when they are handled. What an item
+means for a writer is decided by the writer's
+:class:`~synapse_replication.streams.reader.Reader`, whatever the link. Rows are handled
+by :class:`~synapse_replication.handlers.receiving.rows.RowHandler`, and what a reader
+wants done by :class:`~synapse_replication.handlers.receiving.catch_up.CatchUps`.
 
-The rows of a writer that is *live* on a link are delivered as they arrive. A *catch-up*
-with the writer begins if rows may be missing, for instance because of a gap before a
-POSITION or a reported position, a row that cannot be decoded, an implausible token, a
-batch with a lost row, a failure of the host, or a full queue. During a catch-up, rows
-that arrive above its cursor are not delivered; they can only raise the target. The
-catch-up fetches one page at a time and yields to other work in the queue, so that it
-does not delay other writers of the stream. When the rows up to the target have been
-delivered, the writer is live again. A failed attempt is retried, after a delay, from
-the last delivered token. A catch-up is abandoned when its connection is lost, because
-the next POSITION on another connection reveals the gap.
-
-A position beyond the plausible distance of the stream is verified: the range before it
-is fetched even if the writer announces that range as empty, so that the source confirms
-or refutes the position. If a row arrives soon afterwards in a range that a position
-skipped, the position was false, and the range is fetched again. In an idempotent
-stream, such a row is delivered instead; in any other resettable stream, it is
-discarded.
+If the queue is full, its items are handled at once, except that no row is delivered:
+readers are told that the rows are missing, and the queue is empty.
 
 Invariant: a writer's position advances to a token only if all of the writer's rows up
-to that token were delivered, or if a POSITION announced that the writer has no rows in
-the skipped range. The only exception is a fetched row that cannot be decoded; it is
-reported and skipped.
+to that token were delivered, or if an announcement that was not refuted says that the
+writer has no rows in the skipped range. The only exception is a row that the stream's
+own source returns and that cannot be decoded; it is reported and skipped.
 
-See docs/failure-modes.rst: failure-rows-during-catch-up, failure-position-during-batch.
+See docs/failure-modes.rst: failure-rows-during-catch-up, failure-position-during-batch,
+failure-invalidation-flood.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Iterable
+from typing import TypeAlias
 
+import attrs
+
+from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.observer import DiscardReason
-from synapse_replication.handlers.receiving.announcements import AnnouncementHandler
-from synapse_replication.handlers.receiving.catch_up import CatchUpRunner
+from synapse_replication.handlers.receiving.catch_up import (
+    CatchUps,
+    FetchedPage,
+    Step,
+)
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
-from synapse_replication.handlers.receiving.delivery import Delivery
-from synapse_replication.handlers.receiving.interleaved import InterleavedRowHandler
-from synapse_replication.handlers.receiving.items import (
-    CatchUpStep,
-    DroppedRange,
-    FoundRemoved,
-    Item,
-    LostRow,
-    NewEpoch,
-    ReportedPosition,
-)
-from synapse_replication.handlers.receiving.removed_writer_search import (
-    RemovedWriterSearch,
-)
-from synapse_replication.handlers.receiving.removed_writers import RemovedWriterDrains
+from synapse_replication.handlers.receiving.queue import DrainedQueue, Queued
+from synapse_replication.handlers.receiving.removed_writers import RemovedWriterSearch
 from synapse_replication.handlers.receiving.rows import RowHandler
-from synapse_replication.handlers.receiving.stream_queue import StreamQueue
-from synapse_replication.handlers.receiving.writer_state import Link
+from synapse_replication.handlers.receiving.writers import (
+    Announcement,
+    LostRow,
+    Received,
+    ReportedEpoch,
+    ReportedPosition,
+    Writer,
+    Writers,
+)
+from synapse_replication.streams.reader import Finding, Verdict
+from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import InterleavedRun, RdataRun
 
-__all__ = ["StreamReceiver"]
+#: The approximate memory for a queued item or row in addition to its text, in bytes.
+ROW_OVERHEAD = 80
+
+
+@attrs.frozen(eq=False)
+class _LostConnection:
+    """The end of what a link carried of all writers."""
+
+    link: Link
+
+
+@attrs.frozen(eq=False)
+class _FoundRemoved:
+    """A removed writer whose rows must be fetched."""
+
+    instance_name: str
+    removed: RemovedWriter
+
+
+_Internal: TypeAlias = FetchedPage | Step | _LostConnection | _FoundRemoved
+_Item: TypeAlias = tuple[Link, Received] | _Internal
 
 
 class StreamReceiver:
-    """Receiver of the rows and positions of all writers of one stream, on all links.
+    """Receiver of the rows and announcements of all writers of one stream.
 
     Use it in the reactor's thread only.
     """
 
-    #: The classes of two handlers; a subclass may replace them.
-    row_handler_type: type[RowHandler] = RowHandler
-    announcement_handler_type: type[AnnouncementHandler] = AnnouncementHandler
-
     def __init__(self, context: StreamContext) -> None:
         self._context = context
-        self._queue = StreamQueue(context, self._consume)
-        self._search = RemovedWriterSearch(context, self._queue)
+        self._queue: DrainedQueue[_Item] = DrainedQueue(
+            context, self._consume, self._give_up
+        )
+        self._writers = Writers(context)
+        self._search = RemovedWriterSearch(context, self._enqueue_removed)
         decoder = RowDecoder(context)
-        self._catch_ups = CatchUpRunner(context, self._queue, decoder, self._search)
-        delivery = Delivery(context, self._catch_ups)
-        rows = self.row_handler_type(context, decoder, self._catch_ups, delivery)
-        interleaved = InterleavedRowHandler(context, decoder, delivery, rows)
-        announcements = self.announcement_handler_type(context, self._catch_ups)
-        drains = RemovedWriterDrains(context, self._catch_ups)
-        self._handlers: dict[
-            type[Item], Callable[[Link, Any], Awaitable[None] | None]
-        ] = {
-            RdataRun: rows.handle,
-            InterleavedRun: interleaved.handle,
-            PositionCommand: announcements.handle_position,
-            ReportedPosition: announcements.handle_reported_position,
-            NewEpoch: announcements.handle_epoch,
-            LostRow: announcements.handle_lost_row,
-            DroppedRange: announcements.handle_dropped_range,
-            CatchUpStep: self._catch_ups.handle_step,
-            FoundRemoved: drains.run,
-        }
+        self._catch_ups = CatchUps(
+            context, decoder, self._enqueue_internal, self._search.request
+        )
+        self._rows = RowHandler(
+            context, self._writers, decoder, self._catch_ups, self._park
+        )
 
-    @property
-    def stream_name(self) -> str:
-        """The name of the stream."""
-        return self._context.name
+    # -- links ------------------------------------------------------------------------
+
+    def link_up(self, link: Link) -> None:
+        """Add a link, and search for removed writers in the background."""
+        self._writers.link_up(link)
+        for writer in self._writers.all():
+            if writer.reader.work is not None:
+                self._enqueue_internal(Step(writer, is_timer=False))
+        self._search.request()
+
+    def link_lost(self, link: Link) -> None:
+        """Remove a link, after what it carried has been handled."""
+        self._enqueue_internal(_LostConnection(link))
+
+    def forget_writer(self, instance_name: str) -> None:
+        """Remove the state of a writer, unless rows of it are missing."""
+        self._writers.forget(instance_name)
+
+    # -- received items ---------------------------------------------------------------
 
     def enqueue_rows(self, link: Link, run: RdataRun) -> None:
         """Enqueue rows of one writer that were received together, in order."""
@@ -110,7 +123,7 @@ class StreamReceiver:
         observer.rows_received(name, len(run.rows))
         if (token := run.tokens[-1]) is not None:
             observer.position_announced(name, run.instance_name, token)
-        self._queue.add_rows(link, run)
+        self._put_rows(link, run)
 
     def enqueue_interleaved(self, link: Link, run: InterleavedRun) -> None:
         """Enqueue rows of several writers that were received together, in order."""
@@ -120,88 +133,233 @@ class StreamReceiver:
         for instance_name, token in newest.items():
             if token is not None:
                 observer.position_announced(name, instance_name, token)
-        self._queue.add_rows(link, run)
+        self._put_rows(link, run)
 
     def enqueue_lost_row(self, link: Link, instance_name: str) -> None:
         """Enqueue a marker in place of a row that could not be parsed."""
-        self._queue.add(link, LostRow(instance_name))
-
-    def search_for_removed_writers(self, link: Link) -> None:
-        """Search for removed writers and fetch their rows, in the background."""
-        self._search.request(link)
+        self._put(link, LostRow(instance_name))
 
     def enqueue_position(self, link: Link, position: PositionCommand) -> None:
-        """Enqueue a writer's POSITION, or discard it if it is redundant.
-
-        In a stream that is not resettable, a POSITION below the reader's position is
-        also enqueued as a reported position.
-        """
+        """Enqueue a writer's POSITION, unless it is redundant."""
         context = self._context
         instance_name, token = position.instance_name, position.new_token
         context.observer.position_announced(context.name, instance_name, token)
         if position.prev_token == token:
             # The instance may have just started, in place of a removed writer.
-            self._search.request(link)
-        if context.description.resettable:
-            self._queue.add(link, position)
-            return
-        writer = link.writers.get((context.name, instance_name))
-        current = context.stream.current_token(instance_name)
-        is_below = token < current
-        # If both tokens of a POSITION equal the reader's position, and the reader
-        # reached that position without a row, the POSITION is not redundant: the source
-        # is queried about the position.
-        is_redundant = is_below or (
-            token == current
-            and (
-                position.prev_token < current
-                or self._catch_ups.undelivered_from(instance_name) == current
-            )
-        )
-        if writer is not None and writer.is_live and is_redundant:
+            self._search.request()
+        if self._writers.get(instance_name).reader.follows(link, token):
             context.discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
         else:
-            self._queue.add(link, position)
-        if is_below:
-            reported = ReportedPosition(instance_name, token, is_below=True)
-            self._queue.add(link, reported)
+            self._put(link, position)
 
     def enqueue_reported_position(
         self, link: Link, instance_name: str, token: int, *, is_first: bool = False
     ) -> None:
-        """Enqueue a position that a writer reported through the extension.
-
-        If the writer is live, a report that equals the reader's position is ignored.
-
-        The report is handled after the rows and positions that arrived before it. If
-        the reader is still behind the reported position when the report is handled, the
-        missing rows are fetched.
+        """Enqueue a position that a writer reported, unless it is redundant.
 
         :param is_first: whether the writer has just started, so that this is its
             initial position. Missing rows up to it are fetched, but are not reported as
             a gap.
         """
-        writer = link.writers.get((self._context.name, instance_name))
-        current = self._context.stream.current_token(instance_name)
-        if writer is None or not writer.is_live or token != current:
-            reported = ReportedPosition(instance_name, token, is_first, token < current)
-            self._queue.add(link, reported)
+        if not self._writers.get(instance_name).reader.follows(link, token):
+            self._put(link, ReportedPosition(instance_name, token, is_first))
 
     def enqueue_epoch(
-        self, link: Link, instance_name: str, token: int, epoch: str
+        self,
+        link: Link,
+        instance_name: str,
+        token: int,
+        epoch: str,
+        *,
+        has_restarted: bool,
     ) -> None:
         """Enqueue a writer's epoch if it is new and the stream is held in memory.
 
         The rows that the writer held in memory in earlier epochs are lost.
+
+        :param token: the writer's position.
+        :param has_restarted: whether this may be the first message of a process.
         """
-        is_held = self._context.description.held_in_memory
-        if is_held and not self._catch_ups.epochs.is_present(instance_name, epoch):
-            self._queue.add(link, NewEpoch(instance_name, token, epoch))
+        if (
+            self._context.description.held_in_memory
+            and self._writers.find(instance_name).reader.epoch != epoch
+        ):
+            self._put(link, ReportedEpoch(instance_name, token, epoch, has_restarted))
 
     async def wait_until_empty(self) -> None:
-        """Wait until all enqueued items have been handled."""
+        """Wait until everything received was handled, and no rows are being fetched."""
         await self._queue.wait_until_empty()
+        while self._catch_ups.fetches:
+            await next(iter(self._catch_ups.fetches.values()))
+            await self._queue.wait_until_empty()
 
-    def _consume(self, queued: tuple[Link, Item]) -> Awaitable[None] | None:
+    def _put(self, link: Link, item: Announcement) -> None:
+        self._queue.put((link, item), 1, ROW_OVERHEAD)
+
+    def _put_rows(self, link: Link, run: RdataRun | InterleavedRun) -> None:
+        self._queue.put((link, run), len(run.rows), _size_of(run))
+
+    def _enqueue_internal(self, item: _Internal) -> None:
+        self._queue.put(item, 1, ROW_OVERHEAD)
+
+    def _enqueue_removed(self, instance_name: str, removed: RemovedWriter) -> None:
+        self._enqueue_internal(_FoundRemoved(instance_name, removed))
+
+    # -- the queue --------------------------------------------------------------------
+
+    def _consume(self, queued: _Item) -> Awaitable[None] | None:
+        if not isinstance(queued, tuple):
+            return self._consume_internal(queued)
         link, item = queued
-        return self._handlers[type(item)](link, item)
+        if isinstance(item, RdataRun):
+            return self._rows.handle(link, item)
+        if isinstance(item, InterleavedRun):
+            return self._rows.handle_interleaved(link, item)
+        writer = self._writers.get(item.instance_name)
+        if writer.reader.request is not None:
+            self._park(writer, link, item)
+            return None
+        self._handle_announcement(writer, link, item)
+        return self._catch_ups.proceed(writer)
+
+    async def _consume_internal(self, item: _Internal) -> None:
+        if isinstance(item, FetchedPage):
+            await self._catch_ups.handle_page(item)
+            await self._resume(item.writer)
+        elif isinstance(item, Step):
+            if item.is_timer:
+                item.writer.reader.timer_due()
+            await self._resume(item.writer)
+        elif isinstance(item, _FoundRemoved):
+            await self._handle_removed(item)
+        else:
+            for writer in self._writers.link_lost(item.link):
+                self._give_up_parked(writer)
+                writer.reader.link_lost(item.link)
+                if not writer.reader.links:
+                    writer.stop_timer()
+
+    async def _handle_removed(self, item: _FoundRemoved) -> None:
+        context = self._context
+        writer = self._writers.get(item.instance_name)
+        reader, upto = writer.reader, item.removed.upto_token
+        was_draining = reader.work is not None and reader.work.drain_upto is not None
+        finding = reader.removed(upto, is_deleted=item.removed.is_deleted)
+        if finding is Finding.GAP:
+            if not was_draining:
+                context.observer.removed_writer_found(
+                    context.name, writer.name, reader.position, upto
+                )
+            await self._catch_ups.proceed(writer)
+        elif finding is Finding.EXPECTED and writer.drained_upto is None:
+            writer.drained_upto = reader.position
+            context.observer.removed_writer_drained(
+                context.name, writer.name, reader.position
+            )
+
+    def _handle_announcement(
+        self, writer: Writer, link: Link, item: Announcement
+    ) -> None:
+        """Notify the reader, and the observer of what it finds."""
+        context, reader, name = self._context, writer.reader, writer.name
+        observer, position = context.observer, reader.position
+        now = context.clock.seconds()
+        if isinstance(item, PositionCommand):
+            superseded = reader.drop_unfinished(link)
+            context.discard(name, DiscardReason.SUPERSEDED_BY_POSITION, superseded)
+            found = reader.announced(link, item.prev_token, item.new_token, now)
+            if found is Finding.NOTHING:
+                context.discard(name, DiscardReason.REDUNDANT_POSITION, 1)
+                context.report_position(name)
+            elif found is Finding.AHEAD:
+                observer.ahead_of_writer(context.name, name, position, item.new_token)
+        elif isinstance(item, ReportedPosition):
+            found = reader.reported(link, item.token, now)
+            if found is Finding.AHEAD:
+                observer.ahead_of_writer(context.name, name, position, item.token)
+            elif found is Finding.GAP and not item.is_first:
+                observer.gap_found(context.name, name, position, item.token)
+        elif isinstance(item, ReportedEpoch):
+            reader.epoch_reported(
+                link, item.token, item.epoch, has_restarted=item.has_restarted
+            )
+        else:
+            lost = reader.lost_rows(link)
+            context.discard(name, DiscardReason.CATCHING_UP, lost)
+
+    # -- parked items -----------------------------------------------------------------
+
+    def _park(self, writer: Writer, link: Link, item: RdataRun | Announcement) -> None:
+        """Store an item until the page that is being fetched was handled."""
+        writer.parked.append((link, item))
+        writer.parked_size += _size_of(item)
+        if writer.parked_size > self._context.options.max_queue_size:
+            self._give_up_parked(writer)
+            self._enqueue_internal(Step(writer, is_timer=False))
+
+    async def _resume(self, writer: Writer) -> None:
+        """Handle what was parked, unless only it would be fetched again."""
+        reader = writer.reader
+        if reader.work is not None and not reader.work.is_fetched:
+            # More pages follow: the parked items only raise the target.
+            self._give_up_parked(writer)
+        await self._catch_ups.proceed(writer)
+        while writer.parked and reader.request is None:
+            link, item = writer.parked.popleft()
+            writer.parked_size -= _size_of(item)
+            waiting = self._consume((link, item))
+            if waiting is not None:
+                await waiting
+
+    def _give_up_parked(self, writer: Writer) -> None:
+        while writer.parked:
+            self._give_up_item(*writer.parked.popleft())
+        writer.parked_size = 0
+
+    def _give_up(self, waiting: Iterable[Queued[_Item]]) -> list[Queued[_Item]]:
+        """Handle a full queue's items without delivering their rows.
+
+        :return: the items that remain in the queue.
+        """
+        kept = []
+        given_up: dict[str, None] = {}
+        for queued in waiting:
+            if isinstance(queued.item, Step) and not queued.item.is_timer:
+                given_up[queued.item.writer.name] = None
+                continue
+            if not isinstance(queued.item, tuple):
+                kept.append(queued)
+                continue
+            link, item = queued.item
+            for each in item.runs() if isinstance(item, InterleavedRun) else (item,):
+                given_up[each.instance_name] = None
+                self._give_up_parked(self._writers.find(each.instance_name))
+                self._give_up_item(link, each)
+        for name in given_up:
+            step = Step(self._writers.find(name), is_timer=False)
+            kept.append(Queued(step, 1, ROW_OVERHEAD))
+        return kept
+
+    def _give_up_item(self, link: Link, item: RdataRun | Announcement) -> None:
+        writer = self._writers.get(item.instance_name)
+        reader = writer.reader
+        reader.overflow()
+        if not isinstance(item, RdataRun):
+            self._handle_announcement(writer, link, item)
+            return
+        reason = DiscardReason.CATCHING_UP
+        complete = reader.gather(link, item.tokens, item.rows)
+        if complete is None:
+            reason = DiscardReason.NOT_CONNECTED
+        else:
+            for token, texts in complete:
+                if reader.batch(link, token, len(texts)) is Verdict.DELIVER:
+                    reader.overflow(token)
+            reader.drop_unfinished(link)
+        self._context.discard(writer.name, reason, len(item.rows))
+
+
+def _size_of(item: Received) -> int:
+    if isinstance(item, (RdataRun, InterleavedRun)):
+        return sum(map(len, item.rows)) + len(item.rows) * ROW_OVERHEAD
+    return ROW_OVERHEAD

@@ -1,30 +1,29 @@
-"""Handling of received rows: delivers or discards them, and schedules catch-ups.
+"""Handling of received rows: decodes and delivers them, or has them fetched.
 
 Theory of operation: rows are handled in slices. On the fast path, the rows of a slice
 are decoded together and delivered; no coroutine is created unless the host returns an
-awaitable. A slice takes the fast path if the writer is live, each row is a batch of its
-own, the tokens are plausible, ascending and above the reader's position, and every row
-can be decoded. The rows of any other slice are collected into batches. For each batch,
-:mod:`~synapse_replication.handlers.receiving.batches` decides whether it is delivered.
+awaitable, and the writer's reader is not notified of the rows. A slice takes the fast
+path if the writer is live on the link, each row is a batch of its own, the tokens are
+plausible, ascending and above the reader's position, and every row can be decoded.
+About each batch of any other slice, the reader decides.
+
+The slices of rows of several writers are decoded as a whole, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import lt
-from typing import Any
+from typing import Any, cast
 
+from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.observer import DiscardReason
-from synapse_replication.handlers.receiving.batches import BatchSorter
-from synapse_replication.handlers.receiving.catch_up import CatchUpRunner
+from synapse_replication.handlers.receiving.catch_up import CatchUps
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
-from synapse_replication.handlers.receiving.delivery import Delivery
-from synapse_replication.handlers.receiving.writer_state import Link, LinkedWriter
-from synapse_replication.wire.rdata import RdataRun
-
-__all__ = ["SLICE", "RowHandler"]
+from synapse_replication.handlers.receiving.writers import Writer, Writers
+from synapse_replication.streams.reader import Verdict
+from synapse_replication.wire.rdata import InterleavedRun, RdataRun
 
 #: The maximum number of rows in a slice. Before each further slice of the same rows,
 #: the pacer decides whether a break is due.
@@ -35,24 +34,25 @@ class RowHandler:
     """Handler of the rows of one stream, from all its writers.
 
     Use it in the reactor's thread only.
+
+    :param park: stores rows of a writer until its page was fetched.
     """
 
     def __init__(
         self,
         context: StreamContext,
+        writers: Writers,
         decoder: RowDecoder,
-        catch_ups: CatchUpRunner,
-        delivery: Delivery,
+        catch_ups: CatchUps,
+        park: Callable[[Writer, Link, RdataRun], None],
     ) -> None:
         self._context = context
+        self._writers = writers
         self._decoder = decoder
         self._catch_ups = catch_ups
-        self._delivery = delivery
+        self._park = park
 
-    @property
-    def stream_name(self) -> str:
-        """The name of the stream."""
-        return self._context.name
+    # -- one writer -------------------------------------------------------------------
 
     def handle(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
         """Handle rows of one writer.
@@ -60,75 +60,86 @@ class RowHandler:
         :return: an awaitable if the rows are not handled completely yet; usually
             ``None``, so that no coroutine is created.
         """
-        context = self._context
-        writer = link.writers.get((context.name, run.instance_name))
-        if writer is None:
-            reason = DiscardReason.NOT_CONNECTED
-            context.discard(run.instance_name, reason, len(run.rows))
+        writer = self._writers.find(run.instance_name)
+        if writer.reader.request is not None:
+            self._park(writer, link, run)
             return None
         if len(run.rows) > SLICE:
-            return self._handle_slices(writer, run)
-        waiting = self.handle_slice(writer, run.tokens, run.rows)
-        context.pacer.count(len(run.rows))
+            return self._handle_slices(writer, link, run)
+        waiting = self._handle_slice(writer, link, run.tokens, run.rows)
+        self._context.pacer.count(len(run.rows))
         return waiting
 
-    async def _handle_slices(self, writer: LinkedWriter, run: RdataRun) -> None:
+    async def _handle_slices(self, writer: Writer, link: Link, run: RdataRun) -> None:
         pacer = self._context.pacer
         for start in range(0, len(run.rows), SLICE):
             if start and pacer.is_due():
                 await pacer.take_break()
             tokens = run.tokens[start : start + SLICE]
             rows = run.rows[start : start + SLICE]
-            waiting = self.handle_slice(writer, tokens, rows)
+            if writer.reader.request is not None:
+                rest = RdataRun(
+                    run.stream_name,
+                    run.instance_name,
+                    run.tokens[start:],
+                    run.rows[start:],
+                )
+                self._park(writer, link, rest)
+                return
+            waiting = self._handle_slice(writer, link, tokens, rows)
             if waiting is not None:
                 await waiting
             pacer.count(len(rows))
 
-    def handle_slice(
-        self, writer: LinkedWriter, tokens: list[Any], rows: list[bytes]
+    def _handle_slice(
+        self, writer: Writer, link: Link, tokens: list[Any], rows: list[bytes]
     ) -> Awaitable[None] | None:
-        """Handle a slice of one writer's rows.
-
-        :param tokens: the token of each row; ``None`` if more rows of the same token
-            follow.
-        :return: an awaitable if the rows are not handled completely yet.
-        """
-        context = self._context
-        position = context.stream.current_token(writer.instance_name)
+        context, reader = self._context, writer.reader
+        position = context.stream.current_token(writer.name)
         if (
-            not self._is_fast_path(writer, tokens, position)
-            or not context.is_plausible(writer.instance_name, tokens[-1])
+            not reader.is_live_on(link)
+            or None in tokens
+            or tokens[0] <= position
+            or (len(tokens) > 1 and not all(map(lt, tokens, tokens[1:])))
+            or not context.is_plausible(writer.name, tokens[-1])
             or (typed := self._decoder.decode(rows)) is None
         ):
-            return self._handle_slow_path(writer, tokens, rows)
+            return self._handle_slowly(writer, link, tokens, rows)
+        reader.links[link].heard = tokens[-1]
         batches = zip(tokens, [[row] for row in typed])  # noqa: B905 -- equal lengths
-        return self._delivery.deliver(writer, batches)
+        return self._deliver(writer, batches)
+
+    async def _handle_slowly(
+        self, writer: Writer, link: Link, tokens: list[Any], rows: list[bytes]
+    ) -> None:
+        """Handle rows that cannot take the fast path, batch by batch."""
+        context, name, reader = self._context, writer.name, writer.reader
+        reader.position = context.stream.current_token(name)
+        complete = reader.gather(link, tokens, rows)
+        if complete is None:
+            context.discard(name, DiscardReason.NOT_CONNECTED, len(rows))
+            return
+        for token, texts in complete:
+            reader.position = context.stream.current_token(name)
+            verdict = reader.batch(link, token, len(texts))
+            if verdict is not Verdict.DELIVER:
+                context.discard(name, self._reason(writer, verdict), len(texts))
+            elif (typed := self._decoder.decode(texts)) is None:
+                reader.unreadable(token)
+                context.discard(name, DiscardReason.UNDECODABLE, len(texts))
+            elif (waiting := self._deliver(writer, [(token, typed)])) is not None:
+                await waiting
+        if self._exceeds_bounds(reader.links[link].pending):
+            lost = reader.lost_rows(link)
+            context.discard(name, DiscardReason.CATCHING_UP, lost)
+        await self._catch_ups.proceed(writer)
 
     @staticmethod
-    def _is_fast_path(
-        writer: LinkedWriter, tokens: Sequence[Any], position: int
-    ) -> bool:
-        """Return whether the rows of a slice can take the fast path."""
-        return (
-            writer.is_live
-            and None not in tokens
-            and tokens[0] > position
-            and (len(tokens) == 1 or all(map(lt, tokens, tokens[1:])))
-        )
-
-    async def _handle_slow_path(
-        self, writer: LinkedWriter, tokens: list[Any], rows: list[bytes]
-    ) -> None:
-        """Handle rows that cannot take the fast path; see the module's docstring."""
-        complete = writer.gather(tokens, rows)
-        if complete:
-            await self._handle_batches(writer, complete)
-        if self._exceeds_bounds(writer.pending):
-            # Drop the unfinished batch only after the complete batches were handled,
-            # because drop_pending() marks the next batch as one with lost rows.
-            self._context.discard(
-                writer.instance_name, DiscardReason.CATCHING_UP, writer.drop_pending()
-            )
+    def _reason(writer: Writer, verdict: Verdict) -> DiscardReason:
+        if verdict is Verdict.FETCH:
+            return DiscardReason.CATCHING_UP
+        is_copy = len(writer.reader.links) > 1
+        return DiscardReason.REPEATED if is_copy else DiscardReason.OLD_TOKEN
 
     def _exceeds_bounds(self, pending: list[bytes]) -> bool:
         options = self._context.options
@@ -137,44 +148,131 @@ class RowHandler:
             or sum(map(len, pending)) > options.max_queue_size
         )
 
-    async def _handle_batches(
-        self, writer: LinkedWriter, complete: list[tuple[int, list[bytes]]]
-    ) -> None:
-        """Deliver or discard each batch; schedule a catch-up if rows are missing."""
-        instance_name, run = writer.instance_name, writer.catch_up
-        reader = self._catch_ups.reader_position(instance_name)
-        sorter = BatchSorter(
-            self._context.description,
-            partial(self._context.is_plausible, instance_name),
-            self._decoder.decode,
-            reader.current,
-            reader.undelivered_from,
-            has_lost_rows=writer.has_lost_rows,
-        )
-        if run is not None:
-            sorter.fetch_from = sorter.position = max(reader.current, run.cursor)
-        for token, texts in complete:
-            reason = sorter.add(token, texts)
-            if reason is not None:
-                self._context.discard(instance_name, reason, len(texts))
-        writer.has_lost_rows = sorter.has_lost_rows
-        waiting = self._delivery.deliver(writer, sorter.deliverable)
-        if waiting is not None:
-            await waiting
-        if sorter.missed:
-            self._fetch_again(writer, reader.undelivered_from, sorter.missed)
-        if sorter.fetch_from is not None:
-            tokens = [token for token, _ in complete]
-            self._catch_ups.schedule(writer, sorter.fetch_from, tokens)
+    # -- several writers --------------------------------------------------------------
 
-    def _fetch_again(
-        self, writer: LinkedWriter, undelivered_from: int, missed: list[int]
-    ) -> None:
-        """Schedule a catch-up for late rows that the position skipped."""
-        current = self._context.stream.current_token(writer.instance_name)
-        self._catch_ups.schedule(
-            writer,
-            undelivered_from,
-            missed,
-            restart_token=undelivered_from if undelivered_from < current else None,
+    async def handle_interleaved(self, link: Link, run: InterleavedRun) -> None:
+        """Handle rows of several writers; decode each slice as a whole if possible."""
+        # The positions to report later, not once per row: at the next break, before a
+        # slice that is not decoded as a whole, or at the end.
+        moved: dict[str, int] = {}
+        pacer = self._context.pacer
+        for start in range(0, len(run.rows), SLICE):
+            if start and pacer.is_due():
+                self._report_positions(moved)
+                await pacer.take_break()
+            part = run.part(start, start + SLICE)
+            typed = None
+            if None not in part.tokens and self._are_plausible(part):
+                typed = self._decoder.decode_quietly(part.rows)
+            if typed is None:
+                self._report_positions(moved)
+                for of_writer in part.runs():
+                    if (waiting := self.handle(link, of_writer)) is not None:
+                        await waiting
+            else:
+                await self._handle_typed(link, part, typed, moved)
+            pacer.count(len(part.rows))
+        self._report_positions(moved)
+
+    def _report_positions(self, moved: dict[str, int]) -> None:
+        for instance_name in moved:
+            self._context.report_position(instance_name)
+        moved.clear()
+
+    def _are_plausible(self, part: InterleavedRun) -> bool:
+        tokens = cast(list[int], part.tokens)
+        greatest = max(tokens)
+        return self._context.is_plausible(
+            part.instance_names[tokens.index(greatest)], greatest
         )
+
+    async def _handle_typed(
+        self,
+        link: Link,
+        part: InterleavedRun,
+        typed: list[Any],
+        moved: dict[str, int],
+    ) -> None:
+        """Deliver the rows of live writers; handle other rows one at a time.
+
+        :param part: the rows; each is a batch of its own.
+        :param moved: updated with the positions of live writers, to be reported later.
+        """
+        name, on_rdata = self._context.name, self._context.sink.on_rdata
+        for index, (instance_name, token, row) in enumerate(
+            # The caller has excluded rows without a token.
+            zip(part.instance_names, cast(list[int], part.tokens), typed, strict=True)
+        ):
+            position = moved.get(instance_name)
+            if position is None:
+                writer = self._writers.get(instance_name)
+                if writer.reader.is_live_on(link):
+                    position = writer.reader.position
+            if position is None or token <= position:
+                moved.pop(instance_name, None)
+                single = RdataRun(name, instance_name, [token], [part.rows[index]])
+                if (waiting := self.handle(link, single)) is not None:
+                    await waiting
+                continue
+            try:
+                waiting = on_rdata(name, instance_name, token, [row])
+                if waiting is not None:
+                    await waiting
+                moved[instance_name] = token
+            except Exception as error:  # noqa: BLE001 -- reported to the observer
+                if moved.pop(instance_name, None) is not None:
+                    self._context.report_position(instance_name)
+                failed = self._writers.get(instance_name)
+                self._catch_ups.delivery_failed(failed, [(token, [row])], error)
+        for instance_name, token in moved.items():
+            self._writers.get(instance_name).reader.links[link].heard = token
+
+    # -- delivery ---------------------------------------------------------------------
+
+    def _deliver(
+        self, writer: Writer, batches: Iterable[tuple[int, list[Any]]]
+    ) -> Awaitable[None] | None:
+        """Deliver batches of one writer, and report the resulting position.
+
+        :return: an awaitable if the host returned one for a batch, else ``None``.
+        """
+        context = self._context
+        name, on_rdata = context.name, context.sink.on_rdata
+        remaining = iter(batches)
+        for token, rows in remaining:
+            try:
+                waiting = on_rdata(name, writer.name, token, rows)
+            except Exception as error:  # noqa: BLE001 -- reported to the observer
+                left = [(token, rows), *remaining]
+                self._catch_ups.delivery_failed(writer, left, error)
+                return None
+            if waiting is not None:
+                left = [(token, rows), *remaining]
+                return self._deliver_remaining(writer, left, waiting)
+        context.report_position(writer.name)
+        return None
+
+    async def _deliver_remaining(
+        self,
+        writer: Writer,
+        left: Sequence[tuple[int, list[Any]]],
+        waiting: Awaitable[None] | None,
+    ) -> None:
+        """Wait until the host has handled the first batch, then deliver the others.
+
+        :param waiting: the host's awaitable for the first batch.
+        """
+        context = self._context
+        done = 0
+        try:
+            for done, (token, rows) in enumerate(left):
+                if done:
+                    waiting = context.sink.on_rdata(
+                        context.name, writer.name, token, rows
+                    )
+                if waiting is not None:
+                    await waiting
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
+            self._catch_ups.delivery_failed(writer, left[done:], error)
+            return
+        context.report_position(writer.name)

@@ -22,11 +22,11 @@ from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
 )
+from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.observer import (
     CommandDropReason,
     ReplicationObserver,
 )
-from synapse_replication.handlers.receiving.writer_state import Link
 from synapse_replication.handlers.sending.unsent import UnsentCommands
 from synapse_replication.streams.stream import JsonValue, Stream
 from synapse_replication.wire.commands.standard import (

@@ -36,7 +36,7 @@ from twisted.internet.defer import Deferred
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.sending.sender import CommandSender
-from synapse_replication.streams.catchup import (
+from synapse_replication.streams.pages import (
     Page,
     check_page,
     gather_batches,

@@ -205,9 +205,7 @@ class Process:
         return parts.handler(
             host,
             self.watcher,
-            options=HandlerOptions(
-                receiver=receiver, partial=partial, receiver_type=parts.receiver
-            ),
+            options=HandlerOptions(receiver=receiver, partial=partial),
         )
 
     def _token_at_start(self, stream_name: str, writer: str) -> int:

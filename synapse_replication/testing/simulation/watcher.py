@@ -92,6 +92,7 @@ class Watcher(ReplicationObserver):
         self._unexpected = unexpected
         self._cut_off = cut_off
         self._reached: dict[tuple[str, str], int] = {}
+        self._fetched: dict[tuple[str, str], CatchUpEvent] = {}
         #: Positions of this process that are ahead of the writer, by (stream, writer).
         self.ahead: dict[tuple[str, str], int] = {}
 
@@ -173,8 +174,11 @@ class Watcher(ReplicationObserver):
     @override
     def catch_up(self, event: CatchUpEvent) -> Iterator[None]:
         key = event.stream_name, event.instance_name
-        if self._reached.pop(key, None) != event.from_token:
+        last = self._fetched.get(key, event)
+        is_read_ahead = last.from_token < event.from_token < last.upto_token
+        if self._reached.pop(key, None) != event.from_token and not is_read_ahead:
             self.counts.catch_ups[self._name] += 1
+        self._fetched[key] = event
         self._trace(
             f"{self._name} fetches {event.stream_name} of {event.instance_name} in "
             f"({event.from_token}, {event.upto_token}]"

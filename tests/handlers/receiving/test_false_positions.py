@@ -250,23 +250,6 @@ class NearTests(SynchronousTestCase):
         process.receive("POSITION events w 5 5", "POSITION events w 5 5")
         self.assertEqual(process.stream.requests[1:], [])
 
-    def test_no_rewind_below_host_delivery(self) -> None:
-        """A position is not rewound below rows that the host itself has delivered."""
-        process = live(20)
-        process.receive("POSITION events v 0 0", "POSITION events w 5 9")
-        process.stream.persist("w", 6, ["six"])
-        rows = process.host.rows
-        rows.is_held = True
-        process.receive(
-            'RDATA events w 6 ["six"]', 'RDATA events v 1 ["one of another writer"]'
-        )
-        process.stream.advance("w", 12)
-        before = len(rows.positions)
-        rows.is_held = False
-        rows.release()
-        self.assertEqual(process.stream.current_token("w"), 12)
-        self.assertEqual(rows.positions[before:], [])
-
     def test_prefetched_before_commit(self) -> None:
         """A page prefetched before one of its rows was committed is fetched again."""
         process = live(20)

@@ -66,7 +66,7 @@ class InterleavedTests(SynchronousTestCase):
         fixture.receive(
             *map(line, range(1, 5)), line(5, "nonsense"), *map(line, [6, 7, 15])
         )
-        self.assertEqual(fixture.stream.requests, [("w5", 0, 15)])
+        self.assertEqual(fixture.stream.requests, [("w5", 0, 5)])
         self.assertEqual(fixture.host.rows.tokens("w5"), [5, 15])
         self.assertEqual(fixture.host.rows.tokens("w6"), [6])
 

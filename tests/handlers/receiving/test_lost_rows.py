@@ -47,19 +47,6 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(process.stream.requests[1:], [("w", 5, 10)])
         self.assertEqual(process.host.observer.resets, [])
 
-    def test_rows_in_flight_below_the_sequence(self) -> None:
-        """A refuted claim does not advance the reader to the sequence's value."""
-        process = self.overflowing()
-        process.stream.persist("w", 5, ["committed before the row 4"])
-        process.stream.last_token = 6
-        process.receive(*[f'RDATA events w {FAR} ["false"]'] * 10)
-        self.release(process)
-        self.assertEqual(tokens(process), [1, 2, 3])
-        self.assertEqual(process.stream.current_token("w"), 3)
-        process.stream.persist("w", 4, ["four"])
-        process.receive('RDATA events w 5 ["committed before the row 4"]')
-        self.assertEqual(tokens(process), [1, 2, 3, 4, 5])
-
     def test_far_positions_in_a_full_queue(self) -> None:
         """Rows dropped along with refuted positions are fetched nevertheless."""
         process = self.overflowing()
@@ -84,12 +71,6 @@ class LostRowTests(SynchronousTestCase):
         process.stream.answer()
         self.assertEqual(tokens(process), [1, 2, 3, 4])
         self.assertEqual(process.host.observer.refuted, [("events", "w", FAR, 4)])
-        # Row 5 may have been among the dropped ones.
-        process.stream.last_token = 6
-        process.stream.persist("w", 5, ["five"])
-        process.stream.persist("w", 6, ["six"])
-        process.receive('RDATA events w 6 ["six"]')
-        self.assertEqual(tokens(process), [1, 2, 3, 4, 5, 6])
 
     def test_late_rows_in_a_full_queue_after_a_lost_one(self) -> None:
         """Dropped late rows do not count as the next row after a loss either."""

@@ -9,8 +9,15 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
-from synapse_replication.handlers.receiving.queue import DrainedQueue, Pacer, Queued
+from synapse_replication.handlers.receiving.context import (
+    ReceiverOptions,
+    StreamContext,
+)
+from synapse_replication.handlers.receiving.pacer import Pacer
+from synapse_replication.handlers.receiving.queue import DrainedQueue, Queued
+from synapse_replication.testing.doubles import MemoryHost, SourceStream
 from synapse_replication.testing.recording_observer import RecordingObserver
+from tests.handlers.fixtures import Row
 
 
 class DrainedQueueTests(SynchronousTestCase):
@@ -23,13 +30,20 @@ class DrainedQueueTests(SynchronousTestCase):
         self.is_held = False
         self.reactor = Clock()
         self.queue: DrainedQueue[str] = DrainedQueue(
-            "events",
-            self.consume,
-            self.coalesce,
-            BackgroundProcesses(self.observer),
-            self.observer,
-            Pacer(ReactorClock(self.reactor), 10, 0.01),
-            100,
+            self.context(), self.consume, self.give_up
+        )
+
+    def context(self) -> StreamContext:
+        clock = ReactorClock(self.reactor)
+        stream = SourceStream("events", Row)
+        return StreamContext(
+            stream=stream,
+            sink=MemoryHost(stream).rows,
+            clock=clock,
+            run_as_background_process=BackgroundProcesses(self.observer),
+            observer=self.observer,
+            options=ReceiverOptions(max_queue_size=100),
+            pacer=Pacer(clock, 10, 0.01),
         )
 
     async def consume(self, item: str) -> None:
@@ -40,14 +54,13 @@ class DrainedQueueTests(SynchronousTestCase):
             raise ValueError(item)
         self.consumed.append(item)
 
-    def coalesce(self, waiting: Iterable[Queued[str]]) -> list[Queued[str]]:
+    def give_up(self, waiting: Iterable[Queued[str]]) -> list[Queued[str]]:
         return [Queued("+".join(queued.item for queued in waiting), 1, 1)]
 
     def test_drains_immediately(self) -> None:
         """An idle queue handles an item within the call of ``put``."""
         self.queue.put("a", 1, 10)
         self.assertEqual(self.consumed, ["a"])
-        self.assertFalse(self.queue)
         self.assertEqual(self.observer.queue_lengths, {})
 
     def test_lengths_are_reported(self) -> None:
@@ -68,13 +81,7 @@ class DrainedQueueTests(SynchronousTestCase):
     def test_synchronous_consumer(self) -> None:
         """A synchronous consumer works, too."""
         queue: DrainedQueue[str] = DrainedQueue(
-            "events",
-            self.consumed.append,
-            self.coalesce,
-            BackgroundProcesses(self.observer),
-            self.observer,
-            Pacer(ReactorClock(self.reactor), 10, 0.01),
-            100,
+            self.context(), self.consumed.append, self.give_up
         )
         queue.put("a", 1, 10)
         self.assertEqual(self.consumed, ["a"])
@@ -87,7 +94,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.is_held = True
         for item in "abc":
             self.queue.put(item, 1, 10)
-        self.assertEqual(self.queue.length, 2)
+        self.assertEqual(self.queue._length, 2)
         self.is_held = False
         self.busy[0].callback(None)
         self.assertEqual(self.consumed, ["a", "b", "c"])
@@ -104,18 +111,18 @@ class DrainedQueueTests(SynchronousTestCase):
         self.assertEqual(self.consumed, ["a"])
         self.assertEqual(str(self.observer.failures[0][1]), "bad")
 
-    def test_coalesces_when_full(self) -> None:
-        """When the queue exceeds its limit, the waiting items are coalesced."""
+    def test_gives_up_when_full(self) -> None:
+        """When the queue exceeds its limit, the waiting items are given up."""
         self.is_held = True
         for item in "abcd":
             self.queue.put(item, 5, 45)
-        self.assertEqual(self.queue.length, 1)
+        self.assertEqual(self.queue._length, 1)
         self.is_held = False
         self.busy[0].callback(None)
         self.assertEqual(self.consumed, ["a", "b+c+d"])
 
     def test_exactly_full(self) -> None:
-        """Items that reach the limit exactly are not coalesced."""
+        """Items that reach the limit exactly are not given up."""
         self.is_held = True
         for item in "abc":
             self.queue.put(item, 1, 50)
@@ -130,7 +137,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.is_held = True
         self.queue.put("a", 1, 1)
         self.queue.put("large", 7, 1000)
-        self.assertEqual(self.queue.length, 7)
+        self.assertEqual(self.queue._length, 7)
 
     def test_yields_after_number_of_items(self) -> None:
         """The queue yields to the reactor after a number of items."""

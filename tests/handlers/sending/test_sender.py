@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.receiving.writer_state import Link
+from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.testing.doubles import (
     MemoryConnection,

@@ -1,0 +1,143 @@
+"""The writers of one received stream, and what waits for each of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TypeAlias
+
+import attrs
+
+from synapse_replication.handlers.interfaces import DelayedCall
+from synapse_replication.handlers.link import Link
+from synapse_replication.handlers.observer import Resync
+from synapse_replication.handlers.receiving.context import StreamContext
+from synapse_replication.streams.reader import Reader, ReaderPolicy
+from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.rdata import InterleavedRun, RdataRun
+
+
+@attrs.frozen
+class LostRow:
+    """A writer's row that could not be parsed."""
+
+    instance_name: str
+
+
+@attrs.frozen
+class ReportedPosition:
+    """A writer's report that it has sent all rows up to ``token``.
+
+    :ivar is_first: whether the writer has just started, so that this is its initial
+        position. Missing rows up to it are fetched, but are not reported as a gap.
+    """
+
+    instance_name: str
+    token: int
+    is_first: bool = False
+
+
+@attrs.frozen
+class ReportedEpoch:
+    """The epoch of a writer that holds the stream in memory.
+
+    :ivar token: the writer's position.
+    :ivar has_restarted: whether this may be the first message of a process.
+    """
+
+    instance_name: str
+    token: int
+    epoch: str
+    has_restarted: bool
+
+
+Announcement: TypeAlias = PositionCommand | ReportedPosition | ReportedEpoch | LostRow
+Received: TypeAlias = RdataRun | InterleavedRun | Announcement
+
+
+@attrs.define(eq=False)
+class Writer:
+    """One writer of the stream.
+
+    :ivar reader: what this process knows about the writer.
+    :ivar parked: what arrived from the writer, in order, while a page was fetched.
+    :ivar parked_size: its size, in bytes.
+    :ivar timer: the scheduled end of a pause, if any.
+    :ivar resync: where the pages of the catch-up came from; ``None`` before the first.
+    :ivar drained_upto: the last token of a removed writer that was reported as drained.
+    """
+
+    name: str
+    reader: Reader
+    parked: deque[tuple[Link, RdataRun | Announcement]] = attrs.Factory(deque)
+    parked_size: int = 0
+    timer: DelayedCall | None = None
+    resync: Resync | None = None
+    drained_upto: int | None = None
+
+    def stop_timer(self) -> None:
+        """Cancel the timer, if any."""
+        if self.timer is not None and self.timer.active():
+            self.timer.cancel()
+        self.timer = None
+
+
+class Writers:
+    """The writers of one stream, by name."""
+
+    def __init__(self, context: StreamContext) -> None:
+        description, options = context.description, context.options
+        self._context = context
+        self._policy = ReaderPolicy(
+            resettable=description.resettable,
+            idempotent=description.idempotent,
+            held_in_memory=description.held_in_memory,
+            reverts_positions=options.reverts_positions,
+            tolerance=options.plausible_distance,
+        )
+        self._links: list[Link] = []
+        self._writers: dict[str, Writer] = {}
+        self._saved_epochs = context.saved_epochs()
+
+    def find(self, instance_name: str) -> Writer:
+        """Return a writer, whose reader may have an old position; add it if new."""
+        return self._writers.get(instance_name) or self._add(instance_name)
+
+    def get(self, instance_name: str) -> Writer:
+        """Return a writer, whose reader has the present position; add it if new."""
+        writer = self.find(instance_name)
+        writer.reader.position = self._context.stream.current_token(instance_name)
+        return writer
+
+    def _add(self, instance_name: str) -> Writer:
+        context = self._context
+        reader = Reader(
+            self._policy,
+            lambda token: context.is_plausible(instance_name, token),
+            context.stream.current_token(instance_name),
+            self._saved_epochs.get(instance_name),
+        )
+        for link in self._links:
+            reader.link_up(link)
+        writer = self._writers[instance_name] = Writer(instance_name, reader)
+        return writer
+
+    def all(self) -> list[Writer]:
+        """Return all writers, whose readers have the present positions."""
+        return [self.get(name) for name in self._writers]
+
+    def link_up(self, link: Link) -> None:
+        """Add a link."""
+        self._links.append(link)
+        for writer in self.all():
+            writer.reader.link_up(link)
+
+    def link_lost(self, link: Link) -> list[Writer]:
+        """Remove a link; return the writers, whose readers still have it."""
+        self._links.remove(link)
+        return self.all()
+
+    def forget(self, instance_name: str) -> None:
+        """Remove a writer, unless something is missing."""
+        writer = self._writers.get(instance_name)
+        if writer is not None and writer.reader.work is None and not writer.parked:
+            del self._writers[instance_name]

@@ -1,0 +1,94 @@
+"""Pages of fetched rows: checked against their request, and grouped by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
+from typing import TypeVar
+
+import attrs
+
+from synapse_replication.errors import CatchUpError
+from synapse_replication.streams.stream import (
+    EncodedUpdates,
+    JsonValue,
+    StreamUpdateResult,
+)
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Page:
+    """Fetched rows, checked and in order.
+
+    It has two parallel lists instead of a list of pairs, so that the garbage collector
+    does not have to traverse a container per row.
+
+    :ivar tokens: the token of each row, ascending.
+    :ivar values: the rows.
+    :ivar upto_token: the page has all rows up to and including this token.
+    :ivar is_encoded: whether the rows are JSON text instead of JSON values.
+    """
+
+    tokens: list[int]
+    values: list[JsonValue]
+    upto_token: int
+    is_encoded: bool = False
+
+    def batches(self) -> Iterator[tuple[int, list[JsonValue]]]:
+        """Iterate over pairs of a token and its rows."""
+        return gather_batches(self.tokens, self.values)
+
+
+def gather_batches(
+    tokens: Iterable[int], rows: Iterable[T]
+) -> Iterator[tuple[int, list[T]]]:
+    """Iterate over pairs of a token and its rows.
+
+    :param tokens: the token of each row; equal tokens are adjacent.
+    :param rows: the row of each token.
+    """
+    batch: list[T] = []
+    batch_token = 0
+    for token, row in zip(tokens, rows, strict=True):
+        if batch and token == batch_token:
+            batch.append(row)
+            continue
+        if batch:
+            yield batch_token, batch
+        batch_token, batch = token, [row]
+    if batch:
+        yield batch_token, batch
+
+
+def check_page(
+    result: StreamUpdateResult,
+    from_token: int,
+    upto_token: int,
+    *,
+    allow_encoded: bool = False,
+) -> Page:
+    """Return the rows in ``(from_token, upto_token]`` of a source's result.
+
+    A result may contain rows beyond the requested range. They are omitted, since rows
+    with lower tokens may not have been committed yet.
+
+    :param allow_encoded: whether to leave rows encoded if the source returned text.
+    :raises CatchUpError: if the result does not advance beyond ``from_token``.
+    """
+    reached = min(result.upto_token, upto_token)
+    if reached <= from_token:
+        raise CatchUpError(
+            f"the source returned rows up to {result.upto_token}, but rows "
+            f"in ({from_token}, {upto_token}] were requested: it does not have them yet"
+        )
+    updates = result.updates
+    is_encoded = False
+    if allow_encoded and isinstance(updates, EncodedUpdates):
+        updates = updates.encoded
+        is_encoded = True
+    wanted = [update for update in updates if from_token < update[0] <= reached]
+    wanted.sort(key=itemgetter(0))
+    tokens = [token for token, _ in wanted]
+    return Page(tokens, [row for _, row in wanted], reached, is_encoded)

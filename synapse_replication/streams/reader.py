@@ -1,0 +1,999 @@
+"""What a reader knows about one writer of a stream, and what it does next.
+
+Theory of operation: a :class:`Reader` is a scoreboard of the writer's tokens, in the
+spirit of TCP's selective acknowledgements (RFC 6675). In ascending order, the tokens
+form these ranges:
+
+- up to the *floor*: delivered. Rows that arrive with these tokens are old;
+- from the floor to the *position*: empty, because the writer, or what seemed to be the
+  writer, said so. Nobody can confirm that a range is empty for good: a row may still be
+  committed in it if the claim was false. If a row of this range arrives, the claim was
+  false, and the range is missing;
+- from the *cursor* to the *target*: missing, so that these rows must be fetched. The
+  cursor is at the floor, at the position or between the two when the catch-up begins.
+  The target is the greatest token that the writer is said to have reached;
+- up to the *doubt*: a token beyond the plausible distance of the stream, which the
+  source has to confirm;
+- above: unknown.
+
+Whether rows can be delivered as they arrive depends on the link, too: a link is
+*complete* if every row that the writer sent since its POSITION on this link has
+arrived, or is marked as missing. State belongs to the writer; a link is only a source.
+If a writer has several links, the first copy of a row is delivered, and its further
+copies are old. The tokens of a link never descend unless its writer restarted, or
+something it said was false. Only a link that contradicts itself is therefore evidence
+that the position is false; a link that is merely slower than another is not.
+
+The reader has no clock, no I/O and no awaitable. Its driver reports events by calling
+the methods below, one at a time, and then takes the actions that :meth:`Reader.next`
+returns. :data:`TABLE` lists, for each event and state, the states that may follow. An
+event in a state that the table does not list raises :exc:`UnexpectedEventError`.
+
+See docs/failure-modes.rst: failure-gap-per-writer, failure-two-links.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Final, TypeAlias, TypeVar
+
+import attrs
+
+from synapse_replication.streams.pages import Page, check_page
+from synapse_replication.streams.stream import StreamUpdateResult
+
+#: The minimum time for which an empty range can be found to be false, in s, if no row
+#: follows it. If older ranges were not forgotten, the check of a writer that was idle
+#: for days would query the tokens of all these days.
+WINDOW: Final = 60.0
+#: The shortest interval between two checks of an empty range, in s.
+CHECK_INTERVAL: Final = 1.0
+#: The number of catch-ups that can begin without delay in a burst, and the interval
+#: between further ones, in s. A claim costs a query, so it must not occupy a reader for
+#: long; and it must not delay a reader for longer than the interval, either.
+BURST: Final = 20
+INTERVAL: Final = 0.1
+
+
+class State(enum.Enum):
+    """The state of a writer at its reader."""
+
+    WAITING = "waiting for POSITION"  #: on no link was a POSITION handled
+    LIVE = "live"  #: rows are delivered as they arrive
+    DUE = "due"  #: something is missing, and the next action can be taken
+    FETCHING = "fetching"  #: a page was requested
+    DELIVERING = "delivering"  #: a page is being delivered
+    PAUSED = "paused"  #: something is missing, and a timer runs
+
+
+class Event(enum.Enum):
+    """What may happen."""
+
+    LINK_UP = "a link came up"
+    LINK_LOST = "a link was lost"
+    BATCH = "the rows of a token arrived"
+    LOST_ROWS = "rows were lost on a link"
+    POSITION = "POSITION arrived"
+    REPORT = "a position was reported"
+    EPOCH = "an epoch was reported"
+    REMOVED = "the writer was removed"
+    OVERFLOW = "queued rows are given up"
+    UNREADABLE = "a row cannot be decoded"
+    DELIVERY_FAILED = "the sink failed"
+    PAGE = "a page arrived"
+    PAGE_DELIVERED = "a page was delivered"
+    REWOUND = "the position was rewound"
+    EPOCH_BEGUN = "an epoch was begun"
+    ADVANCED = "the position was advanced"
+    FAILED = "an action failed"
+    TIMER = "the timer is due"
+
+
+class Verdict(enum.Enum):
+    """What happens to the rows of a token that arrived."""
+
+    DELIVER = "deliver"
+    FETCH = "fetch"  #: they are fetched instead
+    OLD = "old"  #: they were delivered before, or cannot be placed
+    NOT_CONNECTED = "not connected"  #: no POSITION was handled on the link
+    IGNORE = "ignore"
+
+
+class Finding(enum.Enum):
+    """What an announcement shows."""
+
+    NOTHING = "nothing"  #: the position is already known
+    EXPECTED = "expected"  #: the reader follows
+    GAP = "gap"  #: rows did not arrive
+    RESET = "reset"  #: the position is rewound
+    AHEAD = "ahead"  #: rows beyond the writer's own position were delivered
+
+
+class Phase(enum.Enum):
+    """How much of a writer's rows a link is known to carry."""
+
+    WAITING = "waiting"  #: no POSITION was handled
+    OPENING = "opening"  #: rows before its POSITION are being fetched
+    COMPLETE = "complete"
+
+
+class UnexpectedEventError(Exception):
+    """An event happened that the table does not expect: a defect of this package."""
+
+
+class Pace(enum.Enum):
+    """Whether the next fetch of a catch-up may begin."""
+
+    NEW = "new"  #: after it is admitted by the limit of BURST and INTERVAL
+    PAUSED = "paused"  #: when the timer is due
+    ADMITTED = "admitted"
+
+
+@attrs.define
+class LinkState:
+    """What one link carries of the writer.
+
+    :ivar heard: the greatest token that the link has carried, or the reader's position
+        when the link came up. A lower token contradicts what was heard.
+    :ivar pending: the JSON texts of the rows of an unfinished batch.
+    :ivar is_lossy: whether rows of the next batch, or rows before it, were lost.
+    :ivar is_from_start: whether all rows delivered so far may have arrived on this
+        link, from the writer's process that it has now.
+    """
+
+    heard: int
+    phase: Phase = Phase.WAITING
+    pending: list[bytes] = attrs.field(factory=list)
+    is_lossy: bool = False
+    is_from_start: bool = False
+
+
+@attrs.define
+class EmptyRange:
+    """The range over which the position advanced without rows, up to ``end``.
+
+    It holds at least the moves of the last :data:`WINDOW` seconds.
+    """
+
+    start: int
+    end: int
+    middle: int
+    since: float
+    check_from: float = 0.0
+
+    def extend(self, end: int, now: float) -> None:
+        """Move the end; forget moves that are older than the window."""
+        if now - self.since > WINDOW:
+            self.start, self.middle, self.since = self.middle, self.end, now
+        self.end = end
+
+
+@attrs.frozen(eq=False)
+class Fetch:
+    """Action: fetch one page of the rows in ``(from_token, upto_token]``.
+
+    :ivar from_source: whether to ask the stream's own source, not the writer's backlog.
+    """
+
+    from_token: int
+    upto_token: int
+    from_source: bool
+
+
+@attrs.frozen
+class Rewind:
+    """Action: lower the position to ``token``, and begin ``epoch`` unless ``None``."""
+
+    token: int
+    epoch: str | None = None
+
+
+@attrs.frozen
+class BeginEpoch:
+    """Action: record that the delivered rows, from token 0 on, belong to ``epoch``."""
+
+    epoch: str
+
+
+@attrs.frozen
+class Advance:
+    """Action: raise the position to ``token``."""
+
+    token: int
+
+
+@attrs.frozen
+class Pause:
+    """Action: wait for ``seconds``, then report :attr:`Event.TIMER`."""
+
+    seconds: float
+
+
+@attrs.frozen
+class Connected:
+    """Action: report that a link became complete."""
+
+    link: Any
+
+
+@attrs.frozen
+class Refuted:
+    """Action: report that the source has no row at ``token``.
+
+    :ivar last_token: the last token that exists.
+    """
+
+    token: int
+    last_token: int
+
+
+@attrs.frozen
+class Finished:
+    """Action: report that a catch-up ended.
+
+    :ivar drained_upto: the last token of a removed writer; ``None`` for another writer.
+    """
+
+    drained_upto: int | None
+
+
+Action: TypeAlias = (
+    Fetch | Rewind | BeginEpoch | Advance | Pause | Connected | Refuted | Finished
+)
+
+
+@attrs.define
+class Work:
+    """A catch-up: what is missing, and how far it is.
+
+    :ivar cursor: the rows up to it are not missing any more.
+    :ivar target: the greatest plausible token that the writer is said to have reached.
+    :ivar empty_upto: the end of the range above the cursor that is said to be empty. It
+        is not fetched, unless rows above it are.
+    :ivar doubt: the greatest implausible one, if any.
+    :ivar has_more_doubts: whether there were others, of which one may be true.
+    :ivar rewind_to: the position to rewind to first, if any.
+    :ivar epoch: the epoch that begins, if any.
+    :ivar unreadable_upto: the rows up to it must come from the stream's own source.
+    :ivar drain_upto: the last token of the writer, if it was removed.
+    :ivar attempts: the number of failures since the last progress.
+    :ivar pace: whether the next fetch may begin.
+    """
+
+    cursor: int
+    target: int
+    empty_upto: int
+    doubt: int | None = None
+    has_more_doubts: bool = False
+    rewind_to: int | None = None
+    epoch: str | None = None
+    unreadable_upto: int | None = None
+    drain_upto: int | None = None
+    attempts: int = 0
+    pace: Pace = Pace.NEW
+
+    @property
+    def goal(self) -> int:
+        """The token up to which the next page is requested."""
+        if self.doubt is None or max(self.cursor, self.empty_upto) < self.target:
+            return self.target
+        return self.doubt
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether nothing remains to be fetched."""
+        return max(self.cursor, self.empty_upto) >= self.goal
+
+
+@attrs.frozen
+class ReaderPolicy:
+    """What differs between streams and hosts.
+
+    :ivar resettable: whether the writer may restart from a lower token.
+    :ivar idempotent: whether rows may be delivered late or twice.
+    :ivar held_in_memory: whether the rows exist only in the writer's memory. A restart
+        then loses them, and the few rows of the new process are fetched from 0.
+    :ivar reverts_positions: whether a position that proves false is reverted. False for
+        a recording, whose writers cannot be queried.
+    :ivar tolerance: the distance by which a claim may exceed the last token that the
+        source knows without being refuted: after a failover to a standby, that token
+        may be too low. Not used for streams held in memory.
+    """
+
+    resettable: bool = False
+    idempotent: bool = False
+    held_in_memory: bool = False
+    reverts_positions: bool = True
+    tolerance: int = 0
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _on(event: Event) -> Callable[[_Method], _Method]:
+    """Check each call of a method against :data:`TABLE`."""
+
+    def decorate(method: _Method) -> _Method:
+        @wraps(method)
+        def checked(self: Reader, *args: Any, **kwargs: Any) -> Any:
+            before = self.state
+            expected = TABLE[event].get(before)
+            if expected is None:
+                raise UnexpectedEventError(f"{event.name} in state {before.name}")
+            result = method(self, *args, **kwargs)
+            after = self.state
+            if after not in expected:
+                raise UnexpectedEventError(
+                    f"{event.name} led from state {before.name} to {after.name}"
+                )
+            return result
+
+        return checked  # type: ignore[return-value]
+
+    return decorate
+
+
+@attrs.define(eq=False)
+class Reader:
+    """What a reader knows about one writer of one stream.
+
+    The driver sets :attr:`position` before each call, because the host owns it.
+
+    :param is_plausible: returns whether a token is within the plausible distance of the
+        stream's last known token.
+    :ivar position: the reader's position; see the module's docstring.
+    :ivar epoch: the writer's epoch to which the delivered rows belong, if known.
+    :ivar links: what each link carries.
+    :ivar empty: the range that ends at the position and was said to be empty, if any.
+    :ivar work: the catch-up; ``None`` if nothing is missing.
+    :ivar request: the page that was requested last, unless it is not wanted any more.
+    :ivar page: the page that is being delivered.
+    :ivar expected: the greatest token of the rows that arrived since the page was
+        requested, and that it should contain.
+    """
+
+    policy: ReaderPolicy
+    is_plausible: Callable[[int], bool]
+    position: int
+    epoch: str | None = None
+    links: dict[Hashable, LinkState] = attrs.field(factory=dict)
+    empty: EmptyRange | None = None
+    work: Work | None = None
+    request: Fetch | None = None
+    page: Page | None = None
+    expected: int | None = None
+    _reports: list[Action] = attrs.field(factory=list)
+    _due: float = 0.0
+
+    # -- the scoreboard ---------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """The state of the writer."""
+        if self.work is None:
+            is_open = any(s.phase is not Phase.WAITING for s in self.links.values())
+            return State.LIVE if is_open else State.WAITING
+        if self.page is not None:
+            return State.DELIVERING
+        if self.request is not None:
+            return State.FETCHING
+        return State.PAUSED if self.work.pace is Pace.PAUSED else State.DUE
+
+    @property
+    def floor(self) -> int:
+        """The token above which no row was delivered."""
+        empty = self.empty
+        if empty is None or empty.end != self.position:
+            return self.position
+        return min(empty.start, self.position)
+
+    @property
+    def reached(self) -> int:
+        """The token above which rows are new."""
+        work = self.work
+        if work is None:
+            return self.position
+        if work.rewind_to is not None:
+            return work.cursor
+        return max(self.position, work.cursor)
+
+    def is_live_on(self, link: Hashable) -> bool:
+        """Return whether the rows of a link can be delivered as they arrive."""
+        state = self.links.get(link)
+        return (
+            self.work is None
+            and state is not None
+            and state.phase is Phase.COMPLETE
+            and not state.pending
+            and not state.is_lossy
+        )
+
+    def follows(self, link: Hashable, token: int) -> bool:
+        """Return whether a link that announces ``token`` would change nothing."""
+        return token == self.position == self.floor and self.is_live_on(link)
+
+    # -- links ------------------------------------------------------------------------
+
+    @_on(Event.LINK_UP)
+    def link_up(self, link: Hashable) -> None:
+        """Add a link. What the writer sends on it is not older than the position."""
+        if not self.links:
+            self._resume()
+        self.links[link] = LinkState(self.position)
+
+    @_on(Event.LINK_LOST)
+    def link_lost(self, link: Hashable) -> None:
+        """Remove a link. What is missing remains missing, and waits for a link."""
+        del self.links[link]
+
+    # -- rows -------------------------------------------------------------------------
+
+    def gather(
+        self, link: Hashable, tokens: Sequence[int | None], rows: Sequence[bytes]
+    ) -> list[tuple[int, list[bytes]]] | None:
+        """Add rows to a link's unfinished batch; return the batches that are complete.
+
+        :return: ``None`` if no POSITION was handled on the link: the rows are dropped.
+        """
+        state = self.links[link]
+        if state.phase is Phase.WAITING:
+            state.is_lossy = tokens[-1] is None
+            return None
+        complete = []
+        pending = state.pending
+        for token, row in zip(tokens, rows, strict=True):
+            pending.append(row)
+            if token is not None:
+                complete.append((token, pending))
+                pending = []
+        state.pending = pending
+        return complete
+
+    @_on(Event.BATCH)
+    def batch(self, link: Hashable, token: int, size: int) -> Verdict:
+        """Decide about the rows of one token that arrived on a link.
+
+        :param size: the number of the rows.
+        """
+        state, work = self.links[link], self.work
+        is_plausible = self.is_plausible(token)
+        if is_plausible:
+            state.heard = max(state.heard, token)
+        is_late = token <= self.reached
+        if is_late and not self.policy.idempotent:
+            # Late rows do not reset a resettable stream: only a POSITION, a report or a
+            # new epoch does.
+            if token <= self.floor or self.policy.resettable:
+                return Verdict.OLD
+            if work is None or token <= work.cursor:
+                self._go_back_to(self.floor)
+            self._claim_row(token)
+            return Verdict.FETCH
+        if state.is_lossy:
+            # The lost rows are below this token.
+            self._miss(min(token - 1, self.floor) if is_late else self.floor, token)
+            # After a late or false token, lost rows may still be above it.
+            state.is_lossy = is_late or not is_plausible
+            return Verdict.FETCH
+        if is_late:
+            return Verdict.DELIVER
+        if work is not None or not is_plausible:
+            self._miss(self.position if work is None else work.cursor, token)
+            # A false token may have ended its batch too early.
+            state.is_lossy = not is_plausible and size > 1
+            return Verdict.FETCH
+        return Verdict.DELIVER
+
+    @_on(Event.LOST_ROWS)
+    def lost_rows(self, link: Hashable) -> int:
+        """Record that rows of the next batch were lost; return how many with them."""
+        dropped = self.drop_unfinished(link)
+        self.links[link].is_lossy = True
+        return dropped
+
+    def drop_unfinished(self, link: Hashable) -> int:
+        """Drop an unfinished batch, and return the number of its rows.
+
+        The batch is fetched when its last row arrives.
+        """
+        state = self.links[link]
+        dropped, state.pending = len(state.pending), []
+        state.is_lossy |= dropped > 0
+        return dropped
+
+    @_on(Event.OVERFLOW)
+    def overflow(self, token: int | None = None) -> None:
+        """Deliver nothing that arrives before the next action; fetch it instead.
+
+        :param token: the token of rows that could be delivered.
+        """
+        self._begin()
+        if token is not None:
+            self._miss(min(token - 1, self.position), token)
+
+    @_on(Event.UNREADABLE)
+    def unreadable(self, token: int) -> None:
+        """Fetch a row that cannot be decoded from the stream's own source."""
+        if self.page is None:
+            self._miss(min(token - 1, self.position), token)
+        assert self.work is not None
+        self.page = self.request = None
+        self.work.unreadable_upto = max(token, self.work.unreadable_upto or token)
+
+    @_on(Event.DELIVERY_FAILED)
+    def delivery_failed(self, tokens: Sequence[int]) -> int:
+        """Fetch the rows that the sink rejected, after a pause.
+
+        :param tokens: the tokens of these rows, in any order; at least one.
+        :return: the number of failures since the last progress.
+        """
+        for token in tokens:
+            self._miss(min(self.position, token - 1), token)
+        return self._pause()
+
+    # -- announcements ----------------------------------------------------------------
+
+    @_on(Event.POSITION)
+    def announced(self, link: Hashable, prev: int, new: int, now: float) -> Finding:
+        """Handle a POSITION: the writer has no rows in ``(prev, new]``.
+
+        It also ends a pause: the writer may have come back.
+
+        :param now: the time of the driver's clock, in s.
+        """
+        self._resume()
+        return self._compare(link, prev, new, now)
+
+    def _compare(self, link: Hashable, prev: int, new: int, now: float) -> Finding:
+        state, work, position = self.links[link], self.work, self.position
+        self.drop_unfinished(link)
+        is_first = state.phase is Phase.WAITING
+        if is_first:
+            state.phase = Phase.OPENING
+            state.is_from_start = position == 0 and self.epoch is None
+        contradicts = new < state.heard
+        is_plausible = self.is_plausible(new)
+        if is_plausible:
+            state.heard = max(state.heard, new)
+        highest = self.reached if work is None else max(self.reached, work.target)
+        if new < highest and self.policy.resettable and contradicts:
+            return self._reset(link, new)
+        if work is not None:
+            self._claim(new)
+            # A removed writer has come back.
+            work.drain_upto = None
+            return Finding.EXPECTED
+        if new < position:
+            found = self._below(link, new, contradicts)
+            if is_first:
+                self._begin()
+            return found
+        if new == position:
+            if prev >= new and self._is_check_due(now):
+                self._begin().empty_upto = self.floor
+            elif is_first:
+                self._begin()
+            return Finding.EXPECTED if is_first else Finding.NOTHING
+        work = self._begin()
+        self._claim(new)
+        if prev > position or not is_plausible:
+            return Finding.GAP
+        work.empty_upto = new
+        return Finding.EXPECTED
+
+    @_on(Event.REPORT)
+    def reported(self, link: Hashable, token: int, now: float) -> Finding:
+        """Handle a report that the writer has sent all rows up to ``token``."""
+        state = self.links[link]
+        if state.phase is Phase.WAITING:
+            if token < self.position:
+                return Finding.NOTHING
+            self._compare(link, token, token, now)
+            return Finding.EXPECTED
+        contradicts = token < state.heard
+        if self.is_plausible(token):
+            state.heard = max(state.heard, token)
+        if self.work is not None:
+            self._claim(token)
+            return Finding.EXPECTED
+        if token > self.position:
+            self._begin()
+            self._claim(token)
+            return Finding.GAP
+        if token < self.position:
+            return self._below(link, token, contradicts)
+        return Finding.NOTHING
+
+    @_on(Event.EPOCH)
+    def epoch_reported(
+        self, link: Hashable, token: int, epoch: str, *, has_restarted: bool
+    ) -> Finding:
+        """Handle the epoch of a writer that holds its rows in memory.
+
+        The delivered rows are obsolete if they belong to another epoch. If their epoch
+        is not known, they belong to this one only if they arrived on this link, and the
+        writer has not connected since.
+
+        :param token: the writer's position.
+        :param has_restarted: whether this may be the first message of a process.
+        """
+        state, work = self.links[link], self.work
+        if epoch in (self.epoch, None if work is None else work.epoch):
+            return Finding.NOTHING
+        if has_restarted:
+            state.is_from_start = False
+        is_same = state.is_from_start and self.epoch is None and token >= self.position
+        if self.position > 0 and not is_same:
+            self._reset(link, token)
+            assert self.work is not None
+            self.work.epoch = epoch
+            return Finding.RESET
+        if not is_same:
+            for other in self.links:
+                self.drop_unfinished(other)
+        self._begin().epoch = epoch
+        return Finding.EXPECTED
+
+    @_on(Event.REMOVED)
+    def removed(self, upto: int, *, is_deleted: bool) -> Finding:
+        """Fetch the last rows of a writer that announces nothing any more.
+
+        :param is_deleted: whether its stored position was deleted, so that it cannot
+            write.
+        """
+        if self.state is State.LIVE and not is_deleted:
+            # The writer announces its rows itself.
+            return Finding.NOTHING
+        if self.work is None and upto <= self.position:
+            return Finding.EXPECTED
+        work = self._begin()
+        work.target = max(upto, work.target)
+        work.drain_upto = max(upto, work.drain_upto or upto)
+        return Finding.GAP
+
+    # -- results of actions -----------------------------------------------------------
+
+    @_on(Event.PAGE)
+    def page_fetched(self, fetch: Fetch, result: StreamUpdateResult) -> Page | None:
+        """Return the rows to deliver now; ``None`` if the page is not wanted.
+
+        :raises CatchUpError: if the page does not advance beyond the cursor.
+        """
+        work = self.work
+        if fetch is not self.request:
+            return None
+        self.request = None
+        assert work is not None
+        if fetch.from_token != work.cursor or not self._accepts_epoch(result):
+            return None
+        upto = fetch.upto_token
+        if result.last_token is not None and result.last_token < upto:
+            self._refute(result.last_token)
+            upto = min(upto, work.goal)
+            if upto <= work.cursor:
+                return None
+        page = check_page(result, work.cursor, upto, allow_encoded=True)
+        if self.expected is not None and self.expected <= page.upto_token:
+            index = bisect_left(page.tokens, self.expected)
+            if page.tokens[index : index + 1] != [self.expected]:
+                # The bound of the request was false: the row was committed after the
+                # request was answered.
+                work.pace = Pace.NEW
+                return None
+        self.page = page
+        return page
+
+    def delivered(self, token: int) -> None:
+        """Record that the rows of a page up to ``token`` were delivered."""
+        work = self.work
+        assert work is not None
+        work.cursor = token
+        work.attempts = 0
+        if self.empty is not None:
+            self.empty.start = max(self.empty.start, token)
+            self.empty.middle = max(self.empty.middle, token)
+
+    @_on(Event.PAGE_DELIVERED)
+    def page_delivered(self) -> None:
+        """Record that all rows of the page were delivered."""
+        work, page = self.work, self.page
+        assert work is not None
+        assert page is not None
+        work.cursor = page.upto_token
+        work.attempts = 0
+        self.page = None
+
+    @_on(Event.REWOUND)
+    def rewound(self) -> None:
+        """Record that the position was rewound, and that the epoch began, if any."""
+        work = self.work
+        assert work is not None
+        assert work.rewind_to is not None
+        self.position = work.cursor = work.empty_upto = work.rewind_to
+        work.rewind_to = None
+        self.empty = None
+        if work.epoch is not None:
+            self.epoch, work.epoch = work.epoch, None
+
+    @_on(Event.EPOCH_BEGUN)
+    def epoch_begun(self) -> None:
+        """Record that the epoch began without a rewind."""
+        assert self.work is not None
+        self.epoch, self.work.epoch = self.work.epoch, None
+
+    @_on(Event.ADVANCED)
+    def advanced(self, target: int, now: float) -> None:
+        """Record that the position was advanced to ``target``.
+
+        :param now: the time of the driver's clock, in s.
+        """
+        if self.policy.reverts_positions and target > self.position:
+            if self.empty is not None and self.empty.end == self.position:
+                self.empty.extend(target, now)
+            else:
+                self.empty = EmptyRange(self.position, target, self.position, now)
+        self.position = max(self.position, target)
+        work = self.work
+        assert work is not None
+        if work.is_fetched and work.target <= target and work.rewind_to is None:
+            self._finish()
+
+    @_on(Event.FAILED)
+    def failed(self) -> int:
+        """Pause after a failed action; return the failures since the last progress."""
+        return self._pause()
+
+    @_on(Event.TIMER)
+    def timer_due(self) -> None:
+        """End a pause."""
+        if self.work is not None and self.work.pace is Pace.PAUSED:
+            self.work.pace = Pace.ADMITTED
+
+    # -- actions ----------------------------------------------------------------------
+
+    def next(self, now: float) -> Action | None:
+        """Return the next action; ``None`` if there is none until the next event.
+
+        The driver executes it and reports its result. A :class:`Fetch` runs in the
+        background. The result of :class:`Rewind`, :class:`BeginEpoch` and
+        :class:`Advance` must be reported before the next call.
+
+        :param now: the time of the driver's clock, in s.
+        """
+        if self._reports:
+            return self._reports.pop(0)
+        work = self.work
+        if work is None or work.pace is Pace.PAUSED:
+            return None
+        if work.epoch is not None and work.rewind_to is None:
+            return BeginEpoch(work.epoch)
+        if not self.links:
+            return None
+        if self.page is not None:
+            return self._read_ahead(self.page)
+        if self.request is not None:
+            return None
+        self._clamp()
+        if work.is_fetched and work.rewind_to is None:
+            is_opening = any(s.phase is Phase.OPENING for s in self.links.values())
+            if work.target > self.position or (
+                work.target == self.position and is_opening
+            ):
+                return Advance(work.target)
+            self._finish()
+            return self.next(now)
+        if work.pace is Pace.NEW:
+            wait = self._admit(now)
+            if wait > 0:
+                work.pace = Pace.PAUSED
+                return Pause(wait)
+            work.pace = Pace.ADMITTED
+        if work.rewind_to is not None:
+            return Rewind(work.rewind_to, work.epoch)
+        return self._fetch(work.cursor)
+
+    def _fetch(self, from_token: int) -> Fetch:
+        work = self.work
+        assert work is not None
+        from_source = work.drain_upto is not None or (
+            work.unreadable_upto is not None and from_token < work.unreadable_upto
+        )
+        self.expected = None
+        self.request = Fetch(from_token, work.goal, from_source)
+        return self.request
+
+    def _read_ahead(self, page: Page) -> Fetch | None:
+        """Request the page after ``page``, while that is being delivered.
+
+        In an idempotent stream, further rows below its end may be committed meanwhile.
+        """
+        work = self.work
+        assert work is not None
+        if (
+            self.request is not None
+            or self.policy.idempotent
+            or page.upto_token >= work.goal
+        ):
+            return None
+        return self._fetch(page.upto_token)
+
+    def _admit(self, now: float) -> float:
+        """Return the delay, in s, before a fetch may begin: at most the interval."""
+        due = max(self._due, now) + INTERVAL
+        self._due = min(due, now + (BURST + 1) * INTERVAL)
+        return max(0.0, self._due - now - BURST * INTERVAL)
+
+    # -- changes of the scoreboard ----------------------------------------------------
+
+    def _begin(self) -> Work:
+        """Return the catch-up; begin it if nothing is missing yet."""
+        if self.work is None:
+            self.work = Work(self.floor, self.position, self.position)
+        return self.work
+
+    def _miss(self, above: int, token: int) -> None:
+        """Fetch the rows above ``above``, up to those of ``token``, which arrived."""
+        if self.work is None and self.policy.idempotent:
+            self.work = Work(above, above, above)
+        work = self._begin()
+        work.cursor = min(work.cursor, above)
+        self._claim_row(token)
+
+    def _claim(self, token: int) -> None:
+        """Fetch up to at least ``token``, too."""
+        work = self._begin()
+        if self.is_plausible(token):
+            work.target = max(work.target, token)
+        else:
+            work.has_more_doubts |= work.doubt not in (None, token)
+            work.doubt = max(token, work.doubt or token)
+
+    def _claim_row(self, token: int) -> None:
+        """Fetch up to at least ``token``, of which a row arrived."""
+        self._claim(token)
+        work = self._begin()
+        if token <= work.empty_upto:
+            work.empty_upto = work.cursor
+        request = self.request
+        if request is not None and request.from_token < token <= request.upto_token:
+            self.expected = max(token, self.expected or token)
+
+    def _go_back_to(self, token: int) -> None:
+        """Fetch the rows above ``token`` again: the position above it is false."""
+        work = self._begin()
+        work.cursor = work.empty_upto = min(work.cursor, token)
+        if work.target <= self.position:
+            work.target = token
+        if token < self.position:
+            work.rewind_to = token
+        self.page = self.request = None
+
+    def _below(self, link: Hashable, token: int, contradicts: bool) -> Finding:
+        """Compare a token that is below the position with what the link said before."""
+        if self.policy.idempotent or not contradicts:
+            return Finding.NOTHING
+        floor = self.floor
+        if floor == self.position:
+            # To rewind would deliver rows twice.
+            return Finding.NOTHING if self.policy.held_in_memory else Finding.AHEAD
+        if self.policy.held_in_memory:
+            return self._reset(link, token)
+        self._go_back_to(floor)
+        self._claim(max(floor, token))
+        self.links[link].heard = token
+        return Finding.RESET
+
+    def _reset(self, link: Hashable, token: int) -> Finding:
+        """Begin anew: the writer has restarted, or may have.
+
+        What the other links carry may be from before, until their next POSITION.
+        """
+        restart = min(0, token) if self.policy.held_in_memory else token
+        self.work = Work(restart, token, restart, rewind_to=restart)
+        self.page = self.request = None
+        self.epoch = None
+        for other, state in self.links.items():
+            self.drop_unfinished(other)
+            state.heard = token
+            state.is_from_start = other == link and state.phase is not Phase.WAITING
+            if other != link:
+                state.phase = Phase.WAITING
+        return Finding.RESET
+
+    def _accepts_epoch(self, result: StreamUpdateResult) -> bool:
+        """Return whether a page belongs to the epoch of the delivered rows."""
+        work, epoch = self.work, result.epoch
+        assert work is not None
+        if epoch is None or epoch in (self.epoch, work.epoch):
+            return True
+        work.epoch = epoch
+        if self.epoch is None and (
+            self.position == 0 or any(s.is_from_start for s in self.links.values())
+        ):
+            return True
+        work.cursor = work.empty_upto = work.rewind_to = 0
+        if result.last_token is not None:
+            work.target = min(work.target, result.last_token)
+        return False
+
+    def _refute(self, last_token: int) -> None:
+        """Drop the claims that are too far above the last token that exists."""
+        work = self.work
+        assert work is not None
+        claimed = max(work.target, work.doubt or work.target)
+        self._reports.append(Refuted(claimed, last_token))
+        is_exact = self.policy.held_in_memory
+        limit = last_token + (0 if is_exact else self.policy.tolerance)
+        is_lossy = work.has_more_doubts or work.target > limit
+        if work.doubt is not None and work.doubt > limit:
+            work.doubt, work.has_more_doubts = None, False
+        if work.target > limit:
+            # The writer itself is the source of a stream held in memory.
+            work.target = max(work.cursor, last_token if is_exact else work.cursor)
+        for state in self.links.values():
+            if state.phase is Phase.OPENING and work.goal <= work.cursor:
+                state.phase = Phase.WAITING
+            # A smaller claim may have been true; the next token shows it.
+            state.is_lossy |= is_lossy
+
+    def _clamp(self) -> None:
+        """Do not fetch rows again that were delivered since the catch-up began."""
+        work = self.work
+        assert work is not None
+        if work.doubt is not None and (
+            work.doubt <= work.cursor or self.is_plausible(work.doubt)
+        ):
+            work.target, work.doubt = max(work.target, work.doubt), None
+        is_reset = self.policy.resettable and work.rewind_to is not None
+        if self.policy.idempotent or is_reset:
+            return
+        work.cursor = max(work.cursor, self.floor)
+        if work.rewind_to is not None and work.rewind_to < self.floor:
+            work.rewind_to = None if self.floor == self.position else self.floor
+
+    def _is_check_due(self, now: float) -> bool:
+        """Return whether the empty range is to be checked again now."""
+        empty = self.empty
+        if self.policy.resettable or empty is None or self.floor == self.position:
+            return False
+        if now < empty.check_from:
+            return False
+        empty.check_from = now + CHECK_INTERVAL
+        return True
+
+    def _pause(self) -> int:
+        work = self.work
+        assert work is not None
+        self.page = self.request = None
+        work.pace = Pace.PAUSED
+        work.attempts += 1
+        return work.attempts
+
+    def _resume(self) -> None:
+        if self.work is not None and self.work.pace is Pace.PAUSED:
+            self.work.pace = Pace.NEW
+
+    def _finish(self) -> None:
+        work = self.work
+        assert work is not None
+        self.work = None
+        self.page = self.request = None
+        self._reports.append(Finished(work.drain_upto))
+        for link, state in self.links.items():
+            if work.drain_upto is not None:
+                # If the writer returns, it announces its position first.
+                state.phase = Phase.WAITING
+            elif state.phase is Phase.OPENING:
+                state.phase = Phase.COMPLETE
+                self._reports.append(Connected(link))
+
+
+_ALL = frozenset(State)
+
+#: For each event and each state in which it may happen, the states that may follow.
+TABLE: Mapping[Event, Mapping[State, frozenset[State]]] = {
+    event: dict.fromkeys(State, _ALL) for event in Event
+}
