@@ -374,13 +374,16 @@ class Reader:
     def state(self) -> State:
         """The state of the writer."""
         if self.work is None:
-            is_open = any(s.phase is not Phase.WAITING for s in self.links.values())
-            return State.LIVE if is_open else State.WAITING
+            return State.LIVE if self._is_announced else State.WAITING
         if self.page is not None:
             return State.DELIVERING
         if self.request is not None:
             return State.FETCHING
         return State.PAUSED if self.work.pace is Pace.PAUSED else State.DUE
+
+    @property
+    def _is_announced(self) -> bool:
+        return any(s.phase is not Phase.WAITING for s in self.links.values())
 
     @property
     def floor(self) -> int:
@@ -644,7 +647,7 @@ class Reader:
         :param is_deleted: whether its stored position was deleted, so that it cannot
             write.
         """
-        if self.state is State.LIVE and not is_deleted:
+        if self._is_announced and not is_deleted:
             # The writer announces its rows itself.
             return Finding.NOTHING
         if self.work is None and upto <= self.position:

@@ -268,10 +268,10 @@ class StreamReceiver:
             superseded = reader.drop_unfinished(link)
             context.discard(name, DiscardReason.SUPERSEDED_BY_POSITION, superseded)
             found = reader.announced(link, item.prev_token, item.new_token, now)
-            if found is Finding.NOTHING:
+            if found in (Finding.NOTHING, Finding.AHEAD):
                 context.discard(name, DiscardReason.REDUNDANT_POSITION, 1)
                 context.report_position(name)
-            elif found is Finding.AHEAD:
+            if found is Finding.AHEAD:
                 observer.ahead_of_writer(context.name, name, position, item.new_token)
         elif isinstance(item, ReportedPosition):
             found = reader.reported(link, item.token, now)

@@ -6,21 +6,14 @@ Each bug is a set of parts with one wrong part; all other parts are the real cod
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from synapse_replication.dropin.streams import HostStream
-from synapse_replication.handlers.receiving.announcements import AnnouncementHandler
-from synapse_replication.handlers.receiving.receiver import StreamReceiver
-from synapse_replication.handlers.receiving.rows import RowHandler
-from synapse_replication.handlers.receiving.writer_state import Link, LinkedWriter
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.storage.postgres_stream import PostgresStream
 from synapse_replication.streams.positions import WriterPositions
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.testing.simulation.parts import Parts
-from synapse_replication.wire.commands.standard import PositionCommand
-from synapse_replication.wire.rdata import RdataRun
 
 __all__ = ["BUGS", "FOUND_BY"]
 
@@ -35,82 +28,6 @@ class _ReplicatesBeforeSubscribed(RedisSubscriber):
 
     def report_connection(self) -> None:
         """Do nothing: the connection was reported already."""
-
-
-class _RowsDuringCatchUp(RowHandler):
-    def handle_slice(
-        self, writer: LinkedWriter, tokens: list[Any], rows: list[bytes]
-    ) -> Awaitable[None] | None:
-        catch_up, writer.catch_up = writer.catch_up, None
-        try:
-            return super().handle_slice(writer, tokens, rows)
-        finally:
-            writer.catch_up = writer.catch_up or catch_up
-
-
-class _DeliversDuringCatchUp(StreamReceiver):
-    """Delivers rows that arrive during a catch-up immediately."""
-
-    row_handler_type = _RowsDuringCatchUp
-
-
-class _BatchesByStream(RowHandler):
-    def handle_slice(
-        self, writer: LinkedWriter, tokens: list[Any], rows: list[bytes]
-    ) -> Awaitable[None] | None:
-        others = [
-            other
-            for (name, _), other in writer.link.writers.items()
-            if name == self.stream_name and other is not writer
-        ]
-        for other in others:
-            writer.pending = other.pending + writer.pending
-            other.pending = []
-        return super().handle_slice(writer, tokens, rows)
-
-
-class _OneBatchPerStream(StreamReceiver):
-    """Collects the rows of a batch by stream instead of by writer."""
-
-    row_handler_type = _BatchesByStream
-
-
-class _DropsAllBatches(AnnouncementHandler):
-    async def handle_position(self, link: Link, position: PositionCommand) -> None:
-        for (name, _), writer in link.writers.items():
-            if name == position.stream_name:
-                writer.pending = []
-        await super().handle_position(link, position)
-
-
-class _PositionDropsAllBatches(StreamReceiver):
-    """Drops the unfinished batches of all writers at the POSITION of one."""
-
-    announcement_handler_type = _DropsAllBatches
-
-
-class _ConnectAllWriters(RowHandler):
-    def handle(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
-        key = self.stream_name, run.instance_name
-        if key not in link.writers and any(
-            name == self.stream_name and writer.is_connected
-            for (name, _), writer in link.writers.items()
-        ):
-            link.writer(*key).is_connected = True
-        return super().handle(link, run)
-
-
-class _MakesAllWritersLive(StreamReceiver):
-    """Accepts the rows of all writers after the POSITION of one."""
-
-    row_handler_type = _ConnectAllWriters
-
-
-class _SkipsUnreadableRows(StreamReceiver):
-    """Skips an unreadable row of a batch, and delivers the others."""
-
-    def enqueue_lost_row(self, link: Link, instance_name: str) -> None:
-        """Do nothing."""
 
 
 class _AnnouncesOnRemotePositions(WriterPositions):
@@ -148,28 +65,6 @@ class _IgnoresFetches(WriterPositions):
         return id_ > self.floor_of(fetch)
 
 
-class _IgnoresEpochs(StreamReceiver):
-    """Detects a restarted writer of a stream in memory only by a lower POSITION."""
-
-    def enqueue_epoch(
-        self, link: Link, instance_name: str, token: int, epoch: str
-    ) -> None:
-        pass
-
-
-class _SavesNoEpochs(StreamReceiver):
-    """Assumes that the first epoch received is the epoch of the saved positions."""
-
-    _first: dict[str, str] | None = None
-
-    def enqueue_epoch(
-        self, link: Link, instance_name: str, token: int, epoch: str
-    ) -> None:
-        self._first = self._first or {}
-        if self._first.setdefault(instance_name, epoch) != epoch:
-            super().enqueue_epoch(link, instance_name, token, epoch)
-
-
 class _TrustsPersistedUpto(HostStream):
     """Treats everything that all writers have persisted as delivered."""
 
@@ -191,9 +86,9 @@ class _LateBaseline(HostStream):
             instance_name, int(self.original.current_token(instance_name))
         )
 
-    def advance(self, instance_name: str, token: int, *, is_position: bool) -> bool:
+    def advance(self, instance_name: str, token: int, *, is_position: bool) -> None:
         self.current_token(instance_name)
-        return super().advance(instance_name, token, is_position=is_position)
+        super().advance(instance_name, token, is_position=is_position)
 
 
 class _RevealsRows(HostStream):
@@ -228,15 +123,8 @@ class _FindsRemovedWritersOnce(PostgresStream):
 
 BUGS: Mapping[str, Parts] = {
     "reconnect-order": Parts(subscriber=_ReplicatesBeforeSubscribed),
-    "rows-during-catch-up": Parts(receiver=_DeliversDuringCatchUp),
-    "interleaved-batches": Parts(receiver=_OneBatchPerStream),
-    "position-during-batch": Parts(receiver=_PositionDropsAllBatches),
-    "gap-per-writer": Parts(receiver=_MakesAllWritersLive),
-    "unreadable-row": Parts(receiver=_SkipsUnreadableRows),
     "covered-rows": Parts(positions=_AnnouncesOnRemotePositions),
     "unregistered-id": Parts(positions=_IgnoresFetches),
-    "typing-reset": Parts(receiver=_IgnoresEpochs),
-    "typing-reset, saved": Parts(receiver=_SavesNoEpochs),
     "shared token": Parts(host_stream=_TrustsPersistedUpto),
     "late baseline": Parts(host_stream=_LateBaseline),
     "revealed rows": Parts(host_stream=_RevealsRows),
@@ -247,14 +135,8 @@ BUGS: Mapping[str, Parts] = {
 #: For each bug, the seed at which its search starts: the first that found it.
 FOUND_BY: Mapping[str, int] = {
     "reconnect-order": 203,
-    "interleaved-batches": 14,
-    "position-during-batch": 18,
-    "gap-per-writer": 90,
-    "unreadable-row": 21,
     "covered-rows": 72,
     "unregistered-id": 133,
-    "typing-reset": 12,
-    "typing-reset, saved": 12,
     "shared token": 6,
     "late baseline": 10,
     "revealed rows": 24,

@@ -28,26 +28,6 @@ class BugTests(SynchronousTestCase):
         """
         self.check("reconnect-order")
 
-    def test_delivers_during_catch_up(self) -> None:
-        """The simulation finds rows that are delivered during a catch-up."""
-        self.check("rows-during-catch-up")
-
-    def test_one_batch_per_stream(self) -> None:
-        """The simulation finds mixed batches of two writers."""
-        self.check("interleaved-batches")
-
-    def test_position_drops_all_batches(self) -> None:
-        """The simulation finds a POSITION that drops another writer's batch."""
-        self.check("position-during-batch")
-
-    def test_makes_all_writers_live(self) -> None:
-        """The simulation finds a POSITION that makes another writer live."""
-        self.check("gap-per-writer")
-
-    def test_skips_unreadable_rows(self) -> None:
-        """The simulation finds an unreadable row of a batch that is skipped."""
-        self.check("unreadable-row")
-
     def test_announces_on_remote_positions(self) -> None:
         """The simulation finds a POSITION that covers a row that was not sent."""
         self.check("covered-rows")
@@ -58,19 +38,6 @@ class BugTests(SynchronousTestCase):
         registration.
         """
         self.check("unregistered-id")
-
-    def test_ignores_epochs(self) -> None:
-        """
-        The simulation finds missed rows of a writer that restarted and passed its old
-        position.
-        """
-        self.check("typing-reset")
-
-    def test_saves_no_epochs(self) -> None:
-        """
-        The simulation finds rows of a restarted writer that a restarted reader misses.
-        """
-        self.check("typing-reset, saved")
 
     def test_trusts_persisted_upto(self) -> None:
         """

@@ -1,0 +1,74 @@
+"""Tests of a reader with several links to one writer."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.observer import DiscardReason
+from tests.handlers.fixtures import Receiving, receiving
+
+
+def _write(fixture: Receiving, upto: int) -> None:
+    for token in range(1, upto + 1):
+        fixture.stream.persist("w", token, [str(token)])
+
+
+class TwoLinksTests(SynchronousTestCase):
+    """Two processes that read each other each connect, so each has two links."""
+
+    def test_position_during_the_pages_of_the_other_link(self) -> None:
+        """The POSITION of a second link neither repeats nor reorders rows.
+
+        It arrives after each number of pages, with pages of each size.
+        """
+        for page_rows in range(1, 21):
+            for answered in range(-(-20 // page_rows) + 1):
+                fixture = receiving(page_rows=page_rows)
+                _write(fixture, 20)
+                other = fixture.connect()
+                fixture.stream.is_held = True
+                fixture.receive("POSITION events w 20 20")
+                for _ in range(answered):
+                    fixture.stream.answer()
+                fixture.receive("POSITION events w 20 20", connection=other)
+                fixture.stream.is_held = False
+                if len(fixture.stream.requests) > answered:
+                    fixture.stream.answer()
+                self.assertEqual(
+                    fixture.host.rows.tokens("w"),
+                    list(range(1, 21)),
+                    f"{answered} pages of {page_rows} rows",
+                )
+                self.assertEqual(fixture.host.observer.resets, [])
+
+    def test_one_catch_up(self) -> None:
+        """A gap that both links show is fetched once, and both links become live."""
+        fixture = receiving()
+        _write(fixture, 5)
+        other = fixture.connect()
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 5 5")
+        fixture.receive("POSITION events w 5 5", connection=other)
+        fixture.stream.is_held = False
+        fixture.stream.answer()
+        self.assertEqual(fixture.stream.requests, [("w", 0, 5)])
+        fixture.receive('RDATA events w 6 ["a"]', connection=other)
+        fixture.receive('RDATA events w 7 ["b"]')
+        self.assertEqual(fixture.host.rows.tokens("w")[-2:], [6, 7])
+
+    def test_slower_link(self) -> None:
+        """The copies that a slower link carries are discarded as repeated."""
+        fixture = receiving()
+        other = fixture.connect()
+        for link in (None, other):
+            fixture.receive("POSITION events w 0 0", connection=link)
+        lines = [f'RDATA events w {token} ["x"]' for token in (1, 2, 3)]
+        fixture.receive(*lines)
+        fixture.receive("POSITION events w 3 5")
+        fixture.receive(*lines, "POSITION events w 3 5", connection=other)
+        self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
+        self.assertEqual(fixture.stream.requests, [])
+        self.assertEqual(fixture.host.observer.resets, [])
+        self.assertEqual(
+            fixture.host.observer.discards["events", "w", DiscardReason.REPEATED], 3
+        )
