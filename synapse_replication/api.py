@@ -54,7 +54,6 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.handlers.observer import (
     CatchUpEvent,
-    CloseReason,
     DiscardReason,
     ReplicationObserver,
 )
@@ -107,13 +106,15 @@ from synapse_replication.tcp.protocol import (
     ClientReplicationStreamProtocol,
     ServerReplicationStreamProtocol,
 )
+from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.legacy import (
+    InvalidateCacheCommand,
+    RemovePusherCommand,
+)
 from synapse_replication.wire.commands.standard import (
     CancelTaskCommand,
-    ClearUserSyncsCommand,
-    Command,
     ErrorCommand,
     FederationAckCommand,
-    InvalidateCacheCommand,
     LockReleasedCommand,
     NameCommand,
     NewActiveTaskCommand,
@@ -121,13 +122,16 @@ from synapse_replication.wire.commands.standard import (
     PositionCommand,
     RdataCommand,
     RemoteServerUpCommand,
-    RemovePusherCommand,
     ReplicateCommand,
     ServerCommand,
-    UserIpCommand,
-    UserSyncCommand,
     parse_command_from_line,
 )
+from synapse_replication.wire.commands.users import (
+    ClearUserSyncsCommand,
+    UserIpCommand,
+    UserSyncCommand,
+)
+from synapse_replication.wire.connection import CloseReason
 
 if TYPE_CHECKING:
     from synapse_replication.storage.database import Database
@@ -135,12 +139,12 @@ if TYPE_CHECKING:
         MultiWriterIdGenerator,
         load_id_generator,
     )
+    from synapse_replication.storage.id_streams import IdStream
     from synapse_replication.storage.postgres_stream import (
         PostgresStream,
         standard_stream,
         table_stream,
     )
-    from synapse_replication.storage.sequences import IdStream
 
 __all__ = [
     "MAIN_INSTANCE",

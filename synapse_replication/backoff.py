@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import attrs
 
-__all__ = ["Backoff"]
-
 #: The largest exponent, to prevent an overflow. With the parameters that this package
 #: uses, delays reach their maximum at a smaller one.
 _MAX_EXPONENT = 60

@@ -13,8 +13,6 @@ from twisted.python.failure import Failure
 
 from synapse_replication.handlers.observer import ReplicationObserver
 
-__all__ = ["BackgroundProcesses", "ReactorClock"]
-
 
 class ReactorClock:
     """The :class:`~synapse_replication.handlers.interfaces.Clock` of a reactor.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["rename_durably", "sync_folder", "write_durably"]
-
 
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file atomically, and make the change survive a power failure.

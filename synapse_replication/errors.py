@@ -44,38 +44,6 @@ from typing import Final
 
 import attrs
 
-__all__ = [
-    "CatchUpError",
-    "ConfigError",
-    "ConfigProblem",
-    "ExtensionMessageError",
-    "ForbiddenCommandError",
-    "HooksNotFoundError",
-    "HooksOverflowError",
-    "HostError",
-    "HttpCatchUpError",
-    "ImplausiblePositionError",
-    "LineTooLongError",
-    "LocalProtocolError",
-    "PipelineError",
-    "ProtocolError",
-    "RemoteProtocolError",
-    "ReplicationError",
-    "RowDecodeError",
-    "SequenceBehindError",
-    "ServerStartError",
-    "SparkMissingError",
-    "StatusError",
-    "StorageError",
-    "StreamConfigurationError",
-    "SupervisorError",
-    "TokenError",
-    "UnknownCommandError",
-    "UnknownExtensionError",
-    "UnparsableLineError",
-    "WaitTimeoutError",
-]
-
 #: The most characters of untrusted text that an error message repeats.
 EXCERPT_LENGTH = 120
 

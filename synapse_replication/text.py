@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["counted", "printable", "without_lines"]
-
 #: Matches a command that may contain an access token, from its name to the end.
 _SECRETIVE: Final = re.compile(
     r"\b(USER_IP|INVALIDATE_CACHE|RDATA caches)\b.*", re.DOTALL

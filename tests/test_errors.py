@@ -58,15 +58,6 @@ class TreeTests(SynchronousTestCase):
             },
         )
 
-    def test_all(self) -> None:
-        """Every class is public."""
-        defined = {
-            name
-            for name, value in vars(errors).items()
-            if inspect.isclass(value) and value.__module__ == errors.__name__
-        }
-        self.assertEqual(set(errors.__all__), defined)
-
 
 class MessageTests(SynchronousTestCase):
     """Tests for the messages and attributes of the errors."""

@@ -24,8 +24,6 @@ from synapse_replication.demo.run import Tail
 from synapse_replication.errors import ServerStartError
 from synapse_replication.recordings.reader import shipped_recording
 
-__all__ = ["ATTACKS", "Attack", "Cost", "attack_budget"]
-
 #: The load during all measurements, in rows per second.
 RATE = 50.0
 #: The time in s that a process has to recover from an attack, and the duration in s of

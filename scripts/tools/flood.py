@@ -36,7 +36,7 @@ from synapse_replication.handlers.interfaces import (
     Identity,
     ReplicationHost,
 )
-from synapse_replication.handlers.observer import CloseReason, ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
@@ -49,8 +49,7 @@ from synapse_replication.streams.stream import (
 )
 from synapse_replication.testing.recording_commands import RecordingCommands
 from synapse_replication.testing.servers import PrivateRedis
-
-__all__ = ["Report", "run_flood"]
+from synapse_replication.wire.connection import CloseReason
 
 SERVER_NAME: Final = "hs.example"
 WRITER: Final = "writer"

@@ -16,21 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
 from pathlib import Path
 
-__all__ = [
-    "connect_silently",
-    "connect_with_names",
-    "forged_epochs",
-    "gap_positions",
-    "long_names",
-    "made_up_writers",
-    "post_bodies",
-    "post_lines",
-    "publish",
-    "relay_storm",
-    "send_lines",
-    "server_up_lines",
-]
-
 _LOCALHOST = "127.0.0.1"
 _TIMEOUT = 5.0
 #: The number of lines that are sent in one write.

@@ -17,8 +17,6 @@ from synapse_replication.handlers.host_parts import MAX_USERS
 from synapse_replication.handlers.interfaces import Clock, Identity, SyncingUser
 from synapse_replication.recent import RecentDict
 
-__all__ = ["CommandsOut"]
-
 
 class CommandsOut:
     """Sends commands without rows to the other instances: ``host.send``.

@@ -24,9 +24,7 @@ from synapse_replication.handlers.interfaces import CommandSink, Identity, RowSi
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.streams.stream import UpdateFunction
-from synapse_replication.wire.commands.standard import UserIpCommand
-
-__all__ = ["PositionsOnlySink", "StandaloneHost", "process_label"]
+from synapse_replication.wire.commands.users import UserIpCommand
 
 
 class PositionsOnlySink:

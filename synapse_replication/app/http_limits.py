@@ -29,8 +29,6 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import Site
 from typing_extensions import override
 
-__all__ = ["MAX_CONNECTIONS", "BoundedSite", "served_hosts"]
-
 #: The default for the most connections that a listener has open at a time.
 MAX_CONNECTIONS: Final = 500
 #: The time that a client has to read a 413 response before its connection is closed, in

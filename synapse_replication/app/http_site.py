@@ -16,8 +16,6 @@ from synapse_replication.app.status_page import (
 )
 from synapse_replication.instrumentation.status.model import ProcessStatus
 
-__all__ = ["HealthResource", "MetricsResource", "make_site"]
-
 #: How long a connection may be idle, in s. Peers close their connections earlier.
 _IDLE_TIMEOUT = 300
 _REPLICATION = b"/_synapse/replication/"

@@ -36,8 +36,6 @@ from typing import Any
 from synapse_replication.errors import StorageError, StreamConfigurationError
 from synapse_replication.streams.rows import decode_json, encode_json
 
-__all__ = ["JournalSink", "make_journal"]
-
 
 class JournalSink:
     """Appends received rows to a file.

@@ -9,13 +9,9 @@ from typing import Any
 import attrs
 
 from synapse_replication.config.files import OWN_SECTION
-from synapse_replication.config.process import (
-    ProcessConfig,
-)
+from synapse_replication.config.process import ProcessConfig
 from synapse_replication.config.process_parts import FactoryConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
-
-__all__ = ["Factories", "load_factories", "load_factory"]
 
 
 def load_factory(

@@ -23,8 +23,6 @@ from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
 from synapse_replication.instrumentation.tracing import TracingObserver
 
-__all__ = ["SAMPLE_EVERY", "ProcessObservers"]
-
 #: The interval in s at which the lag is sampled for the status page, and stalls are
 #: logged.
 SAMPLE_EVERY = 5.0

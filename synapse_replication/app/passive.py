@@ -34,14 +34,6 @@ from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
 from synapse_replication.wire.rdata import ReceivedItem
 
-__all__ = [
-    "Follower",
-    "Output",
-    "PassiveRedisLink",
-    "PassiveTcpLink",
-    "make_links",
-]
-
 #: A callback that is called with ``(channel, line)`` for each line.
 Tap = Callable[[str, bytes], None]
 

@@ -14,8 +14,6 @@ from contextlib import AbstractAsyncContextManager
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.storage.postgres_stream import WriterIds
 
-__all__ = ["ReaderIds"]
-
 
 class ReaderIds:
     """The positions in a stream, for a process that reads the stream.

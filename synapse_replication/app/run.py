@@ -29,8 +29,6 @@ from synapse_replication.errors import ReplicationError
 from synapse_replication.instrumentation.json_logs import JsonLogObserver
 from synapse_replication.instrumentation.log_lines import cut_lines
 
-__all__ = ["Reloadable", "Runnable", "run_service", "start_logging"]
-
 #: The interpreter's thread switch interval, in s.
 SWITCH_INTERVAL = 0.0005
 

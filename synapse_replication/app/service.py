@@ -44,9 +44,7 @@ from synapse_replication.config.endpoints import (
     server_endpoint,
 )
 from synapse_replication.config.files import OWN_SECTION
-from synapse_replication.config.process import (
-    ProcessConfig,
-)
+from synapse_replication.config.process import ProcessConfig
 from synapse_replication.config.process_parts import ExtensionConfig
 from synapse_replication.config.redis import RedisConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
@@ -78,8 +76,6 @@ from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
 )
-
-__all__ = ["DRAIN_TIMEOUT", "ProcessService", "make_process"]
 
 #: The most time that each step of a stop may take, in s.
 DRAIN_TIMEOUT = 10.0

@@ -14,15 +14,13 @@ from synapse_replication.handlers.data import LargestToken
 from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.http.retry import with_retries
 from synapse_replication.storage.database import Database
-from synapse_replication.storage.sequences import read_sequence
+from synapse_replication.storage.id_streams import read_sequence
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
     StandardStream,
 )
 from synapse_replication.streams.stream import UpdateFunction
 from synapse_replication.streams.table import TableStream
-
-__all__ = ["HostSources", "declared_streams", "make_sources"]
 
 
 def _fail_without_client(name: str) -> UpdateFunction:

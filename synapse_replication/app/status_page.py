@@ -31,16 +31,6 @@ from synapse_replication.instrumentation.status.model import (
 )
 from synapse_replication.text import printable
 
-__all__ = [
-    "ReadyResource",
-    "StatusJsonResource",
-    "StatusPageResource",
-    "Verdict",
-    "duration",
-    "judge",
-    "sparkline",
-]
-
 _TONES = {
     Condition.LIVE: "good",
     Condition.WRITTEN_HERE: "good",

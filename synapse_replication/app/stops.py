@@ -8,8 +8,6 @@ from typing import Any
 from twisted.internet.defer import Deferred, TimeoutError, maybeDeferred
 from twisted.logger import Logger
 
-__all__ = ["StopSteps"]
-
 
 class StopSteps:
     """The functions to call when a process stops, in the reverse order of adding them.

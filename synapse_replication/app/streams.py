@@ -42,6 +42,7 @@ from synapse_replication.handlers.data import AdvancingStream
 from synapse_replication.handlers.interfaces import RowSink
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import load_id_generator
+from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.postgres_stream import (
     WriterIds,
     standard_stream,
@@ -49,12 +50,7 @@ from synapse_replication.storage.postgres_stream import (
 )
 from synapse_replication.storage.removed_writers import RemovedWriterFinder
 from synapse_replication.storage.schema import prepare_database
-from synapse_replication.storage.sequences import (
-    IdStream,
-    limit_positions,
-    read_sequence,
-    read_stored_positions,
-)
+from synapse_replication.storage.sequences import limit_positions, read_stored_positions
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.positions import FIRST_POSITION
 from synapse_replication.streams.standard.registry import (
@@ -62,8 +58,6 @@ from synapse_replication.streams.standard.registry import (
     StandardStream,
 )
 from synapse_replication.streams.table import TableStream
-
-__all__ = ["LOOK_BACK", "StreamSetup"]
 
 _log = Logger()
 

@@ -19,14 +19,10 @@ from twisted.logger import Logger
 
 from synapse_replication.app.systemd import NotifySocket, SystemdNotifier
 from synapse_replication.clock import ReactorClock
-from synapse_replication.config.process import (
-    ProcessConfig,
-)
+from synapse_replication.config.process import ProcessConfig
 from synapse_replication.config.process_parts import ExtensionConfig
 from synapse_replication.errors import ConfigError
 from synapse_replication.instrumentation.status.model import ProcessStatus
-
-__all__ = ["SupervisedProcess", "needs_restart"]
 
 #: Attributes of :class:`ProcessConfig` that are not settings.
 _NOT_SETTINGS = frozenset({"files", "warnings"})
@@ -40,17 +36,22 @@ class Process(Protocol):
 
     started: Deferred[None]
 
-    def startService(self) -> object: ...
+    def startService(self) -> object:
+        """Start the process."""
 
-    def stopService(self) -> Any: ...
+    def stopService(self) -> Any:
+        """Stop the process; a Deferred fires when it has stopped."""
 
-    def snapshot(self) -> ProcessStatus: ...
+    def snapshot(self) -> ProcessStatus:
+        """Return the process's status."""
 
-    def resize_backlog(self, options: ExtensionConfig) -> None: ...
+    def resize_backlog(self, options: ExtensionConfig) -> None:
+        """Apply new limits of the backlog."""
 
     def configuration_reloaded(
         self, problem: str, needs_restart: Sequence[str]
-    ) -> None: ...
+    ) -> None:
+        """Report a reload; ``problem`` is empty if it succeeded."""
 
 
 def needs_restart(old: ProcessConfig, new: ProcessConfig) -> list[str]:

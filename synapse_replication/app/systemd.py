@@ -30,8 +30,6 @@ from synapse_replication.instrumentation.status.model import (
     describe_process,
 )
 
-__all__ = ["NotifySocket", "SystemdNotifier", "open_notify_socket", "watchdog_interval"]
-
 #: The interval of checks of the status, in s.
 CHECK_EVERY = 1.0
 #: While the process starts, it extends systemd's timeout every ``EXTEND_EVERY`` s,

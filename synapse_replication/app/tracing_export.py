@@ -24,8 +24,6 @@ from synapse_replication import __version__
 from synapse_replication.config.tracing import TracingConfig
 from synapse_replication.instrumentation.rate_limit import REPEAT_AFTER, RateLimit
 
-__all__ = ["SpanExport"]
-
 #: The timeout of a request to the collector, in s. In recent versions of the exporter,
 #: it includes the retries; in older versions, it applies to each attempt.
 EXPORT_TIMEOUT = 5

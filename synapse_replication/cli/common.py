@@ -16,17 +16,6 @@ from synapse_replication.config.process import ProcessConfig, Purpose, load_conf
 from synapse_replication.errors import ConfigError
 from synapse_replication.text import counted
 
-__all__ = [
-    "EXIT_USAGE",
-    "ModuleReady",
-    "config_option",
-    "examples",
-    "exit_with_problems",
-    "get_reactor",
-    "load_or_exit",
-    "log_option",
-]
-
 #: Exit status when the command or the configuration is wrong.
 EXIT_USAGE = 2
 

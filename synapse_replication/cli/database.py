@@ -15,8 +15,6 @@ from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import StorageError
 from synapse_replication.storage.database import connect
 
-__all__ = ["open_database"]
-
 #: The connection timeout in s, unless one is configured.
 _CONNECT_TIMEOUT = 10
 

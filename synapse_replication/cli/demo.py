@@ -11,8 +11,6 @@ import click
 from synapse_replication.cli.common import examples
 from synapse_replication.errors import ReplicationError
 
-__all__ = ["demo_command"]
-
 _GOOD = "No row is missing, duplicated or out of order; all positions agree."
 _BAD = "Rows were lost, duplicated or out of order, or positions differ."
 _INSTALL = "pip install 'synapse_replication[postgres-binary,servers]'"

@@ -32,8 +32,6 @@ from synapse_replication.errors import HooksNotFoundError
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 
-__all__ = ["exec_command"]
-
 
 def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in value.split(",") if part.strip())

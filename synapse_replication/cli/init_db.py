@@ -9,8 +9,6 @@ from synapse_replication.cli.database import open_database
 from synapse_replication.storage.schema import prepare_database
 from synapse_replication.text import counted
 
-__all__ = ["init_db_command"]
-
 
 @click.command(
     "init-db",

@@ -38,8 +38,6 @@ from synapse_replication.errors import ConfigError, ConfigProblem, ReplicationEr
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.wire.commands.standard import COMMANDS
 
-__all__ = ["cli", "main"]
-
 
 class _LazyCommands(MutableMapping[str, click.Command]):
     """The commands of a group, some of which are imported when they are looked up.

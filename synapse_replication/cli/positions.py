@@ -20,15 +20,14 @@ from synapse_replication.cli.database import open_database
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import StorageError
 from synapse_replication.storage.consistency import Problem, Report, examine, repair
-from synapse_replication.storage.sequences import IdStream, read_sequence, skip_ids
+from synapse_replication.storage.id_streams import IdStream, read_sequence
+from synapse_replication.storage.sequences import skip_ids
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
     StandardStream,
 )
 from synapse_replication.streams.table import TableStream
 from synapse_replication.text import counted
-
-__all__ = ["id_streams", "positions"]
 
 #: Exit status if positions, tables and sequences disagree.
 EXIT_DISAGREES = 1

@@ -27,12 +27,11 @@ from synapse_replication.cli.common import (
     log_option,
 )
 from synapse_replication.config.process import ProcessConfig, Purpose
-from synapse_replication.handlers.observer import CloseReason, ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.recordings.writer import RecordingFiles, RecordingWriteError
-
-__all__ = ["make_recorder", "record_command"]
+from synapse_replication.wire.connection import CloseReason
 
 _MIB = 1024 * 1024
 

@@ -13,8 +13,6 @@ from synapse_replication.recordings.reader import read_recording
 from synapse_replication.recordings.replay import replay_records
 from synapse_replication.recordings.report import describe
 
-__all__ = ["replay_command"]
-
 
 @click.command(
     "replay",

@@ -48,8 +48,6 @@ from synapse_replication.instrumentation.status.model import (
 )
 from synapse_replication.text import printable
 
-__all__ = ["DeploymentStatus", "StatusService", "render", "status_command"]
-
 #: The interval of requests with ``--watch``, in s.
 WATCH_EVERY = 2.0
 

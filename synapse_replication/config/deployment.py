@@ -29,18 +29,6 @@ from synapse_replication.streams.standard.registry import (
 )
 from synapse_replication.streams.table import TableStream
 
-__all__ = [
-    "DatabaseConfig",
-    "DeploymentConfig",
-    "are_stored",
-    "failed_keys",
-    "load_deployment",
-    "read_database",
-    "read_shared",
-    "read_streams",
-    "read_writers",
-]
-
 #: The keys of ``stream_writers`` that may name only one instance, unless a declared
 #: stream has that name.
 SINGLE_WRITER_KEYS = frozenset(

@@ -21,11 +21,9 @@ from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndp
 
 from synapse_replication.config.files import OWN_SECTION
 from synapse_replication.config.listener_safety import split_description
-from synapse_replication.config.process import (
-    RedisConfig,
-    TlsConfig,
-)
 from synapse_replication.config.process_parts import Listener
+from synapse_replication.config.redis import RedisConfig
+from synapse_replication.config.tls import TlsConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.redis.options import (
     RedisOptions,
@@ -33,15 +31,6 @@ from synapse_replication.redis.options import (
     SentinelOptions,
 )
 from synapse_replication.transport.tls import server_context
-
-__all__ = [
-    "client_endpoint",
-    "explained_redis_files",
-    "listener_descriptions",
-    "redis_options",
-    "server_endpoint",
-]
-
 
 #: Exceptions of Twisted's parsers: a RuntimeError for a description that ends in a
 #: backslash, and OpenSSL's error for a file without PEM data.

@@ -23,8 +23,6 @@ from yaml.reader import ReaderError
 
 from synapse_replication.errors import ConfigProblem
 
-__all__ = ["OWN_SECTION", "MergedFiles", "did_you_mean", "read_files", "read_secret"]
-
 #: The key of homeserver.yaml for the settings of this package.
 OWN_SECTION = "synapse_replication"
 

@@ -17,14 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from synapse_replication.config.files import OWN_SECTION, KeyPath
 from synapse_replication.config.models import ListenerSection, SharedFile
 
-__all__ = [
-    "interface_of",
-    "is_for_this_machine",
-    "is_guarded",
-    "split_description",
-    "unprotected_listeners",
-]
-
 _OR_ELSE = (
     f"or write {OWN_SECTION}: {{allow_unprotected_listeners: true}} if no untrusted "
     "client can reach the listener"

@@ -30,16 +30,6 @@ from synapse_replication.config.section_types import (
     list_if_none,
 )
 
-__all__ = [
-    "DatabaseSection",
-    "InstanceSection",
-    "ListenerSection",
-    "RedisSection",
-    "ResourceSection",
-    "SentinelSection",
-    "SharedFile",
-]
-
 #: The resources of HTTP listeners that this package serves. It ignores all others,
 #: except that a name similar to one of these is an error.
 OUR_RESOURCES = ("health", "metrics", "replication")

@@ -20,17 +20,6 @@ from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
 
-__all__ = [
-    "DirectTcpSection",
-    "ExtensionSection",
-    "FactorySection",
-    "HttpSection",
-    "OwnSection",
-    "ReceivingSection",
-    "TlsSection",
-    "TracingSection",
-]
-
 
 class FactorySection(StrictSection):
     """A function that you provide."""

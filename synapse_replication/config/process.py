@@ -56,17 +56,6 @@ from synapse_replication.streams.standard.registry import (
 from synapse_replication.streams.table import TableStream
 from synapse_replication.wire.pending import PendingLimit
 
-__all__ = [
-    "DatabaseConfig",
-    "ProcessConfig",
-    "Purpose",
-    "ReceivingConfig",
-    "RedisConfig",
-    "TlsConfig",
-    "TracingConfig",
-    "load_config",
-]
-
 
 class Purpose(enum.Enum):
     """The purpose for which the configuration is read."""

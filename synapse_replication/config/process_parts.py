@@ -11,14 +11,6 @@ from typing import Any
 
 import attrs
 
-__all__ = [
-    "ExtensionConfig",
-    "FactoryConfig",
-    "HttpConfig",
-    "InstanceLocation",
-    "Listener",
-]
-
 
 @attrs.frozen
 class InstanceLocation:

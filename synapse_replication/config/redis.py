@@ -10,8 +10,6 @@ from synapse_replication.config.files import MergedFiles, read_secret
 from synapse_replication.config.models import RedisSection, SentinelSection
 from synapse_replication.errors import ConfigProblem
 
-__all__ = ["RedisConfig", "SentinelConfig", "read_redis"]
-
 #: The default port of a Sentinel.
 _SENTINEL_PORT = 26379
 

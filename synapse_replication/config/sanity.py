@@ -30,13 +30,6 @@ from synapse_replication.config.models import (
 )
 from synapse_replication.errors import ConfigProblem
 
-__all__ = [
-    "clashing_listeners",
-    "mistyped_keys",
-    "readable_secrets",
-    "why_no_secret",
-]
-
 #: A problem: the key's path, what is wrong, and the hint.
 Finding = tuple[KeyPath, str, str]
 

@@ -7,16 +7,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-__all__ = [
-    "ForeignSection",
-    "Names",
-    "Port",
-    "StrictSection",
-    "empty_if_none",
-    "invalid",
-    "list_if_none",
-]
-
 
 def invalid(problem: str, hint: str) -> PydanticCustomError:
     """Return a validator's error that includes a hint."""

@@ -17,8 +17,6 @@ from synapse_replication.config.models import SharedFile
 from synapse_replication.errors import ConfigProblem
 from synapse_replication.transport.tls import client_context, server_context
 
-__all__ = ["TlsConfig", "read_tls"]
-
 
 @attrs.frozen
 class TlsConfig:

@@ -12,8 +12,6 @@ from synapse_replication.config.files import OWN_SECTION, MergedFiles
 from synapse_replication.config.own_section import TracingSection
 from synapse_replication.errors import ConfigProblem
 
-__all__ = ["EXPORTER", "TracingConfig", "read_tracing", "traces_url"]
-
 #: A module that exists if the extra ``otlp`` is installed.
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 

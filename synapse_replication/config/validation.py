@@ -31,8 +31,6 @@ from synapse_replication.config.own_section import (
 )
 from synapse_replication.errors import ConfigProblem
 
-__all__ = ["drop_invalid_sections", "problems_of"]
-
 #: The most attempts to remove invalid parts. Removing one may make the section that
 #: contains it invalid, and sections are nested only a few levels deep.
 _MAX_ROUNDS = 8

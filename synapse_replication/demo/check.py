@@ -10,8 +10,6 @@ from typing import Any
 
 import attrs
 
-__all__ = ["Entry", "Tally", "compare", "read_entries"]
-
 
 @attrs.frozen
 class Entry:

@@ -18,13 +18,8 @@ from synapse_replication.demo.check import Entry, read_entries
 from synapse_replication.demo.processes import ReplicationProcess
 from synapse_replication.demo.script import STREAMS, DemoStream
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
-from synapse_replication.testing.servers import (
-    PrivatePostgres,
-    PrivateRedis,
-    free_port,
-)
-
-__all__ = ["READERS", "WRITERS", "Deployment", "Plan"]
+from synapse_replication.testing.private_process import free_port
+from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 
 #: The processes that write, the main one first.
 WRITERS = (MAIN_INSTANCE, "event_writer1", "event_writer2", "typing_writer")

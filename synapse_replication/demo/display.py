@@ -19,8 +19,6 @@ from rich.table import Table
 
 from synapse_replication.demo.check import Tally
 
-__all__ = ["TextScreen", "positions_agree", "show_table"]
-
 
 class TextScreen:
     """Prints lines and, on a terminal, progress bars for the writers and each reader.

@@ -19,12 +19,6 @@ from typing import NoReturn
 from synapse_replication.errors import ServerStartError
 from synapse_replication.testing.private_process import die_with_parent
 
-__all__ = [
-    "ReplicationProcess",
-    "interrupt_on_termination",
-    "wait_until_ready",
-]
-
 #: The timeouts, in s, for starting all processes and for stopping one of them.
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 20.0

@@ -16,8 +16,6 @@ from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.demo.script import STREAMS
 from synapse_replication.errors import ReplicationError
 
-__all__ = ["DemoError", "Screen", "Tail", "run_demo"]
-
 #: The interval at which the journals and the writers' logs are read, in s.
 POLL = 0.2
 #: The time within which the readers must catch up after all rows are written, in s.

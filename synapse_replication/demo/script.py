@@ -14,13 +14,12 @@ from typing import Any
 import attrs
 
 from synapse_replication.errors import RemoteProtocolError
-from synapse_replication.recordings.reader import RecordingError, read_recording
+from synapse_replication.recordings.format import RecordingError
+from synapse_replication.recordings.reader import read_recording
 from synapse_replication.wire.commands.standard import (
     RdataCommand,
     parse_command_from_line,
 )
-
-__all__ = ["STREAMS", "DemoStream", "Write", "make_script", "read_script"]
 
 
 @attrs.frozen

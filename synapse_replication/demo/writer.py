@@ -18,8 +18,6 @@ from typing_extensions import override
 
 from synapse_replication.demo.script import Write, read_script
 
-__all__ = ["ScriptWriter", "make_writer"]
-
 #: The number of concurrent writes of one process; they may finish in any order.
 CONCURRENCY = 8
 #: The interval at which the begin file is checked, in s.

@@ -28,8 +28,6 @@ from synapse_replication.handlers.interfaces import (
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 
-__all__ = ["HostClock", "HostCommands", "HostRows", "SynapseHost"]
-
 
 class HostClock:
     """The host's clock, as a :class:`Clock`."""

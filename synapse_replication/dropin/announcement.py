@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 from synapse_replication import __version__
 
-__all__ = ["prepare", "write"]
-
 _LOGGER = logging.getLogger("synapse_replication")
 
 _lines: list[tuple[int, str]] = []

@@ -19,8 +19,6 @@ from twisted.internet.defer import Deferred
 
 from synapse_replication.dropin.bridges import make_yieldable
 
-__all__ = ["BackgroundProcessPool"]
-
 _Function = Callable[[], Awaitable[Any]]
 
 

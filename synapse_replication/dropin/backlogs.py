@@ -41,15 +41,6 @@ from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.streams.stream import StreamUpdateResult
 
-__all__ = [
-    "BYTES",
-    "ROWS",
-    "instance_locations",
-    "make_backlog",
-    "make_partial_resync",
-    "with_backlog",
-]
-
 #: The environment variables that limit the backlog of each stream, in rows and bytes.
 ROWS = "SYNAPSE_REPLICATION_BACKLOG_ROWS"
 BYTES = "SYNAPSE_REPLICATION_BACKLOG_BYTES"

@@ -22,8 +22,8 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.redaction import without_secrets
+from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.commands.standard import (
-    Command,
     encode_command,
     parse_command_from_line,
 )
@@ -33,14 +33,6 @@ from synapse_replication.wire.rdata import (
     ReceivedItem,
     RefusedLine,
 )
-
-__all__ = [
-    "ForeignConnection",
-    "ForeignHandler",
-    "as_connection_handler",
-    "host_attribute",
-    "make_yieldable",
-]
 
 T = TypeVar("T")
 

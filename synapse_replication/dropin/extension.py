@@ -23,8 +23,6 @@ from synapse_replication.handlers.extension.extension import ReplicationExtensio
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.streams.backlog import Backlog
 
-__all__ = ["ENVIRONMENT", "extension_of", "is_turned_on", "make_extension"]
-
 #: The environment variable that disables the extension if its value is ``false``.
 ENVIRONMENT = "SYNAPSE_REPLICATION_EXTENSION"
 

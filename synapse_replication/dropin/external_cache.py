@@ -11,8 +11,6 @@ from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.redis import external_cache
 
-__all__ = ["ExternalCache"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -10,8 +10,6 @@ from collections.abc import Awaitable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-__all__ = ["SequenceReader", "generators"]
-
 
 class SequenceReader(Protocol):
     """An id generator that can read its sequence."""

@@ -29,8 +29,6 @@ from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
 from synapse_replication.wire.commands.standard import PositionCommand, RdataCommand
 
-__all__ = ["ReplicationCommandHandler"]
-
 #: The timeout for connecting to Redis, in s.
 _CONNECT_TIMEOUT = 30.0
 #: The timeout of each step of the shutdown, in s.

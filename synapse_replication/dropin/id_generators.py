@@ -28,11 +28,10 @@ from synapse_replication.dropin.positions import HostPositions
 from synapse_replication.dropin.settings import plausible_distance
 from synapse_replication.errors import SequenceBehindError
 from synapse_replication.storage import id_generators
-from synapse_replication.storage.sequences import IdStream, load_positions
+from synapse_replication.storage.id_streams import IdStream
+from synapse_replication.storage.sequences import load_positions
 from synapse_replication.streams.positions import FIRST_POSITION, WriterPositions
 from synapse_replication.streams.table import IdColumn
-
-__all__ = ["HostDatabase", "MultiWriterIdGenerator"]
 
 T = TypeVar("T")
 

@@ -25,15 +25,6 @@ from synapse_replication.dropin.substitution import (
 )
 from synapse_replication.dropin.table import PARTS, PROVEN_VERSIONS, SUBSTITUTIONS
 
-__all__ = [
-    "DISTRIBUTION",
-    "check_version",
-    "choose",
-    "describe_substitutions",
-    "prepare",
-    "version_problem",
-]
-
 #: The distribution that the table describes.
 DISTRIBUTION = "matrix-synapse"
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from twisted.logger import formatEvent
 
-__all__ = ["StandardLogger"]
-
 
 class StandardLogger:
     """Writes to Python's ``logging``, which the host uses for its own log lines.

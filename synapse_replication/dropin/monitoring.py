@@ -46,8 +46,6 @@ from synapse_replication.instrumentation.status.stalls import StallLog
 if TYPE_CHECKING:
     from synapse_replication.app.tracing_export import SpanExport
 
-__all__ = ["HOOKS", "TRACING", "Monitoring", "load_hooks"]
-
 #: The environment variable with the dotted names of functions, separated by commas.
 #: Each is called with the arguments ``host, config`` and subscribes to hooks.
 HOOKS: Final = "SYNAPSE_REPLICATION_HOOKS"

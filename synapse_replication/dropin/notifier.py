@@ -19,8 +19,6 @@ from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
 
-__all__ = ["combine_notifications", "with_combining"]
-
 
 def with_combining(original: Any) -> Any:
     """Return a subclass of the host's notifier that combines notifications."""

@@ -28,15 +28,6 @@ from synapse_replication.instrumentation.metrics import METRICS
 from synapse_replication.instrumentation.prometheus import ReplicationMetrics
 from synapse_replication.streams.backlog import Backlog
 
-__all__ = [
-    "adopt_metrics",
-    "hooks_of",
-    "host_metrics",
-    "monitoring_of",
-    "observer_of",
-    "watch_backlog",
-]
-
 #: Modules of the host that define metrics whose names this package also uses.
 _MODULES = (
     "synapse.replication.tcp.protocol",

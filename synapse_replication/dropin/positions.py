@@ -10,8 +10,6 @@ from heapq import heappop
 
 from synapse_replication.streams.positions import FIRST_POSITION, WriterPositions
 
-__all__ = ["HostPositions"]
-
 
 class HostPositions(WriterPositions):
     """The position of each writer, as a host expects it.

@@ -9,8 +9,6 @@ from synapse_replication.dropin.bridges import as_connection_handler
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.tcp import protocol
 
-__all__ = ["ClientReplicationStreamProtocol", "ServerReplicationStreamProtocol"]
-
 
 class _Reusable(protocol.BaseReplicationStreamProtocol):
     """A protocol that can be connected more than once.

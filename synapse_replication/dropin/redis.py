@@ -24,14 +24,6 @@ from synapse_replication.redis.sender import RedisSender
 from synapse_replication.redis.sender_protocol import SenderFactory
 from synapse_replication.redis.subscriber import SubscriberFactory
 
-__all__ = [
-    "RedisDirectTcpReplicationClientFactory",
-    "SynapseRedisFactory",
-    "close",
-    "lazyConnection",
-    "lazyUnixConnection",
-]
-
 #: The timeout for connecting, in s.
 _CONNECT_TIMEOUT = 30.0
 

@@ -12,8 +12,6 @@ from synapse_replication.dropin.bridges import host_attribute
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.sending import streamer
 
-__all__ = ["ReplicationStreamProtocolFactory", "ReplicationStreamer"]
-
 
 class ReplicationStreamProtocolFactory(ServerFactory):
     """Creates the server's end of each direct TCP connection."""

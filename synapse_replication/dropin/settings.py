@@ -10,8 +10,6 @@ import os
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 
-__all__ = ["DISTANCE", "plausible_distance", "whole_number"]
-
 #: The environment variable with the maximum number of ids by which a plausible position
 #: may exceed the last value of its sequence.
 DISTANCE = "SYNAPSE_REPLICATION_PLAUSIBLE_DISTANCE"

@@ -32,8 +32,6 @@ from synapse_replication.streams.standard.registry import (
 )
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
 
-__all__ = ["KEEP_SECONDS", "REUSE_SECONDS", "HostRowCodec", "HostStream", "HostStreams"]
-
 #: A name that no instance has. For an unknown name, the host returns the position that
 #: all writers have reached together.
 _UNKNOWN_WRITER = ""

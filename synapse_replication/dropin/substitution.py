@@ -23,8 +23,6 @@ import attrs
 
 from synapse_replication.errors import ReplicationError
 
-__all__ = ["Substitution", "SubstitutionError", "check", "shape", "substitute"]
-
 
 class SubstitutionError(ReplicationError):
     """The selected parts of the installed host cannot be replaced.

@@ -10,8 +10,6 @@ from typing import Final
 
 from synapse_replication.dropin.substitution import Substitution
 
-__all__ = ["PARTS", "PROVEN_VERSIONS", "SUBSTITUTIONS"]
-
 #: The versions of matrix-synapse with which this table was tested.
 PROVEN_VERSIONS: Final = ("1.153.0", "1.163.0", "1.163.1", "1.163.2")
 

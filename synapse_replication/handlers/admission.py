@@ -15,8 +15,6 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-__all__ = ["EXPIRES_AFTER", "MAX_UNDECLARED", "DeclaredWriters", "WriterAdmission"]
-
 #: The largest number of undeclared (stream, writer) pairs that are admitted at a time.
 MAX_UNDECLARED: Final = 1000
 #: The time for which a pair must have been silent before it may be evicted, in s.

@@ -32,8 +32,6 @@ from synapse_replication.handlers.stream_tokens import StreamTokenWatch
 from synapse_replication.streams.stream import Stream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
-__all__ = ["AdvancingStream", "LargestToken", "ReplicationDataHandler"]
-
 
 class AdvancingStream(Stream, Protocol):
     """A stream whose positions are advanced by the data handler."""

@@ -43,22 +43,19 @@ from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.streams.rows import encode_json
+from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.commands.standard import (
-    Command,
     PositionCommand,
     RdataCommand,
     ReplicateCommand,
-    UserIpCommand,
-    UserSyncCommand,
 )
+from synapse_replication.wire.commands.users import UserIpCommand, UserSyncCommand
 from synapse_replication.wire.rdata import (
     InterleavedRun,
     RdataRun,
     ReceivedItem,
     RefusedLine,
 )
-
-__all__ = ["HandlerOptions", "ReplicationCommandHandler"]
 
 _Waiting: TypeAlias = Awaitable[None] | None
 

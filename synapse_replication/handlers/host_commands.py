@@ -25,21 +25,23 @@ from synapse_replication.handlers.observer import DiscardReason, ReplicationObse
 from synapse_replication.handlers.relay import CopyFilter
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.handlers.user_syncs import UserSyncDeduplicator
+from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.legacy import (
+    InvalidateCacheCommand,
+    RemovePusherCommand,
+)
 from synapse_replication.wire.commands.standard import (
     CancelTaskCommand,
-    ClearUserSyncsCommand,
-    Command,
     FederationAckCommand,
-    InvalidateCacheCommand,
     LockReleasedCommand,
     NewActiveTaskCommand,
     RemoteServerUpCommand,
-    RemovePusherCommand,
+)
+from synapse_replication.wire.commands.users import (
+    ClearUserSyncsCommand,
     UserIpCommand,
     UserSyncCommand,
 )
-
-__all__ = ["HostCommandHandler"]
 
 _Waiting: TypeAlias = Awaitable[None] | None
 

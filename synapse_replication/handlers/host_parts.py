@@ -15,8 +15,6 @@ from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.recent import RecentDict
 from synapse_replication.streams.stream import Stream
 
-__all__ = ["MAX_USERS", "StreamTable", "SyncingUsers", "WriteNotifier"]
-
 #: The default limit of stored users; each counts once per device and instance.
 MAX_USERS = 100_000
 

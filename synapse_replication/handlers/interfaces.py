@@ -13,24 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 
 from synapse_replication.streams.stream import Stream
-from synapse_replication.wire.commands.standard import Command
+from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.rdata import ReceivedItem
-
-__all__ = [
-    "BackgroundRunner",
-    "Clock",
-    "CommandSink",
-    "ConnectionHandler",
-    "DelayedCall",
-    "EpochSink",
-    "Identity",
-    "Notifier",
-    "ReplicationConnection",
-    "ReplicationHost",
-    "RowSink",
-    "StreamDirectory",
-    "SyncingUser",
-]
 
 
 @attrs.frozen

@@ -23,18 +23,6 @@ import attrs
 from synapse_replication.errors import ProtocolError, ReplicationError
 from synapse_replication.wire.connection import CloseReason
 
-__all__ = [
-    "CatchUpEvent",
-    "CloseReason",
-    "CommandDropReason",
-    "ConnectionBuffers",
-    "DiscardReason",
-    "PeerHeartbeat",
-    "ReplicationObserver",
-    "Resync",
-]
-
-
 #: A context that does nothing; shared, because the handling of rows often needs one.
 _NOTHING: Final = contextlib.nullcontext()
 

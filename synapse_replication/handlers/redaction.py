@@ -10,13 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from synapse_replication.errors import HostError
-from synapse_replication.wire.commands.standard import (
-    Command,
-    InvalidateCacheCommand,
-    UserIpCommand,
-)
-
-__all__ = ["without_secrets"]
+from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.legacy import InvalidateCacheCommand
+from synapse_replication.wire.commands.users import UserIpCommand
 
 
 def without_secrets(error: Exception, command: Command) -> Exception:

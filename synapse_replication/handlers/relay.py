@@ -21,9 +21,7 @@ from typing import Final
 
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.recent import RecentDict
-from synapse_replication.wire.commands.standard import Command
-
-__all__ = ["MAX_REMEMBERED", "WINDOW", "CopyFilter"]
+from synapse_replication.wire.commands.base import Command
 
 #: The time for which the same command on another link is a copy, in s.
 WINDOW: Final = 2.0

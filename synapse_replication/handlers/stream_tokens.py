@@ -25,8 +25,6 @@ from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.streams.between import TokenStream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
-__all__ = ["StreamTokenWatch"]
-
 
 @attrs.define(eq=False)
 class _TokenWaiter:

@@ -26,9 +26,7 @@ from typing import Final
 import attrs
 
 from synapse_replication.recent import RecentDict
-from synapse_replication.wire.commands.standard import UserSyncCommand
-
-__all__ = ["MAX_REMEMBERED", "REFRESH_AFTER", "RESOLUTION_MS", "UserSyncDeduplicator"]
+from synapse_replication.wire.commands.users import UserSyncCommand
 
 #: The time after which the same state is delivered again, in s.
 REFRESH_AFTER: Final = 10.0

@@ -49,8 +49,6 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
 from synapse_replication.transport.tls import client_context, explain
 
-__all__ = ["HttpCatchUpClient", "Location", "make_agent"]
-
 #: The longest accepted response body, in bytes.
 MAX_ANSWER_LENGTH = 256 * 1024 * 1024
 #: Default time limit of a request for rows and its response, in s.

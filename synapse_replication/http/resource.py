@@ -33,9 +33,7 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.backlog import Backlog
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.stream import Stream, StreamUpdateResult
-from synapse_replication.wire.commands.standard import parse_token
-
-__all__ = ["ReplicationResource"]
+from synapse_replication.wire.commands.base import parse_token
 
 _ENDPOINT = b"get_repl_stream_updates"
 

@@ -9,8 +9,6 @@ from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
 
-__all__ = ["with_retries"]
-
 
 def with_retries(
     fetch: UpdateFunction,

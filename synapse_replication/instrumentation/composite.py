@@ -9,8 +9,6 @@ from typing import Any
 
 from synapse_replication.handlers.observer import ReplicationObserver
 
-__all__ = ["CompositeObserver"]
-
 _METHODS = tuple(name for name in vars(ReplicationObserver) if not name.startswith("_"))
 
 #: Methods that return a context manager, because their event has a duration.

@@ -30,7 +30,6 @@ from synapse_replication.errors import HooksOverflowError
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.handlers.observer import (
     CatchUpEvent,
-    CloseReason,
     PeerHeartbeat,
     ReplicationObserver,
     Resync,
@@ -40,24 +39,7 @@ from synapse_replication.instrumentation.status.model import (
     ProcessStatus,
     StallReason,
 )
-
-__all__ = [
-    "CatchUpProgress",
-    "CaughtUp",
-    "ConfigurationReloaded",
-    "LinkDown",
-    "LinkUp",
-    "PeerOffline",
-    "PeerOnline",
-    "PositionPersistFailed",
-    "PositionPersisted",
-    "ReplicationHooks",
-    "Resynced",
-    "Stalled",
-    "Stopping",
-    "StreamReset",
-    "WriterRoleChanged",
-]
+from synapse_replication.wire.connection import CloseReason
 
 #: The maximum number of events that wait for delivery.
 MAX_WAITING = 1000

@@ -19,8 +19,6 @@ from zope.interface import implementer
 
 from synapse_replication.instrumentation.log_lines import MAX_LOG_LINE
 
-__all__ = ["JsonLogObserver", "to_json"]
-
 #: Fields that this module sets: the event's fields cannot overwrite them.
 _RESERVED = frozenset({"time", "level", "logger", "message", "error"})
 #: Fields that Twisted's legacy logging adds to each event.

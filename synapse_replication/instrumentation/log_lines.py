@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["MAX_LOG_LINE", "cut_lines"]
-
 #: The length of the longest log line, in bytes, including the line end.
 MAX_LOG_LINE: Final = 8000
 

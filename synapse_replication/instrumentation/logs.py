@@ -19,7 +19,6 @@ from typing_extensions import override
 from synapse_replication.errors import ProtocolError, ReplicationError, excerpt
 from synapse_replication.handlers.observer import (
     CatchUpEvent,
-    CloseReason,
     CommandDropReason,
     DiscardReason,
     ReplicationObserver,
@@ -33,9 +32,7 @@ from synapse_replication.instrumentation.rate_limit import (
 from synapse_replication.recent import RecentDict
 from synapse_replication.text import counted
 from synapse_replication.transport.failures import one_line
-
-__all__ = ["LoggingObserver"]
-
+from synapse_replication.wire.connection import CloseReason
 
 #: The maximum number of state changes of one connection that are logged within
 #: REPEAT_AFTER: enough for every change of a connection that does not flap constantly.

@@ -12,8 +12,6 @@ import enum
 
 import attrs
 
-__all__ = ["METRICS", "SERVER_NAME_LABEL", "MetricDefinition", "MetricKind"]
-
 #: The last label of every metric.
 SERVER_NAME_LABEL = "server_name"
 

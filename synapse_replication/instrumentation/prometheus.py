@@ -30,7 +30,6 @@ from typing_extensions import override
 from synapse_replication.errors import ProtocolError, ReplicationError
 from synapse_replication.handlers.observer import (
     CatchUpEvent,
-    CloseReason,
     CommandDropReason,
     ConnectionBuffers,
     DiscardReason,
@@ -47,8 +46,7 @@ from synapse_replication.instrumentation.metrics import (
 from synapse_replication.instrumentation.status.model import Condition
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.backlog import StreamBacklog
-
-__all__ = ["OTHER", "PrometheusObserver", "ReplicationMetrics"]
+from synapse_replication.wire.connection import CloseReason
 
 #: The maximum number of children of a metric for one server, in addition to the child
 #: for ``OTHER``.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-__all__ = ["MAX_KEYS", "MAX_OF_GROUP", "REPEAT_AFTER", "RateLimit"]
-
 #: The period, in s, in which lines of one kind are suppressed after the first one or,
 #: if a burst is allowed, after the burst.
 REPEAT_AFTER = 60.0

@@ -23,8 +23,6 @@ from typing_extensions import override
 
 from synapse_replication.handlers.observer import CatchUpEvent, ReplicationObserver
 
-__all__ = ["TracingObserver"]
-
 _REQUEST = "GET get_repl_stream_updates"
 _propagator = TraceContextTextMapPropagator()
 

@@ -36,13 +36,13 @@ from synapse_replication.recordings.format import (
     read_records,
     unpacked,
 )
+from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.commands.standard import (
-    Command,
     PositionCommand,
     RdataCommand,
-    UserIpCommand,
     parse_command_from_line,
 )
+from synapse_replication.wire.commands.users import UserIpCommand
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

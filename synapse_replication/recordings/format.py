@@ -20,16 +20,6 @@ import msgspec
 
 from synapse_replication.errors import ReplicationError
 
-__all__ = [
-    "MAX_LINE_BYTES",
-    "LineSource",
-    "Record",
-    "RecordingError",
-    "is_compressed",
-    "read_records",
-    "unpacked",
-]
-
 #: The first bytes of compressed files.
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _XZ_MAGIC: Final = b"\xfd7zXZ\x00"

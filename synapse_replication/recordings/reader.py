@@ -17,8 +17,6 @@ from synapse_replication.recordings.format import (
     unpacked,
 )
 
-__all__ = ["Record", "RecordingError", "read_recording", "shipped_recording"]
-
 
 def shipped_recording() -> Path:
     """Return the path of the recording that ships with the package.

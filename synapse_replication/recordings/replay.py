@@ -37,7 +37,7 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
 from synapse_replication.handlers.receiving.context import ReceiverOptions
-from synapse_replication.recordings.reader import Record, RecordingError
+from synapse_replication.recordings.format import Record, RecordingError
 from synapse_replication.recordings.report import Gap, Report
 from synapse_replication.streams.rows import decode_json
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -46,7 +46,8 @@ from synapse_replication.streams.stream import (
     StreamDescription,
     StreamUpdateResult,
 )
-from synapse_replication.wire.commands.standard import Command, PositionCommand
+from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import (
     InterleavedRun,
     RdataRun,
@@ -54,8 +55,6 @@ from synapse_replication.wire.rdata import (
     RefusedLine,
     read_lines,
 )
-
-__all__ = ["replay_records"]
 
 _Key: TypeAlias = tuple[str, str]
 

@@ -10,8 +10,6 @@ import attrs
 
 from synapse_replication.handlers.observer import DiscardReason
 
-__all__ = ["EXPLANATIONS", "Gap", "Report", "Unparsable", "describe"]
-
 _Key: TypeAlias = tuple[str, str]
 
 #: The maximum number of unparsable lines that are listed; others are only counted.

@@ -26,9 +26,7 @@ import attrs
 from synapse_replication.durable import rename_durably
 from synapse_replication.errors import ReplicationError
 from synapse_replication.streams.rows import encode_json
-from synapse_replication.wire.commands.standard import UserIpCommand
-
-__all__ = ["RecordingFiles", "RecordingWriteError"]
+from synapse_replication.wire.commands.users import UserIpCommand
 
 _PARTIAL: Final = ".partial"
 _REPAIRED: Final = ".repaired"

@@ -17,8 +17,6 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from synapse_replication.redis.ledger import Publish
 
-__all__ = ["COALESCE_WINDOW", "Coalescer"]
-
 #: Messages published within this time after a write, in s, are coalesced.
 COALESCE_WINDOW = 0.0005
 

@@ -11,8 +11,6 @@ from synapse_replication.redis.factory import SynapseRedisFactory
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.sentinel import SentinelMaster
 
-__all__ = ["RedisEndpoint"]
-
 
 class RedisEndpoint:
     """Opens connections to Redis.

@@ -14,8 +14,6 @@ from synapse_replication.redis.factory import SynapseRedisFactory
 from synapse_replication.redis.sender_protocol import RedisSenderProtocol
 from synapse_replication.streams.rows import decode_json, encode_json
 
-__all__ = ["ExternalCache"]
-
 
 class ExternalCache:
     """A store of JSON values by cache name and key.

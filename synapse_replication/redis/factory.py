@@ -33,7 +33,7 @@ from twisted.python.failure import Failure
 from typing_extensions import override
 
 from synapse_replication.backoff import Backoff
-from synapse_replication.handlers.observer import CloseReason, ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.resp import (
     MAX_REPLY_LENGTH,
     ReaderFactory,
@@ -43,8 +43,7 @@ from synapse_replication.transport.buffers import ReadSize
 from synapse_replication.transport.failures import at, destination, one_line
 from synapse_replication.transport.timeouts import Timeout
 from synapse_replication.transport.tls import explain
-
-__all__ = ["HANDSHAKE_TIMEOUT", "RedisLink", "RedisProtocol", "SynapseRedisFactory"]
+from synapse_replication.wire.connection import CloseReason
 
 #: The time limit from ``connectionMade`` until the link is established, in s.
 HANDSHAKE_TIMEOUT = 10.0

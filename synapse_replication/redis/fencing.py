@@ -28,8 +28,6 @@ from twisted.python.failure import Failure
 
 from synapse_replication.handlers.observer import ReplicationObserver
 
-__all__ = ["MAX_HANG_UPS", "ConnectionFence", "FencingState"]
-
 #: Fencing is disabled after this many connections were lost while a fencing command was
 #: unanswered: the command may be the reason. A loss is not counted if another reason is
 #: known, or if the server has ever answered a fencing command.

@@ -23,8 +23,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = ["EXTENSION", "MAX_RETAINED", "NOT_RETAINED", "Publish", "PublishLedger"]
-
 #: Commands that are not retained, because an announcement of positions replaces them.
 _RECOVERABLE = frozenset({"RDATA", "POSITION"})
 #: The name under which extension messages are counted. They are not retained either,

@@ -28,8 +28,6 @@ from synapse_replication.redis.subscriber import (
 )
 from synapse_replication.transport.buffers import read_buffers
 
-__all__ = ["RedisReplicationLink"]
-
 #: Time limit of waiting for the last acknowledgements, and of closing afterwards, in s.
 STOP_TIMEOUT = 3.0
 #: Time limit of connecting, in s.

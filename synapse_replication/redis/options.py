@@ -14,8 +14,6 @@ from twisted.internet.protocol import ClientFactory
 
 from synapse_replication.transport.tls import client_context
 
-__all__ = ["HostPort", "RedisOptions", "RedisTlsOptions", "SentinelOptions"]
-
 HostPort: TypeAlias = tuple[str, int]
 """A host and a port."""
 

@@ -16,16 +16,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = [
-    "HIGH_WATERMARK",
-    "LOW_WATERMARK",
-    "SHARED_HIGH_WATERMARK",
-    "SHARED_LOW_WATERMARK",
-    "SHARED_WINDOW",
-    "SHORT_LINES",
-    "Pacing",
-]
-
 #: Limits of unacknowledged publishes. 1,000 publishes are 3 ms of work for Redis, or
 #: more on a busy machine, where lower limits would reduce the throughput by a fifth.
 HIGH_WATERMARK, LOW_WATERMARK = 1_000, 500

@@ -14,15 +14,6 @@ from typing import Any, Final, Protocol, TypeAlias
 import hiredis
 from txredisapi import InvalidData, ResponseError
 
-__all__ = [
-    "MAX_REPLY_LENGTH",
-    "Reader",
-    "ReaderFactory",
-    "encode",
-    "encode_publishes",
-    "new_reader",
-]
-
 #: The longest reply, in bytes. A connection with a longer reply is aborted.
 MAX_REPLY_LENGTH = 16 * 1024 * 1024
 #: The largest number of items of an array; the expected arrays have three at most.

@@ -41,8 +41,6 @@ from synapse_replication.redis.ledger import (
 from synapse_replication.redis.pacing import SHORT_LINES, Pacing
 from synapse_replication.redis.resp import encode_publishes
 
-__all__ = ["PublishConnection", "RedisSender"]
-
 #: The limit of pending lines, in bytes; the connection is aborted if it is exceeded.
 MAX_PENDING_BYTES = 32 * 1024 * 1024
 

@@ -25,14 +25,12 @@ from typing_extensions import override
 from zope.interface import implementer
 
 from synapse_replication.errors import excerpt
-from synapse_replication.handlers.observer import CloseReason
 from synapse_replication.redis.factory import RedisProtocol, SynapseRedisFactory
 from synapse_replication.redis.fencing import ConnectionFence, FencingState
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.transport.timeouts import Timeout
-
-__all__ = ["RedisSenderProtocol", "SenderFactory"]
+from synapse_replication.wire.connection import CloseReason
 
 #: Stands for a request in the list of expected replies.
 _REQUEST = -1

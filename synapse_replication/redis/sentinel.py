@@ -39,8 +39,6 @@ from synapse_replication.redis.options import HostPort, RedisOptions, SentinelOp
 from synapse_replication.redis.resp import encode, new_reader
 from synapse_replication.transport.failures import one_line
 
-__all__ = ["CHECK_INTERVAL", "MasterConnector", "SentinelError", "SentinelMaster"]
-
 #: The interval between queries for the master's address, in s.
 CHECK_INTERVAL = 5.0
 #: Time limit for connecting to a Sentinel and receiving its answer, in s.

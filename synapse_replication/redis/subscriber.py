@@ -22,13 +22,14 @@ from typing_extensions import override
 
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.interfaces import ReplicationConnection
-from synapse_replication.handlers.observer import CloseReason
 from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
 from synapse_replication.redis.ledger import EXTENSION
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.transport.timeouts import Timeout
-from synapse_replication.wire.commands.standard import Command, encode_command
+from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.standard import encode_command
+from synapse_replication.wire.connection import CloseReason
 from synapse_replication.wire.extension import CHANNEL
 from synapse_replication.wire.rdata import (
     InterleavedRun,
@@ -37,14 +38,6 @@ from synapse_replication.wire.rdata import (
     RefusedLine,
     read_lines,
 )
-
-__all__ = [
-    "MAX_LINE_LENGTH",
-    "ConnectionHandler",
-    "ExtensionHandler",
-    "RedisSubscriber",
-    "SubscriberFactory",
-]
 
 #: The longest line to publish, in bytes. Redis itself allows 512 MiB.
 MAX_LINE_LENGTH = 1024 * 1024

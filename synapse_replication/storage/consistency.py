@@ -39,16 +39,6 @@ from synapse_replication.storage.schema.deltas import DELTAS
 from synapse_replication.streams.positions import FIRST_POSITION
 from synapse_replication.streams.table import IdColumn
 
-__all__ = [
-    "Problem",
-    "ProblemKind",
-    "Report",
-    "StreamState",
-    "WriterState",
-    "examine",
-    "repair",
-]
-
 #: The most rounds of a repair. Repairing one problem may reveal another.
 MAX_ROUNDS = 3
 

@@ -50,8 +50,6 @@ from twisted.python.threadpool import ThreadPool
 from synapse_replication.errors import StorageError
 from synapse_replication.transport.failures import one_line
 
-__all__ = ["Database", "Transaction", "TransactionRunner", "connect"]
-
 T = TypeVar("T")
 
 #: The most attempts of one transaction; the caller receives the failure of the last.

@@ -20,8 +20,6 @@ from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.locked_positions import LockedPositions
 from synapse_replication.storage.round_trips import RoundTripGate, SharedRoundTrip
 
-__all__ = ["IdFetcher", "IdRequest"]
-
 
 class IdRequest:
     """A request for ``n`` ids.

@@ -59,19 +59,13 @@ from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_fetcher import IdFetcher, IdRequest
+from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.locked_positions import LockedPositions
 from synapse_replication.storage.position_persister import PositionPersister
 from synapse_replication.storage.round_trips import RoundTripGate
 from synapse_replication.storage.sequence_check import SequenceCheck
-from synapse_replication.storage.sequences import (
-    IdStream,
-    fetch_ids,
-    load_positions,
-    read_sequence,
-)
+from synapse_replication.storage.sequences import fetch_ids, load_positions
 from synapse_replication.streams.positions import WriterPositions
-
-__all__ = ["MultiWriterIdGenerator", "load_id_generator"]
 
 T = TypeVar("T")
 

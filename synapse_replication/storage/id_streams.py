@@ -19,16 +19,6 @@ from synapse_replication.storage import queries
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.table import IdColumn
 
-__all__ = [
-    "MAX_SCANNED_BYTES",
-    "IdStream",
-    "Lookup",
-    "best_lookup",
-    "farthest_id",
-    "find_lookups",
-    "read_sequence",
-]
-
 #: A table without a suitable index is scanned if it is at most this large, in bytes;
 #: otherwise it is skipped.
 MAX_SCANNED_BYTES = 32 * 2**20

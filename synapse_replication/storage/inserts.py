@@ -7,8 +7,6 @@ import attrs
 from synapse_replication.storage.queries import identifier
 from synapse_replication.streams.table import TableStream
 
-__all__ = ["InsertStatement", "declared_insert"]
-
 
 @attrs.frozen
 class InsertStatement:

@@ -15,8 +15,6 @@ from types import TracebackType
 
 from synapse_replication.streams.positions import WriterPositions
 
-__all__ = ["LockedPositions"]
-
 
 class LockedPositions:
     """The positions of one stream, and their lock. All methods are thread-safe."""

@@ -19,8 +19,6 @@ from synapse_replication.storage.row_queries import RowQuery
 from synapse_replication.streams.rows import decode_json
 from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
 
-__all__ = ["read_page"]
-
 
 def read_page(
     txn: Transaction,

@@ -15,8 +15,6 @@ from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.locked_positions import LockedPositions
 from synapse_replication.storage.round_trips import RoundTripGate, SharedRoundTrip
 
-__all__ = ["RETRY_SECONDS", "PositionPersister"]
-
 #: The delay before a failed upsert is retried, in s.
 RETRY_SECONDS = 1.0
 

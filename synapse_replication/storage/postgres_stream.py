@@ -39,15 +39,6 @@ from synapse_replication.streams.stream import (
 from synapse_replication.streams.table import TableStream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
-__all__ = [
-    "PAGE_ROWS",
-    "FindRemovedWriters",
-    "PostgresStream",
-    "WriterIds",
-    "standard_stream",
-    "table_stream",
-]
-
 #: Default limit of the rows per page of a catch-up.
 PAGE_ROWS = 2000
 

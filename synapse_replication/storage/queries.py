@@ -15,30 +15,6 @@ from __future__ import annotations
 
 from synapse_replication.streams.table import IdColumn
 
-__all__ = [
-    "DELETE_POSITIONS_OF_OTHERS",
-    "INDEXES",
-    "INSERTING_TRANSACTIONS",
-    "INSERT_POSITION",
-    "LOCK_POSITIONS",
-    "NEXT_IDS",
-    "POSITIONS",
-    "SKIP_IDS",
-    "TABLE_SIZE",
-    "greatest_id",
-    "greatest_id_by_writer",
-    "greatest_ids_of_writers",
-    "identifier",
-    "ids_beyond",
-    "ids_beyond_by_writer",
-    "literal",
-    "raise_sequence",
-    "sequence_state",
-    "upsert_position",
-    "writers_beyond",
-    "writers_of_table",
-]
-
 #: Allocate ``count`` ids from the sequence ``sequence``, in one round trip.
 NEXT_IDS = """
     SELECT nextval(%(sequence)s::regclass) FROM generate_series(1, %(count)s)

@@ -45,13 +45,6 @@ from synapse_replication.storage.sequences import read_stored_positions
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.streams.table import IdColumn
 
-__all__ = [
-    "HandledPositions",
-    "RemovedWriterFinder",
-    "WriterSurvey",
-    "survey_writers",
-]
-
 _log = Logger()
 
 #: The most rows that one statement walks.

@@ -13,8 +13,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-__all__ = ["RoundTripGate", "SharedRoundTrip"]
-
 T = TypeVar("T")
 
 

@@ -12,8 +12,6 @@ import attrs
 from synapse_replication.storage.queries import identifier
 from synapse_replication.streams.table import TableStream
 
-__all__ = ["Detail", "RangeQuery", "RowQuery", "declared_query", "id_expressions"]
-
 
 @attrs.frozen
 class Detail:

@@ -14,8 +14,6 @@ from synapse_replication.streams.tokens import (
     rows_between,
 )
 
-__all__ = ["read_rows_between"]
-
 
 def read_rows_between(
     txn: Transaction,

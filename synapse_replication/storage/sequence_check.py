@@ -33,8 +33,6 @@ from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.sequences import skip_ids
 from synapse_replication.streams.positions import WriterPositions
 
-__all__ = ["CHECK_SECONDS", "RECHECK_SECONDS", "SequenceCheck"]
-
 _log = Logger()
 
 #: The minimum interval between two reads of a sequence, in s. It does not apply when an

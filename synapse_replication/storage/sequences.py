@@ -31,19 +31,6 @@ from synapse_replication.streams.positions import (
 )
 from synapse_replication.streams.table import IdColumn
 
-__all__ = [
-    "IdStream",
-    "Lookup",
-    "best_lookup",
-    "farthest_id",
-    "fetch_ids",
-    "limit_positions",
-    "load_positions",
-    "read_sequence",
-    "read_stored_positions",
-    "skip_ids",
-]
-
 _log = Logger()
 
 #: A fetch with unusable ids fails when it has allocated more than this many ids beyond

@@ -28,9 +28,6 @@ from synapse_replication.storage.row_queries import (
     id_expressions,
 )
 
-__all__ = ["STANDARD_QUERIES"]
-
-
 _OF_WRITER = "instance_name = %(instance_name)s"
 
 # Synapse does not fill in the instance_name of account_data's tables: with several

@@ -21,8 +21,6 @@ import attrs
 from synapse_replication.streams.rows import decode_json
 from synapse_replication.streams.stream import JsonValue, StreamUpdateResult
 
-__all__ = ["Backlog", "BacklogOptions", "StreamBacklog"]
-
 #: Approximate memory that a row takes in addition to its text, in bytes.
 _ROW_OVERHEAD = 80
 

@@ -17,8 +17,6 @@ from synapse_replication.streams.tokens import (
     PersistedPosition,
 )
 
-__all__ = ["PositionedRow", "RowsBetween", "TokenStream"]
-
 
 @attrs.frozen
 class PositionedRow:

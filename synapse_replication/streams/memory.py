@@ -49,8 +49,6 @@ from synapse_replication.streams.tokens import (
     PersistedPosition,
 )
 
-__all__ = ["MemoryStream"]
-
 
 @attrs.frozen
 class _Entry:

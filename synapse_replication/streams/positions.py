@@ -49,13 +49,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
-__all__ = [
-    "FIRST_POSITION",
-    "PLAUSIBLE_DISTANCE",
-    "FinishedIds",
-    "WriterPositions",
-]
-
 #: The position of a stream without rows. The first usable id is the next one.
 FIRST_POSITION = 1
 

@@ -22,16 +22,6 @@ import msgspec
 
 from synapse_replication.errors import LocalProtocolError, RowDecodeError
 
-__all__ = [
-    "DecodedRows",
-    "RawRowCodec",
-    "RowCodec",
-    "decode_json",
-    "encode_json",
-    "encode_json_rows",
-    "fast_class",
-]
-
 RowT = TypeVar("RowT")
 
 _decode_any = msgspec.json.Decoder().decode

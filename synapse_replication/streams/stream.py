@@ -14,17 +14,6 @@ import attrs
 
 from synapse_replication.streams.rows import RowCodec, decode_json
 
-__all__ = [
-    "DrainableStream",
-    "EncodedUpdates",
-    "JsonValue",
-    "RemovedWriter",
-    "Stream",
-    "StreamDescription",
-    "StreamUpdateResult",
-    "UpdateFunction",
-]
-
 JsonValue: TypeAlias = Any
 """A decoded JSON value: ``None``, ``bool``, ``int``, ``float``, ``str``, ``list`` or
 ``dict`` with ``str`` keys."""

@@ -26,8 +26,6 @@ from synapse_replication.errors import StreamConfigurationError, excerpt
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import StreamDescription
 
-__all__ = ["COLUMN_TYPES", "IdColumn", "TableStream"]
-
 #: The names of column types in configuration files; a ``?`` after the name means that
 #: the column may be null.
 COLUMN_TYPES: Mapping[str, Any] = {

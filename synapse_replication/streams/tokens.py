@@ -18,14 +18,6 @@ import attrs
 
 from synapse_replication.errors import TokenError
 
-__all__ = [
-    "MultiWriterStreamToken",
-    "PersistedPosition",
-    "SqlBounds",
-    "is_stream_position_in_range",
-    "rows_between",
-]
-
 _MAX_ID = 2**63 - 1
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 

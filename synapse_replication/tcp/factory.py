@@ -38,12 +38,6 @@ from synapse_replication.transport.tls import explain
 from synapse_replication.wire.connection import CloseReason
 from synapse_replication.wire.pending import PendingLimit
 
-__all__ = [
-    "MAX_CONNECTIONS",
-    "DirectTcpReplicationClientFactory",
-    "ReplicationStreamProtocolFactory",
-]
-
 #: The delay before the first reconnection attempt, and the longest delay, in s. Jitter
 #: shortens each of them.
 INITIAL_DELAY: Final = 0.5

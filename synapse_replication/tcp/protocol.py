@@ -44,8 +44,8 @@ from synapse_replication.handlers.observer import (
 from synapse_replication.tcp.transport import ReplicationTransport
 from synapse_replication.transport.buffers import ReadSize, read_buffers
 from synapse_replication.transport.tls import explain
+from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.commands.standard import (
-    Command,
     NameCommand,
     PingCommand,
     ServerCommand,
@@ -65,12 +65,6 @@ from synapse_replication.wire.extension import (
 )
 from synapse_replication.wire.pending import PendingLimit
 from synapse_replication.wire.rdata import ReceivedItem
-
-__all__ = [
-    "BaseReplicationStreamProtocol",
-    "ClientReplicationStreamProtocol",
-    "ServerReplicationStreamProtocol",
-]
 
 #: The time that a server waits for the end of a client's TLS handshake, in s.
 HANDSHAKE_TIMEOUT: Final = 10.0

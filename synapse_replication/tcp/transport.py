@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["ReplicationTransport"]
-
 
 class ReplicationTransport(Protocol):
     """The part of Twisted's transports that the line protocol uses."""

@@ -18,8 +18,6 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-__all__ = ["PrivateAuthority", "PrivatePair"]
-
 #: A certificate is valid for this long before and after the time of its creation.
 VALID = datetime.timedelta(hours=1)
 

@@ -28,7 +28,7 @@ from synapse_replication.streams.stream import (
 )
 from synapse_replication.testing.recording_commands import RecordingCommands
 from synapse_replication.testing.recording_observer import RecordingObserver
-from synapse_replication.wire.commands.standard import Command
+from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.rdata import read_lines
 
 if TYPE_CHECKING:
@@ -38,16 +38,6 @@ if TYPE_CHECKING:
         ReplicationConnection,
         ReplicationHost,
     )
-
-__all__ = [
-    "EPOCH_MS",
-    "MemoryConnection",
-    "MemoryHost",
-    "RecordingSink",
-    "SourceStream",
-    "StreamSet",
-    "receive_lines",
-]
 
 #: The wall-clock time of a new :class:`MemoryHost`, in ms since 1970.
 EPOCH_MS = 1_700_000_000_000

@@ -7,8 +7,6 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.status.observer import StatusObserver
 
-__all__ = ["silent_hooks"]
-
 
 def silent_hooks(
     clock: Clock, observer: ReplicationObserver | None = None

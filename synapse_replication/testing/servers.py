@@ -49,15 +49,6 @@ from synapse_replication.testing.server_binaries import (
     has_tls,
 )
 
-__all__ = [
-    "PrivatePostgres",
-    "PrivateRedis",
-    "RedisTls",
-    "free_port",
-    "shared_postgres",
-    "shared_redis",
-]
-
 
 class PrivatePostgres(PrivateServer):
     """A PostgreSQL server.

@@ -10,8 +10,6 @@ from typing import Any
 import attrs
 from twisted.protocols.policies import ProtocolWrapper
 
-__all__ = ["DEFAULT_READ", "MAX_READ", "ReadSize", "TransportBuffers", "read_buffers"]
-
 #: A transport's default read size, in bytes.
 DEFAULT_READ = 65536
 #: The largest read size, in bytes, used while the peer sends continuously.

@@ -9,8 +9,6 @@ from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IConnector
 from twisted.python.reflect import safe_str
 
-__all__ = ["at", "destination", "one_line"]
-
 
 def one_line(error: BaseException | None) -> str:
     """Return the text of an error as one line without a full stop.

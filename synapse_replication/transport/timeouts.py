@@ -13,8 +13,6 @@ from collections.abc import Callable
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-__all__ = ["Timeout"]
-
 #: The number of delayed calls per timeout. The reactor reads data between them.
 STEPS = 6
 

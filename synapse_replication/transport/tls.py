@@ -28,8 +28,6 @@ from zope.interface import implementer
 
 from synapse_replication.transport.failures import one_line
 
-__all__ = ["client_context", "explain", "server_context"]
-
 _log = Logger()
 
 _PEM_CERTIFICATE = re.compile(

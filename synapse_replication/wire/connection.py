@@ -53,10 +53,10 @@ from synapse_replication.errors import (
     excerpt,
 )
 from synapse_replication.text import without_lines
+from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.commands.standard import (
     VALID_CLIENT_COMMANDS,
     VALID_SERVER_COMMANDS,
-    Command,
     ErrorCommand,
     NameCommand,
     PingCommand,
@@ -85,15 +85,6 @@ from synapse_replication.wire.wrong_peers import (
     http_error,
     no_name_error,
 )
-
-__all__ = [
-    "MAX_LINE_LENGTH",
-    "CloseReason",
-    "ConnectionState",
-    "LineConnection",
-    "Received",
-    "Role",
-]
 
 #: The longest line in bytes, without its end.
 MAX_LINE_LENGTH: Final = 16384

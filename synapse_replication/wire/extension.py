@@ -52,23 +52,6 @@ import attrs
 from synapse_replication.errors import ExtensionMessageError, UnknownExtensionError
 from synapse_replication.streams.rows import decode_json, encode_json
 
-__all__ = [
-    "CHANNEL",
-    "COUNTED_AS",
-    "LINE_PREFIX",
-    "MAX_LENGTH",
-    "PING_MARK",
-    "VERSION",
-    "ExtensionLine",
-    "ExtensionMessage",
-    "MessageType",
-    "StreamPosition",
-    "encode_message",
-    "make_rows_encoder",
-    "parse_message",
-    "parse_rows_message",
-]
-
 #: The part of the channel's name after ``<server_name>/``.
 CHANNEL: Final = "replication_ext"
 VERSION: Final = 1

@@ -7,8 +7,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["PendingLimit", "PendingLines"]
-
 #: The approximate size of one write, in bytes.
 WRITE_SIZE: Final = 65536
 

@@ -29,22 +29,8 @@ from synapse_replication.errors import (
     RemoteProtocolError,
     UnparsableLineError,
 )
-from synapse_replication.wire.commands.base import check_name
-from synapse_replication.wire.commands.standard import (
-    BATCH,
-    Command,
-    parse_command_from_line,
-    parse_token,
-)
-
-__all__ = [
-    "InterleavedRun",
-    "RdataRun",
-    "ReceivedItem",
-    "RefusedLine",
-    "rdata_lines",
-    "read_lines",
-]
+from synapse_replication.wire.commands.base import Command, check_name, parse_token
+from synapse_replication.wire.commands.standard import BATCH, parse_command_from_line
 
 _BATCH = BATCH.encode()
 #: Tokens of at most this many digits need no range check: the largest 64-bit integer

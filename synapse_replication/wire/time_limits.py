@@ -12,8 +12,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-__all__ = ["HANDSHAKE_TIMEOUT", "NAME_TIMEOUT", "TimeLimits"]
-
 #: A PING is sent when no line has been sent for this time, in s.
 PING_INTERVAL: Final = 5.0
 #: After the peer's first PING, a connection is closed when nothing has arrived for this

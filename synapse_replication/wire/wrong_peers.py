@@ -7,15 +7,6 @@ from typing import Final
 
 from synapse_replication.errors import RemoteProtocolError, excerpt
 
-__all__ = [
-    "HTTP_WORDS",
-    "find_http",
-    "find_tls",
-    "find_wrong_greeting",
-    "http_error",
-    "no_name_error",
-]
-
 #: The number of bytes of an unexpected first word that the error quotes.
 _FIRST_WORD: Final = 12
 #: First words of HTTP lines, in upper case. No command has such a name.

@@ -18,17 +18,14 @@ from synapse_replication.app.status_page import (
     judge,
     sparkline,
 )
-from synapse_replication.handlers.observer import (
-    CatchUpEvent,
-    CloseReason,
-    PeerHeartbeat,
-)
+from synapse_replication.handlers.observer import CatchUpEvent, PeerHeartbeat
 from synapse_replication.instrumentation.status.model import (
     HINTS,
     StallReason,
     group_stalls,
 )
 from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.wire.connection import CloseReason
 
 
 class PageMixin(SynchronousTestCase):

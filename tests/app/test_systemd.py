@@ -19,8 +19,9 @@ from synapse_replication.app.systemd import (
 )
 from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import SupervisorError
-from synapse_replication.handlers.observer import CatchUpEvent, CloseReason
+from synapse_replication.handlers.observer import CatchUpEvent
 from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.wire.connection import CloseReason
 
 
 class NotifySocketTests(SynchronousTestCase):

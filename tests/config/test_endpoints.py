@@ -16,12 +16,9 @@ from synapse_replication.config.endpoints import (
     redis_options,
     server_endpoint,
 )
-from synapse_replication.config.process import (
-    RedisConfig,
-    TlsConfig,
-)
 from synapse_replication.config.process_parts import Listener
-from synapse_replication.config.redis import SentinelConfig
+from synapse_replication.config.redis import RedisConfig, SentinelConfig
+from synapse_replication.config.tls import TlsConfig
 from synapse_replication.errors import ConfigError
 from synapse_replication.redis.options import (
     RedisOptions,

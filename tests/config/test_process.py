@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import attrs
 
-from synapse_replication.config.process import (
-    Purpose,
-    ReceivingConfig,
-    RedisConfig,
-)
+from synapse_replication.config.process import Purpose, ReceivingConfig
 from synapse_replication.config.process_parts import (
     ExtensionConfig,
     InstanceLocation,
     Listener,
 )
+from synapse_replication.config.redis import RedisConfig
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream

@@ -18,14 +18,6 @@ from synapse_replication.dropin.monitoring import Monitoring
 from synapse_replication.dropin.observer import _monitoring, _observers
 from synapse_replication.testing.recording_observer import RecordingObserver
 
-__all__ = [
-    "FakeClock",
-    "FakeHomeserver",
-    "FakeMonitoring",
-    "FakeStream",
-    "fake_modules",
-]
-
 
 class FakeClock:
     """The host's clock in older versions, where durations are numbers."""

@@ -25,9 +25,6 @@ from synapse_replication.redis.resp import encode, new_reader
 from tests.dropin.host import FakeClock, FakeStream, fake_modules
 from tests.dropin.test_handler import HostWithHandler
 
-__all__ = ["MemoryTransport", "StrictCluster", "StrictReactor", "StrictRedis", "join"]
-
-
 #: The time until a write reaches the other end, in s.
 LATENCY = 0.01
 

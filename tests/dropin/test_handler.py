@@ -16,8 +16,8 @@ from synapse_replication.wire.commands.standard import (
     PositionCommand,
     RdataCommand,
     ReplicateCommand,
-    UserSyncCommand,
 )
+from synapse_replication.wire.commands.users import UserSyncCommand
 from tests.dropin.host import FakeHomeserver, FakeStream, fake_modules
 from tests.dropin.test_bridges import SingleCommandConnection
 

@@ -16,8 +16,6 @@ from importlib.util import find_spec
 
 import attrs
 
-__all__ = ["PEERS", "VARIABLE", "Peer", "skip_reason"]
-
 #: Environment variable with the names of the packages to run, separated by commas.
 VARIABLE = "SYNAPSE_REPLICATION_EXTERNAL"
 

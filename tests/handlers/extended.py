@@ -33,8 +33,6 @@ from synapse_replication.testing.doubles import (
 from synapse_replication.wire.rdata import read_lines
 from tests.handlers.fixtures import Row
 
-__all__ = ["Bus", "BusConnection", "ExtensionProcess", "Published"]
-
 
 @attrs.frozen
 class Published:

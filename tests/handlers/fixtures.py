@@ -18,8 +18,6 @@ from synapse_replication.testing.doubles import (
 )
 from synapse_replication.wire.rdata import read_lines
 
-__all__ = ["Receiving", "Row", "receiving"]
-
 
 @attrs.frozen
 class Row:

@@ -9,12 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import HooksOverflowError
-from synapse_replication.handlers.observer import (
-    CatchUpEvent,
-    CloseReason,
-    PeerHeartbeat,
-    Resync,
-)
+from synapse_replication.handlers.observer import CatchUpEvent, PeerHeartbeat, Resync
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.hooks import (
     CHECK_EVERY,
@@ -40,6 +35,7 @@ from synapse_replication.instrumentation.hooks import (
 from synapse_replication.instrumentation.status.model import StallReason
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.testing.doubles import MemoryHost, SourceStream
+from synapse_replication.wire.connection import CloseReason
 from tests.handlers.fixtures import Row
 
 EVENT = CatchUpEvent("events", "w1", 100, 150)

@@ -11,7 +11,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import CatchUpError, UnknownCommandError
 from synapse_replication.handlers.observer import (
     CatchUpEvent,
-    CloseReason,
     CommandDropReason,
     DiscardReason,
 )
@@ -23,6 +22,7 @@ from synapse_replication.instrumentation.rate_limit import (
     MAX_OF_GROUP,
     REPEAT_AFTER,
 )
+from synapse_replication.wire.connection import CloseReason
 
 
 class LoggingObserverTests(SynchronousTestCase):

@@ -10,7 +10,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import CatchUpError, UnknownCommandError
 from synapse_replication.handlers.observer import (
     CatchUpEvent,
-    CloseReason,
     CommandDropReason,
     ConnectionBuffers,
     DiscardReason,
@@ -27,6 +26,7 @@ from synapse_replication.instrumentation.prometheus import (
 )
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
+from synapse_replication.wire.connection import CloseReason
 
 PROTOCOL = "synapse_replication_tcp_protocol_"
 

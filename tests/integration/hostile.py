@@ -19,8 +19,6 @@ from synapse_replication.demo.deployment import READERS, WRITERS, Plan
 from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.recordings.reader import shipped_recording
 
-__all__ = ["PATIENCE", "HostileTestCase", "UnixHTTPConnection", "post"]
-
 #: Timeout in s for events that normally happen within a moment.
 PATIENCE = 60.0
 

@@ -25,7 +25,8 @@ from twisted.logger import Logger
 
 from synapse_replication.app.journal import JournalSink
 from synapse_replication.storage.database import Database, Transaction, connect
-from synapse_replication.storage.sequences import IdStream, load_positions
+from synapse_replication.storage.id_streams import IdStream
+from synapse_replication.storage.sequences import load_positions
 from synapse_replication.streams.table import IdColumn
 
 _log = Logger()

@@ -5,11 +5,8 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.observer import DiscardReason
-from synapse_replication.recordings.reader import (
-    Record,
-    RecordingError,
-    read_recording,
-)
+from synapse_replication.recordings.format import Record, RecordingError
+from synapse_replication.recordings.reader import read_recording
 from synapse_replication.recordings.replay import replay_records
 from synapse_replication.recordings.report import Gap, Report
 from tests.support.recordings import FULL_RECORDING

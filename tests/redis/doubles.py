@@ -14,30 +14,17 @@ from twisted.python.failure import Failure
 from zope.interface import directlyProvides
 
 from synapse_replication.handlers.interfaces import ReplicationConnection
-from synapse_replication.handlers.observer import (
-    CloseReason,
-    CommandDropReason,
-    ReplicationObserver,
-)
+from synapse_replication.handlers.observer import CommandDropReason, ReplicationObserver
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReaderFactory, new_reader
 from synapse_replication.wire.commands.standard import PositionCommand, ReplicateCommand
+from synapse_replication.wire.connection import CloseReason
 from synapse_replication.wire.rdata import RdataRun, ReceivedItem
 
 _INFO = b"id=7 addr=203.0.113.7:4711 laddr=192.0.2.1:6379 fd=8 name= age=0\n"
 #: The answer of Redis to CLIENT INFO.
 CLIENT_INFO = b"$%d\r\n%b\r\n" % (len(_INFO), _INFO)
-
-__all__ = [
-    "Events",
-    "MemoryLink",
-    "RecordingHandler",
-    "RecordingObserver",
-    "RecordingTransport",
-    "position",
-    "rdata",
-]
 
 
 def rdata(token: int) -> bytes:

@@ -13,13 +13,9 @@ from twisted.trial.unittest import TestCase
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReaderFactory, new_reader
-from synapse_replication.testing.servers import (
-    PrivateRedis,
-)
-from synapse_replication.wire.commands.standard import (
-    Command,
-    PositionCommand,
-)
+from synapse_replication.testing.servers import PrivateRedis
+from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.standard import PositionCommand
 from tests.redis.doubles import Events, RecordingHandler, RecordingObserver, rdata
 
 

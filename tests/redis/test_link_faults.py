@@ -13,7 +13,6 @@ from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SkipTest
 
 from synapse_replication.errors import ServerStartError
-from synapse_replication.handlers.observer import CloseReason
 from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
 from synapse_replication.testing.certificates import PrivateAuthority
 from synapse_replication.testing.server_binaries import find_redis, has_tls
@@ -21,6 +20,7 @@ from synapse_replication.testing.servers import (
     PrivateRedis,
     RedisTls,
 )
+from synapse_replication.wire.connection import CloseReason
 from tests.redis.real_redis import (
     ClosingServer,
     Peer,

@@ -25,9 +25,7 @@ from synapse_replication.redis.sentinel import CHECK_INTERVAL
 from synapse_replication.testing.certificates import PrivateAuthority
 from synapse_replication.testing.sentinel import PrivateSentinel, private_replica
 from synapse_replication.testing.server_binaries import find_redis, has_tls
-from synapse_replication.testing.servers import (
-    RedisTls,
-)
+from synapse_replication.testing.servers import RedisTls
 from tests.redis.doubles import (
     Events,
     RecordingHandler,

@@ -9,10 +9,8 @@ from twisted.internet import defer
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.storage.id_generators import (
-    MultiWriterIdGenerator,
-)
-from synapse_replication.storage.sequences import IdStream
+from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.streams.positions import WriterPositions
 from synapse_replication.streams.table import IdColumn
 from tests.storage.doubles import (

@@ -14,7 +14,7 @@ from synapse_replication.storage.consistency import (
     examine,
     repair,
 )
-from synapse_replication.storage.sequences import IdStream
+from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.streams.table import IdColumn
 from tests.storage.doubles import PostgresMixin
 

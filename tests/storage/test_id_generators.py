@@ -10,9 +10,7 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from tests.storage.doubles import (
-    FakeCursor,
-)
+from tests.storage.doubles import FakeCursor
 from tests.storage.id_generator_case import SteppedTestCase
 
 

@@ -12,19 +12,15 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from synapse_replication.clock import ReactorClock
-from synapse_replication.errors import (
-    StreamConfigurationError,
-)
-from synapse_replication.storage.database import (
-    Database,
-)
+from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import load_id_generator
+from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.postgres_stream import (
     PostgresStream,
     standard_stream,
     table_stream,
 )
-from synapse_replication.storage.sequences import IdStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.servers import shared_postgres
 from tests.storage.postgres_stream_case import (

@@ -10,16 +10,18 @@ from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import SequenceBehindError
-from synapse_replication.storage.id_streams import MAX_SCANNED_BYTES
-from synapse_replication.storage.sequences import (
-    MAX_ROWS_AT_START,
-    MAX_SKIPPED_IDS,
+from synapse_replication.storage.id_streams import (
+    MAX_SCANNED_BYTES,
     IdStream,
     Lookup,
     best_lookup,
+    read_sequence,
+)
+from synapse_replication.storage.sequences import (
+    MAX_ROWS_AT_START,
+    MAX_SKIPPED_IDS,
     fetch_ids,
     load_positions,
-    read_sequence,
     read_stored_positions,
 )
 from synapse_replication.streams.positions import WriterPositions

@@ -6,8 +6,6 @@ from contextlib import closing
 
 import psycopg2
 
-__all__ = ["Key", "add_rows", "make_tables", "read_keys"]
-
 #: Identifies a row: stream, writer, token.
 Key = tuple[str, str, int]
 

@@ -19,8 +19,6 @@ from types import MappingProxyType
 
 import click
 
-__all__ = ["SHARES", "WRITERS", "big_config", "fill_database"]
-
 #: The writers.
 WRITERS = ("writer1", "writer2", "writer3", "writer4")
 

@@ -20,8 +20,6 @@ import attrs
 
 from synapse_replication.errors import ReplicationError
 
-__all__ = ["ApiError", "ApiUser", "ClientApi", "timeline_messages"]
-
 #: Timeout of a response, in s.
 ANSWER_TIMEOUT = 60.0
 

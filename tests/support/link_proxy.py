@@ -16,8 +16,6 @@ import enum
 import socket
 import threading
 
-__all__ = ["Cut", "LinkProxy"]
-
 #: Most bytes forwarded at a time.
 CHUNK = 65536
 

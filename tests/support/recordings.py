@@ -4,7 +4,5 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["FULL_RECORDING"]
-
 #: The complete traffic: 21,168 commands, 10,159 of them rows.
 FULL_RECORDING = Path(__file__).parent / "data" / "startup_drive.jsonl.xz"

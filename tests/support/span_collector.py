@@ -11,8 +11,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
 )
 
-__all__ = ["SpanCollector"]
-
 
 class SpanCollector:
     """Receives spans by OTLP over HTTP.

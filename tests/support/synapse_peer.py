@@ -32,8 +32,6 @@ from tests.support.synapse_process import (
     stock,
 )
 
-__all__ = ["SynapseDeployment"]
-
 
 class SynapseDeployment:
     """A homeserver with several processes.

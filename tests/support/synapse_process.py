@@ -18,20 +18,6 @@ from synapse_replication.errors import ServerStartError
 from synapse_replication.testing.private_process import die_with_parent
 from tests.support.client_api import ClientApi
 
-__all__ = [
-    "MAIN",
-    "PEER_PYTHON",
-    "START_TIMEOUT",
-    "STOP_TIMEOUT",
-    "Launcher",
-    "SynapseProcess",
-    "WorkerSpec",
-    "interpreter",
-    "log_problems",
-    "ours",
-    "stock",
-]
-
 #: Timeouts in s for a process to start (it may share two cores with others, and has an
 #: empty database to fill) and to stop.
 START_TIMEOUT = 120.0

@@ -11,8 +11,9 @@ from twisted.python.failure import Failure
 
 from synapse_replication.errors import ProtocolError
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationConnection
-from synapse_replication.handlers.observer import CloseReason, ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
+from synapse_replication.wire.connection import CloseReason
 from synapse_replication.wire.rdata import RdataRun, ReceivedItem
 
 

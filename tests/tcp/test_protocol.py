@@ -12,10 +12,12 @@ from synapse_replication.errors import (
 )
 from synapse_replication.transport.buffers import DEFAULT_READ
 from synapse_replication.wire.commands.standard import (
-    ClearUserSyncsCommand,
     PositionCommand,
     RemoteServerUpCommand,
     ReplicateCommand,
+)
+from synapse_replication.wire.commands.users import (
+    ClearUserSyncsCommand,
     UserSyncCommand,
 )
 from synapse_replication.wire.rdata import rdata_lines

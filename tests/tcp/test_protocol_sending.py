@@ -5,9 +5,7 @@ from __future__ import annotations
 from twisted.internet.interfaces import IPushProducer
 from zope.interface.verify import verifyObject
 
-from synapse_replication.errors import (
-    LineTooLongError,
-)
+from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.observer import ConnectionBuffers
 from synapse_replication.wire.commands.standard import (
     RdataCommand,

@@ -16,8 +16,6 @@ from scripts.tools.archive_kills.work import RETENTION_VARIABLE, work
 from synapse_replication.pipeline.archive.table import Point
 from synapse_replication.testing.servers import PrivatePostgres
 
-__all__ = ["main"]
-
 
 @click.command()
 @click.option("--kills", default=24, show_default=True, help="The number of kills.")

@@ -12,8 +12,6 @@ import attrs
 
 from synapse_replication.pipeline.archive.table import Point
 
-__all__ = ["PATIENCE_SECONDS", "VICTIMS", "Kill", "kill_process", "plan_kills"]
-
 #: The processes that one kill can end.
 VICTIMS = ("python", "both", "java")
 

@@ -9,15 +9,6 @@ from typing import Any, TypeAlias
 
 from tests.support.archive_database import Key
 
-__all__ = [
-    "KEYS",
-    "Row",
-    "checksum_of",
-    "read_by_duckdb",
-    "read_by_pyarrow",
-    "read_by_spark",
-]
-
 #: Stream, writer, token, index, row.
 Row: TypeAlias = tuple[Any, ...]
 

@@ -31,8 +31,6 @@ from tests.support.archive_database import (
     read_keys,
 )
 
-__all__ = ["KillTest", "Result", "TwoDriversTest"]
-
 _ROWS_BEFORE_A_RUN = 200
 
 #: Starting Java takes most of the time of a run, so the optimizing compiler does not

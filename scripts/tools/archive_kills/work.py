@@ -9,8 +9,6 @@ from collections import Counter
 from scripts.tools.archive_kills.kills import Kill, kill_process
 from synapse_replication.pipeline.archive.table import Point
 
-__all__ = ["DSN_VARIABLE", "RETENTION_VARIABLE", "STATUS_REFUSED", "work"]
-
 DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
 RETENTION_VARIABLE = "ARCHIVE_KILLS_RETENTION_HOURS"
 

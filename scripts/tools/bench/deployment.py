@@ -35,8 +35,6 @@ from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 from tests.support.client_api import ClientApi
 from tests.support.synapse_peer import SynapseDeployment
 
-__all__ = ["NAME", "make_plan", "measure_deployment", "processor_seconds"]
-
 #: The name for ``--only``.
 NAME = "deployment"
 

@@ -11,8 +11,6 @@ import attrs
 
 from scripts.tools.bench.runner import run_measure
 
-__all__ = ["GROWTHS", "Growth", "Series", "measure_growth"]
-
 #: The timeout of one measure, in s; ten million rows take a minute or two.
 _TIMEOUT = 3600
 

@@ -28,8 +28,6 @@ from synapse_replication.streams.positions import FIRST_POSITION, WriterPosition
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
 from synapse_replication.transport.buffers import DEFAULT_READ
 
-__all__ = ["MEASURES"]
-
 #: The number of rows if another quantity grows.
 _ROWS = 100_000
 #: The number of rows before the measurement, as a warm-up.

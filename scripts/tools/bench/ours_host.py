@@ -35,8 +35,6 @@ from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.hooks import silent_hooks
 
-__all__ = ["CountingSink", "Process", "Source"]
-
 _PAGE = 500
 
 

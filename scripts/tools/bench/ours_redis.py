@@ -8,8 +8,6 @@ from scripts.tools.bench import traffic
 from scripts.tools.bench.ours_host import CountingSink, Process
 from scripts.tools.bench.side import Counting, RedisMeasures, main
 
-__all__ = ["MEASURES"]
-
 
 def _make(
     reactor: Any,

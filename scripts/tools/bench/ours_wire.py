@@ -35,8 +35,6 @@ from synapse_replication.wire.commands.standard import (
 )
 from synapse_replication.wire.rdata import RdataRun, rdata_lines, read_lines
 
-__all__ = ["MEASURES"]
-
 
 def parse_commands(lines: int) -> dict[str, float]:
     """Parse lines into commands, whose rows are JSON values."""

@@ -14,8 +14,6 @@ mpl.use("Agg")
 
 from matplotlib import pyplot
 
-__all__ = ["plot_growth", "plot_ratios"]
-
 
 def plot_ratios(results: Sequence[Result], version: str, file: Path) -> None:
     """Draw a bar for the ratio of each task."""

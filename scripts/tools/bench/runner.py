@@ -14,8 +14,6 @@ from scripts.tools.bench.tables import fill_events
 from scripts.tools.bench.tasks import Database, Result, Task, Unit
 from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 
-__all__ = ["BenchError", "Runner", "run_measure", "values"]
-
 #: The timeout of one round of one side, in s.
 TIMEOUT = 900
 

@@ -18,8 +18,6 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import react
 from twisted.internet.threads import deferToThread
 
-__all__ = ["Child", "Counting", "RedisMeasures", "main", "percentiles", "run"]
-
 
 def main(measures: Mapping[str, Callable[..., Any]]) -> None:
     """Run the measure that the command line names, and print its result."""

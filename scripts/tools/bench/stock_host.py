@@ -19,8 +19,6 @@ from synapse.util.clock import Clock
 from traffic import SERVER_NAME, STREAM, WRITER, timed_row
 from twisted.internet.task import LoopingCall, deferLater
 
-__all__ = ["CountingDataHandler", "Process", "homeserver"]
-
 
 class CountingDataHandler:
     """A data handler that counts rows and records positions."""

@@ -8,8 +8,6 @@ import traffic
 from side import Counting, RedisMeasures, main
 from stock_host import CountingDataHandler, Process
 
-__all__ = ["MEASURES"]
-
 
 def _make(
     reactor: Any,

@@ -29,8 +29,6 @@ from tables import make_generator_tables
 from traffic import READER, SERVER_NAME, STREAM, WRITER
 from twisted.internet.defer import gatherResults
 
-__all__ = ["MEASURES"]
-
 
 def _run(work: Callable[[Any], Coroutine[Any, Any, Any]]) -> dict[str, float]:
     """Run work in a log context, like a request.

@@ -28,8 +28,6 @@ from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ClientFactory
 from twisted.internet.testing import StringTransport
 
-__all__ = ["MEASURES"]
-
 
 def parse_commands(lines: int) -> dict[str, float]:
     """Parse lines into commands, whose rows are JSON values."""

@@ -9,8 +9,6 @@ import contextlib
 
 import psycopg2
 
-__all__ = ["fill_events", "make_generator_tables"]
-
 _GENERATOR_TABLES = """
     CREATE TABLE stream_positions (
         stream_name TEXT NOT NULL,

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 import attrs
 
-__all__ = ["TASKS", "Database", "Result", "Task", "Unit"]
-
 
 class Unit(enum.Enum):
     """The unit of a result.

@@ -23,20 +23,6 @@ WRITER = "writer1"
 READER = "reader1"
 LINES_PER_WRITE = 500
 
-__all__ = [
-    "READER",
-    "SERVER_NAME",
-    "STREAM",
-    "WRITER",
-    "count_rows",
-    "flat_out_peer",
-    "rdata_line",
-    "received_bytes",
-    "row_of",
-    "timed_row",
-    "user_ip_line",
-]
-
 
 def row_of(token: int) -> list[object]:
     """Return a row of ``events`` as long as a real one."""

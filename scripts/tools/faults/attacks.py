@@ -9,16 +9,6 @@ from scripts.tools import hostile
 from scripts.tools.faults.deployment import FaultDeployment
 from synapse_replication.demo.deployment import SERVER_NAME, WRITERS
 
-__all__ = [
-    "attack_with_bodies",
-    "attack_with_connections",
-    "attack_with_far_tokens",
-    "attack_with_http",
-    "attack_with_long_names",
-    "attack_with_relay_storm",
-    "attack_with_undeclared_writer",
-]
-
 #: A position that no stream reaches.
 FAR = 2**62
 

@@ -28,8 +28,6 @@ from synapse_replication.errors import ServerStartError
 from synapse_replication.testing.servers import PrivatePostgres
 from tests.support.link_proxy import LinkProxy
 
-__all__ = ["FaultDeployment", "Needs", "SmallDiskPostgres", "count_catch_ups"]
-
 #: The size of the disk that is filled, in MB; a new database takes about 50.
 DISK_SIZE = 160
 

@@ -15,8 +15,6 @@ from scripts.tools.faults.run import Result
 from scripts.tools.faults.synapse.course import DeploymentResult, StreamResult
 from scripts.tools.faults.synapse.deployments import DEPLOYMENTS
 
-__all__ = ["show_deployments", "show_deployments_json", "show_json", "show_table"]
-
 
 def show_json(results: Sequence[Result], seed: int) -> str:
     """Return the results as JSON text."""

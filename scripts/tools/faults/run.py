@@ -19,8 +19,6 @@ from synapse_replication.demo.run import Tail
 from synapse_replication.demo.script import STREAMS, DemoStream
 from synapse_replication.errors import ReplicationError
 
-__all__ = ["Result", "Settings", "have_caught_up", "make_result", "run_scenario"]
-
 #: The interval at which the files are read, in s.
 POLL = 0.1
 

@@ -29,8 +29,6 @@ from synapse_replication.demo.script import STREAMS
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from tests.support.link_proxy import Cut
 
-__all__ = ["SCENARIOS", "Scenario"]
-
 #: The minimum and maximum downtime of a process or server, in s.
 DOWNTIME = (1.0, 3.0)
 #: The duration of a cut link, in s: longer than the heartbeat interval.

@@ -20,8 +20,6 @@ from synapse_replication.demo.script import STREAMS, DemoStream, Write, read_scr
 from synapse_replication.demo.writer import ScriptWriter
 from synapse_replication.errors import ReplicationError
 
-__all__ = ["REFUSED", "REFUSED_PAUSE", "SteadyWriter", "make_writer", "own_writes"]
-
 #: More rows than any run writes.
 ENDLESS = 10**9
 #: The beginning of the log line about a rejected write.

@@ -25,8 +25,6 @@ from synapse_replication.pipeline.spark.session import make_session
 from synapse_replication.testing.servers import PrivatePostgres
 from tests.support.big_database import fill_database
 
-__all__ = ["main"]
-
 #: Spark's master for the measurement: two cores, as on a small machine.
 _MASTER = "local[2]"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-__all__ = ["WorkerMemory"]
-
 #: The interval of samples, in s.
 _INTERVAL = 0.1
 

@@ -31,8 +31,6 @@ from synapse_replication.pipeline.source.ranges import range_sql
 from synapse_replication.pipeline.source.reading import connected
 from synapse_replication.pipeline.tables import RowForm
 
-__all__ = ["DEBIAN_JAR", "Reading", "measure_reading"]
-
 #: The path of PostgreSQL's Java driver in Debian's libpostgresql-jdbc-java.
 DEBIAN_JAR = Path("/usr/share/java/postgresql.jar")
 

@@ -13,8 +13,6 @@ import psycopg2
 
 from synapse_replication.testing.servers import PrivatePostgres
 
-__all__ = ["open_server", "terminate_blocking_sessions"]
-
 _MEMORY = Path("/dev/shm")
 #: The maximum size of the databases of a few modules, in bytes.
 _MEMORY_NEEDED = 2 << 30

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FULL", "SHORT"]
-
 #: Everything that involves replication: the protocol, ids, and the replicated streams.
 FULL = (
     "tests.replication",

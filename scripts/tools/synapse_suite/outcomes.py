@@ -21,8 +21,6 @@ from twisted.trial.reporter import TreeReporter
 from twisted.trial.runner import TestLoader, TrialRunner
 from typing_extensions import override
 
-__all__ = ["SUCCESS", "OutcomeReporter", "main"]
-
 SUCCESS = "success"
 
 

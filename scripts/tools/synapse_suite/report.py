@@ -9,8 +9,6 @@ from rich.table import Table
 
 from scripts.tools.synapse_suite.run import Comparison
 
-__all__ = ["show"]
-
 #: The maximum number of lost tests of a module that are listed.
 _NAMED = 30
 

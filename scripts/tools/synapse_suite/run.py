@@ -18,8 +18,6 @@ import psycopg2.extensions
 
 from scripts.tools.synapse_suite.outcomes import SUCCESS
 
-__all__ = ["Comparison", "ModuleRun", "Suite"]
-
 #: The timeout of one module, in s. Unfinished tests count as lost.
 TIMEOUT = 1200.0
 #: The time that a hanging module has to print where it hangs, in s.

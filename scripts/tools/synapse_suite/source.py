@@ -23,16 +23,6 @@ from pathlib import Path
 
 import attrs
 
-__all__ = [
-    "DISTRIBUTION",
-    "SourceError",
-    "SourceFile",
-    "fetch",
-    "find_file",
-    "find_modules",
-    "unpack",
-]
-
 DISTRIBUTION = "matrix-synapse"
 
 _DEFAULT_INDEX = "https://pypi.org/simple"

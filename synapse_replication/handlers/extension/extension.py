@@ -58,14 +58,6 @@ from synapse_replication.wire.extension import (
     parse_rows_message,
 )
 
-__all__ = [
-    "ExtensionConnection",
-    "ExtensionHandler",
-    "ExtensionOptions",
-    "ReplicationExtension",
-]
-
-
 #: A hello contains the names of the followed streams only up to this number of streams,
 #: so that it fits into a line. Without the names, peers send all streams.
 MAX_FOLLOWED: Final = 100

@@ -11,8 +11,6 @@ from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.streams.pages import Page, gather_batches
 from synapse_replication.streams.stream import JsonValue
 
-__all__ = ["RowDecoder"]
-
 
 class RowDecoder:
     """Decoder of one stream's rows, which reports invalid rows and unknown fields.

@@ -19,8 +19,6 @@ from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.stream import StreamUpdateResult
 
-__all__ = ["PartialResync", "RequestRows"]
-
 #: The time for which a writer's backlog is not requested after the writer did not
 #: answer, or answered with an unexpected error, in s.
 SKIP_FOR = 30.0

@@ -29,22 +29,22 @@ from synapse_replication.handlers.observer import (
 )
 from synapse_replication.handlers.sending.unsent import UnsentCommands
 from synapse_replication.streams.stream import JsonValue, Stream
+from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.commands.standard import (
     CancelTaskCommand,
-    ClearUserSyncsCommand,
-    Command,
     FederationAckCommand,
     LockReleasedCommand,
     NewActiveTaskCommand,
     PositionCommand,
     RdataCommand,
     RemoteServerUpCommand,
+)
+from synapse_replication.wire.commands.users import (
+    ClearUserSyncsCommand,
     UserIpCommand,
     UserSyncCommand,
 )
 from synapse_replication.wire.rdata import rdata_lines
-
-__all__ = ["CommandSender", "SendingListener"]
 
 
 class SendingListener(Protocol):

@@ -44,8 +44,6 @@ from synapse_replication.streams.pages import (
 from synapse_replication.streams.rows import encode_json_rows
 from synapse_replication.streams.stream import JsonValue, Stream
 
-__all__ = ["RandomSource", "ReplicationStreamer", "StreamerOptions"]
-
 _DESCRIPTION = "replication_streamer"
 
 

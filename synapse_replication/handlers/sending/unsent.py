@@ -23,19 +23,19 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from synapse_replication.handlers.observer import CommandDropReason
+from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.commands.standard import (
     CancelTaskCommand,
-    ClearUserSyncsCommand,
-    Command,
     FederationAckCommand,
     LockReleasedCommand,
     NewActiveTaskCommand,
     RemoteServerUpCommand,
+)
+from synapse_replication.wire.commands.users import (
+    ClearUserSyncsCommand,
     UserIpCommand,
     UserSyncCommand,
 )
-
-__all__ = ["MAX_BYTES", "MAX_COMMANDS", "UnsentCommands"]
 
 #: The largest number of retained commands of one name.
 MAX_COMMANDS: Final = 10_000

@@ -18,30 +18,6 @@ import msgspec
 from synapse_replication.errors import StatusError
 from synapse_replication.text import printable
 
-__all__ = [
-    "HINTS",
-    "WORST_FIRST",
-    "Assessment",
-    "Condition",
-    "DuplicateStatus",
-    "LinkStatus",
-    "PeerStatus",
-    "ProcessStatus",
-    "StallGroup",
-    "StallReason",
-    "Standing",
-    "WriterStatus",
-    "assess",
-    "decode_status",
-    "describe_lag",
-    "describe_process",
-    "describe_progress",
-    "describe_writer",
-    "encode_status",
-    "group_stalls",
-    "name_writers",
-]
-
 
 class Condition(enum.Enum):
     """The state of a writer's rows in this process."""

@@ -37,7 +37,6 @@ from synapse_replication import __version__
 from synapse_replication.errors import excerpt
 from synapse_replication.handlers.observer import (
     CatchUpEvent,
-    CloseReason,
     ConnectionBuffers,
     PeerHeartbeat,
     ReplicationObserver,
@@ -57,8 +56,7 @@ from synapse_replication.instrumentation.status.records import (
     store_if_room,
 )
 from synapse_replication.instrumentation.status.report import StatusReport
-
-__all__ = ["StatusObserver"]
+from synapse_replication.wire.connection import CloseReason
 
 
 class StatusObserver(ReplicationObserver):

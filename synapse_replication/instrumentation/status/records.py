@@ -11,16 +11,6 @@ import attrs
 
 from synapse_replication.handlers.observer import CatchUpEvent, PeerHeartbeat
 
-__all__ = [
-    "MAX_NAMES",
-    "LinkRecord",
-    "PeerRecord",
-    "StatusLimits",
-    "StatusRecords",
-    "WriterRecord",
-    "store_if_room",
-]
-
 #: The maximum number of entries of each kind: writers, links, peers, duplicates.
 MAX_NAMES = 1000
 #: The maximum number of stored undelivered announcements of a writer; beyond this

@@ -24,8 +24,6 @@ from synapse_replication.instrumentation.status.records import (
     WriterRecord,
 )
 
-__all__ = ["StatusReport"]
-
 #: The reasons for which a writer counts as absent. An absent writer does not delay
 #: readiness, because it sends no rows.
 _ABSENT = frozenset({StallReason.NO_POSITION, StallReason.WRITER_GONE})

@@ -21,8 +21,6 @@ from synapse_replication.instrumentation.status.model import (
     name_writers,
 )
 
-__all__ = ["StallLog"]
-
 
 class StallLog:
     """Logs writers that stall; repeats each line once a minute until the stall ends.

@@ -14,8 +14,6 @@ from typing import Any
 from synapse_replication.storage import queries
 from synapse_replication.storage.schema.deltas import DELTAS
 
-__all__ = ["prepare_database"]
-
 _MAKE_VERSION = """
     CREATE TABLE IF NOT EXISTS synapse_replication_schema (
         -- the number of the last delta that was applied; one row

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DELTAS"]
-
 _1_STREAM_POSITIONS = """
     DO $$ BEGIN
         -- An existing table of a homeserver is left unchanged.

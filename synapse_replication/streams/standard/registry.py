@@ -19,8 +19,6 @@ from synapse_replication.streams.standard import rows
 from synapse_replication.streams.stream import StreamDescription
 from synapse_replication.streams.table import IdColumn
 
-__all__ = ["MAIN_INSTANCE", "STANDARD_STREAMS", "StandardStream"]
-
 #: The instance name of the main process.
 MAIN_INSTANCE = "master"
 

@@ -20,33 +20,6 @@ from synapse_replication.streams.rows import (
     fast_class,
 )
 
-__all__ = [
-    "AccountDataStreamRow",
-    "BackfillStreamRow",
-    "CachesStreamRow",
-    "DeviceListsStreamRow",
-    "EventsRowCodec",
-    "EventsStreamAllStateRow",
-    "EventsStreamCurrentStateRow",
-    "EventsStreamEventRow",
-    "EventsStreamRow",
-    "FederationStreamRow",
-    "PresenceFederationStreamRow",
-    "PresenceStreamRow",
-    "ProfileUpdatesStreamRow",
-    "PushRulesStreamRow",
-    "PushersStreamRow",
-    "QuarantinedMediaStreamRow",
-    "ReceiptsStreamRow",
-    "StickyEventsStreamRow",
-    "ThreadSubscriptionsStreamRow",
-    "ToDeviceStreamRow",
-    "TypingStreamRow",
-    "UnPartialStatedEventStreamRow",
-    "UnPartialStatedRoomStreamRow",
-    "UnknownEventsStreamRow",
-]
-
 
 @attrs.frozen
 class EventsStreamEventRow:

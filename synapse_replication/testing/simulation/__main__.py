@@ -14,8 +14,6 @@ import click
 
 from synapse_replication.testing.simulation.runner import Result, simulate
 
-__all__ = ["main"]
-
 
 def _read_range(context: object, parameter: object, value: str | None) -> range | None:
     if value is None:

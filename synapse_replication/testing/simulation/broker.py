@@ -13,8 +13,6 @@ from random import Random
 from synapse_replication.redis.resp import encode, new_reader
 from synapse_replication.testing.simulation.network import Connection, SimulatedNetwork
 
-__all__ = ["SimulatedBroker"]
-
 Garbler = Callable[[str, bytes], bytes]
 
 

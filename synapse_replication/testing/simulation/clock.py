@@ -10,8 +10,6 @@ from twisted.internet.base import DelayedCall
 from twisted.internet.task import Clock
 from typing_extensions import override
 
-__all__ = ["SimulatedClock", "TooManyCallsError"]
-
 _due = methodcaller("getTime")
 
 

@@ -31,8 +31,6 @@ from synapse_replication.testing.simulation.reactor import ProcessReactor
 from synapse_replication.testing.simulation.watcher import Counts
 from synapse_replication.wire.commands.standard import PositionCommand
 
-__all__ = ["Cluster"]
-
 #: The share of clusters that simulate the processes of a homeserver, in which a
 #: writer's token covers the rows of all writers. The others simulate the processes of
 #: the stand-alone host.

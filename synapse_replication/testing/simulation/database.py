@@ -32,8 +32,6 @@ from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.simulation.clock import SimulatedClock
 from synapse_replication.testing.simulation.reactor import ProcessReactor
 
-__all__ = ["DatabaseClient", "SimulatedDatabase", "StoredRow"]
-
 T = TypeVar("T")
 
 #: The maximum number of attempts of a transaction, as in ``storage/database.py``.

@@ -15,8 +15,6 @@ from synapse_replication.testing.simulation.network import SimulatedNetwork
 from synapse_replication.testing.simulation.parts import Parts
 from synapse_replication.testing.simulation.watcher import Counts
 
-__all__ = ["Environment", "Neighbour"]
-
 
 class Neighbour(Protocol):
     """Another process, as seen by requests over HTTP.

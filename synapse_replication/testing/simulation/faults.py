@@ -16,8 +16,6 @@ from synapse_replication.testing.simulation.liar import Liar
 from synapse_replication.testing.simulation.network import Connection
 from synapse_replication.testing.simulation.parts import MEMORY_STREAM, PROCESSES
 
-__all__ = ["Faults"]
-
 _WRITERS = ("main", "writer1", "writer2")
 _POINTS = (
     "get_next_ids",

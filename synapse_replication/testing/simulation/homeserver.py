@@ -22,8 +22,6 @@ from synapse_replication.storage.postgres_stream import PostgresStream
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.stream import JsonValue
 
-__all__ = ["HomeserverStream", "make_rows"]
-
 
 class HomeserverStream:
     """One of a homeserver's stream objects.

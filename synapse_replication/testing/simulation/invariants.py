@@ -26,8 +26,6 @@ from typing import Any
 
 import attrs
 
-__all__ = ["Ledger", "Reader", "SimulatedRow", "ViolationError"]
-
 
 class ViolationError(AssertionError):
     """An invariant does not hold."""

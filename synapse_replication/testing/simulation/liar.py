@@ -27,8 +27,6 @@ from synapse_replication.wire.extension import (
     encode_message,
 )
 
-__all__ = ["FAR", "Liar", "LieForm"]
-
 #: A position far beyond every plausible one.
 FAR = 2**62
 #: A plausible false position is less than this distance above the last id of the

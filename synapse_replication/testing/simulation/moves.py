@@ -22,8 +22,6 @@ from synapse_replication.testing.simulation.parts import (
     WRITERS,
 )
 
-__all__ = ["Moves"]
-
 #: The time that a cleanly stopped instance has for sending its rows, in s.
 _STOP_SECONDS = 2.0
 

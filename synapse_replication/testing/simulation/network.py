@@ -19,15 +19,6 @@ from twisted.python.failure import Failure
 
 from synapse_replication.testing.simulation.clock import SimulatedClock
 
-__all__ = [
-    "BROKER_ADDRESS",
-    "Connection",
-    "Owner",
-    "Pipe",
-    "Session",
-    "SimulatedNetwork",
-]
-
 #: The address to which every connection leads.
 BROKER_ADDRESS = IPv4Address("TCP", "127.0.0.1", 6379)
 

@@ -17,17 +17,6 @@ from synapse_replication.streams.stream import StreamDescription
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.simulation.invariants import SimulatedRow
 
-__all__ = [
-    "CACHES",
-    "MEMORY_STREAM",
-    "PROCESSES",
-    "TABLES",
-    "WRITERS",
-    "Parts",
-    "SavedState",
-    "describe",
-]
-
 #: A stream held in its writer's memory.
 MEMORY_STREAM = "typing"
 #: An idempotent stream in a table; a writer announces only its own rows' positions.

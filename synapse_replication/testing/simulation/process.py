@@ -32,15 +32,14 @@ from synapse_replication.handlers.sending.streamer import StreamerOptions
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.inserts import declared_insert
 from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
 from synapse_replication.storage.removed_writers import RemovedWriterFinder
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.storage.sequences import (
-    IdStream,
     limit_positions,
     load_positions,
-    read_sequence,
     read_stored_positions,
 )
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
@@ -66,8 +65,6 @@ from synapse_replication.testing.simulation.parts import (
 )
 from synapse_replication.testing.simulation.sink import ProcessSink
 from synapse_replication.testing.simulation.watcher import Watcher
-
-__all__ = ["Process"]
 
 
 class Process:

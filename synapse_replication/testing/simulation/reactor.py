@@ -16,8 +16,6 @@ from synapse_replication.testing.simulation.network import (
     SimulatedNetwork,
 )
 
-__all__ = ["ProcessReactor", "SimulatedConnector"]
-
 
 class ProcessReactor:
     """The clock and the network of one epoch of a process.

@@ -25,8 +25,6 @@ from synapse_replication.testing.simulation.parts import (
 )
 from synapse_replication.testing.simulation.watcher import Counts
 
-__all__ = ["LIVENESS_SECONDS", "Result", "Run", "simulate"]
-
 #: The time in s at which traffic and faults begin.
 BEGIN = 2.0
 #: The time in s at which faults end. In the 2 s before, no further write is scheduled,

@@ -12,8 +12,6 @@ from synapse_replication.testing.simulation.invariants import Reader
 from synapse_replication.testing.simulation.parts import SavedState
 from synapse_replication.testing.simulation.watcher import Watcher
 
-__all__ = ["ProcessSink", "SinkError"]
-
 
 class SinkOwner(Protocol):
     """The process that has a sink.

@@ -12,12 +12,10 @@ from typing_extensions import override
 from synapse_replication.errors import CatchUpError, RowDecodeError
 from synapse_replication.handlers.observer import (
     CatchUpEvent,
-    CloseReason,
     DiscardReason,
     ReplicationObserver,
 )
-
-__all__ = ["Counts", "Watcher"]
+from synapse_replication.wire.connection import CloseReason
 
 
 @attrs.define

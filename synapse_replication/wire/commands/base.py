@@ -10,15 +10,6 @@ import msgspec
 from synapse_replication.errors import LocalProtocolError, UnparsableLineError
 from synapse_replication.streams.rows import encode_json
 
-__all__ = [
-    "MAX_NAME_LENGTH",
-    "Command",
-    "check_name",
-    "decode_fields",
-    "encode_text",
-    "parse_token",
-]
-
 #: The longest name of a stream, an instance, a server or a task, in bytes.
 MAX_NAME_LENGTH: Final = 255
 #: The longest id that users may influence (user, device, lock key), in bytes.

@@ -10,8 +10,6 @@ from typing_extensions import override
 
 from synapse_replication.wire.commands.base import Command, decode_fields
 
-__all__ = ["InvalidateCacheCommand", "RemovePusherCommand"]
-
 _CACHE_KEYS = msgspec.json.Decoder(list[Any] | None)
 
 

@@ -20,7 +20,6 @@ from synapse_replication.wire.commands.base import (
     Command,
     decode_fields,
     encode_text,
-    parse_token,
 )
 from synapse_replication.wire.commands.legacy import (
     InvalidateCacheCommand,
@@ -31,33 +30,6 @@ from synapse_replication.wire.commands.users import (
     UserIpCommand,
     UserSyncCommand,
 )
-
-__all__ = [
-    "COMMANDS",
-    "VALID_CLIENT_COMMANDS",
-    "VALID_SERVER_COMMANDS",
-    "CancelTaskCommand",
-    "ClearUserSyncsCommand",
-    "Command",
-    "ErrorCommand",
-    "FederationAckCommand",
-    "InvalidateCacheCommand",
-    "LockReleasedCommand",
-    "NameCommand",
-    "NewActiveTaskCommand",
-    "PingCommand",
-    "PositionCommand",
-    "RdataCommand",
-    "RemoteServerUpCommand",
-    "RemovePusherCommand",
-    "ReplicateCommand",
-    "ServerCommand",
-    "UserIpCommand",
-    "UserSyncCommand",
-    "encode_command",
-    "parse_command_from_line",
-    "parse_token",
-]
 
 #: The word that replaces the token in all but the last row of a batch.
 BATCH: Final = "batch"

@@ -18,8 +18,6 @@ from typing_extensions import override
 
 from synapse_replication.wire.commands.base import Command, decode_fields
 
-__all__ = ["ClearUserSyncsCommand", "UserIpCommand", "UserSyncCommand"]
-
 _USER_IP_FIELDS = msgspec.json.Decoder(tuple[str, str, str, str | None, int])
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["PATIENCE", "make_browser", "wait_until"]
-
 #: Timeout in s for a page to show what is expected.
 PATIENCE = 30
 

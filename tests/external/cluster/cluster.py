@@ -9,9 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from synapse_replication.testing.servers import free_port
-
-__all__ = ["StandaloneCluster"]
+from synapse_replication.testing.private_process import free_port
 
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"

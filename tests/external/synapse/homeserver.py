@@ -16,8 +16,6 @@ from synapse_replication.dropin.substitution import substitute
 from synapse_replication.dropin.table import SUBSTITUTIONS
 from synapse_replication.testing.servers import PrivateRedis, shared_postgres
 
-__all__ = ["HomeserverTestCase", "RecordingConnection", "host_module"]
-
 _KEY = "ed25519 a_test 5R5ZsFBtqr9TZ2lPKfsPf8GTkJzVsKXFLhP4cRhU1zA"
 
 

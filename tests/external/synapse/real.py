@@ -26,18 +26,7 @@ from tests.support.client_api import (
     timeline_messages,
 )
 from tests.support.synapse_peer import SynapseDeployment
-from tests.support.synapse_process import Launcher, WorkerSpec, ours
-
-__all__ = [
-    "Chat",
-    "MessageSender",
-    "OurProcess",
-    "eventually",
-    "json_lines",
-    "new_deployment",
-    "ours",
-    "stored_positions",
-]
+from tests.support.synapse_process import Launcher, WorkerSpec
 
 #: Timeout in s for anything that must happen.
 PATIENCE = 60.0

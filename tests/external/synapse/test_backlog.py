@@ -37,12 +37,11 @@ from tests.external.synapse.real import (
     eventually,
     json_lines,
     new_deployment,
-    ours,
     query,
 )
 from tests.external.synapse.test_extension import Listener
 from tests.support.link_proxy import Cut, LinkProxy
-from tests.support.synapse_process import MAIN, Launcher, WorkerSpec
+from tests.support.synapse_process import MAIN, Launcher, WorkerSpec, ours
 
 skip = skip_reason("synapse")
 

@@ -21,11 +21,10 @@ from tests.external.synapse.real import (
     MessageSender,
     eventually,
     new_deployment,
-    ours,
     query,
     stored_positions,
 )
-from tests.support.synapse_process import Launcher, WorkerSpec, stock
+from tests.support.synapse_process import Launcher, WorkerSpec, ours, stock
 
 skip = skip_reason("synapse")
 

@@ -20,8 +20,8 @@ from synapse_replication.wire.extension import (
     parse_message,
 )
 from tests.external import skip_reason
-from tests.external.synapse.real import Chat, eventually, new_deployment, ours
-from tests.support.synapse_process import Launcher, WorkerSpec
+from tests.external.synapse.real import Chat, eventually, new_deployment
+from tests.support.synapse_process import Launcher, WorkerSpec, ours
 
 skip = skip_reason("synapse")
 

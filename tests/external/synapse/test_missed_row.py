@@ -20,10 +20,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.servers import PrivateRedis
 from tests.external import skip_reason
-from tests.external.synapse.real import Chat, eventually, new_deployment, ours
+from tests.external.synapse.real import Chat, eventually, new_deployment
 from tests.support.client_api import timeline_messages
 from tests.support.link_proxy import Cut, LinkProxy
-from tests.support.synapse_process import Launcher, WorkerSpec
+from tests.support.synapse_process import Launcher, WorkerSpec, ours
 
 skip = skip_reason("synapse")
 

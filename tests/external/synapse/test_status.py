@@ -14,9 +14,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.servers import PrivateRedis
 from tests.external import skip_reason
-from tests.external.synapse.real import Chat, eventually, new_deployment, ours
+from tests.external.synapse.real import Chat, eventually, new_deployment
 from tests.support.span_collector import SpanCollector
-from tests.support.synapse_process import WorkerSpec
+from tests.support.synapse_process import WorkerSpec, ours
 
 skip = skip_reason("synapse")
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import attrs
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.handlers.sending.streamer import (
-    StreamerOptions,
-)
-from synapse_replication.testing.doubles import (
-    MemoryConnection,
-)
+from synapse_replication.handlers.sending.streamer import StreamerOptions
+from synapse_replication.testing.doubles import MemoryConnection
 from tests.handlers.sending.streamer_case import RecordingBacklog, StreamerTestCase
 
 

@@ -18,14 +18,16 @@ from synapse_replication.testing.doubles import (
     MemoryHost,
     SourceStream,
 )
+from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.commands.standard import (
-    ClearUserSyncsCommand,
-    Command,
     FederationAckCommand,
     LockReleasedCommand,
     PositionCommand,
     RemoteServerUpCommand,
     ReplicateCommand,
+)
+from synapse_replication.wire.commands.users import (
+    ClearUserSyncsCommand,
     UserSyncCommand,
 )
 from tests.handlers.fixtures import Row

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from synapse_replication.handlers.observer import (
-    CatchUpEvent,
-    CloseReason,
-    ConnectionBuffers,
-)
+from synapse_replication.handlers.observer import CatchUpEvent, ConnectionBuffers
 from synapse_replication.instrumentation.status.model import (
     Condition,
     StallReason,
@@ -18,6 +14,7 @@ from synapse_replication.instrumentation.status.records import (
     MAX_NAMES,
     MAX_UNDELIVERED,
 )
+from synapse_replication.wire.connection import CloseReason
 from tests.instrumentation.status.observer_case import (
     EVENT,
     StatusObserverTestCase,

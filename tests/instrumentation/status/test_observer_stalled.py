@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.handlers.observer import (
-    CloseReason,
-)
 from synapse_replication.instrumentation.status.model import (
     Condition,
     StallReason,
 )
 from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.wire.connection import CloseReason
 from tests.instrumentation.status.observer_case import (
     EVENT,
     StatusObserverTestCase,

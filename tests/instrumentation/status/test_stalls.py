@@ -8,9 +8,10 @@ from twisted.internet.task import Clock
 from twisted.logger import Logger, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.observer import CloseReason, PeerHeartbeat
+from synapse_replication.handlers.observer import PeerHeartbeat
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
+from synapse_replication.wire.connection import CloseReason
 
 WRITERS = [("events", "w1"), ("caches", "w1"), ("typing", "w2")]
 

@@ -21,9 +21,7 @@ from synapse_replication.pipeline.bootstrap.job import (
     read_with_spark,
     write_bootstrap,
 )
-from synapse_replication.pipeline.bootstrap.plan import (
-    Found,
-)
+from synapse_replication.pipeline.bootstrap.plan import Found
 from synapse_replication.pipeline.bootstrap.store import (
     IdRange,
     connected,

@@ -15,8 +15,6 @@ from synapse_replication.streams.positions import WriterPositions
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.testing.simulation.parts import Parts
 
-__all__ = ["BUGS", "FOUND_BY"]
-
 
 class _ReplicatesBeforeSubscribed(RedisSubscriber):
     """Sends REPLICATE before the subscription is confirmed."""

@@ -12,16 +12,18 @@ from synapse_replication.errors import (
     UnknownCommandError,
     UnparsableLineError,
 )
+from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.legacy import (
+    InvalidateCacheCommand,
+    RemovePusherCommand,
+)
 from synapse_replication.wire.commands.standard import (
     COMMANDS,
     VALID_CLIENT_COMMANDS,
     VALID_SERVER_COMMANDS,
     CancelTaskCommand,
-    ClearUserSyncsCommand,
-    Command,
     ErrorCommand,
     FederationAckCommand,
-    InvalidateCacheCommand,
     LockReleasedCommand,
     NameCommand,
     NewActiveTaskCommand,
@@ -29,13 +31,15 @@ from synapse_replication.wire.commands.standard import (
     PositionCommand,
     RdataCommand,
     RemoteServerUpCommand,
-    RemovePusherCommand,
     ReplicateCommand,
     ServerCommand,
-    UserIpCommand,
-    UserSyncCommand,
     encode_command,
     parse_command_from_line,
+)
+from synapse_replication.wire.commands.users import (
+    ClearUserSyncsCommand,
+    UserIpCommand,
+    UserSyncCommand,
 )
 
 #: One line of each form that a real deployment sends or the protocol defines, with the

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from synapse_replication.dropin.streams import HostStream
 
-__all__ = ["trust_persisted_upto"]
-
 
 def trust_persisted_upto() -> None:
     """Use the host's value for a writer's delivered position.

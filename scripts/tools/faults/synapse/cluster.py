@@ -28,8 +28,6 @@ from tests.support.link_proxy import LinkProxy
 from tests.support.synapse_peer import SynapseDeployment
 from tests.support.synapse_process import MAIN, SynapseProcess, WorkerSpec, ours, stock
 
-__all__ = ["Cluster", "make_deployment"]
-
 _ROOT = Path(__file__).resolve().parents[4]
 
 

@@ -23,14 +23,6 @@ from scripts.tools.faults.synapse.verdict import StreamTally, compare
 from synapse_replication.errors import ReplicationError
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
-__all__ = [
-    "PATIENCE",
-    "DeploymentResult",
-    "RoundResult",
-    "StreamResult",
-    "run_deployment",
-]
-
 #: The interval at which evidence is collected, in s.
 POLL = 0.1
 

@@ -8,18 +8,6 @@ import attrs
 
 from tests.support.synapse_process import MAIN
 
-__all__ = [
-    "DEPLOYMENTS",
-    "JUDGED",
-    "PROCESSES",
-    "READER",
-    "TABLES",
-    "TYPING",
-    "WORKERS",
-    "WRITER",
-    "Mixture",
-]
-
 #: The worker that serves ``/sync`` and writes nothing but cache invalidations.
 READER = "sync1"
 #: The writer of typing, receipts and to-device messages.

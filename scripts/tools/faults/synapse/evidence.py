@@ -32,8 +32,6 @@ from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
 )
 
-__all__ = ["Evidence", "read_witness"]
-
 #: The number of recent rows that each query reads again, because transactions may
 #: commit out of order.
 _OVERLAP = 2000

@@ -9,8 +9,6 @@ from typing import Any
 
 import attrs
 
-__all__ = ["Expectations", "shown_in"]
-
 
 @attrs.frozen
 class _Promise:

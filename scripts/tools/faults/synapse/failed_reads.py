@@ -16,8 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["users_of_failed_reads"]
-
 _FAILED = re.compile(
     r" - (?P<request>\S+) - \[TXN OPERROR\] \{_get_linearized_receipts_for_rooms-"
 )

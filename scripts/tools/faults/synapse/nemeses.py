@@ -21,16 +21,6 @@ from tests.support.client_api import ApiError
 from tests.support.link_proxy import Cut
 from tests.support.synapse_process import MAIN
 
-__all__ = [
-    "FULL_RUN",
-    "MIXABLE",
-    "NAMES",
-    "NEMESES",
-    "Nemesis",
-    "Scene",
-    "cause",
-]
-
 #: The downtime of Redis for *redis-away*, in s.
 LONG_DOWNTIME = (8.0, 8.0)
 #: The duration of a fault that ends as soon as it is caused.

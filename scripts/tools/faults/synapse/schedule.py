@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import attrs
 
-__all__ = ["MIXED", "Round", "make_schedule"]
-
 #: The name of a round of several concurrent faults.
 MIXED = "mixed"
 

@@ -17,8 +17,6 @@ from scripts.tools.faults.synapse.expectations import Expectations, shown_in
 from tests.support.client_api import ApiError, ApiUser, ClientApi
 from tests.support.synapse_process import MAIN
 
-__all__ = ["WEIGHTS", "Listeners", "Room", "Traffic"]
-
 #: The minimum and maximum number of rooms. The random id of a room determines its
 #: persister.
 LEAST_ROOMS, MOST_ROOMS = 4, 20

@@ -15,8 +15,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import attrs
 
-__all__ = ["Committed", "Delivery", "Epoch", "StreamTally", "compare", "missing_rows"]
-
 
 @attrs.frozen
 class Delivery:

@@ -24,8 +24,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Witness", "log_name"]
-
 
 def log_name(instance_name: str, pid: int) -> str:
     """Return the name of the file of one epoch of a process."""
