@@ -8,29 +8,25 @@ from typing import Any
 
 import attrs
 
-from synapse_replication.config.files import OWN_SECTION
+from synapse_replication.config.own_section import FactorySection
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.config.process_parts import FactoryConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
 
 
 def load_factory(
-    config: FactoryConfig, key: str, files: Sequence[str]
+    section: FactorySection, option: str, config: ProcessConfig
 ) -> Callable[[Any], Any]:
     """Import the function that a section names.
 
-    :param key: the section's key within ``synapse_replication``.
-    :param files: the configuration files, for the error.
+    :param option: the option that the section sets, for the error.
     :return: a function that takes the host and calls the imported function with the
         host and the section's ``config``.
     :raises ConfigError: if the module cannot be imported, or has no such function.
     """
-    module_name, _, name = config.module.rpartition(".")
+    module_name, _, name = section.module.rpartition(".")
 
     def problem(what: str, hint: str) -> ConfigError:
-        return ConfigError(
-            [ConfigProblem(", ".join(files), f"{OWN_SECTION}.{key}.module", what, hint)]
-        )
+        return ConfigError([config.problem(f"{option}.module", what, hint)])
 
     try:
         module = importlib.import_module(module_name)
@@ -51,7 +47,7 @@ def load_factory(
             f"{module_name} has no function {name}",
             "write the dotted name of a function that takes (host, config)",
         )
-    return lambda host: factory(host, dict(config.config))
+    return lambda host: factory(host, dict(section.config))
 
 
 @attrs.frozen
@@ -76,11 +72,13 @@ def load_factories(config: ProcessConfig) -> Factories:
     """
     problems: list[ConfigProblem] = []
 
-    def load(section: FactoryConfig | None, key: str) -> Callable[[Any], Any] | None:
+    def load(
+        section: FactorySection | None, option: str
+    ) -> Callable[[Any], Any] | None:
         if section is None:
             return None
         try:
-            return load_factory(section, key, config.files)
+            return load_factory(section, option, config)
         except ConfigError as error:
             problems.extend(error.problems)
             return None

@@ -19,7 +19,6 @@ from synapse_replication.clock import ReactorClock
 from synapse_replication.config.endpoints import (
     client_endpoint,
     explained_redis_files,
-    redis_options,
 )
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import LocalProtocolError, ReplicationError
@@ -277,11 +276,11 @@ def make_links(
     """
     if config.redis is not None:
         link = PassiveRedisLink(
-            reactor, redis_options(config.redis), config.server_name, tap, observer
+            reactor, config.redis, config.server_name, tap, observer
         )
 
         def start_redis() -> None:
-            with explained_redis_files(config.files):
+            with explained_redis_files(config):
                 link.start()
 
         return start_redis, link.stop
@@ -290,7 +289,7 @@ def make_links(
             PassiveTcpLink(
                 name, config.server_name, ReactorClock(reactor), tap, observer
             ),
-            client_endpoint(reactor, description, config.files, config.tls),
+            client_endpoint(reactor, description, config),
             description,
         )
         for description in config.tcp_connect

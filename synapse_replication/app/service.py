@@ -40,14 +40,10 @@ from synapse_replication.config.endpoints import (
     client_endpoint,
     explained_redis_files,
     listener_descriptions,
-    redis_options,
     server_endpoint,
 )
-from synapse_replication.config.files import OWN_SECTION
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.config.process_parts import ExtensionConfig
-from synapse_replication.config.redis import RedisConfig
-from synapse_replication.errors import ConfigError, ConfigProblem
+from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.admission import DeclaredWriters
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
@@ -56,7 +52,6 @@ from synapse_replication.handlers.handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.interfaces import RowSink
-from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
@@ -69,6 +64,7 @@ from synapse_replication.instrumentation.status.model import (
     encode_status,
 )
 from synapse_replication.redis.link import RedisReplicationLink
+from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.database import Database
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
@@ -100,12 +96,12 @@ class ProcessService(Service):
         self._hooks = self._observers.hooks
         self._epochs = PeerEpochs()
         agent, self._http_pool = make_agent(
-            reactor, config.instance_map, config.tls.for_connecting
+            reactor, config.instances, config.tls.for_connecting
         )
         self._client = HttpCatchUpClient(
             agent,
-            config.instance_map,
-            config.replication_secret,
+            config.instances,
+            config.secret,
             reactor,
             epoch_of=self._epochs.epoch_of,
             observer=self._observer,
@@ -123,8 +119,8 @@ class ProcessService(Service):
             make_sources(config, self._clock, self._database, self._client),
         )
         self._backlog: Backlog | None = None
-        if config.extension is not None:
-            self._backlog = Backlog(_backlog_options(config.extension))
+        if config.backlog is not None:
+            self._backlog = Backlog(config.backlog)
             self._observers.metrics.watch_backlog(self._backlog)
         self.started: Deferred[None] = Deferred()
         self._stops = StopSteps(reactor, DRAIN_TIMEOUT)
@@ -149,10 +145,10 @@ class ProcessService(Service):
         """Return the current replication status."""
         return self._status.snapshot()
 
-    def resize_backlog(self, options: ExtensionConfig) -> None:
+    def resize_backlog(self, options: BacklogOptions) -> None:
         """Change the limits of the backlogs."""
         if self._backlog is not None:
-            self._backlog.resize(_backlog_options(options))
+            self._backlog.resize(options)
 
     def configuration_reloaded(
         self, problem: str, needs_restart: Sequence[str]
@@ -234,13 +230,9 @@ class ProcessService(Service):
             expects_links=_has_links(config),
             writers=DeclaredWriters(
                 config.writers,
-                [MAIN_INSTANCE, config.instance_name, *config.instance_map],
+                [MAIN_INSTANCE, config.instance_name, *config.instances],
             ),
-            receiver=ReceiverOptions(
-                max_queue_size=config.receiving.max_queue_bytes,
-                max_batch_rows=config.receiving.max_batch_rows,
-                plausible_distance=config.receiving.plausible_distance,
-            ),
+            receiver=config.receiving,
         )
         if self._backlog is None:
             return ReplicationCommandHandler(host, observer, options=options), None
@@ -265,7 +257,7 @@ class ProcessService(Service):
         replication = ReplicationResource(
             self.host.streams,
             config.instance_name,
-            config.replication_secret,
+            config.secret,
             self._observer,
             epoch=self.host.identity.instance_id if self._backlog is not None else None,
             backlog=self._backlog,
@@ -278,9 +270,15 @@ class ProcessService(Service):
                     replication,
                     self._observers.registry,
                     self._status.snapshot,
-                    hosts=served_hosts(listener.addresses, config.http.allowed_hosts),
-                    has_secret=config.replication_secret is not None,
-                    max_connections=config.http.max_connections,
+                    hosts=served_hosts(
+                        listener.addresses,
+                        [
+                            *config.allowed_hosts,
+                            *(at.host for at in config.instances.values() if at.host),
+                        ],
+                    ),
+                    has_secret=config.secret is not None,
+                    max_connections=config.max_http_connections,
                     refused=self._observer.request_refused,
                 )
                 for description in listener_descriptions(listener):
@@ -328,7 +326,7 @@ class ProcessService(Service):
             )
             self._observers.watch_buffers(client.buffers)
             client.connect(
-                client_endpoint(self._reactor, description, config.files, config.tls),
+                client_endpoint(self._reactor, description, config),
                 description,
             )
             self._stops.add("closing the direct TCP connection", client.stop)
@@ -337,14 +335,14 @@ class ProcessService(Service):
 
     def _start_redis(
         self,
-        redis: RedisConfig,
+        redis: RedisOptions,
         handler: ReplicationCommandHandler,
         extension: ReplicationExtension | None,
         channels: tuple[str, ...],
     ) -> None:
         link = RedisReplicationLink(
             self._reactor,
-            redis_options(redis),
+            redis,
             self._config.server_name,
             handler,
             self._observer,
@@ -352,7 +350,7 @@ class ProcessService(Service):
             channels,
             extension=extension,
         )
-        with explained_redis_files(self._config.files):
+        with explained_redis_files(self._config):
             link.start()
         self._observers.watch_buffers(link.buffers)
         self._stops.add("closing the Redis connections", link.stop)
@@ -375,16 +373,13 @@ class ProcessService(Service):
             factory = TLSMemoryBIOFactory(
                 self._config.tls.for_listening(), False, factory
             )
-        endpoint = server_endpoint(self._reactor, description, self._config.files)
+        endpoint = server_endpoint(self._reactor, description, self._config)
         try:
             port = await endpoint.listen(factory)
         except CannotListenError as error:
-            key = "listeners" if self._config.is_main else "worker_listeners"
-            if description in self._config.tcp_listen:
-                key = f"{OWN_SECTION}.direct_tcp.listen"
-            problem = ConfigProblem(
-                ", ".join(self._config.files),
-                key,
+            is_tcp = description in self._config.tcp_listen
+            problem = self._config.problem(
+                "tcp_listen" if is_tcp else "listeners",
                 f"cannot listen on {description}: {error.socketError}",
                 "choose a free port, and an address of this machine",
             )
@@ -428,10 +423,6 @@ def _has_links(config: ProcessConfig) -> bool:
         or config.tcp_listen
         or any(listener.direct_tcp for listener in config.listeners)
     )
-
-
-def _backlog_options(config: ExtensionConfig) -> BacklogOptions:
-    return BacklogOptions(config.backlog_rows, config.backlog_bytes)
 
 
 def make_process(config: ProcessConfig, reactor: Any) -> ProcessService:

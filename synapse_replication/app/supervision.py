@@ -20,9 +20,9 @@ from twisted.logger import Logger
 from synapse_replication.app.systemd import NotifySocket, SystemdNotifier
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.config.process_parts import ExtensionConfig
 from synapse_replication.errors import ConfigError
 from synapse_replication.instrumentation.status.model import ProcessStatus
+from synapse_replication.streams.backlog import BacklogOptions
 
 #: Attributes of :class:`ProcessConfig` that are not settings.
 _NOT_SETTINGS = frozenset({"files", "warnings"})
@@ -45,7 +45,7 @@ class Process(Protocol):
     def snapshot(self) -> ProcessStatus:
         """Return the process's status."""
 
-    def resize_backlog(self, options: ExtensionConfig) -> None:
+    def resize_backlog(self, options: BacklogOptions) -> None:
         """Apply new limits of the backlog."""
 
     def configuration_reloaded(
@@ -56,32 +56,11 @@ class Process(Protocol):
 
 def needs_restart(old: ProcessConfig, new: ProcessConfig) -> list[str]:
     """Return the changed keys that take effect only after a restart of the process."""
-    names = {
-        "extension": "synapse_replication.extension.enabled",
-        "tcp_connect": "synapse_replication.direct_tcp.connect",
-        "tcp_listen": "synapse_replication.direct_tcp.listen",
-        "tcp_limit": "synapse_replication.direct_tcp.max_pending_*",
-        "max_tcp_connections": "synapse_replication.direct_tcp.max_connections",
-        "http": "synapse_replication.http",
-        "receiving": "synapse_replication.receiving",
-        "replication_secret": "worker_replication_secret",
-        "instance_name": "worker_name",
-        "stores_user_ips": "run_background_tasks_on",
-        "writers": "stream_writers",
-        "streams": "synapse_replication.streams",
-        "row_sink": "synapse_replication.row_sink",
-        "command_sink": "synapse_replication.command_sink",
-        "torture_level": "replication_torture_level",
-        "modules": "synapse_replication.modules",
-        "tls": "synapse_replication.tls",
-        "tracing": "synapse_replication.tracing",
-        "listeners": "listeners" if old.is_main else "worker_listeners",
-    }
     applied = {"log_level"}
-    if (old.extension is None) == (new.extension is None):
-        applied.add("extension")
+    if (old.backlog is None) == (new.backlog is None):
+        applied.add("backlog")
     return [
-        names.get(field.name, field.name)
+        old.key_of(field.name)
         for field in attrs.fields(ProcessConfig)
         if field.name not in applied | _NOT_SETTINGS
         and getattr(old, field.name) != getattr(new, field.name)
@@ -172,18 +151,18 @@ class SupervisedProcess:
             return "the configuration on disk is invalid, see the log"
         old, backlog = self._config, None
         self._set_log_level(new.log_level)
-        if old.extension is not None and new.extension is not None:
-            backlog = new.extension
+        if old.backlog is not None and new.backlog is not None:
+            backlog = new.backlog
             self._process.resize_backlog(backlog)
         self._config = attrs.evolve(
-            old, log_level=new.log_level, extension=backlog or old.extension
+            old, log_level=new.log_level, backlog=backlog or old.backlog
         )
         self.log.info(
             "Reloaded the configuration; log_level is {least}, backlog_rows "
             "{rows} and backlog_bytes {size}",
             least=new.log_level,
-            rows=backlog.backlog_rows if backlog else "unchanged",
-            size=backlog.backlog_bytes if backlog else "unchanged",
+            rows=backlog.max_rows if backlog else "unchanged",
+            size=backlog.max_bytes if backlog else "unchanged",
         )
         later = needs_restart(old, new)
         self._process.configuration_reloaded("", later)

@@ -21,7 +21,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger, LogLevel
 
 from synapse_replication import __version__
-from synapse_replication.config.tracing import TracingConfig
+from synapse_replication.config.own_section import TracingSection
 from synapse_replication.instrumentation.rate_limit import REPEAT_AFTER, RateLimit
 
 #: The timeout of a request to the collector, in s. In recent versions of the exporter,
@@ -42,7 +42,7 @@ class SpanExport:
     """
 
     def __init__(
-        self, tracing: TracingConfig | None, server_name: str, instance_name: str
+        self, tracing: TracingSection | None, server_name: str, instance_name: str
     ) -> None:
         self._provider: TracerProvider | None = None
         self._exporter: SpanExporter | None = None
@@ -71,7 +71,10 @@ class SpanExport:
         )
         self._exporter = exporter = OTLPSpanExporter(
             endpoint=tracing.endpoint,
-            headers=dict(tracing.headers),
+            headers={
+                name: value.get_secret_value()
+                for name, value in tracing.headers.items()
+            },
             timeout=EXPORT_TIMEOUT,
         )
         provider.add_span_processor(

@@ -258,14 +258,14 @@ def _find_startup_problems(config: ProcessConfig) -> list[ConfigProblem]:
     from synapse_replication.app.modules import load_factories
     from synapse_replication.config.endpoints import client_endpoint, server_endpoint
 
-    reactor, files = get_reactor(), config.files
+    reactor = get_reactor()
     checks: list[Callable[[], object]] = [lambda: load_factories(config)]
     for make, descriptions in (
-        (functools.partial(client_endpoint, tls=config.tls), config.tcp_connect),
+        (client_endpoint, config.tcp_connect),
         (server_endpoint, config.tcp_listen),
     ):
         checks += [
-            functools.partial(make, reactor, each, files) for each in descriptions
+            functools.partial(make, reactor, each, config) for each in descriptions
         ]
     problems: list[ConfigProblem] = []
     for check in checks:
@@ -300,8 +300,7 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
     """Return pairs of a label and a text that say what a process would do."""
     facts = []
     if config.redis is not None:
-        redis = config.redis
-        facts.append(("link", f"Redis at {redis.address}{' with TLS' * redis.use_tls}"))
+        facts.append(("link", f"Redis at {config.redis.address}"))
     facts += [("link", f"direct TCP to {endpoint}") for endpoint in config.tcp_connect]
     facts += [("link", f"direct TCP on {endpoint}") for endpoint in config.tcp_listen]
     for listener in config.listeners:

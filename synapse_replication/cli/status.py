@@ -260,10 +260,8 @@ def _writers(deployment: DeploymentStatus) -> Table:
 def _make_client(
     config: ProcessConfig, reactor: Any
 ) -> tuple[HttpCatchUpClient, Callable[[], Any]]:
-    agent, pool = make_agent(reactor, config.instance_map, config.tls.for_connecting)
-    client = HttpCatchUpClient(
-        agent, config.instance_map, config.replication_secret, reactor
-    )
+    agent, pool = make_agent(reactor, config.instances, config.tls.for_connecting)
+    client = HttpCatchUpClient(agent, config.instances, config.secret, reactor)
     return client, pool.closeCachedConnections
 
 
@@ -284,7 +282,7 @@ def status_command(
     from synapse_replication.app.run import run_service, start_logging
 
     config = load_or_exit(config_paths, Purpose.FOLLOW)
-    names = tuple(sorted(config.instance_map))
+    names = tuple(sorted(config.instances))
     if not names:
         click.echo(
             "synapse-replication: instance_map is empty; add the processes and the "

@@ -1,9 +1,9 @@
-"""Creation of Redis options and Twisted endpoints from the configuration."""
+"""Creation of Twisted endpoints from the options of a process."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
@@ -19,17 +19,9 @@ from twisted.internet.endpoints import (
 )
 from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndpoint
 
-from synapse_replication.config.files import OWN_SECTION
 from synapse_replication.config.listener_safety import split_description
-from synapse_replication.config.process_parts import Listener
-from synapse_replication.config.redis import RedisConfig
-from synapse_replication.config.tls import TlsConfig
-from synapse_replication.errors import ConfigError, ConfigProblem
-from synapse_replication.redis.options import (
-    RedisOptions,
-    RedisTlsOptions,
-    SentinelOptions,
-)
+from synapse_replication.config.options import Listener, ReplicationOptions
+from synapse_replication.errors import ConfigError
 from synapse_replication.transport.tls import server_context
 
 #: Exceptions of Twisted's parsers: a RuntimeError for a description that ends in a
@@ -37,60 +29,27 @@ from synapse_replication.transport.tls import server_context
 _PARSE_ERRORS: Final = (ValueError, TypeError, OSError, RuntimeError, crypto.Error)
 
 
-def redis_options(config: RedisConfig) -> RedisOptions:
-    """Return the options of the Redis adapter for a configuration."""
-    tls = None
-    if config.use_tls:
-        authority = config.ca_file or config.ca_path
-        tls = RedisTlsOptions(
-            authority_file=Path(authority) if authority else None,
-            certificate_file=_path(config.certificate_file),
-            private_key_file=_path(config.private_key_file),
-        )
-    sentinel = None
-    if (wanted := config.sentinel) is not None:
-        sentinel = SentinelOptions(
-            wanted.master, wanted.addresses, wanted.username, wanted.password
-        )
-    return RedisOptions(
-        host=config.host,
-        port=config.port,
-        path=config.path,
-        password=config.password,
-        username=config.username,
-        dbid=config.dbid,
-        tls=tls,
-        sentinel=sentinel,
-    )
-
-
 @contextmanager
-def explained_redis_files(files: Sequence[str]) -> Iterator[None]:
+def explained_redis_files(options: ReplicationOptions) -> Iterator[None]:
     """Convert the error of an invalid file of the Redis TLS options to a ConfigError.
 
-    :param files: the configuration files, for the error.
     :raises ConfigError: if the block raises ``OSError`` or ``ValueError``.
     """
     try:
         yield
     except (OSError, ValueError) as error:
         hint = "correct the file that the error names"
-        problem = ConfigProblem(", ".join(files), "redis", str(error), hint)
+        problem = options.problem("redis", str(error), hint)
         raise ConfigError([problem]) from error
 
 
-def _path(name: str | None) -> Path | None:
-    return None if name is None else Path(name)
-
-
 def client_endpoint(
-    reactor: Any, description: str, files: Sequence[str], tls: TlsConfig
+    reactor: Any, description: str, options: ReplicationOptions
 ) -> IStreamClientEndpoint:
     """Return the endpoint to which direct TCP connects.
 
-    :param files: the configuration files, for the error.
-    :param tls: the TLS settings to use for a description ``tls:HOST:PORT``, which does
-        not contain any itself.
+    :param options: their ``tls`` is used for a description ``tls:HOST:PORT``, which
+        does not contain any itself.
     :raises ConfigError: if Twisted cannot parse the description, if a file named in
         the description or in ``tls`` cannot be used, or if the server would not be
         verified.
@@ -103,21 +62,21 @@ def client_endpoint(
         if kind == "tls" and len(arguments) == 2 and not named:
             host, port = arguments
             endpoint = wrapClientTLS(
-                tls.for_connecting(host), HostnameEndpoint(reactor, host, int(port))
+                options.tls.for_connecting(host),
+                HostnameEndpoint(reactor, host, int(port)),
             )
         else:
             endpoint = clientFromString(reactor, description)  # type: ignore[no-untyped-call]
     except _PARSE_ERRORS as error:
-        raise _bad_description("connect", description, files, error) from error
+        raise _bad_description("tcp_connect", description, options, error) from error
     return endpoint
 
 
 def server_endpoint(
-    reactor: Any, description: str, files: Sequence[str]
+    reactor: Any, description: str, options: ReplicationOptions
 ) -> IStreamServerEndpoint:
     """Return an endpoint on which direct TCP is served.
 
-    :param files: the configuration files, for the error.
     :raises ConfigError: if Twisted cannot parse the description, or if a file named in
         the description cannot be used.
     """
@@ -129,7 +88,7 @@ def server_endpoint(
         else:
             endpoint = serverFromString(reactor, description)  # type: ignore[no-untyped-call]
     except _PARSE_ERRORS as error:
-        raise _bad_description("listen", description, files, error) from error
+        raise _bad_description("tcp_listen", description, options, error) from error
     return endpoint
 
 
@@ -159,7 +118,7 @@ def _client_verifying_endpoint(
 
 
 def _bad_description(
-    key: str, description: str, files: Sequence[str], error: Exception
+    option: str, description: str, options: ReplicationOptions, error: Exception
 ) -> ConfigError:
     why = str(error)
     if isinstance(error, crypto.Error):
@@ -167,20 +126,12 @@ def _bad_description(
     elif isinstance(error, RuntimeError):
         why = "it ends in a backslash"
     hint = {
-        "connect": "write for instance tcp:HOST:PORT, tls:HOST:PORT or unix:PATH",
-        "listen": "write for instance tcp:PORT, unix:PATH, or "
+        "tcp_connect": "write for instance tcp:HOST:PORT, tls:HOST:PORT or unix:PATH",
+        "tcp_listen": "write for instance tcp:PORT, unix:PATH, or "
         "ssl:PORT:privateKey=FILE:certKey=FILE",
     }
-    return ConfigError(
-        [
-            ConfigProblem(
-                ", ".join(files),
-                f"{OWN_SECTION}.direct_tcp.{key}",
-                f"{description!r} is not a usable endpoint: {why}",
-                hint[key],
-            )
-        ]
-    )
+    problem = f"{description!r} is not a usable endpoint: {why}"
+    return ConfigError([options.problem(option, problem, hint[option])])
 
 
 def listener_descriptions(listener: Listener) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import attrs
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from hyperlink import URL
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from synapse_replication.config.files import did_you_mean
 from synapse_replication.config.section_types import (
@@ -16,9 +17,11 @@ from synapse_replication.config.section_types import (
     list_if_none,
 )
 from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
+from synapse_replication.wire.pending import PendingLimit
 
 
 class FactorySection(StrictSection):
@@ -50,13 +53,13 @@ class DirectTcpSection(StrictSection):
         "``ssl:9092:privateKey=key.pem:certKey=crt.pem``.",
     )
     max_pending_commands: Annotated[int, Field(ge=100)] = Field(
-        default=10_000,
+        default=PendingLimit().lines,
         description="The most commands queued for a peer that reads too slowly; if "
         "there are more, the connection is closed.",
     )
     # At least four lines of the maximum length.
     max_pending_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
-        default=16 * 1024 * 1024,
+        default=PendingLimit().bytes,
         description="The most bytes queued for a peer that reads too slowly; if "
         "there are more, the connection is closed.",
     )
@@ -153,21 +156,34 @@ class ExtensionSection(StrictSection):
         "affected.",
     )
     backlog_rows: Annotated[int, Field(ge=0)] = Field(
-        default=10_000,
+        default=BacklogOptions().max_rows,
         description="The most rows that a writer retains of each stream, for readers "
         "that missed these rows; 0 for none.",
     )
     backlog_bytes: Annotated[int, Field(ge=0)] = Field(
-        default=4 * 1024 * 1024,
+        default=BacklogOptions().max_bytes,
         description="The approximate limit, in bytes, on the memory for the rows that "
         "a writer retains of each stream.",
     )
 
 
+#: The path to which spans are sent if the configured endpoint has none.
+_TRACES_PATH = ("v1", "traces")
+
+
+def _traces_url(endpoint: str) -> str:
+    url = URL.from_text(endpoint)
+    if not any(url.path):
+        url = url.replace(path=_TRACES_PATH)
+    return url.to_text()
+
+
 class TracingSection(StrictSection):
     """A collector to which spans are sent, by OTLP over HTTP."""
 
-    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")] = Field(
+    endpoint: Annotated[
+        str, Field(pattern=r"^https?://[^\s/]+\S*$"), AfterValidator(_traces_url)
+    ] = Field(
         description="URL of the collector; ``/v1/traces`` is added to a URL without a "
         "path."
     )

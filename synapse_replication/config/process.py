@@ -8,13 +8,15 @@ with every problem that it found: file, key and hint. See docs/operators-guide.r
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import attrs
 from twisted.internet.endpoints import quoteStringArgument
+from typing_extensions import override
 
 from synapse_replication.config.deployment import (
-    DatabaseConfig,
     are_stored,
     failed_keys,
     read_database,
@@ -30,30 +32,26 @@ from synapse_replication.config.files import (
 )
 from synapse_replication.config.listener_safety import unprotected_listeners
 from synapse_replication.config.models import ListenerSection, SharedFile
+from synapse_replication.config.options import Listener, ReplicationOptions
 from synapse_replication.config.own_section import FactorySection
-from synapse_replication.config.process_parts import (
-    ExtensionConfig,
-    FactoryConfig,
-    HttpConfig,
-    InstanceLocation,
-    Listener,
-)
-from synapse_replication.config.redis import RedisConfig, read_redis
+from synapse_replication.config.redis import read_redis
 from synapse_replication.config.sanity import (
     clashing_listeners,
     mistyped_keys,
     readable_secrets,
     why_no_secret,
 )
-from synapse_replication.config.tls import TlsConfig, read_tls
-from synapse_replication.config.tracing import TracingConfig, read_tracing
+from synapse_replication.config.tls import read_tls
+from synapse_replication.config.tracing import check_tracing
 from synapse_replication.errors import ConfigError, ConfigProblem
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
+from synapse_replication.handlers.receiving.context import ReceiverOptions
+from synapse_replication.http.client import InstanceLocation
+from synapse_replication.redis.options import RedisOptions
+from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import (
     MAIN_INSTANCE,
     STANDARD_STREAMS,
 )
-from synapse_replication.streams.table import TableStream
 from synapse_replication.wire.pending import PendingLimit
 
 
@@ -65,95 +63,70 @@ class Purpose(enum.Enum):
     FOLLOW = "follow"  #: a command that only observes: needs a link, but no database
 
 
-@attrs.frozen
-class ReceivingConfig:
-    """Limits of the data and positions that are accepted from peers.
-
-    :ivar plausible_distance: the most ids by which a position may exceed the last known
-        value of the stream's sequence without being verified. For a stream held in
-        memory, the position is compared with the writer's last known position.
-    :ivar max_queue_bytes: the most bytes of each stream that wait for a slow row sink,
-        and the most bytes of an unfinished batch.
-    :ivar max_batch_rows: the most rows of an unfinished batch.
-    """
-
-    plausible_distance: int = PLAUSIBLE_DISTANCE
-    max_queue_bytes: int = 8 * 1024 * 1024
-    max_batch_rows: int = 10_000
+#: The keys of the options that have other names in the files.
+_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "instances": "instance_map",
+        "instance_name": "worker_name",
+        "secret": "worker_replication_secret",
+        "stores_user_ips": "run_background_tasks_on",
+        "torture_level": "replication_torture_level",
+        "writers": "stream_writers",
+        "allowed_hosts": f"{OWN_SECTION}.http.allowed_hosts",
+        "backlog": f"{OWN_SECTION}.extension.enabled",
+        "command_sink": f"{OWN_SECTION}.command_sink",
+        "log_level": f"{OWN_SECTION}.log_level",
+        "max_http_connections": f"{OWN_SECTION}.http.max_connections",
+        "max_tcp_connections": f"{OWN_SECTION}.direct_tcp.max_connections",
+        "modules": f"{OWN_SECTION}.modules",
+        "receiving": f"{OWN_SECTION}.receiving",
+        "row_sink": f"{OWN_SECTION}.row_sink",
+        "streams": f"{OWN_SECTION}.streams",
+        "tcp_connect": f"{OWN_SECTION}.direct_tcp.connect",
+        "tcp_limit": f"{OWN_SECTION}.direct_tcp.max_pending_*",
+        "tcp_listen": f"{OWN_SECTION}.direct_tcp.listen",
+        "tls": f"{OWN_SECTION}.tls",
+        "tracing": f"{OWN_SECTION}.tracing",
+    }
+)
 
 
 @attrs.frozen(kw_only=True)
-class ProcessConfig:
-    """The configuration of one process.
+class ProcessConfig(ReplicationOptions):
+    """The configuration of one process: its options, and what only files can set.
 
-    :ivar files: the files from which it was read.
     :ivar instance_name: ``master`` for the main process, and for
         :attr:`Purpose.FOLLOW`.
-    :ivar redis: ``None`` if Redis is not enabled.
-    :ivar tcp_connect: the endpoint descriptions of the direct TCP listeners to which
-        this process connects; empty if Redis is used. A listener sends only the rows
-        that its own process writes, so there must be one for each process whose rows
-        this process needs.
-    :ivar tcp_listen: endpoint descriptions on which to serve direct TCP, in addition to
-        the direct TCP listeners in ``listeners``.
     :ivar listeners: the direct TCP listeners, and the HTTP listeners that serve a
         resource of this package; empty for :attr:`Purpose.FOLLOW`.
-    :ivar streams: standard streams (by name) and declared ones.
-    :ivar writers: the writers of each stream, by its name on the wire; empty for a
-        stream that every instance may write.
-    :ivar replication_secret: the ``worker_replication_secret``.
-    :ivar stores_user_ips: whether this process stores client IPs.
+    :ivar files: the files from which it was read.
+    :ivar row_sink: the factory of the sink for rows; ``None`` for none.
     :ivar command_sink: the factory of the sink for commands that carry no rows;
         ``None`` for the default sink.
-    :ivar torture_level: the longest random delay of each stream in ms, to find races
-        in its readers; 0 for none.
-    :ivar tcp_limit: the most pending data for a direct TCP peer that does not read.
-    :ivar max_tcp_connections: the most open connections of all direct TCP listeners
-        together.
-    :ivar http: the limits of the HTTP listeners.
-    :ivar receiving: the limits of the data and positions that are accepted from peers.
-    :ivar tls: the files for TLS between instances.
-    :ivar extension: ``None`` if this process does not use the extension.
+    :ivar modules: the functions to call before replication starts.
     :ivar log_level: the lowest level that is logged.
-    :ivar tracing: the collector that receives spans; ``None`` for none.
     :ivar warnings: problems that do not prevent the start: files with secrets that
         every user of this machine can read.
     """
 
     files: Sequence[str]
-    server_name: str
-    instance_name: str
-    database: DatabaseConfig | None
-    redis: RedisConfig | None
-    tcp_connect: tuple[str, ...]
-    tcp_listen: tuple[str, ...]
-    listeners: tuple[Listener, ...]
-    streams: tuple[str | TableStream, ...]
-    writers: Mapping[str, tuple[str, ...]]
-    instance_map: Mapping[str, InstanceLocation]
-    replication_secret: str | None = attrs.field(repr=False)
-    stores_user_ips: bool
-    row_sink: FactoryConfig | None
-    modules: tuple[FactoryConfig, ...]
-    command_sink: FactoryConfig | None = None
-    torture_level: int = 0
-    tcp_limit: PendingLimit = attrs.field(factory=PendingLimit)
-    max_tcp_connections: int = 500
-    http: HttpConfig = attrs.field(factory=HttpConfig)
-    receiving: ReceivingConfig = attrs.field(factory=ReceivingConfig)
-    tls: TlsConfig = attrs.field(factory=TlsConfig)
-    extension: ExtensionConfig | None = attrs.field(factory=ExtensionConfig)
+    row_sink: FactorySection | None = None
+    command_sink: FactorySection | None = None
+    modules: tuple[FactorySection, ...] = ()
     log_level: str = "info"
-    tracing: TracingConfig | None = None
     warnings: tuple[ConfigProblem, ...] = ()
 
-    @property
-    def is_main(self) -> bool:
-        """Whether the instance name is that of the main process.
+    def key_of(self, option: str) -> str:
+        """Return the dotted key that sets an option."""
+        if option == "listeners" and not self.is_main:
+            return "worker_listeners"
+        return _KEYS.get(option, option)
 
-        This is also true for :attr:`Purpose.FOLLOW`.
-        """
-        return self.instance_name == MAIN_INSTANCE
+    @override
+    def problem(self, option: str, problem: str, hint: str) -> ConfigProblem:
+        name = re.split(r"[.[]", option, maxsplit=1)[0]
+        key = self.key_of(name) + option[len(name) :]
+        return ConfigProblem(", ".join(self.files), key, problem, hint)
 
 
 def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> ProcessConfig:
@@ -219,8 +192,8 @@ class _Checks:
             tls=read_tls(shared, self._merged, self._problems, self._tls_listeners),
             streams=streams,
             writers=writers,
-            instance_map=self._instance_map(),
-            replication_secret=read_secret(
+            instances=self._instances(),
+            secret=read_secret(
                 shared.worker_replication_secret.get_secret_value()
                 if shared.worker_replication_secret is not None
                 else None,
@@ -231,39 +204,32 @@ class _Checks:
             ),
             stores_user_ips=(shared.run_background_tasks_on or MAIN_INSTANCE)
             == instance_name,
-            row_sink=_factory(own.row_sink) if own.row_sink is not None else None,
-            modules=tuple(_factory(module) for module in own.modules),
-            command_sink=_factory(own.command_sink)
-            if own.command_sink is not None
-            else None,
+            row_sink=own.row_sink,
+            command_sink=own.command_sink,
+            modules=tuple(own.modules),
             torture_level=shared.replication_torture_level or 0,
             tcp_limit=PendingLimit(
                 own.direct_tcp.max_pending_commands, own.direct_tcp.max_pending_bytes
             ),
-            receiving=ReceivingConfig(
-                own.receiving.plausible_distance,
-                own.receiving.max_queue_bytes,
-                own.receiving.max_batch_rows,
+            receiving=ReceiverOptions(
+                max_queue_size=own.receiving.max_queue_bytes,
+                max_batch_rows=own.receiving.max_batch_rows,
+                plausible_distance=own.receiving.plausible_distance,
             ),
             max_tcp_connections=own.direct_tcp.max_connections,
-            http=HttpConfig(
-                (
-                    *own.http.allowed_hosts,
-                    *(m.host for m in shared.instance_map.values() if m.host),
-                ),
-                own.http.max_connections,
-            ),
-            extension=ExtensionConfig(
+            allowed_hosts=tuple(own.http.allowed_hosts),
+            max_http_connections=own.http.max_connections,
+            backlog=BacklogOptions(
                 own.extension.backlog_rows, own.extension.backlog_bytes
             )
             if own.extension.enabled
             else None,
             log_level=own.log_level,
-            tracing=read_tracing(own.tracing, self._merged, self._problems),
+            tracing=check_tracing(own.tracing, self._merged, self._problems),
         )
         if not failed_keys(self._problems) & {OWN_SECTION, "worker_replication_secret"}:
             key = "worker_listeners" if self._is_worker else "listeners"
-            has_secret = bool(config.replication_secret)
+            has_secret = bool(config.secret)
             if self._purpose is not Purpose.FOLLOW:
                 for path, problem, hint in unprotected_listeners(
                     shared, key, has_secret
@@ -281,7 +247,7 @@ class _Checks:
             key = "worker_listeners" if self._is_worker else "listeners"
             listen = shared.synapse_replication.direct_tcp.listen
             findings += clashing_listeners(key, getattr(shared, key), listen)
-        if why := why_no_secret(config.replication_secret):
+        if why := why_no_secret(config.secret):
             secret = ("worker_replication_secret",)
             hint = "write a long random secret, for instance the output of pwgen -s 32"
             findings.append((secret, why, hint))
@@ -321,7 +287,7 @@ class _Checks:
 
     # -- links and listeners ------------------------------------------------------
 
-    def _tcp_connect(self, redis: RedisConfig | None) -> tuple[str, ...]:
+    def _tcp_connect(self, redis: RedisOptions | None) -> tuple[str, ...]:
         if redis is not None:
             return ()
         shared = self._shared
@@ -374,7 +340,7 @@ class _Checks:
             )
         return tuple(listeners)
 
-    def _instance_map(self) -> dict[str, InstanceLocation]:
+    def _instances(self) -> dict[str, InstanceLocation]:
         return {
             MAIN_INSTANCE if name == "main" else name: InstanceLocation(
                 section.host, section.port, section.tls, section.path
@@ -402,7 +368,3 @@ class _Checks:
                 "add `- {type: http, port: ..., resources: [{names: [replication]}]}`, "
                 "with the same port as in instance_map",
             )
-
-
-def _factory(section: FactorySection) -> FactoryConfig:
-    return FactoryConfig(section.module, section.config)

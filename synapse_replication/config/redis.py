@@ -4,66 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import attrs
-
 from synapse_replication.config.files import MergedFiles, read_secret
 from synapse_replication.config.models import RedisSection, SentinelSection
 from synapse_replication.errors import ConfigProblem
+from synapse_replication.redis.options import (
+    RedisOptions,
+    RedisTlsOptions,
+    SentinelOptions,
+)
 
 #: The default port of a Sentinel.
 _SENTINEL_PORT = 26379
 
 
-@attrs.frozen
-class SentinelConfig:
-    """The Sentinels to query for the address of the Redis master.
-
-    :ivar master: the name of the master.
-    :ivar addresses: the hosts and ports of the Sentinels.
-    :ivar username: the user name for the Sentinels, not for Redis.
-    :ivar password: the password for the Sentinels, not for Redis.
-    """
-
-    master: str
-    addresses: tuple[tuple[str, int], ...]
-    username: str | None = None
-    password: str | None = attrs.field(default=None, repr=False)
-
-
-@attrs.frozen
-class RedisConfig:
-    """The parameters for connecting to Redis, both to subscribe and to publish.
-
-    :ivar path: the path of a Unix socket; takes precedence over host and port.
-    :ivar sentinel: the Sentinels to query for the address; ``None`` to connect to the
-        path, or to the host and port. Sentinels and a path cannot be combined.
-    """
-
-    host: str = "localhost"
-    port: int = 6379
-    path: str | None = None
-    username: str | None = None
-    password: str | None = attrs.field(default=None, repr=False)
-    dbid: int | None = None
-    use_tls: bool = False
-    certificate_file: str | None = None
-    private_key_file: str | None = None
-    ca_file: str | None = None
-    ca_path: str | None = None
-    sentinel: SentinelConfig | None = None
-
-    @property
-    def address(self) -> str:
-        """The address as text for display."""
-        if self.sentinel is not None:
-            at = ", ".join(f"{host}:{port}" for host, port in self.sentinel.addresses)
-            return f"the master {self.sentinel.master} of the Sentinels at {at}"
-        return self.path or f"{self.host}:{self.port}"
-
-
 def read_redis(
     section: RedisSection, merged: MergedFiles, problems: list[ConfigProblem]
-) -> RedisConfig | None:
+) -> RedisOptions | None:
     """Check the section, and read its passwords, which may be in files.
 
     :param problems: problems are added to this list.
@@ -98,27 +54,35 @@ def read_redis(
             "redis.path is set, too, but Sentinels return a host and port",
             "remove redis.sentinel or redis.path",
         )
-    return RedisConfig(
+    tls = None
+    if section.use_tls:
+        tls = RedisTlsOptions(
+            authority_file=_path(section.ca_file or section.ca_path),
+            certificate_file=_path(section.certificate_file),
+            private_key_file=_path(section.private_key_file),
+        )
+    sentinel = None
+    if section.sentinel is not None:
+        sentinel = _read_sentinel(section.sentinel, merged, problems)
+    return RedisOptions(
         host=section.host,
         port=section.port,
         path=section.path,
         username=section.username,
         password=password,
         dbid=section.dbid,
-        use_tls=section.use_tls,
-        certificate_file=section.certificate_file,
-        private_key_file=section.private_key_file,
-        ca_file=section.ca_file,
-        ca_path=section.ca_path,
-        sentinel=None
-        if section.sentinel is None
-        else _read_sentinel(section.sentinel, merged, problems),
+        tls=tls,
+        sentinel=sentinel,
     )
+
+
+def _path(name: str | None) -> Path | None:
+    return Path(name) if name else None
 
 
 def _read_sentinel(
     section: SentinelSection, merged: MergedFiles, problems: list[ConfigProblem]
-) -> SentinelConfig:
+) -> SentinelOptions:
     key = ("redis", "sentinel")
     password = read_secret(
         section.password.get_secret_value() if section.password else None,
@@ -148,7 +112,7 @@ def _read_sentinel(
             )
         else:
             addresses.append(address)
-    return SentinelConfig(section.master, tuple(addresses), section.username, password)
+    return SentinelOptions(section.master, tuple(addresses), section.username, password)
 
 
 def _parse_address(text: str) -> tuple[str, int] | None:

@@ -22,7 +22,6 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from synapse_replication.config.process_parts import InstanceLocation
 from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.extension import is_turned_on
 from synapse_replication.dropin.observer import (
@@ -35,7 +34,11 @@ from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
-from synapse_replication.http.client import HttpCatchUpClient, make_agent
+from synapse_replication.http.client import (
+    HttpCatchUpClient,
+    InstanceLocation,
+    make_agent,
+)
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE

@@ -205,8 +205,8 @@ def _trace(
     # Import OpenTelemetry here: most hosts export no spans, and loading its modules
     # takes time and memory.
     from synapse_replication.app.tracing_export import SpanExport
-    from synapse_replication.config.tracing import TracingConfig, traces_url
+    from synapse_replication.config.own_section import TracingSection
     from synapse_replication.instrumentation.tracing import TracingObserver
 
-    spans = SpanExport(TracingConfig(traces_url(endpoint)), server_name, instance_name)
+    spans = SpanExport(TracingSection(endpoint=endpoint), server_name, instance_name)
     return spans, TracingObserver(spans.tracer, server_name)

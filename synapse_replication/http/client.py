@@ -22,7 +22,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import attrs
 import msgspec
@@ -64,28 +64,20 @@ CONNECT_TIMEOUT = 10.0
 _SECRET_HINT = "configure the same worker_replication_secret for both processes"
 
 
-class Location(Protocol):
-    """The address at which an instance serves HTTP replication."""
+@attrs.frozen
+class InstanceLocation:
+    """The address at which an instance serves HTTP replication.
 
-    @property
-    def host(self) -> str | None:
-        """Host name or IP address; ``None`` for a Unix socket."""
-        ...
+    :ivar host: host name or IP address; ``None`` for a Unix socket.
+    :ivar port: port; ``None`` for a Unix socket.
+    :ivar tls: whether to connect over TLS.
+    :ivar path: path of a Unix socket; ``None`` if host and port are set.
+    """
 
-    @property
-    def port(self) -> int | None:
-        """Port; ``None`` for a Unix socket."""
-        ...
-
-    @property
-    def tls(self) -> bool:
-        """Whether to connect over TLS."""
-        ...
-
-    @property
-    def path(self) -> str | None:
-        """Path of a Unix socket; ``None`` if host and port are set."""
-        ...
+    host: str | None = None
+    port: int | None = None
+    tls: bool = False
+    path: str | None = None
 
 
 class _Answer(msgspec.Struct):
@@ -97,7 +89,7 @@ class _Answer(msgspec.Struct):
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
-def _base_url(location: Location) -> DecodedURL:
+def _base_url(location: InstanceLocation) -> DecodedURL:
     if location.path is not None:
         # A pool identifies connections by host, so each socket gets its own host name.
         url = URL(scheme="http", host=_socket_host(location.path))
@@ -137,7 +129,7 @@ class _Endpoints:
 
 def make_agent(
     reactor: Any,
-    locations: Mapping[str, Location],
+    locations: Mapping[str, InstanceLocation],
     tls_for: Callable[[str], Any] = client_context,
 ) -> tuple[IAgent, Any]:
     """Return an agent with persistent connections over TCP, TLS and Unix sockets.
@@ -177,7 +169,7 @@ class HttpCatchUpClient:
     def __init__(
         self,
         agent: IAgent,
-        locations: Mapping[str, Location],
+        locations: Mapping[str, InstanceLocation],
         secret: str | None,
         clock: IReactorTime,
         *,

@@ -16,8 +16,9 @@ from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.sources import make_sources
 from synapse_replication.app.streams import LOOK_BACK, StreamSetup
 from synapse_replication.clock import ReactorClock
-from synapse_replication.config.process import ProcessConfig, ReceivingConfig
+from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import CatchUpError, ConfigError
+from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.storage.database import Database
 from synapse_replication.streams.stream import RemovedWriter
@@ -114,11 +115,6 @@ class StreamSetupTests(TestCase):
             files=[],
             server_name="x.test",
             instance_name=instance_name,
-            database=None,
-            redis=None,
-            tcp_connect=(),
-            tcp_listen=(),
-            listeners=(),
             streams=tuple(streams),
             writers={
                 "caches": (),
@@ -126,12 +122,7 @@ class StreamSetupTests(TestCase):
                 "presence_federation": ("a",),
                 "notes": ("a", "b"),
             },
-            instance_map={},
-            replication_secret=None,
-            stores_user_ips=False,
-            row_sink=None,
-            modules=(),
-            receiving=ReceivingConfig(plausible_distance=2000),
+            receiving=ReceiverOptions(plausible_distance=2000),
         )
         clock = ReactorClock(self.clock)
         agent, _ = make_agent(reactor, {})

@@ -22,8 +22,8 @@ from synapse_replication.config.process import (
     ProcessConfig,
     load_config,
 )
-from synapse_replication.config.process_parts import ExtensionConfig
 from synapse_replication.instrumentation.status.model import ProcessStatus
+from synapse_replication.streams.backlog import BacklogOptions
 from tests.config.test_files import FilesMixin
 
 
@@ -32,7 +32,7 @@ class FakeProcess:
 
     def __init__(self) -> None:
         self.started: Deferred[None] = Deferred()
-        self.sizes: list[ExtensionConfig] = []
+        self.sizes: list[BacklogOptions] = []
         self.reloads: list[tuple[str, tuple[str, ...]]] = []
 
     def startService(self) -> None:
@@ -44,7 +44,7 @@ class FakeProcess:
     def snapshot(self) -> ProcessStatus:
         return ProcessStatus("x.test", "master", "1", 1.0, (), (), (), (), ())
 
-    def resize_backlog(self, options: ExtensionConfig) -> None:
+    def resize_backlog(self, options: BacklogOptions) -> None:
         self.sizes.append(options)
 
     def configuration_reloaded(
@@ -162,7 +162,7 @@ class SupervisedProcessTests(FilesMixin):
         self.assertEqual(level, "info")
         self.assertIn("log_level is debug, backlog_rows 5 and backlog_bytes 6", text)
         self.assertEqual(self.levels, ["debug"])
-        self.assertEqual(self.process.sizes, [ExtensionConfig(5, 6)])
+        self.assertEqual(self.process.sizes, [BacklogOptions(5, 6)])
         (begin, end) = self.notify.sent
         self.assertEqual(begin[0], "RELOADING=1")
         self.assertEqual(end, ("READY=1",))

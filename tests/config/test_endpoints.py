@@ -13,18 +13,12 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from synapse_replication.config.endpoints import (
     client_endpoint,
     listener_descriptions,
-    redis_options,
     server_endpoint,
 )
-from synapse_replication.config.process_parts import Listener
-from synapse_replication.config.redis import RedisConfig, SentinelConfig
+from synapse_replication.config.options import Listener, ReplicationOptions
+from synapse_replication.config.process import ProcessConfig
 from synapse_replication.config.tls import TlsConfig
 from synapse_replication.errors import ConfigError
-from synapse_replication.redis.options import (
-    RedisOptions,
-    RedisTlsOptions,
-    SentinelOptions,
-)
 from synapse_replication.testing.certificates import PrivateAuthority
 from synapse_replication.testing.private_process import free_port
 
@@ -35,51 +29,20 @@ def listener(
     return Listener(port, path, addresses, frozenset(), False)
 
 
+def options(tls: TlsConfig | None = None) -> ReplicationOptions:
+    return ProcessConfig(
+        files=["a.yaml", "b.yaml"],
+        server_name="x.test",
+        instance_name="w1",
+        streams=(),
+        writers={},
+        tls=tls or TlsConfig(),
+    )
+
+
 class EndpointTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.reactor = MemoryReactorClock()
-
-    def test_redis(self) -> None:
-        """All settings of ``redis`` reach the connection options."""
-        config = RedisConfig(
-            host="h",
-            port=1,
-            path="/s",
-            username="u",
-            password="p",
-            dbid=3,
-            use_tls=True,
-            certificate_file="c",
-            private_key_file="k",
-            ca_file="a",
-        )
-        self.assertEqual(
-            redis_options(config),
-            RedisOptions(
-                "h",
-                1,
-                "/s",
-                "p",
-                "u",
-                3,
-                RedisTlsOptions(Path("a"), Path("c"), Path("k")),
-            ),
-        )
-
-    def test_redis_authorities(self) -> None:
-        """
-        The certificate authorities may be in a folder; without TLS they are ignored.
-        """
-        folder = redis_options(RedisConfig(use_tls=True, ca_path="/certs"))
-        self.assertEqual(folder.tls, RedisTlsOptions(Path("/certs")))
-        self.assertIsNone(redis_options(RedisConfig(ca_path="/certs")).tls)
-
-    def test_sentinel(self) -> None:
-        """All settings of ``redis.sentinel`` reach the connection options."""
-        config = RedisConfig(sentinel=SentinelConfig("m", (("h", 1),), "u", "p"))
-        self.assertEqual(
-            redis_options(config).sentinel, SentinelOptions("m", (("h", 1),), "u", "p")
-        )
 
     def test_listener_addresses(self) -> None:
         """A listener listens at each of its addresses, IPv6 ones included."""
@@ -88,7 +51,7 @@ class EndpointTests(SynchronousTestCase):
         )
         for description in descriptions:
             self.successResultOf(
-                server_endpoint(self.reactor, description, []).listen(Factory())
+                server_endpoint(self.reactor, description, options()).listen(Factory())
             )
         self.assertEqual(
             [(port, address) for port, _, _, address in self.reactor.tcpServers],
@@ -99,38 +62,38 @@ class EndpointTests(SynchronousTestCase):
         """A listener may be a Unix socket, whatever its path looks like."""
         (description,) = listener_descriptions(listener(path="/run/a:b=c"))
         self.successResultOf(
-            server_endpoint(self.reactor, description, []).listen(Factory())
+            server_endpoint(self.reactor, description, options()).listen(Factory())
         )
         self.assertEqual(self.reactor.unixServers[0][0], "/run/a:b=c")
 
     def test_bad_descriptions(self) -> None:
         """A description that Twisted cannot parse is an error with a hint."""
         with self.assertRaises(ConfigError) as caught:
-            client_endpoint(self.reactor, "tpc:h:1", ["a.yaml", "b.yaml"], TlsConfig())
+            client_endpoint(self.reactor, "tpc:h:1", options())
         (problem,) = caught.exception.problems
         self.assertEqual(problem.file, "a.yaml, b.yaml")
         self.assertEqual(problem.key, "synapse_replication.direct_tcp.connect")
         self.assertIn("tcp:HOST:PORT", problem.hint)
         with self.assertRaises(ConfigError) as caught:
-            server_endpoint(self.reactor, "tcp:x:y:z:1", [])
+            server_endpoint(self.reactor, "tcp:x:y:z:1", options())
         self.assertIn("ssl:PORT", caught.exception.problems[0].hint)
         with self.assertRaises(ConfigError) as caught:
-            server_endpoint(self.reactor, "tcp\\", [])
+            server_endpoint(self.reactor, "tcp\\", options())
         self.assertIn("ends in a backslash", caught.exception.problems[0].problem)
         with self.assertRaises(ConfigError) as caught:
-            server_endpoint(self.reactor, "ssl:1:privateKey=/nowhere", [])
+            server_endpoint(self.reactor, "ssl:1:privateKey=/nowhere", options())
         self.assertIn("/nowhere", caught.exception.problems[0].problem)
 
     def test_server_is_verified(self) -> None:
         """A TLS client endpoint that would not verify the server is refused."""
         for description in ("ssl:h:1", "ssl:h:1:caCertsDir=/etc/ssl/certs"):
             with self.assertRaises(ConfigError) as caught:
-                client_endpoint(self.reactor, description, [], TlsConfig())
+                client_endpoint(self.reactor, description, options())
             (problem,) = caught.exception.problems
             self.assertIn("does not verify the server", problem.problem)
             self.assertIn("tls:HOST:PORT", problem.hint)
-        client_endpoint(self.reactor, "ssl:h:1:hostname=h", [], TlsConfig())
-        client_endpoint(self.reactor, "tls:h:1", [], TlsConfig())
+        client_endpoint(self.reactor, "ssl:h:1:hostname=h", options())
+        client_endpoint(self.reactor, "tls:h:1", options())
 
     def test_files_of_tls(self) -> None:
         """
@@ -142,16 +105,16 @@ class EndpointTests(SynchronousTestCase):
             ("tls:h:1:trustRoots=/nowhere", TlsConfig()),
         ):
             with self.assertRaises(ConfigError) as caught:
-                client_endpoint(self.reactor, description, [], config)
+                client_endpoint(self.reactor, description, options(config))
             self.assertIn("/nowhere", caught.exception.problems[0].problem)
         garbage = self.mktemp()
         Path(garbage).write_text("garbage")
         keys = f"privateKey={garbage}:certKey={garbage}"
         for make in (
             lambda: client_endpoint(
-                self.reactor, f"ssl:h:1:hostname=h:{keys}", [], tls
+                self.reactor, f"ssl:h:1:hostname=h:{keys}", options(tls)
             ),
-            lambda: server_endpoint(self.reactor, f"ssl:1:{keys}", []),
+            lambda: server_endpoint(self.reactor, f"ssl:1:{keys}", options()),
         ):
             with self.assertRaises(ConfigError) as caught:
                 make()
@@ -161,7 +124,7 @@ class EndpointTests(SynchronousTestCase):
         # A description with its own trust roots does not use the configured file.
         folder = self.mktemp()
         Path(folder).mkdir()
-        client_endpoint(self.reactor, f"tls:h:1:trustRoots={folder}", [], tls)
+        client_endpoint(self.reactor, f"tls:h:1:trustRoots={folder}", options(tls))
 
     def test_client_certificates(self) -> None:
         """A server endpoint with caCertsDir requires client certificates."""
@@ -174,7 +137,7 @@ class EndpointTests(SynchronousTestCase):
             f":caCertsDir={authority.certificate}:interface=127.0.0.1"
         )
         self.successResultOf(
-            server_endpoint(self.reactor, description, []).listen(Factory())
+            server_endpoint(self.reactor, description, options()).listen(Factory())
         )
         ((port, _, context, _, interface),) = self.reactor.sslServers
         self.assertEqual((port, interface), (9092, "127.0.0.1"))
@@ -182,7 +145,9 @@ class EndpointTests(SynchronousTestCase):
         for more, named in ((":sslmethod=x", "sslmethod"), ("x", "No such file")):
             with self.assertRaises(ConfigError) as caught:
                 server_endpoint(
-                    self.reactor, description[: -len(":interface=127.0.0.1")] + more, []
+                    self.reactor,
+                    description[: -len(":interface=127.0.0.1")] + more,
+                    options(),
                 )
             self.assertIn(named, caught.exception.problems[0].problem)
 
@@ -199,7 +164,9 @@ class OpenListenerTests(TestCase):
         for description in listener_descriptions(
             listener(port, addresses=("::", "0.0.0.0", "127.0.0.1"))
         ):
-            opened = await server_endpoint(reactor, description, []).listen(Factory())
+            opened = await server_endpoint(reactor, description, options()).listen(
+                Factory()
+            )
             self.addCleanup(opened.stopListening)
         # The kernel accepts the connection.
         socket.create_connection(("127.0.0.1", port)).close()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import attrs
 
-from synapse_replication.config.process import Purpose, ReceivingConfig
-from synapse_replication.config.process_parts import (
-    ExtensionConfig,
-    InstanceLocation,
-    Listener,
-)
-from synapse_replication.config.redis import RedisConfig
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
+from synapse_replication.config.options import Listener
+from synapse_replication.config.process import Purpose
+from synapse_replication.handlers.receiving.context import ReceiverOptions
+from synapse_replication.http.client import InstanceLocation
+from synapse_replication.redis.options import RedisOptions
+from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
 from synapse_replication.wire.pending import PendingLimit
@@ -26,7 +24,7 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertEqual(config.server_name, "x.test")
         self.assertEqual(config.instance_name, "master")
         self.assertEqual(
-            config.redis, RedisConfig(host="redis.test", port=6379, password="hush")
+            config.redis, RedisOptions(host="redis.test", port=6379, password="hush")
         )
         assert config.database is not None
         self.assertEqual(
@@ -40,7 +38,7 @@ class LoadConfigTests(LoadConfigTestCase):
             },
         )
         self.assertEqual(config.database.max_connections, 7)
-        self.assertEqual(config.replication_secret, "knock")
+        self.assertEqual(config.secret, "knock")
         self.assertTrue(config.stores_user_ips)
         self.assertEqual(config.tcp_connect, ())
         self.assertEqual(config.streams, tuple(STANDARD_STREAMS))
@@ -79,7 +77,7 @@ class LoadConfigTests(LoadConfigTestCase):
 
     def test_instance_map(self) -> None:
         """Instances are listed under their writers' names; main is listed as master."""
-        instances = self.load(HOMESERVER).instance_map
+        instances = self.load(HOMESERVER).instances
         self.assertEqual(
             instances["master"], InstanceLocation("localhost", 9093, False, None)
         )
@@ -106,15 +104,16 @@ class LoadConfigTests(LoadConfigTestCase):
 
     def test_receiving(self) -> None:
         """The limits on received data are configurable, and have defaults."""
-        self.assertEqual(self.load(HOMESERVER).receiving, ReceivingConfig())
-        self.assertEqual(ReceivingConfig().plausible_distance, PLAUSIBLE_DISTANCE)
+        self.assertEqual(self.load(HOMESERVER).receiving, ReceiverOptions())
         own = "synapse_replication: {receiving: {%s}}\n"
         config = self.load(
             HOMESERVER,
             own % "plausible_distance: 5000, max_queue_bytes: 2000000, "
             "max_batch_rows: 200",
         )
-        self.assertEqual(config.receiving, ReceivingConfig(5000, 2_000_000, 200))
+        self.assertEqual(
+            config.receiving, ReceiverOptions(2_000_000, 200, plausible_distance=5000)
+        )
         for key in ("plausible_distance", "max_queue_bytes", "max_batch_rows"):
             (invalid,) = self.problems_of(HOMESERVER, own % f"{key}: 10")
             self.assertIn(f"receiving.{key}", invalid)
@@ -125,11 +124,11 @@ class LoadConfigTests(LoadConfigTestCase):
         """
         The extension is enabled by default; the bounds of its backlog are configurable.
         """
-        self.assertEqual(self.load(HOMESERVER).extension, ExtensionConfig())
+        self.assertEqual(self.load(HOMESERVER).backlog, BacklogOptions())
         own = "synapse_replication: {extension: %s}\n"
         config = self.load(HOMESERVER, own % "{backlog_rows: 5, backlog_bytes: 0}")
-        self.assertEqual(config.extension, ExtensionConfig(5, 0))
-        self.assertIsNone(self.load(HOMESERVER, own % "{enabled: false}").extension)
+        self.assertEqual(config.backlog, BacklogOptions(5, 0))
+        self.assertIsNone(self.load(HOMESERVER, own % "{enabled: false}").backlog)
         (invalid,) = self.problems_of(HOMESERVER, own % "{backlog_rows: -1}")
         self.assertIn("extension.backlog_rows", invalid)
 
@@ -150,7 +149,7 @@ class LoadConfigTests(LoadConfigTestCase):
         )
         assert config.redis is not None
         self.assertEqual(config.redis.password, "hush")
-        self.assertEqual(config.replication_secret, "knock")
+        self.assertEqual(config.secret, "knock")
 
     def test_direct_tcp_worker(self) -> None:
         """Without Redis, a worker connects to the legacy replication port."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from synapse_replication.config.process import Purpose, load_config
-from synapse_replication.config.redis import RedisConfig, SentinelConfig
 from synapse_replication.errors import ConfigError
+from synapse_replication.redis.options import (
+    RedisOptions,
+    RedisTlsOptions,
+    SentinelOptions,
+)
 from tests.config.test_files import FilesMixin
 
 SENTINEL = """\
@@ -23,7 +29,7 @@ redis:
 class RedisTests(FilesMixin):
     """Tests for the section ``redis``; more are in test_process.py."""
 
-    def load(self, text: str) -> RedisConfig:
+    def load(self, text: str) -> RedisOptions:
         config = load_config([self.write("1.yaml", text)], Purpose.FOLLOW)
         assert config.redis is not None
         return config.redis
@@ -39,14 +45,10 @@ class RedisTests(FilesMixin):
         redis = self.load(SENTINEL.replace("PATH", secret))
         sentinels = (("s1", 7000), ("s2", 26379), ("::1", 7001), ("::1", 26379))
         self.assertEqual(
-            redis.sentinel, SentinelConfig("mymaster", sentinels, "bob", "knock")
+            redis.sentinel, SentinelOptions("mymaster", sentinels, "bob", "knock")
         )
         self.assertNotIn("knock", repr(redis))
-        self.assertEqual(
-            redis.address,
-            "the master mymaster of the Sentinels at s1:7000, s2:26379, ::1:7001, "
-            "::1:26379",
-        )
+        self.assertEqual(redis.address, "Sentinel's master mymaster")
 
     def test_one_sentinel(self) -> None:
         """A single Sentinel may be given without a list."""
@@ -54,12 +56,29 @@ class RedisTests(FilesMixin):
             "server_name: x\nredis: {enabled: true, "
             "sentinel: {master: m, sentinels: 's:1'}}\n"
         )
-        self.assertEqual(redis.sentinel, SentinelConfig("m", (("s", 1),)))
+        self.assertEqual(redis.sentinel, SentinelOptions("m", (("s", 1),)))
 
-    def test_address(self) -> None:
-        """Without Sentinel, ``address`` is host and port, or the socket's path."""
-        self.assertEqual(RedisConfig(host="h", port=1).address, "h:1")
-        self.assertEqual(RedisConfig(path="/s").address, "/s")
+    def test_all(self) -> None:
+        """All settings of the section reach the connection options."""
+        text = (
+            "server_name: x\nredis: {enabled: true, host: h, port: 1, path: /s, "
+            "username: u, password: p, dbid: 3, use_tls: true, certificate_file: FILE, "
+            "private_key_file: FILE, ca_file: FILE}\n"
+        )
+        file = Path(self.write("file", ""))
+        self.assertEqual(
+            self.load(text.replace("FILE", str(file))),
+            RedisOptions("h", 1, "/s", "p", "u", 3, RedisTlsOptions(file, file, file)),
+        )
+
+    def test_authorities(self) -> None:
+        """
+        The certificate authorities may be in a folder; without TLS they are ignored.
+        """
+        text = "server_name: x\nredis: {enabled: true, ca_path: /etc, use_tls: %s}\n"
+        tls = RedisTlsOptions(Path("/etc"))
+        self.assertEqual(self.load(text % "true").tls, tls)
+        self.assertIsNone(self.load(text % "false").tls)
 
     def test_problems(self) -> None:
         """Each problem has its key and a hint."""

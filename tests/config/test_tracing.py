@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from synapse_replication.config import tracing as config_tracing
+from synapse_replication.config.own_section import TracingSection
 from synapse_replication.config.process import ProcessConfig, load_config
-from synapse_replication.config.tracing import TracingConfig
 from synapse_replication.errors import ConfigError
 from tests.config.test_files import FilesMixin
 
@@ -31,13 +31,15 @@ class TracingConfigTests(FilesMixin):
         """An endpoint without a path gets the default path; any other path is kept."""
         self.assertEqual(
             self.load(endpoint="http://c.test:4318").tracing,
-            TracingConfig("http://c.test:4318/v1/traces"),
+            TracingSection(endpoint="http://c.test:4318/v1/traces"),
         )
         for endpoint in ("https://c.test/otlp?x=1", "http://c.test/v1/traces"):
             config = self.load(endpoint=endpoint)
-            self.assertEqual(config.tracing, TracingConfig(endpoint))
+            self.assertEqual(config.tracing, TracingSection(endpoint=endpoint))
         config = self.load(endpoint="http://c.test/")
-        self.assertEqual(config.tracing, TracingConfig("http://c.test/v1/traces"))
+        self.assertEqual(
+            config.tracing, TracingSection(endpoint="http://c.test/v1/traces")
+        )
 
     def test_all(self) -> None:
         """
@@ -50,7 +52,8 @@ class TracingConfigTests(FilesMixin):
             service_name="matrix",
         )
         assert config.tracing is not None
-        self.assertEqual(config.tracing.headers, {"Authorization": "Bearer hush"})
+        (secret,) = config.tracing.headers.values()
+        self.assertEqual(secret.get_secret_value(), "Bearer hush")
         self.assertEqual(config.tracing.sample_ratio, 0.1)
         self.assertEqual(config.tracing.service_name, "matrix")
         self.assertNotIn("hush", repr(config))

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
 from twisted.internet.defer import Deferred
 
 from synapse_replication.handlers.interfaces import StreamDirectory
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.http.client import InstanceLocation
 from synapse_replication.streams.rows import RawRowCodec
 from synapse_replication.streams.stream import (
     Stream,
@@ -85,14 +85,8 @@ class FailureObserver(ReplicationObserver):
         self.refusals[status] += 1
 
 
-@attrs.frozen
-class InstanceLocation:
-    """The address of a process."""
-
-    host: str | None = "writer.example"
-    port: int | None = 9093
-    tls: bool = False
-    path: str | None = None
+#: The address of a process.
+WRITER = InstanceLocation("writer.example", 9093)
 
 
 _: StreamDirectory = Directory(ListStream("events"))

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import attrs
 from treq.testing import RequestTraversalAgent
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -18,7 +19,7 @@ from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.http.client import (
     BACKLOG_TIMEOUT,
     HttpCatchUpClient,
-    Location,
+    InstanceLocation,
     make_agent,
 )
 from synapse_replication.http.resource import ReplicationResource
@@ -27,9 +28,9 @@ from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.certificates import PrivateAuthority, PrivatePair
 from synapse_replication.transport.tls import client_context, server_context
 from tests.http.doubles import (
+    WRITER,
     Directory,
     FailureObserver,
-    InstanceLocation,
     ListStream,
 )
 
@@ -67,14 +68,14 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self,
         resource: Resource | None = None,
         secret: str | None = "hush",
-        location: Location | None = None,
+        location: InstanceLocation | None = None,
         epoch: str | None = None,
     ) -> HttpCatchUpClient:
         """Return a client connected to a resource."""
         self.agent = RequestTraversalAgent(resource or self.resource)
         return HttpCatchUpClient(
             self.agent,
-            {"writer1": location or InstanceLocation()},
+            {"writer1": location or WRITER},
             secret,
             self.clock,
             epoch_of=lambda instance_name: epoch,
@@ -282,7 +283,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         agent = RequestTraversalAgent(CannedResource(200, b"[" * 200))
         client = HttpCatchUpClient(
             agent,
-            {"writer1": InstanceLocation()},
+            {"writer1": WRITER},
             None,
             self.clock,
             max_answer_length=100,
@@ -293,8 +294,8 @@ class HttpCatchUpClientTests(SynchronousTestCase):
     def test_url(self) -> None:
         """Errors show the URL, including that of TLS or of a Unix socket."""
         for location, shown in (
-            (InstanceLocation(tls=True), "https://writer.example:9093/_synapse/"),
-            (InstanceLocation(host="::1", port=80), "http://[::1]/_synapse/"),
+            (attrs.evolve(WRITER, tls=True), "https://writer.example:9093/_synapse/"),
+            (InstanceLocation("::1", 80), "http://[::1]/_synapse/"),
             (InstanceLocation(path="/run/w.sock"), "unix:/run/w.sock:/_synapse/"),
         ):
             error = self.fail_to_fetch(

@@ -17,7 +17,7 @@ from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.instrumentation.tracing import TracingObserver
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stream import StreamUpdateResult
-from tests.http.doubles import Directory, InstanceLocation, ListStream
+from tests.http.doubles import WRITER, Directory, ListStream
 
 
 class TracesTests(SynchronousTestCase):
@@ -38,7 +38,7 @@ class TracesTests(SynchronousTestCase):
         )
         self.client = HttpCatchUpClient(
             RequestTraversalAgent(resource.under_root()),
-            {"writer1": InstanceLocation()},
+            {"writer1": WRITER},
             "hush",
             Clock(),
             observer=observer,

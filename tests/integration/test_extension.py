@@ -22,7 +22,11 @@ from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import Resync
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
-from synapse_replication.http.client import HttpCatchUpClient, make_agent
+from synapse_replication.http.client import (
+    HttpCatchUpClient,
+    InstanceLocation,
+    make_agent,
+)
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
@@ -30,7 +34,6 @@ from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.testing.doubles import MemoryHost, SourceStream
 from synapse_replication.testing.servers import PrivateRedis, shared_redis
 from tests.handlers.fixtures import Row
-from tests.http.doubles import InstanceLocation
 
 
 class Process:
