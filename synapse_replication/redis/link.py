@@ -23,7 +23,6 @@ from synapse_replication.redis.sender_protocol import SenderFactory
 from synapse_replication.redis.subscriber import (
     ConnectionHandler,
     ExtensionHandler,
-    RedisSubscriber,
     SubscriberFactory,
 )
 from synapse_replication.transport.buffers import read_buffers
@@ -53,7 +52,6 @@ class RedisReplicationLink:
     :param reply_timeout: time limit of a reply, in s.
     :param jitter: see :class:`~synapse_replication.redis.factory.SynapseRedisFactory`,
         also for ``handshake_timeout`` and ``reader_factory``.
-    :param subscriber_type: the protocol class of the subscribed connection.
     :ivar sender: publishes commands.
     :ivar cache: the external cache, on the publishing connection.
     """
@@ -74,7 +72,6 @@ class RedisReplicationLink:
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
         reader_factory: ReaderFactory = new_reader,
         jitter: Callable[[], float] = random.random,
-        subscriber_type: type[RedisSubscriber] = RedisSubscriber,
     ) -> None:
         # This method is long, because it wires all parts of the link together.
         self._reactor = reactor
@@ -112,7 +109,6 @@ class RedisReplicationLink:
             sender=self.sender,
             extension=extension,
         )
-        self._inbound.protocol = subscriber_type
         self.cache = ExternalCache(self._outbound, reactor, observer)
         self._endpoint = RedisEndpoint(reactor, options, observer)
 

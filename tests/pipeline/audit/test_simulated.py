@@ -23,13 +23,6 @@ from synapse_replication.pipeline.audit.checks.wire import (
     reset_findings,
 )
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
-from synapse_replication.testing.simulation.cluster import Cluster
-from synapse_replication.testing.simulation.parts import (
-    CACHES,
-    MEMORY_STREAM,
-    TABLES,
-)
-from synapse_replication.testing.simulation.runner import Run
 from tests.pipeline.audits import (
     TOKENS_SCHEMA,
     found,
@@ -38,6 +31,13 @@ from tests.pipeline.audits import (
     tokens_of,
 )
 from tests.pipeline.shared_session import shared_session
+from tests.simulation.cluster import Cluster
+from tests.simulation.runner import Run
+from tests.simulation.topology import (
+    CACHES,
+    MEMORY_STREAM,
+    TABLES,
+)
 
 #: Each seed has different faults: lost or half-open links, crashes, database restarts.
 SEEDS = range(8, 18)

@@ -6,9 +6,9 @@ from random import Random
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.testing.simulation.clock import SimulatedClock
-from synapse_replication.testing.simulation.network import SimulatedNetwork
-from synapse_replication.testing.simulation.reactor import ProcessReactor
+from tests.simulation.clock import SimulatedClock
+from tests.simulation.network import SimulatedNetwork
+from tests.simulation.reactor import ProcessReactor
 
 
 class ProcessReactorTests(SynchronousTestCase):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.testing.simulation.invariants import (
+from tests.simulation.invariants import (
     Ledger,
     Reader,
     SimulatedRow,

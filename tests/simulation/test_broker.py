@@ -8,10 +8,10 @@ from twisted.internet.protocol import ClientFactory, Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.redis.resp import encode
-from synapse_replication.testing.simulation.broker import SimulatedBroker
-from synapse_replication.testing.simulation.clock import SimulatedClock
-from synapse_replication.testing.simulation.network import SimulatedNetwork
-from synapse_replication.testing.simulation.reactor import ProcessReactor
+from tests.simulation.broker import SimulatedBroker
+from tests.simulation.clock import SimulatedClock
+from tests.simulation.network import SimulatedNetwork
+from tests.simulation.reactor import ProcessReactor
 
 
 class _Client(Protocol):

@@ -17,7 +17,7 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.python.failure import Failure
 
-from synapse_replication.testing.simulation.clock import SimulatedClock
+from tests.simulation.clock import SimulatedClock
 
 #: The address to which every connection leads.
 BROKER_ADDRESS = IPv4Address("TCP", "127.0.0.1", 6379)
@@ -298,7 +298,7 @@ class Connection:
             return
         self.is_open = False
         self.down.close()
-        self.reactor.callLater(0, self._notify_client, Failure(why))  # type: ignore[no-untyped-call]
+        self.reactor.callLater(0, self._notify_client, Failure(why))
 
     def _notify_client(self, failure: Failure) -> None:
         self.transport.connected = False

@@ -6,8 +6,8 @@ from random import Random
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.testing.simulation.clock import SimulatedClock
-from synapse_replication.testing.simulation.network import Pipe, Splitting
+from tests.simulation.clock import SimulatedClock
+from tests.simulation.network import Pipe, Splitting
 
 
 class PipeTests(SynchronousTestCase):

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable
 from random import Random
 
-from synapse_replication.testing.simulation.cluster import Cluster
-from synapse_replication.testing.simulation.liar import Liar
-from synapse_replication.testing.simulation.network import Connection
-from synapse_replication.testing.simulation.parts import MEMORY_STREAM, PROCESSES
+from tests.simulation.cluster import Cluster
+from tests.simulation.liar import Liar
+from tests.simulation.network import Connection
+from tests.simulation.topology import MEMORY_STREAM, PROCESSES
 
 _WRITERS = ("main", "writer1", "writer2")
 _POINTS = (

@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from random import Random
 
 from synapse_replication.streams.rows import encode_json
-from synapse_replication.testing.simulation.cluster import Cluster
-from synapse_replication.testing.simulation.parts import (
-    CACHES,
-    MEMORY_STREAM,
-    PROCESSES,
-    TABLES,
-)
 from synapse_replication.wire.extension import (
     CHANNEL,
     ExtensionMessage,
     MessageType,
     StreamPosition,
     encode_message,
+)
+from tests.simulation.cluster import Cluster
+from tests.simulation.topology import (
+    CACHES,
+    MEMORY_STREAM,
+    PROCESSES,
+    TABLES,
 )
 
 #: A position far beyond every plausible one.

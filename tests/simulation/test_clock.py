@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.testing.simulation.clock import (
+from tests.simulation.clock import (
     SimulatedClock,
     TooManyCallsError,
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import click
 
-from synapse_replication.testing.simulation.runner import Result, simulate
+from tests.simulation.runner import Result, simulate
 
 
 def _read_range(context: object, parameter: object, value: str | None) -> range | None:

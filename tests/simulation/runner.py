@@ -13,17 +13,16 @@ from twisted.logger import ILogObserver, LogEvent, LogLevel, globalLogPublisher
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synapse_replication.testing.simulation.cluster import Cluster
-from synapse_replication.testing.simulation.faults import Faults
-from synapse_replication.testing.simulation.invariants import ViolationError
-from synapse_replication.testing.simulation.moves import Moves
-from synapse_replication.testing.simulation.parts import (
+from tests.simulation.cluster import Cluster
+from tests.simulation.faults import Faults
+from tests.simulation.invariants import ViolationError
+from tests.simulation.moves import Moves
+from tests.simulation.topology import (
     MEMORY_STREAM,
     PROCESSES,
     WRITERS,
-    Parts,
 )
-from synapse_replication.testing.simulation.watcher import Counts
+from tests.simulation.watcher import Counts
 
 #: The time in s at which traffic and faults begin.
 BEGIN = 2.0
@@ -75,19 +74,17 @@ class Result:
 
 def simulate(
     seed: int,
-    parts: Parts | None = None,
     trace_to: Callable[[float, str], object] | None = None,
 ) -> Result:
     """Run the cluster of a seed to its end, or to the first violation or other error.
 
-    :param parts: classes to use instead of the real ones, to check that bugs are found.
     :param trace_to: called with (time, text) for each event.
     """
     # Exclude existing objects, which do not belong to this seed, from the garbage
     # collection.
     gc.freeze()
     with _unhandled_errors() as unhandled:
-        result = _simulate(Run(seed, parts, trace_to), seed)
+        result = _simulate(Run(seed, trace_to), seed)
         # The unhandled error of a Deferred is logged when the Deferred is collected.
         gc.collect()
     gc.unfreeze()
@@ -160,10 +157,9 @@ class Run:
     def __init__(
         self,
         seed: int,
-        parts: Parts | None = None,
         trace_to: Callable[[float, str], object] | None = None,
     ) -> None:
-        self.cluster = Cluster(seed, parts, trace_to)
+        self.cluster = Cluster(seed, trace_to)
         self.agreed_after = 0.0
         self._random = Random(f"{seed}/traffic")
         self._faults = Faults(self.cluster, seed, BEGIN, END)

@@ -8,12 +8,11 @@ from typing import Any, Protocol
 
 from synapse_replication.app.host import StandaloneHost
 from synapse_replication.streams.backlog import Backlog
-from synapse_replication.testing.simulation.clock import SimulatedClock
-from synapse_replication.testing.simulation.database import SimulatedDatabase
-from synapse_replication.testing.simulation.invariants import Ledger, Reader
-from synapse_replication.testing.simulation.network import SimulatedNetwork
-from synapse_replication.testing.simulation.parts import Parts
-from synapse_replication.testing.simulation.watcher import Counts
+from tests.simulation.clock import SimulatedClock
+from tests.simulation.database import SimulatedDatabase
+from tests.simulation.invariants import Ledger, Reader
+from tests.simulation.network import SimulatedNetwork
+from tests.simulation.watcher import Counts
 
 
 class Neighbour(Protocol):
@@ -32,7 +31,7 @@ class Neighbour(Protocol):
 class Environment(Protocol):
     """The resources that processes share, and the records of their actions.
 
-    Implemented by :class:`~synapse_replication.testing.simulation.cluster.Cluster`.
+    Implemented by :class:`~tests.simulation.cluster.Cluster`.
 
     :ivar processes: the running processes, by name.
     :ivar writers: the configured writers of each stream, by its name.
@@ -46,7 +45,6 @@ class Environment(Protocol):
     :ivar http_failure_chance: the probability that a request to a process fails.
     """
 
-    parts: Parts
     random: Random
     clock: SimulatedClock
     network: SimulatedNetwork

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.testing.simulation.runner import simulate
-from tests.testing.simulation.bugs import BUGS, FOUND_BY
+from tests.simulation.bugs import BUGS, FOUND_BY
+from tests.simulation.runner import simulate
 
 #: The greatest number of seeds needed to find a bug.
 MAX_SEEDS = 150
@@ -15,7 +15,8 @@ class BugTests(SynchronousTestCase):
     def check(self, case: str) -> None:
         first = FOUND_BY.get(case, 0)
         for seed in range(first, first + MAX_SEEDS):
-            result = simulate(seed, BUGS[case])
+            with BUGS[case]():
+                result = simulate(seed)
             self.assertFalse(result.crashed, result.failure)
             if result.failure is not None:
                 return
@@ -28,6 +29,26 @@ class BugTests(SynchronousTestCase):
         """
         self.check("reconnect-order")
 
+    def test_delivers_during_catch_up(self) -> None:
+        """The simulation finds rows that are delivered during a catch-up."""
+        self.check("rows-during-catch-up")
+
+    def test_one_batch_per_stream(self) -> None:
+        """The simulation finds mixed batches of two writers."""
+        self.check("interleaved-batches")
+
+    def test_position_drops_all_batches(self) -> None:
+        """The simulation finds a POSITION that drops another writer's batch."""
+        self.check("position-during-batch")
+
+    def test_makes_all_writers_live(self) -> None:
+        """The simulation finds a POSITION that makes another writer live."""
+        self.check("gap-per-writer")
+
+    def test_skips_unreadable_rows(self) -> None:
+        """The simulation finds an unreadable row of a batch that is skipped."""
+        self.check("unreadable-row")
+
     def test_announces_on_remote_positions(self) -> None:
         """The simulation finds a POSITION that covers a row that was not sent."""
         self.check("covered-rows")
@@ -38,6 +59,19 @@ class BugTests(SynchronousTestCase):
         registration.
         """
         self.check("unregistered-id")
+
+    def test_ignores_epochs(self) -> None:
+        """
+        The simulation finds missed rows of a writer that restarted and passed its old
+        position.
+        """
+        self.check("typing-reset")
+
+    def test_saves_no_epochs(self) -> None:
+        """
+        The simulation finds rows of a restarted writer that a restarted reader misses.
+        """
+        self.check("typing-reset, saved")
 
     def test_trusts_persisted_upto(self) -> None:
         """

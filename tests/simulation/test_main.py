@@ -5,7 +5,7 @@ from __future__ import annotations
 from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.testing.simulation.__main__ import main
+from tests.simulation.__main__ import main
 
 
 class MainTests(SynchronousTestCase):

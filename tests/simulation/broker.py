@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 from synapse_replication.redis.resp import encode, new_reader
-from synapse_replication.testing.simulation.network import Connection, SimulatedNetwork
+from tests.simulation.network import Connection, SimulatedNetwork
 
 Garbler = Callable[[str, bytes], bytes]
 

@@ -10,8 +10,8 @@ from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.protocol import ClientFactory
 from twisted.python.failure import Failure
 
-from synapse_replication.testing.simulation.clock import SimulatedClock
-from synapse_replication.testing.simulation.network import (
+from tests.simulation.clock import SimulatedClock
+from tests.simulation.network import (
     BROKER_ADDRESS,
     SimulatedNetwork,
 )
@@ -107,7 +107,7 @@ class SimulatedConnector:
             return
         network, factory = self._network, self.factory
         if network.refuses(self._reactor.name, factory.name):
-            refused = Failure(ConnectionRefusedError())  # type: ignore[no-untyped-call]
+            refused = Failure(ConnectionRefusedError())
             factory.clientConnectionFailed(self, refused)
             factory.doStop()
             return

@@ -28,7 +28,10 @@ from synapse_replication.handlers.handler import (
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
-from synapse_replication.handlers.sending.streamer import StreamerOptions
+from synapse_replication.handlers.sending.streamer import (
+    ReplicationStreamer,
+    StreamerOptions,
+)
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
@@ -48,14 +51,15 @@ from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.hooks import silent_hooks
-from synapse_replication.testing.simulation.database import DatabaseClient
-from synapse_replication.testing.simulation.environment import Environment, Neighbour
-from synapse_replication.testing.simulation.homeserver import (
+from tests.simulation.database import DatabaseClient
+from tests.simulation.environment import Environment, Neighbour
+from tests.simulation.homeserver import (
     HomeserverStream,
     make_rows,
 )
-from synapse_replication.testing.simulation.invariants import Reader, SimulatedRow
-from synapse_replication.testing.simulation.parts import (
+from tests.simulation.invariants import Reader, SimulatedRow
+from tests.simulation.sink import ProcessSink
+from tests.simulation.topology import (
     CACHES,
     MEMORY_STREAM,
     TABLES,
@@ -63,8 +67,7 @@ from synapse_replication.testing.simulation.parts import (
     SavedState,
     describe,
 )
-from synapse_replication.testing.simulation.sink import ProcessSink
-from synapse_replication.testing.simulation.watcher import Watcher
+from tests.simulation.watcher import Watcher
 
 
 class Process:
@@ -130,7 +133,7 @@ class Process:
             extension = ReplicationExtension(
                 host, self.handler, self.watcher, self.epochs, self.backlog
             )
-        streamer = cluster.parts.streamer(
+        streamer = ReplicationStreamer(
             host,
             self.handler,
             self.watcher,
@@ -148,7 +151,6 @@ class Process:
             ping_interval=5.0,
             reply_timeout=5.0,
             extension=extension,
-            subscriber_type=cluster.parts.subscriber,
             # Simultaneous reconnects are the harder case.
             jitter=lambda: 0.0,
         )
@@ -190,7 +192,6 @@ class Process:
 
     def _make_handler(self) -> ReplicationCommandHandler:
         cluster, host = self.cluster, self.host
-        parts = cluster.parts
         receiver = ReceiverOptions(backoff=Backoff(jitter=cluster.random.random))
         if cluster.has_small_queues:
             receiver = attrs.evolve(receiver, max_queue_size=1500, max_batch_rows=4)
@@ -199,7 +200,7 @@ class Process:
             partial = PartialResync(
                 self.epochs, self._ask_backlog, host.clock, self.watcher
             )
-        return parts.handler(
+        return ReplicationCommandHandler(
             host,
             self.watcher,
             options=HandlerOptions(receiver=receiver, partial=partial),
@@ -228,7 +229,7 @@ class Process:
             generator = self.generators.get(name)
             added: Any = stream
             if cluster.shares_tokens:
-                added = hosted[name] = cluster.parts.host_stream(
+                added = hosted[name] = HostStream(
                     HomeserverStream(stream, self.name, generator),
                     self.name,
                     () if name == CACHES else writers,
@@ -326,7 +327,7 @@ class Process:
         ids: WriterIds,
         finder: RemovedWriterFinder | None = None,
     ) -> PostgresStream:
-        return self.cluster.parts.stream(
+        return PostgresStream(
             describe(table),
             [declared_query(table)],
             self.database,
@@ -340,12 +341,9 @@ class Process:
         )
 
     async def _make_generator(self, ids: IdStream) -> MultiWriterIdGenerator:
-        positions_type = self.cluster.parts.positions
         positions = await self.database.transact(
             "load_positions",
-            lambda txn: load_positions(
-                txn, ids, self.name, positions_type=positions_type
-            ),
+            lambda txn: load_positions(txn, ids, self.name),
         )
         generator = self.generators[ids.stream_name] = MultiWriterIdGenerator(
             self.database,

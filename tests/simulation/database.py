@@ -29,8 +29,8 @@ from synapse_replication.storage import queries
 from synapse_replication.storage.inserts import declared_insert
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.streams.table import TableStream
-from synapse_replication.testing.simulation.clock import SimulatedClock
-from synapse_replication.testing.simulation.reactor import ProcessReactor
+from tests.simulation.clock import SimulatedClock
+from tests.simulation.reactor import ProcessReactor
 
 T = TypeVar("T")
 
@@ -356,7 +356,7 @@ class _Transaction:
             result = self._func(cursor)
         except Exception:  # noqa: BLE001 -- passed to the caller
             self._callbacks += cursor.exception_callbacks
-            self._answer(Failure())  # type: ignore[no-untyped-call]
+            self._answer(Failure())
             return
         if cursor.inserts:
             database.transactions += 1
@@ -419,7 +419,7 @@ class _Transaction:
         self._fail(psycopg2.OperationalError("the server is down"))
 
     def _fail(self, error: Exception) -> None:
-        self._answer(Failure(error))  # type: ignore[no-untyped-call]
+        self._answer(Failure(error))
 
     def _answer(self, result: Any) -> None:
         self._later(self._arrive, result)

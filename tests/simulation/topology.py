@@ -1,4 +1,4 @@
-"""The components of simulated deployments: processes, streams and classes."""
+"""The processes and streams of simulated deployments."""
 
 from __future__ import annotations
 
@@ -6,16 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from synapse_replication.dropin.streams import HostStream
-from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.receiving.receiver import StreamReceiver
-from synapse_replication.handlers.sending.streamer import ReplicationStreamer
-from synapse_replication.redis.subscriber import RedisSubscriber
-from synapse_replication.storage.postgres_stream import PostgresStream
-from synapse_replication.streams.positions import WriterPositions
 from synapse_replication.streams.stream import StreamDescription
 from synapse_replication.streams.table import TableStream
-from synapse_replication.testing.simulation.invariants import SimulatedRow
+from tests.simulation.invariants import SimulatedRow
 
 #: A stream held in its writer's memory.
 MEMORY_STREAM = "typing"
@@ -68,19 +61,6 @@ def describe(table: TableStream) -> StreamDescription:
         resettable=True,
         announce_own_moves_only=True,
     )
-
-
-@attrs.frozen
-class Parts:
-    """The classes of a process's components; tests replace them to introduce bugs."""
-
-    handler: type[ReplicationCommandHandler] = ReplicationCommandHandler
-    streamer: type[ReplicationStreamer] = ReplicationStreamer
-    receiver: type[StreamReceiver] = StreamReceiver
-    subscriber: type[RedisSubscriber] = RedisSubscriber
-    positions: type[WriterPositions] = WriterPositions
-    stream: type[PostgresStream] = PostgresStream
-    host_stream: type[HostStream] = HostStream
 
 
 @attrs.frozen

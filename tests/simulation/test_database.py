@@ -10,14 +10,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage import queries
 from synapse_replication.storage.inserts import declared_insert
-from synapse_replication.testing.simulation.clock import SimulatedClock
-from synapse_replication.testing.simulation.database import (
+from tests.simulation.clock import SimulatedClock
+from tests.simulation.database import (
     DatabaseClient,
     SimulatedDatabase,
 )
-from synapse_replication.testing.simulation.network import SimulatedNetwork
-from synapse_replication.testing.simulation.parts import TABLES
-from synapse_replication.testing.simulation.reactor import ProcessReactor
+from tests.simulation.network import SimulatedNetwork
+from tests.simulation.reactor import ProcessReactor
+from tests.simulation.topology import TABLES
 
 _EVENTS = TABLES[0]
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from synapse_replication.testing.simulation.cluster import Cluster
-from synapse_replication.testing.simulation.parts import (
+from tests.simulation.cluster import Cluster
+from tests.simulation.topology import (
     CACHES,
     PROCESSES,
     TABLES,

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from twisted.internet.task import deferLater
 
-from synapse_replication.testing.simulation.environment import Environment
-from synapse_replication.testing.simulation.invariants import Reader
-from synapse_replication.testing.simulation.parts import SavedState
-from synapse_replication.testing.simulation.watcher import Watcher
+from tests.simulation.environment import Environment
+from tests.simulation.invariants import Reader
+from tests.simulation.topology import SavedState
+from tests.simulation.watcher import Watcher
 
 
 class SinkOwner(Protocol):

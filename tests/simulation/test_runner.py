@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.testing.simulation.runner import LIVENESS_SECONDS, simulate
+from tests.simulation.runner import LIVENESS_SECONDS, simulate
 
 #: ``scripts/simulate --seeds 0:2000`` runs more of them.
 SEEDS = 200

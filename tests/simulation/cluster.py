@@ -9,27 +9,26 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from synapse_replication.testing.simulation.broker import SimulatedBroker
-from synapse_replication.testing.simulation.clock import SimulatedClock
-from synapse_replication.testing.simulation.database import SimulatedDatabase
-from synapse_replication.testing.simulation.invariants import (
+from synapse_replication.wire.commands.standard import PositionCommand
+from tests.simulation.broker import SimulatedBroker
+from tests.simulation.clock import SimulatedClock
+from tests.simulation.database import SimulatedDatabase
+from tests.simulation.invariants import (
     Ledger,
     Reader,
     SimulatedRow,
 )
-from synapse_replication.testing.simulation.network import SimulatedNetwork
-from synapse_replication.testing.simulation.parts import (
+from tests.simulation.network import SimulatedNetwork
+from tests.simulation.process import Process
+from tests.simulation.reactor import ProcessReactor
+from tests.simulation.topology import (
     CACHES,
     MEMORY_STREAM,
     PROCESSES,
     TABLES,
-    Parts,
     SavedState,
 )
-from synapse_replication.testing.simulation.process import Process
-from synapse_replication.testing.simulation.reactor import ProcessReactor
-from synapse_replication.testing.simulation.watcher import Counts
-from synapse_replication.wire.commands.standard import PositionCommand
+from tests.simulation.watcher import Counts
 
 #: The share of clusters that simulate the processes of a homeserver, in which a
 #: writer's token covers the rows of all writers. The others simulate the processes of
@@ -41,7 +40,6 @@ class Cluster:
     """The state of one simulation.
 
     :param seed: determines the whole run.
-    :param parts: the implementations under test.
     :param trace_to: called for each event with the simulated time in s and a text;
         ``None`` for no trace.
     :ivar problems: failures that no fault explains.
@@ -50,10 +48,8 @@ class Cluster:
     def __init__(
         self,
         seed: int,
-        parts: Parts | None = None,
         trace_to: Callable[[float, str], object] | None = None,
     ) -> None:
-        self.parts = parts or Parts()
         self.clock = SimulatedClock()
         self._trace_to = trace_to
         self.problems: list[str] = []

@@ -1,0 +1,293 @@
+"""
+Bugs of other implementations, reintroduced on purpose: the simulation must find each.
+
+Each bug is a context manager, in which one part of the code is patched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from synapse_replication.dropin.streams import HostStream
+from synapse_replication.handlers.link import Link
+from synapse_replication.handlers.receiving.receiver import StreamReceiver
+from synapse_replication.handlers.receiving.rows import RowHandler
+from synapse_replication.handlers.receiving.writers import Announcement, Writer
+from synapse_replication.redis.subscriber import RedisSubscriber
+from synapse_replication.storage.postgres_stream import PostgresStream
+from synapse_replication.storage.sequences import load_positions
+from synapse_replication.streams.positions import WriterPositions
+from synapse_replication.streams.reader import Finding, Phase, Reader
+from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
+from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.rdata import RdataRun
+from tests.simulation import process
+from tests.simulation.sink import ProcessSink
+
+
+@contextmanager
+def _replicates_before_subscribed() -> Iterator[None]:
+    """Send REPLICATE before the subscription is confirmed."""
+    report, subscribe = RedisSubscriber.report_connection, RedisSubscriber.authenticated
+
+    def authenticated(self: RedisSubscriber) -> None:
+        report(self)
+        # A slow subscription.
+        self.factory.reactor_clock.callLater(0.1, subscribe, self)
+
+    with (
+        patch.object(RedisSubscriber, "authenticated", authenticated),
+        patch.object(RedisSubscriber, "report_connection", lambda self: None),
+    ):
+        yield
+
+
+def _delivers_during_catch_up() -> AbstractContextManager[object]:
+    """Deliver rows that arrive during a catch-up immediately."""
+
+    def is_live_on(self: Reader, link: Link) -> bool:
+        state = self.links.get(link)
+        return state is not None and state.phase is not Phase.WAITING
+
+    return patch.object(Reader, "is_live_on", is_live_on)
+
+
+def _collects_batches_by_stream() -> AbstractContextManager[object]:
+    """Collect the rows of a batch by stream instead of by writer."""
+    original = RowHandler._handle_slice
+
+    def handle_slice(
+        self: RowHandler,
+        writer: Writer,
+        link: Link,
+        tokens: list[Any],
+        rows: list[bytes],
+    ) -> Awaitable[None] | None:
+        own = writer.reader.links[link]
+        for other in self._writers.all():
+            if other is not writer:
+                state = other.reader.links[link]
+                own.pending, state.pending = state.pending + own.pending, []
+        return original(self, writer, link, tokens, rows)
+
+    return patch.object(RowHandler, "_handle_slice", handle_slice)
+
+
+def _drops_all_batches() -> AbstractContextManager[object]:
+    """Drop the unfinished batches of all writers at the POSITION of one."""
+    original = StreamReceiver._handle_announcement
+
+    def handle(
+        self: StreamReceiver, writer: Writer, link: Link, item: Announcement
+    ) -> None:
+        if isinstance(item, PositionCommand):
+            for each in self._writers.all():
+                if (state := each.reader.links.get(link)) is not None:
+                    state.pending = []
+        original(self, writer, link, item)
+
+    return patch.object(StreamReceiver, "_handle_announcement", handle)
+
+
+def _makes_all_writers_live() -> AbstractContextManager[object]:
+    """Accept the rows of all writers after the POSITION of one."""
+    original = RowHandler.handle
+
+    def handle(self: RowHandler, link: Link, run: RdataRun) -> Awaitable[None] | None:
+        state = self._writers.get(run.instance_name).reader.links[link]
+        if state.phase is Phase.WAITING and any(
+            writer.reader.links[link].phase is Phase.COMPLETE
+            for writer in self._writers.all()
+        ):
+            state.phase = Phase.COMPLETE
+        return original(self, link, run)
+
+    return patch.object(RowHandler, "handle", handle)
+
+
+def _skips_unreadable_rows() -> AbstractContextManager[object]:
+    """Skip an unreadable row of a batch, and deliver the others."""
+    return patch.object(Reader, "lost_rows", lambda self, link: 0)
+
+
+class _AnnouncesOnRemotePositions(WriterPositions):
+    """
+    Moves the announced position past a finished id of its own when another writer
+    announces during a fetch, while ``local`` stays behind.
+    """
+
+    _moved_to = 0
+
+    def advance(self, instance_name: str, id_: int) -> None:
+        super().advance(instance_name, id_)
+        if self.is_writer and self.lowest_in_flight() is None:
+            # Ignores ids that are being fetched.
+            self._moved_to = self.max_finished
+
+    @property
+    def announceable(self) -> int:
+        return max(super().announceable, self._moved_to)
+
+    def writer_position(self, instance_name: str) -> int:
+        position = super().writer_position(instance_name)
+        if instance_name == self.instance_name:
+            return max(position, self._moved_to)
+        return position
+
+
+class _IgnoresFetches(WriterPositions):
+    """Ignores an id between nextval and its registration."""
+
+    def lowest_floor(self) -> int | None:
+        return None
+
+    def is_usable(self, fetch: int, id_: int) -> bool:
+        return id_ > self.floor_of(fetch)
+
+
+def _with_positions(type_: type[WriterPositions]) -> AbstractContextManager[object]:
+    return patch.object(
+        process, "load_positions", partial(load_positions, positions_type=type_)
+    )
+
+
+@contextmanager
+def _ignores_epochs() -> Iterator[None]:
+    """Detect a restarted writer of a stream in memory only by a lower POSITION."""
+
+    def epoch_reported(
+        self: Reader, link: Link, token: int, epoch: str, *, has_restarted: bool
+    ) -> Finding:
+        return Finding.NOTHING
+
+    def accepts_epoch(self: Reader, result: StreamUpdateResult) -> bool:
+        return True
+
+    with (
+        patch.object(Reader, "epoch_reported", epoch_reported),
+        patch.object(Reader, "_accepts_epoch", accepts_epoch),
+    ):
+        yield
+
+
+@contextmanager
+def _saves_no_epochs() -> Iterator[None]:
+    """Assume that the first epoch received is the epoch of the saved positions."""
+    reported, accepts = Reader.epoch_reported, Reader._accepts_epoch
+
+    def epoch_reported(
+        self: Reader, link: Link, token: int, epoch: str, *, has_restarted: bool
+    ) -> Finding:
+        self.epoch = self.epoch or epoch
+        found: Finding = reported(self, link, token, epoch, has_restarted=has_restarted)
+        return found
+
+    def accepts_epoch(self: Reader, result: StreamUpdateResult) -> bool:
+        self.epoch = self.epoch or result.epoch
+        return accepts(self, result)
+
+    with (
+        patch.object(Reader, "epoch_reported", epoch_reported),
+        patch.object(Reader, "_accepts_epoch", accepts_epoch),
+        patch.object(ProcessSink, "saved_epochs", lambda self: {}),
+    ):
+        yield
+
+
+class _TrustsPersistedUpto(HostStream):
+    """Treats everything that all writers have persisted as delivered."""
+
+    def current_token(self, instance_name: str) -> int:
+        return int(self.original.current_token(instance_name))
+
+
+class _LateBaseline(HostStream):
+    """
+    Starts an undeclared writer at the host's position at the time of the first query
+    about the writer, instead of that at startup.
+    """
+
+    def current_token(self, instance_name: str) -> int:
+        received = self._received
+        if received is None or instance_name == self._instance_name:
+            return super().current_token(instance_name)
+        return received.setdefault(
+            instance_name, int(self.original.current_token(instance_name))
+        )
+
+    def advance(self, instance_name: str, token: int, *, is_position: bool) -> None:
+        self.current_token(instance_name)
+        super().advance(instance_name, token, is_position=is_position)
+
+
+class _RevealsRows(HostStream):
+    """
+    Accepts positions immediately, so that users are never shown a row of another writer
+    that this process missed and is about to fetch.
+    """
+
+    def writers_behind(self, instance_name: str, token: int) -> list[str]:
+        return []
+
+
+class _IgnoresRemovedWriters(PostgresStream):
+    """Does not search for the committed rows of removed writers."""
+
+    async def find_removed_writers(self) -> Mapping[str, RemovedWriter]:
+        return {}
+
+
+class _FindsRemovedWritersOnce(PostgresStream):
+    """Does not detect the removal of a writer while running."""
+
+    _has_searched = False
+
+    async def find_removed_writers(self) -> Mapping[str, RemovedWriter]:
+        if self._has_searched:
+            return {}
+        found = await super().find_removed_writers()
+        self._has_searched = True
+        return found
+
+
+def _in_process(name: str, type_: type) -> Callable[[], AbstractContextManager[object]]:
+    """Replace a class in the simulated processes."""
+    return lambda: patch.object(process, name, type_)
+
+
+BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
+    "reconnect-order": _replicates_before_subscribed,
+    "rows-during-catch-up": _delivers_during_catch_up,
+    "interleaved-batches": _collects_batches_by_stream,
+    "position-during-batch": _drops_all_batches,
+    "gap-per-writer": _makes_all_writers_live,
+    "unreadable-row": _skips_unreadable_rows,
+    "covered-rows": lambda: _with_positions(_AnnouncesOnRemotePositions),
+    "unregistered-id": lambda: _with_positions(_IgnoresFetches),
+    "typing-reset": _ignores_epochs,
+    "typing-reset, saved": _saves_no_epochs,
+    "shared token": _in_process("HostStream", _TrustsPersistedUpto),
+    "late baseline": _in_process("HostStream", _LateBaseline),
+    "revealed rows": _in_process("HostStream", _RevealsRows),
+    "removed": _in_process("PostgresStream", _IgnoresRemovedWriters),
+    "removed, running": _in_process("PostgresStream", _FindsRemovedWritersOnce),
+}
+
+#: For each bug, the seed at which its search starts: the first that found it.
+FOUND_BY: Mapping[str, int] = {
+    "reconnect-order": 203,
+    "interleaved-batches": 6,
+    "position-during-batch": 18,
+    "covered-rows": 30,
+    "unregistered-id": 133,
+    "typing-reset": 10,
+    "typing-reset, saved": 12,
+    "shared token": 6,
+    "late baseline": 6,
+    "revealed rows": 6,
+    "removed, running": 15,
+}
