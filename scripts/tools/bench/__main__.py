@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -26,9 +26,13 @@ _ASK_VERSION = "import importlib.metadata as m; print(m.version('matrix-synapse'
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--peer",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The Python interpreter of an environment with a real Synapse.",
+)
+@click.option(
+    "--against",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    help="A checkout of another version of this package, to compare with that instead.",
 )
 @click.option(
     "--rounds",
@@ -53,7 +57,8 @@ _ASK_VERSION = "import importlib.metadata as m; print(m.version('matrix-synapse'
     help="Write a plot to this file (PNG); requires the extra 'bench'.",
 )
 def bench(
-    peer: str,
+    peer: Path | None,
+    against: Path | None,
     rounds: int | None,
     quick: bool,
     only: tuple[str, ...],
@@ -70,6 +75,7 @@ def bench(
         click.echo(text, err=True)
 
     rounds = rounds or (2 if quick else 5)
+    load = [os.getloadavg()[0]]
     try:
         if growth:
             series = measure_growth(quick, rounds, print_line)
@@ -82,24 +88,19 @@ def bench(
                 for each in series:
                     click.echo(each.to_text())
             return
-        tasks = [task for task in TASKS if not only or task.name.startswith(only)]
-        if not tasks and NAME not in only:
-            names = ", ".join((*(task.name for task in TASKS), NAME))
-            raise click.BadParameter(f"no such task; the tasks are: {names}")
-        version = _version_of(peer)
-        load = [os.getloadavg()[0]]
-        results = Runner(peer, rounds, quick, print_line).run(tasks) if tasks else []
-        if NAME in only:
-            os.environ.setdefault(PEER_PYTHON, peer)
-            results += measure_deployment(rounds, quick, print_line)
+        other = against or peer
+        if other is None:
+            raise click.UsageError("requires --peer or --against")
+        name = _name_of(other)
+        results = _run_tasks(other, rounds, quick, only, print_line)
     except BenchError as error:
         raise click.ClickException(str(error)) from None
     load.append(os.getloadavg()[0])
     if plot is not None:
-        plots.plot_ratios(results, version, plot)
+        plots.plot_ratios(results, name, plot)
     if as_json:
         report = {
-            "peer": f"matrix-synapse {version}",
+            "other": name,
             "python": platform.python_version(),
             "machine": f"{platform.machine()}, {platform.system()}",
             "processors": os.cpu_count(),
@@ -109,34 +110,56 @@ def bench(
         }
         click.echo(json.dumps(report, indent=1))
     else:
-        _show(version, results)
+        _show(name, results)
 
 
-def _version_of(peer: str) -> str:
-    """Return Synapse's version in the peer's environment.
+def _run_tasks(
+    other: Path,
+    rounds: int,
+    quick: bool,
+    only: tuple[str, ...],
+    print_line: Callable[[str], None],
+) -> list[Result]:
+    tasks = [task for task in TASKS if not only or task.name.startswith(only)]
+    if not tasks and NAME not in only:
+        names = ", ".join((*(task.name for task in TASKS), NAME))
+        raise click.BadParameter(f"no such task; the tasks are: {names}")
+    results: list[Result] = []
+    if tasks:
+        results += Runner(other, rounds, quick, print_line).run(tasks)
+    if NAME in only:
+        os.environ.setdefault(PEER_PYTHON, str(other))
+        results += measure_deployment(rounds, quick, print_line)
+    return results
+
+
+def _name_of(other: Path) -> str:
+    """Return the name and version of what this package is compared with.
 
     :raises click.ClickException: if Synapse is not installed there.
     """
-    done = subprocess.run([peer, "-c", _ASK_VERSION], capture_output=True, check=False)
+    if other.is_dir():
+        return str(other)
+    done = subprocess.run([other, "-c", _ASK_VERSION], capture_output=True, check=False)
     if done.returncode:
-        raise click.ClickException(f"{peer} has no matrix-synapse; install it there")
-    return done.stdout.decode().strip()
+        raise click.ClickException(f"{other} has no matrix-synapse; install it there")
+    return f"matrix-synapse {done.stdout.decode().strip()}"
 
 
-def _show(version: str, results: Sequence[Result]) -> None:
-    table = Table(title=f"this package against matrix-synapse {version}")
-    for heading in ("task", "unit", "ours", "spread", "stock", "spread", "ratio"):
+def _show(other: str, results: Sequence[Result]) -> None:
+    table = Table(title=f"this package against {other}")
+    for heading in ("task", "unit", "ours", "spread", "other", "spread", "ratio"):
         table.add_column(heading, justify="left" if heading == "task" else "right")
     for result in results:
         cells = []
-        for values in (result.ours, result.stock):
+        for values in (result.ours, result.other):
             median = statistics.median(values)
             digits = 0 if median >= 100 else 2
             cells += [
                 f"{median:,.{digits}f}",
                 f"{min(values):,.{digits}f}-{max(values):,.{digits}f}",
             ]
-        table.add_row(result.name, result.unit.shown, *cells, f"{result.ratio:.2f}")
+        table.add_row(result.name, result.unit.shown, *cells, f"{result.ratio:.3f}")
     Console(width=120).print(table)
 
 

@@ -15,7 +15,7 @@ mpl.use("Agg")
 from matplotlib import pyplot
 
 
-def plot_ratios(results: Sequence[Result], version: str, file: Path) -> None:
+def plot_ratios(results: Sequence[Result], other: str, file: Path) -> None:
     """Draw a bar for the ratio of each task."""
     names = [result.name for result in reversed(results)]
     ratios = [result.ratio for result in reversed(results)]
@@ -24,7 +24,7 @@ def plot_ratios(results: Sequence[Result], version: str, file: Path) -> None:
     axes.bar_label(bars, fmt="%.1f", padding=3)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
-    axes.set_xlabel(f"times as good as matrix-synapse {version} (medians)")
+    axes.set_xlabel(f"times as good as {other} (medians)")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(file, dpi=120)

@@ -1,8 +1,12 @@
-"""Runs tasks on both sides alternately, each in a process of its own."""
+"""Runs tasks on both sides alternately, each in a process of its own.
+
+The other side is a real Synapse, or another version of this package.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +18,7 @@ from scripts.tools.bench.tables import fill_events
 from scripts.tools.bench.tasks import Database, Result, Task, Unit
 from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 
+_ROOT = Path(__file__).parent.parent.parent.parent
 #: The timeout of one round of one side, in s.
 TIMEOUT = 900
 
@@ -26,13 +31,14 @@ class BenchError(Exception):
 class Runner:
     """Runs tasks.
 
-    :ivar peer: the Python interpreter of an environment with a real Synapse.
+    :ivar other: the Python interpreter of an environment with a real Synapse, or the
+        folder of a checkout of this package.
     :ivar rounds: the number of rounds of each task on each side.
     :ivar quick: whether to do less work per round.
     :ivar print_line: prints a line about the progress.
     """
 
-    peer: str
+    other: Path
     rounds: int
     quick: bool
     print_line: Callable[[str], object]
@@ -67,19 +73,21 @@ class Runner:
             fill_events(dsn, count, varied=task.database is Database.VARIED)
         results = [Result(task, unit, [], []) for unit in task.units]
         for number in range(self.rounds):
-            for side in ("ours", "stock"):
+            for is_other in (False, True):
                 self.print_line(
-                    f"{task.name}: round {number + 1} of {self.rounds}, {side}"
+                    f"{task.name}: round {number + 1} of {self.rounds}, "
+                    f"{'other' if is_other else 'ours'}"
                 )
                 if task.database is Database.EMPTY:
                     parameters["dsn"] = postgres.new_database()
-                part = task.stock_part if side == "stock" else 1
+                is_stock = is_other and self.other.is_file()
+                part = task.stock_part if is_stock else 1
                 parameters[task.count_name] = count // part
-                answer = self._measure(side, task, parameters)
+                answer = self._measure(is_other, task, parameters)
                 for result, value in zip(
                     results, values(task.units, answer, count // part), strict=True
                 ):
-                    rounds = result.ours if side == "ours" else result.stock
+                    rounds = result.other if is_other else result.ours
                     assert isinstance(rounds, list)
                     rounds.append(value)
         for result in results:
@@ -88,11 +96,15 @@ class Runner:
         return results
 
     def _measure(
-        self, side: str, task: Task, parameters: dict[str, object]
+        self, is_other: bool, task: Task, parameters: dict[str, object]
     ) -> dict[str, float]:
-        python = sys.executable if side == "ours" else self.peer
-        program = Path(__file__).with_name(f"{side}_{task.group}.py")
-        return run_measure([python, str(program)], task.measure, parameters)
+        side, python, root = "ours", sys.executable, _ROOT
+        if is_other and self.other.is_file():
+            side, python = "stock", str(self.other)
+        elif is_other:
+            root = self.other
+        program = root / "scripts" / "tools" / "bench" / f"{side}_{task.group}.py"
+        return run_measure([python, str(program)], task.measure, parameters, root=root)
 
 
 def run_measure(
@@ -100,10 +112,12 @@ def run_measure(
     measure: str,
     parameters: dict[str, object],
     *,
+    root: Path = _ROOT,
     time_limit: float = TIMEOUT,
 ) -> dict[str, float]:
     """Run one measure in a process of its own.
 
+    :param root: the checkout whose package the process imports.
     :param time_limit: the timeout in s.
     :raises BenchError: if the measure failed; the message contains the end of its
         output.
@@ -113,6 +127,7 @@ def run_measure(
             [*command, measure, json.dumps(parameters)],
             capture_output=True,
             check=False,
+            env=os.environ | {"PYTHONPATH": str(root)},
             timeout=time_limit,
         )
     except subprocess.TimeoutExpired:

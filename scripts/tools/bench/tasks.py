@@ -186,21 +186,22 @@ class Result:
     """The result of all rounds of a task.
 
     :ivar ours: the value of each round of this package.
-    :ivar stock: the value of each round of the real Synapse.
+    :ivar other: the value of each round of the real Synapse, or of another version of
+        this package.
     """
 
     task: Task
     unit: Unit
     ours: Sequence[float]
-    stock: Sequence[float]
+    other: Sequence[float]
 
     @property
     def ratio(self) -> float:
         """The ratio of the medians; greater than 1 if this package is better."""
-        ours, stock = statistics.median(self.ours), statistics.median(self.stock)
+        ours, other = statistics.median(self.ours), statistics.median(self.other)
         if self.unit is Unit.PER_SECOND:
-            return ours / stock
-        return stock / ours if ours else float("inf")
+            return ours / other
+        return other / ours if ours else float("inf")
 
     @property
     def name(self) -> str:
@@ -212,10 +213,10 @@ class Result:
 
     def to_text(self) -> str:
         """Return the result as one line."""
-        ours, stock = statistics.median(self.ours), statistics.median(self.stock)
+        ours, other = statistics.median(self.ours), statistics.median(self.other)
         return (
-            f"{self.name}: {ours:,.2f} against {stock:,.2f} {self.unit.shown}, "
-            f"ratio {self.ratio:.1f}"
+            f"{self.name}: {ours:,.2f} against {other:,.2f} {self.unit.shown}, "
+            f"ratio {self.ratio:.2f}"
         )
 
     def to_json(self) -> dict[str, object]:
@@ -224,8 +225,8 @@ class Result:
             "task": self.name,
             "unit": self.unit.value[0],
             "ours": _summary(self.ours),
-            "stock": _summary(self.stock),
-            "ratio": round(self.ratio, 2),
+            "other": _summary(self.other),
+            "ratio": round(self.ratio, 3),
         }
 
 
