@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -110,7 +111,9 @@ class TableStream:
     :ivar negative: whether ids are negative and count down; tokens on the wire are
         positive.
     :ivar row_type: an attrs class with one field per column, in order; by default, it
-        is created from the columns.
+        is created from the columns. Its last fields, from the first one after which
+        every column may be null, have the default ``None``: they may be missing in rows
+        of a writer that does not have these columns yet.
     :raises StreamConfigurationError: if the declaration is invalid.
     """
 
@@ -206,7 +209,14 @@ class TableStream:
         class_name = (
             "".join(word[:1].upper() + word[1:] for word in words) + "StreamRow"
         )
-        namespace = {"__annotations__": dict(self.columns), "__module__": __name__}
+        namespace: dict[str, Any] = {
+            "__annotations__": dict(self.columns),
+            "__module__": __name__,
+        }
+        for name, type_ in reversed(self.columns):
+            if type(None) not in typing.get_args(type_):
+                break
+            namespace[name] = None
         if not class_name.isidentifier():
             class_name = "_" + class_name
         return attrs.frozen(type(class_name, (), namespace))

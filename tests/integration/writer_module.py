@@ -16,7 +16,8 @@ def make_writer(host: Any, config: Mapping[str, Any]) -> TimerService:
     Token ``n`` has ``n % 3 + 1`` rows.
 
     :param config: ``file``: contains the number; ``after``: the number written before;
-        ``streams``: their names, ``notes`` and ``typing`` by default.
+        ``streams``: their names, ``notes`` and ``typing`` by default; ``more``: the
+        values of further columns of ``notes``.
     """
     file = Path(config["file"])
     streams = host.streams.get_streams()
@@ -31,7 +32,7 @@ def make_writer(host: Any, config: Mapping[str, Any]) -> TimerService:
                 from_json = streams[name].description.codec.from_json
                 rows = [
                     from_json(
-                        [f"note {written}", n]
+                        [f"note {written}", n, *config.get("more", ())]
                         if name == "notes"
                         else [f"!{written}:x", [f"@{n}:x"]]
                     )

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.errors import RowDecodeError, StreamConfigurationError
 from synapse_replication.streams.table import IdColumn, TableStream
 
 
@@ -67,6 +67,16 @@ class TableStreamTests(SynchronousTestCase):
         stream = declare(columns={"order_id": "text", "amount": "integer?"})
 
         self.assertEqual(stream.columns, (("order_id", str), ("amount", int | None)))
+
+    def test_last_columns_may_be_missing(self) -> None:
+        """The last columns that may be null are null if a row does not have them."""
+        stream = declare(columns={"order_id": str, "size": int, "note": str | None})
+        codec = stream.description.codec
+
+        (row,) = codec.decode([b'["o1",3]']).rows
+
+        self.assertEqual((row.order_id, row.size, row.note), ("o1", 3, None))
+        self.assertRaises(RowDecodeError, codec.decode, [b'["o1"]'])
 
     def test_own_row_type(self) -> None:
         """A class with a field for each column replaces the generated one."""
