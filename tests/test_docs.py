@@ -381,7 +381,9 @@ def leaf_commands(
         return
     context = click.Context(command)
     for name in command.list_commands(context):
-        yield from leaf_commands(command.commands[name], (*path, name))
+        found = command.get_command(context, name)
+        assert found is not None
+        yield from leaf_commands(found, (*path, name))
 
 
 def parse_command(line: str) -> None:
@@ -392,9 +394,12 @@ def parse_command(line: str) -> None:
     _, *words = shlex.split(re.split(r" \||\\$", line)[0])
     command: click.Command = cli
     while isinstance(command, click.Group):
-        if not words or words[0] not in command.commands:
+        found = command.get_command(
+            click.Context(command), words.pop(0) if words else ""
+        )
+        if found is None:
             raise click.UsageError("there is no such command")
-        command = command.commands[words.pop(0)]
+        command = found
     context = click.Context(command, **command.context_settings)
     command.make_parser(context).parse_args(words)
 

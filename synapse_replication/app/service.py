@@ -423,8 +423,3 @@ def _has_links(config: ProcessConfig) -> bool:
         or config.tcp_listen
         or any(listener.direct_tcp for listener in config.listeners)
     )
-
-
-def make_process(config: ProcessConfig, reactor: Any) -> ProcessService:
-    """Return the service of a main process or a worker."""
-    return ProcessService(config, reactor)

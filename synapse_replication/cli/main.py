@@ -12,12 +12,13 @@ runs, so that the other commands start fast and need fewer extras. ``synapse-rep
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import click
 from typing_extensions import override
@@ -38,42 +39,47 @@ from synapse_replication.errors import ConfigError, ConfigProblem, ReplicationEr
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.wire.commands.standard import COMMANDS
 
+#: The commands that are imported when they are looked up: the module in
+#: ``synapse_replication.cli`` and the command's name there.
+_LAZY: Final = MappingProxyType(
+    {
+        "demo": ("demo", "demo_command"),
+        "exec": ("exec", "exec_command"),
+        "init-db": ("init_db", "init_db_command"),
+        "pipeline": ("pipeline.group", "pipeline_group"),
+        "positions": ("positions", "positions"),
+        "record": ("record", "record_command"),
+        "replay": ("replay", "replay_command"),
+        "status": ("status", "status_command"),
+    }
+)
 
-class _LazyCommands(MutableMapping[str, click.Command]):
-    """The commands of a group, some of which are imported when they are looked up.
+
+class _LazyGroup(click.Group):
+    """A group some of whose commands are imported when they are looked up.
 
     ``--help`` looks up all commands. The look-up of a command therefore does not fail
     if the command's database driver is not installed: it returns a command that reports
     this.
     """
 
-    def __init__(self, loaders: Mapping[str, Callable[[], click.Command]]) -> None:
-        self._loaders = dict(loaders)
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *_LAZY})
 
     @override
-    def __getitem__(self, name: str) -> click.Command:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _LAZY:
+            return super().get_command(ctx, cmd_name)
+        module, name = _LAZY[cmd_name]
         try:
-            return self._loaders[name]()
+            found = importlib.import_module(f"synapse_replication.cli.{module}")
         except ModuleNotFoundError as error:
             if error.name != "psycopg2":
                 raise
-            return _make_unavailable(name)
-
-    @override
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self._loaders[name] = lambda: command
-
-    @override
-    def __delitem__(self, name: str) -> None:
-        del self._loaders[name]
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._loaders)
-
-    @override
-    def __len__(self) -> int:
-        return len(self._loaders)
+            return _make_unavailable(cmd_name)
+        command: click.Command = getattr(found, name)
+        return command
 
 
 def _make_unavailable(name: str) -> click.Command:
@@ -93,71 +99,8 @@ def _make_unavailable(name: str) -> click.Command:
     )
 
 
-def _demo() -> click.Command:
-    from synapse_replication.cli.demo import demo_command
-
-    return demo_command
-
-
-def _init_db() -> click.Command:
-    from synapse_replication.cli.init_db import init_db_command
-
-    return init_db_command
-
-
-def _positions() -> click.Command:
-    from synapse_replication.cli.positions import positions
-
-    return positions
-
-
-def _status() -> click.Command:
-    from synapse_replication.cli.status import status_command
-
-    return status_command
-
-
-def _exec() -> click.Command:
-    from synapse_replication.cli.exec import exec_command
-
-    return exec_command
-
-
-def _record() -> click.Command:
-    from synapse_replication.cli.record import record_command
-
-    return record_command
-
-
-def _replay() -> click.Command:
-    from synapse_replication.cli.replay import replay_command
-
-    return replay_command
-
-
-def _pipeline() -> click.Command:
-    from synapse_replication.cli.pipeline.group import pipeline_group
-
-    return pipeline_group
-
-
-#: The functions that import a command and return it, by the command's name.
-_LAZY: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
-    {
-        "demo": _demo,
-        "exec": _exec,
-        "init-db": _init_db,
-        "pipeline": _pipeline,
-        "positions": _positions,
-        "record": _record,
-        "replay": _replay,
-        "status": _status,
-    }
-)
-
-
 @click.group(
-    commands=_LazyCommands(_LAZY),
+    cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="synapse-replication")
@@ -201,7 +144,7 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
 
     config = load_or_exit(paths, purpose)
     try:
-        from synapse_replication.app.service import make_process
+        from synapse_replication.app.service import ProcessService
     except ModuleNotFoundError as error:
         if error.name != "psycopg2":
             raise
@@ -218,7 +161,7 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
 
     def make() -> SupervisedProcess:
         return SupervisedProcess(
-            make_process(config, reactor),
+            ProcessService(config, reactor),
             config,
             reactor,
             lambda: load_config(paths, purpose),

@@ -12,7 +12,7 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.logger import capturedLogs, formatEvent
 from twisted.python.failure import Failure
 
-from synapse_replication.app.service import DRAIN_TIMEOUT, ProcessService, make_process
+from synapse_replication.app.service import DRAIN_TIMEOUT, ProcessService
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.interfaces import RowSink
@@ -83,7 +83,7 @@ class ProcessServiceTests(FilesMixin):
             **more,
         }
         path = self.write("h.yaml", json.dumps(config))
-        return make_process(load_config([path]), self.reactor)
+        return ProcessService(load_config([path]), self.reactor)
 
     def test_start(self) -> None:
         """A process opens its listeners and links, and starts the modules."""
