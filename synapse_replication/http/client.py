@@ -160,7 +160,6 @@ class HttpCatchUpClient:
     :param timeout: time limit of a request for rows and its response, in s. Requests
         for a backlog or a status have their own limits.
     :param max_answer_length: the longest accepted response body, in bytes.
-    :param make_txn_id: returns a new random ``<txn_id>`` at each call.
     :param epoch_of: returns an instance's epoch; ``None`` if it does not speak the
         extension.
     :param observer: notified of each request for rows.
@@ -175,7 +174,6 @@ class HttpCatchUpClient:
         *,
         timeout: float = REQUEST_TIMEOUT,
         max_answer_length: int = MAX_ANSWER_LENGTH,
-        make_txn_id: Callable[[], str] = lambda: secrets.token_urlsafe(12),
         epoch_of: Callable[[str], str | None] = lambda instance_name: None,
         observer: ReplicationObserver | None = None,
     ) -> None:
@@ -185,7 +183,6 @@ class HttpCatchUpClient:
         self._clock = clock
         self._timeout = timeout
         self._max_answer_length = max_answer_length
-        self._make_txn_id = make_txn_id
         self._epoch_of = epoch_of
         self._observer = observer or ReplicationObserver()
 
@@ -264,7 +261,7 @@ class HttpCatchUpClient:
         query: Mapping[str, str],
         timeout: float,
     ) -> StreamUpdateResult:
-        path = ("get_repl_stream_updates", stream_name, self._make_txn_id())
+        path = ("get_repl_stream_updates", stream_name, secrets.token_urlsafe(12))
         headers: dict[str, str] = {}
         with self._observer.requesting_rows(stream_name, instance_name, headers):
             shown, body = await self._send_get(

@@ -115,17 +115,6 @@ class MultiWriterStreamToken:
 
     # -- positions ---------------------------------------------------------------------
 
-    @classmethod
-    def from_positions(
-        cls, persisted_upto: int, positions: Mapping[str, int]
-    ) -> MultiWriterStreamToken:
-        """Return the token for an id generator's state; ids are absolute values.
-
-        :param persisted_upto: the minimum.
-        :param positions: the writers' positions.
-        """
-        return cls(persisted_upto, positions)
-
     def get_stream_pos_for_instance(self, instance_name: str | None) -> int:
         """Return a writer's position; that of an unknown writer is the minimum."""
         if instance_name is None:
@@ -150,19 +139,10 @@ class MultiWriterStreamToken:
 
     def copy_and_advance(self, other: MultiWriterStreamToken) -> MultiWriterStreamToken:
         """Return the maximum: the least token that covers all rows of either."""
-        return self._combine(other, max)
-
-    def copy_and_retreat(self, other: MultiWriterStreamToken) -> MultiWriterStreamToken:
-        """Return the minimum: the greatest token covered by both."""
-        return self._combine(other, min)
-
-    def _combine(
-        self, other: MultiWriterStreamToken, choose: Callable[[int, int], int]
-    ) -> MultiWriterStreamToken:
         return MultiWriterStreamToken(
-            choose(self.stream, other.stream),
+            max(self.stream, other.stream),
             {
-                writer: choose(
+                writer: max(
                     self.get_stream_pos_for_instance(writer),
                     other.get_stream_pos_for_instance(writer),
                 )
@@ -194,24 +174,6 @@ def _to_id(text: str, number: str) -> int:
             text, "each number must be a decimal integer of at most 63 bits"
         )
     return int(number)
-
-
-def is_stream_position_in_range(
-    low: MultiWriterStreamToken | None,
-    high: MultiWriterStreamToken | None,
-    instance_name: str | None,
-    position: int,
-) -> bool:
-    """Return whether a row is after ``low`` and not after ``high``.
-
-    :param low: ``None`` for no lower bound.
-    :param high: ``None`` for no upper bound.
-    :param instance_name: the row's writer, if known.
-    :param position: the absolute value of the row's id.
-    """
-    if low and position <= low.get_stream_pos_for_instance(instance_name):
-        return False
-    return not (high and position > high.get_stream_pos_for_instance(instance_name))
 
 
 @attrs.frozen
