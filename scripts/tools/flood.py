@@ -36,7 +36,7 @@ from synapse_replication.handlers.interfaces import (
     Identity,
     ReplicationHost,
 )
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.observer import AnnouncedBy, ReplicationObserver
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
@@ -195,7 +195,12 @@ class QueueObserver(ReplicationObserver):
             self.longest_queue = max(self.longest_queue, length)
 
     def position_announced(
-        self, stream_name: str, instance_name: str, token: int
+        self,
+        stream_name: str,
+        instance_name: str,
+        token: int,
+        connection: str,
+        by: AnnouncedBy,
     ) -> None:
         if stream_name == FLOODED:
             self.newest = max(self.newest, token)

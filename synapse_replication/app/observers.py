@@ -22,6 +22,7 @@ from synapse_replication.instrumentation.prometheus import (
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
 from synapse_replication.instrumentation.tracing import TracingObserver
+from synapse_replication.streams.reader import Reader
 
 #: The interval in s at which the lag is sampled for the status page, and stalls are
 #: logged.
@@ -76,12 +77,18 @@ class ProcessObservers:
         self.metrics.watch_buffers(source)
         self.status.watch_buffers(source)
 
-    def start(self, own_positions: Callable[[], Mapping[str, int]]) -> None:
+    def start(
+        self,
+        own_positions: Callable[[], Mapping[str, int]],
+        readers: Callable[[], Mapping[tuple[str, str], Reader]],
+    ) -> None:
         """Begin to sample the lag, and to call hooks.
 
         :param own_positions: returns, for each stream that this process writes, the
             token up to which its rows were sent or skipped, by the stream's name.
+        :param readers: returns the readers of all writers, by (stream, writer).
         """
+        self.status.watch_readers(readers)
         self.status.watch_own_positions(own_positions)
         self._sample()
         self.hooks.start()

@@ -361,7 +361,8 @@ class ProcessService(Service):
             lambda: {
                 stream.description.name: handler.last_sent_token(stream)
                 for stream in written
-            }
+            },
+            handler.readers,
         )
         self._stops.add("stopping the hooks", self._hooks.stop)
         self._stops.add("stopping the sampling", self._observers.stop_sampling)

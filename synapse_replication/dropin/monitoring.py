@@ -115,6 +115,7 @@ class Monitoring:
                 for stream in written
             }
         )
+        self.status.watch_readers(handler.readers)
         self.hooks.start()
         self._sample()
         self._start_systemd()

@@ -42,6 +42,7 @@ from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.redaction import without_secrets
+from synapse_replication.streams.reader import Reader
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.commands.standard import (
@@ -171,6 +172,14 @@ class ReplicationCommandHandler(HostCommandHandler):
         """Return the additional channels to subscribe to, and refuse further ones."""
         self._is_started = True
         return tuple(self._channels)
+
+    def readers(self) -> dict[tuple[str, str], Reader]:
+        """Return the reader of each writer, by (stream, writer). Thread-safe."""
+        return {
+            (stream_name, instance_name): reader
+            for stream_name, receiver in self._receivers.items()
+            for instance_name, reader in receiver.readers().items()
+        }
 
     async def wait_until_idle(self) -> None:
         """Wait until all received rows and positions have been handled."""

@@ -27,6 +27,15 @@ from synapse_replication.wire.connection import CloseReason
 _NOTHING: Final = contextlib.nullcontext()
 
 
+class AnnouncedBy(enum.Enum):
+    """What announced a writer's position to this process."""
+
+    POSITION = "POSITION"
+    ROW = "row"
+    HEARTBEAT = "heartbeat"
+    DATABASE = "database"  #: or another source of fetched rows
+
+
 class DiscardReason(enum.Enum):
     """The reason why a received row or command was not delivered."""
 
@@ -37,9 +46,9 @@ class DiscardReason(enum.Enum):
     OLD_TOKEN = "old_token"
     REDUNDANT_POSITION = "redundant_position"
     SUPERSEDED_BY_POSITION = "superseded_by_position"  #: an unfinished batch
-    #: The row cannot be decoded. If it arrived in RDATA, its batch is fetched from the
-    #: source; if it came from the source, it is skipped.
+    #: The row cannot be decoded; its batch is fetched from the source.
     UNDECODABLE = "undecodable"
+    SKIPPED = "skipped"  #: the source itself returned a row that cannot be decoded
     CATCHING_UP = "catching_up"  #: the row will be fetched instead
     HANDLER_FAILED = "handler_failed"  #: the sink failed; the row will be fetched
     IMPLAUSIBLE = "implausible"  #: beyond the last token that exists
@@ -156,12 +165,19 @@ class ReplicationObserver:
         """Record that a stream's queue has ``length`` rows and other items."""
 
     def position_announced(
-        self, stream_name: str, instance_name: str, token: int
+        self,
+        stream_name: str,
+        instance_name: str,
+        token: int,
+        connection: str,
+        by: AnnouncedBy,
     ) -> None:
         """Record that ``token`` arrived in a writer's rows or POSITION.
 
         For rows that arrived together, only the last token of each writer is reported.
         The rows up to the token may still be queued, or may be discarded.
+
+        :param connection: the name of the link on which it arrived.
         """
 
     def position_changed(

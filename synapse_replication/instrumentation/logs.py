@@ -51,6 +51,7 @@ _ALARMING = frozenset(
         DiscardReason.UNKNOWN_STREAM,
         DiscardReason.UNDECLARED_WRITER,
         DiscardReason.UNDECODABLE,
+        DiscardReason.SKIPPED,
         DiscardReason.CATCHING_UP,
         DiscardReason.HANDLER_FAILED,
     }

@@ -372,18 +372,20 @@ class Reader:
 
     @property
     def state(self) -> State:
-        """The state of the writer."""
-        if self.work is None:
+        """The state of the writer. Reading it is thread-safe."""
+        work = self.work
+        if work is None:
             return State.LIVE if self._is_announced else State.WAITING
         if self.page is not None:
             return State.DELIVERING
         if self.request is not None:
             return State.FETCHING
-        return State.PAUSED if self.work.pace is Pace.PAUSED else State.DUE
+        return State.PAUSED if work.pace is Pace.PAUSED else State.DUE
 
     @property
     def _is_announced(self) -> bool:
-        return any(s.phase is not Phase.WAITING for s in self.links.values())
+        links = list(self.links.values())  # another thread may change the dict
+        return any(s.phase is not Phase.WAITING for s in links)
 
     @property
     def floor(self) -> int:

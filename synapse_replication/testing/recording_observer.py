@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from synapse_replication.errors import ProtocolError
 from synapse_replication.handlers.observer import (
+    AnnouncedBy,
     CatchUpEvent,
     CommandDropReason,
     DiscardReason,
@@ -132,7 +133,12 @@ class RecordingObserver(ReplicationObserver):
 
     @override
     def position_announced(
-        self, stream_name: str, instance_name: str, token: int
+        self,
+        stream_name: str,
+        instance_name: str,
+        token: int,
+        connection: str,
+        by: AnnouncedBy,
     ) -> None:
         self.announced[stream_name, instance_name] = token
 

@@ -26,6 +26,7 @@ from synapse_replication.instrumentation.status.model import (
 )
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.wire.connection import CloseReason
+from tests.support.known_readers import KnownReaders
 
 
 class PageMixin(SynchronousTestCase):
@@ -35,12 +36,12 @@ class PageMixin(SynchronousTestCase):
         self.observer = StatusObserver(
             "x.test", "me", writers, monotonic=self.clock.seconds
         )
+        self.known = KnownReaders(self.observer)
 
     def go_live(self, *writers: tuple[str, str]) -> None:
-        self.observer.connection_made("redis")
+        self.known.link_up()
         for stream_name, instance_name in writers:
-            self.observer.position_changed(stream_name, instance_name, 1234)
-            self.observer.stream_connected("redis", stream_name, instance_name)
+            self.known.go_live(stream_name, instance_name, 1234)
 
     def all_live(self) -> None:
         self.go_live(("events", "w1"), ("events", "w2"), ("typing", "<w3>"))
@@ -121,7 +122,7 @@ class StatusPageTests(PageMixin):
         """The row of a catch-up shows its progress."""
         self.all_live()
         event = CatchUpEvent("events", "w1", 1234, 2234)
-        self.observer.catch_up(event)
+        self.known.fetch(event)
         self.observer.catch_up_page(event, 100, 1334)
         text = self.page()
         self.assertIn("1 of 3 streams catching up", text)
@@ -130,7 +131,7 @@ class StatusPageTests(PageMixin):
     def test_stalled(self) -> None:
         """A stall is shown first, with its start, its reason and a hint."""
         self.all_live()
-        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.known.link_lost(why="gone")
         self.observer.connection_failed("redis", "refused", 5.0)
         self.clock.advance(180)
         text = self.page()
@@ -144,7 +145,7 @@ class StatusPageTests(PageMixin):
     def test_worst_first(self) -> None:
         """Writers with problems precede healthy ones in the table."""
         self.go_live(("events", "w1"), ("events", "w2"))
-        self.observer.catch_up(CatchUpEvent("events", "w2", 1234, 2234))
+        self.known.fetch(CatchUpEvent("events", "w2", 1234, 2234))
         names = re.findall(r"data-writer=\"([^\"]+)\"", self.page())
         self.assertEqual(names, ["typing/&lt;w3&gt;", "events/w2", "events/w1"])
 
@@ -224,7 +225,7 @@ class AssessmentTests(PageMixin):
         self.all_live()
         verdicts.append(judge(self.observer.snapshot()))
         self.clock.advance(60)
-        self.observer.position_announced("events", "w1", 9999)
+        self.known.announce("events", "w1", 9999)
         self.clock.advance(60)
         verdicts.append(judge(self.observer.snapshot()))
         self.observer.duplicate_instance("w1", "")
@@ -239,7 +240,7 @@ class AssessmentTests(PageMixin):
         self.observer.connection_lost("old", CloseReason.CLEAN, "gone")
         self.clock.advance(30)
         self.assertEqual(judge(self.observer.snapshot()).text, "All rows arrive")
-        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.known.link_lost(why="gone")
         self.clock.advance(3)
         verdict = judge(self.observer.snapshot())
         self.assertEqual(
@@ -266,6 +267,7 @@ class AssessmentTests(PageMixin):
         self.observer = StatusObserver(
             "x.test", "me", writers, monotonic=self.clock.seconds
         )
+        self.known = KnownReaders(self.observer)
         self.clock.advance(10)
         (group,) = group_stalls(self.observer.snapshot().writers)
         self.assertEqual(group.names, "s0/w1, s1/w1, s2/w1, s3/w1 and 5 more")

@@ -21,7 +21,7 @@ from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import SupervisorError
 from synapse_replication.handlers.observer import CatchUpEvent
 from synapse_replication.instrumentation.status.observer import StatusObserver
-from synapse_replication.wire.connection import CloseReason
+from tests.support.known_readers import KnownReaders
 
 
 class NotifySocketTests(SynchronousTestCase):
@@ -115,6 +115,7 @@ class SystemdNotifierTests(SynchronousTestCase):
             [("events", "persister1")],
             monotonic=self.clock.seconds,
         )
+        self.known = KnownReaders(self.observer)
         self.sent: list[tuple[str, ...]] = []
         self.arrives = True
         self.notifier = SystemdNotifier(
@@ -147,13 +148,12 @@ class SystemdNotifierTests(SynchronousTestCase):
     def catch_up(self) -> None:
         self.observer.position_changed("events", "persister1", 1000)
         event = CatchUpEvent("events", "persister1", 1000, 99_211)
-        self.observer.connection_made("redis")
-        self.observer.catch_up(event)
+        self.known.link_up()
+        self.known.fetch(event)
         self.observer.catch_up_page(event, 12_034, 13_034)
 
     def be_live(self) -> None:
-        self.observer.position_changed("events", "persister1", 99_211)
-        self.observer.stream_connected("redis", "events", "persister1")
+        self.known.go_live("events", "persister1", 99_211)
 
     def test_ready(self) -> None:
         """
@@ -190,7 +190,7 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.be_live()
         self.notifier.start()
         self.notifier.up()
-        self.observer.connection_lost("redis", CloseReason.TIMED_OUT, "it was cut")
+        self.known.link_lost(why="it was cut")
         assignments_sent = self.assignments_sent(15)
         self.assertEqual(
             assignments_sent,

@@ -29,18 +29,19 @@ from synapse_replication.instrumentation.status.model import encode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from tests.config.test_files import FilesMixin
 from tests.http.doubles import Directory, FailureObserver
+from tests.support.known_readers import KnownReaders
 
 ROOT = Path(__file__).parents[2]
 
 
-def make_status(clock: Clock) -> StatusObserver:
+def make_status(clock: Clock) -> tuple[StatusObserver, KnownReaders]:
     observer = StatusObserver(
         "x.test", "me", [("events", "w1")], monotonic=clock.seconds
     )
-    observer.connection_made("redis")
-    observer.position_changed("events", "w1", 1000)
-    observer.stream_connected("redis", "events", "w1")
-    return observer
+    known = KnownReaders(observer)
+    known.link_up()
+    known.go_live("events", "w1", 1000)
+    return observer, known
 
 
 def draw(deployment: DeploymentStatus) -> str:
@@ -52,7 +53,7 @@ def draw(deployment: DeploymentStatus) -> str:
 class RenderTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.status = make_status(self.clock)
+        self.status, self.known = make_status(self.clock)
 
     def draw(self) -> str:
         return draw(DeploymentStatus({"me": self.status.snapshot()}, {}))
@@ -65,17 +66,17 @@ class RenderTests(SynchronousTestCase):
 
     def test_stalled(self) -> None:
         """A stalled stream is shown with the duration, the reason and a hint."""
-        self.status.position_announced("events", "w1", 2000)
+        self.known.announce("events", "w1", 2000)
         self.clock.advance(150)
         text = self.draw()
         self.assertIn("me: 1 of 1 stream stalled", text)
         self.assertIn("events/w1: stalled for 2 min: rows were announced", text)
-        self.assertIn("-> The sink of this process is blocked", text)
+        self.assertIn("-> The sink of this process seems to be blocked", text)
         self.assertRegex(text, r"stalled +1,000 +1,000 +2 min")
 
     def test_catching_up(self) -> None:
         """A catch-up is shown with its progress."""
-        self.status.catch_up(CatchUpEvent("events", "w1", 1000, 2000))
+        self.known.fetch(CatchUpEvent("events", "w1", 1000, 2000))
         self.assertIn("catching up, 0 of 1,000", self.draw())
 
     def test_others(self) -> None:
@@ -96,13 +97,13 @@ class RenderTests(SynchronousTestCase):
 
     def test_worst_first(self) -> None:
         """Instances that do not respond are first, then instances with problems."""
-        stalled = make_status(self.clock)
-        stalled.position_announced("events", "w1", 2000)
+        stalled, known = make_status(self.clock)
+        known.announce("events", "w1", 2000)
         self.clock.advance(60)
-        behind = make_status(self.clock)
-        behind.catch_up(CatchUpEvent("events", "w1", 1000, 2000))
+        behind, known = make_status(self.clock)
+        known.fetch(CatchUpEvent("events", "w1", 1000, 2000))
         processes = {
-            "a_well": make_status(self.clock).snapshot(),
+            "a_well": make_status(self.clock)[0].snapshot(),
             "b_busy": behind.snapshot(),
             "c_stalled": stalled.snapshot(),
         }
@@ -139,7 +140,7 @@ class DeploymentStatusTests(SynchronousTestCase):
         duplicate name.
         """
         clock = Clock()
-        observer = make_status(clock)
+        observer, known = make_status(clock)
         well = observer.snapshot()
         self.assertTrue(DeploymentStatus({"me": well}, {}).is_well)
         self.assertFalse(DeploymentStatus({"me": well}, {"w": "no"}).is_well)
@@ -151,7 +152,7 @@ class DeploymentStatusTests(SynchronousTestCase):
         observer.duplicate_instance("w1", "")
         self.assertFalse(DeploymentStatus({"me": observer.snapshot()}, {}).is_well)
         clock.advance(100)
-        observer.position_announced("events", "w1", 2000)
+        known.announce("events", "w1", 2000)
         clock.advance(100)
         self.assertFalse(DeploymentStatus({"me": observer.snapshot()}, {}).is_well)
 
@@ -161,7 +162,7 @@ class StatusServiceTests(SynchronousTestCase):
         self.clock = Clock()
         self.shown: list[DeploymentStatus] = []
         self.ends: list[str] = []
-        self.status = make_status(self.clock)
+        self.status, self.known = make_status(self.clock)
 
     async def ask(self, name: str) -> bytes:
         if name == "w9":
@@ -251,7 +252,7 @@ class CommandTests(TestCase):
         reactor: Any = running
 
         self.clock = Clock()
-        self.status = make_status(self.clock)
+        self.status, self.known = make_status(self.clock)
         replication = ReplicationResource(
             Directory(),
             "me",
@@ -286,7 +287,7 @@ class CommandTests(TestCase):
         out, err, code = await self.run_status()
         self.assertEqual((code, err), (0, ""), out)
         self.assertIn("All rows arrive", out)
-        self.status.position_announced("events", "w1", 2000)
+        self.known.announce("events", "w1", 2000)
         self.clock.advance(60)
         out, err, code = await self.run_status("--json")
         self.assertEqual((code, err), (1, ""))

@@ -24,6 +24,7 @@ from synapse_replication.dropin.observer import hooks_of
 from synapse_replication.errors import HooksNotFoundError
 from synapse_replication.instrumentation.hooks import LinkUp, Stopping
 from synapse_replication.instrumentation.prometheus import ReplicationMetrics
+from synapse_replication.instrumentation.status.records import HearingRecord
 from tests.dropin.host import FakeHomeserver, fake_modules
 
 published: list[object] = []
@@ -56,7 +57,7 @@ class MonitoringTests(SynchronousTestCase):
             streams=SimpleNamespace(get_streams_to_replicate=lambda: [stream]),
             hooks=monitoring.hooks,
         )
-        handler: Any = SimpleNamespace(last_sent_token=lambda stream: 7)
+        handler: Any = SimpleNamespace(last_sent_token=lambda stream: 7, readers=dict)
         monitoring.start(handler, host)
         return monitoring
 
@@ -82,7 +83,8 @@ class MonitoringTests(SynchronousTestCase):
         self.patch(monitoring.status, "_monotonic", lambda: now)
         self.patch(monitoring.status, "_started", 0.0)
         for writer in monitoring.status._writers.values():
-            writer.waiting_since = writer.progress_at = 0.0
+            writer.since = writer.progress_at = 0.0
+        self.patch(monitoring.status._records, "hearing", HearingRecord(since=0.0))
         with self.assertLogs(logging.getLogger("synapse_replication")) as caught:
             now = 20.0
             self.hs.reactor.advance(SAMPLE_EVERY)

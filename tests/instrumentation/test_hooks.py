@@ -35,8 +35,8 @@ from synapse_replication.instrumentation.hooks import (
 from synapse_replication.instrumentation.status.model import StallReason
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.testing.doubles import MemoryHost, SourceStream
-from synapse_replication.wire.connection import CloseReason
 from tests.handlers.fixtures import Row
+from tests.support.known_readers import KnownReaders
 
 EVENT = CatchUpEvent("events", "w1", 100, 150)
 KINDS: tuple[type[HookEvent], ...] = (
@@ -77,6 +77,7 @@ class ReplicationHooksTests(SynchronousTestCase):
             lambda what, error: self.failures.append((what, error)),
         )
         self.observer = CompositeObserver([self.status, self.hooks])
+        self.known = KnownReaders(self.status, self.observer)
 
     def subscribe_all(self) -> None:
         for kind in KINDS:
@@ -93,9 +94,9 @@ class ReplicationHooksTests(SynchronousTestCase):
         Links and resyncs are reported in order, and not before the next reactor turn.
         """
         self.subscribe_all()
-        self.observer.connection_made("redis")
+        self.known.link_up()
         self.observer.resynced("events", "w1", Resync.PARTIAL)
-        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.known.link_lost(why="gone")
         self.assertEqual(self.events, [])
         self.assertEqual(
             self.take(),
@@ -148,7 +149,7 @@ class ReplicationHooksTests(SynchronousTestCase):
     def test_stopping(self) -> None:
         """Stopping is reported synchronously, after all earlier events."""
         self.subscribe_all()
-        self.observer.connection_made("redis")
+        self.known.link_up()
         self.hooks.stopping()
         self.assertEqual(self.events, [LinkUp("redis"), Stopping()])
         self.assertEqual(len(self.take()), 2)
@@ -178,6 +179,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         """
         self.subscribe_all()
         self.hooks.start()
+        self.known.link_up()
         self.observer.heartbeat_received(heartbeat_of("w1"))
         self.observer.heartbeat_received(heartbeat_of("w2"))
         self.assertEqual(
@@ -196,6 +198,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         snapshot = Mock(side_effect=self.status.snapshot)
         self.patch(self.hooks, "_snapshot", snapshot)
         self.hooks.start()
+        self.known.link_up()
         self.observer.heartbeat_received(heartbeat_of("w1"))
         self.reactor.pump([1] * 5)
         snapshot.assert_not_called()
@@ -224,13 +227,12 @@ class ReplicationHooksTests(SynchronousTestCase):
         """A stalled writer is reported once, and again when it is live."""
         self.subscribe_all()
         self.hooks.start()
-        self.observer.connection_made("redis")
+        self.known.link_up()
         self.take(15)
         self.assertEqual(self.take(30), [])
-        self.observer.position_changed("events", "w1", 7)
-        self.observer.stream_connected("redis", "events", "w1")
+        self.known.go_live("events", "w1", 7)
         self.assertEqual(self.take(1), [CaughtUp("events", "w1")])
-        self.observer.position_announced("events", "w1", 9)
+        self.known.announce("events", "w1", 9)
         (stalled,) = self.take(30)
         assert isinstance(stalled, Stalled)
         self.assertEqual(stalled.reason, StallReason.NO_PROGRESS)
@@ -258,7 +260,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         """A callback that fails is reported, and the others are still called."""
         self.hooks.subscribe(LinkUp, lambda event: 1 / 0)
         self.subscribe_all()
-        self.observer.connection_made("redis")
+        self.known.link_up()
         self.observer.connection_made("tcp")
         self.assertEqual(self.take(), [LinkUp("redis"), LinkUp("tcp")])
         self.assertEqual(
@@ -278,7 +280,7 @@ class ReplicationHooksTests(SynchronousTestCase):
             await waiting
 
         self.hooks.subscribe(LinkUp, record_and_wait)
-        self.observer.connection_made("redis")
+        self.known.link_up()
         self.assertEqual(self.take(), [LinkUp("redis")])
         self.assertEqual(self.failures, [])
         waiting.errback(ZeroDivisionError())
@@ -292,9 +294,9 @@ class ReplicationHooksTests(SynchronousTestCase):
         ends: list[Callable[[], None]] = []
         ends.append(self.hooks.subscribe(LinkUp, self.events.append))
         ends.append(self.hooks.subscribe(LinkUp, lambda event: ends[0]()))
-        self.observer.connection_made("redis")
+        self.known.link_up()
         self.assertEqual(self.take(), [LinkUp("redis")])
-        self.observer.connection_made("redis")
+        self.known.link_up()
         self.assertEqual(self.take(), [])
         ends[0]()
 

@@ -27,6 +27,7 @@ from synapse_replication.instrumentation.prometheus import (
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.wire.connection import CloseReason
+from tests.support.known_readers import KnownReaders
 
 PROTOCOL = "synapse_replication_tcp_protocol_"
 
@@ -41,6 +42,7 @@ class PrometheusObserverTests(SynchronousTestCase):
             self.metrics, "test", self.clock.seconds, status=self.status
         )
         self.observer = CompositeObserver([self.status, self.counting])
+        self.known = KnownReaders(self.status, self.observer)
 
     def value(self, sample: str, **labels: str) -> float | None:
         labels.setdefault("server_name", "test")
@@ -204,8 +206,8 @@ class PrometheusObserverTests(SynchronousTestCase):
         """A stalled writer has a sample with its reason until it advances."""
         sample = "synapse_replication_stalled_seconds"
         event = CatchUpEvent("events", "w1", 100, 150)
-        self.observer.connection_made("redis")
-        self.observer.stream_connected("redis", "events", "w1")
+        self.known.link_up()
+        self.known.go_live("events", "w1", 100)
         with self.observer.catch_up(event):
             self.observer.catch_up_failed(event, CatchUpError("no"), 1, 1.0)
         writer = {"stream_name": "events", "instance_name": "w1"}

@@ -38,6 +38,7 @@ from synapse_replication.errors import (
 )
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import (
+    AnnouncedBy,
     CatchUpEvent,
     CommandDropReason,
     ConnectionBuffers,
@@ -395,6 +396,7 @@ _VALUES: dict[str, Any] = {
     "CatchUpEvent": CatchUpEvent("s", "w", 1, 5),
     "CloseReason": CloseReason.PEER_ERROR,
     "CommandDropReason": next(iter(CommandDropReason)),
+    "AnnouncedBy": AnnouncedBy.ROW,
     "DiscardReason": DiscardReason.UNDECODABLE,
     "Resync": Resync.FULL,
     "Mapping": {},

@@ -99,7 +99,7 @@ class RowDecoder:
                 if not skips_invalid:
                     return None
                 self._observer.discarded(
-                    self._name, instance_name, DiscardReason.UNDECODABLE, 1
+                    self._name, instance_name, DiscardReason.SKIPPED, 1
                 )
                 self._observer.failure(f"decoding a row of {self._name}", error)
         return rows

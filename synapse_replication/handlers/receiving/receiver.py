@@ -22,13 +22,13 @@ failure-invalidation-flood.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import TypeAlias
 
 import attrs
 
 from synapse_replication.handlers.link import Link
-from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.observer import AnnouncedBy, DiscardReason
 from synapse_replication.handlers.receiving.catch_up import (
     CatchUps,
     FetchedPage,
@@ -48,7 +48,7 @@ from synapse_replication.handlers.receiving.writers import (
     Writer,
     Writers,
 )
-from synapse_replication.streams.reader import Finding, Verdict
+from synapse_replication.streams.reader import Finding, Reader, Verdict
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import InterleavedRun, RdataRun
@@ -111,6 +111,10 @@ class StreamReceiver:
         """Remove a link, after what it carried has been handled."""
         self._enqueue_internal(_LostConnection(link))
 
+    def readers(self) -> Mapping[str, Reader]:
+        """Return the reader of each writer, by name. Thread-safe."""
+        return self._writers.readers()
+
     def forget_writer(self, instance_name: str) -> None:
         """Remove the state of a writer, unless rows of it are missing."""
         self._writers.forget(instance_name)
@@ -122,7 +126,9 @@ class StreamReceiver:
         name, observer = self._context.name, self._context.observer
         observer.rows_received(name, len(run.rows))
         if (token := run.tokens[-1]) is not None:
-            observer.position_announced(name, run.instance_name, token)
+            observer.position_announced(
+                name, run.instance_name, token, link.connection.name, AnnouncedBy.ROW
+            )
         self._put_rows(link, run)
 
     def enqueue_interleaved(self, link: Link, run: InterleavedRun) -> None:
@@ -132,7 +138,9 @@ class StreamReceiver:
         newest = dict(zip(run.instance_names, run.tokens, strict=True))
         for instance_name, token in newest.items():
             if token is not None:
-                observer.position_announced(name, instance_name, token)
+                observer.position_announced(
+                    name, instance_name, token, link.connection.name, AnnouncedBy.ROW
+                )
         self._put_rows(link, run)
 
     def enqueue_lost_row(self, link: Link, instance_name: str) -> None:
@@ -143,7 +151,13 @@ class StreamReceiver:
         """Enqueue a writer's POSITION, unless it is redundant."""
         context = self._context
         instance_name, token = position.instance_name, position.new_token
-        context.observer.position_announced(context.name, instance_name, token)
+        context.observer.position_announced(
+            context.name,
+            instance_name,
+            token,
+            link.connection.name,
+            AnnouncedBy.POSITION,
+        )
         if position.prev_token == token:
             # The instance may have just started, in place of a removed writer.
             self._search.request()

@@ -125,6 +125,10 @@ class Writers:
         """Return all writers, whose readers have the present positions."""
         return [self.get(name) for name in self._writers]
 
+    def readers(self) -> dict[str, Reader]:
+        """Return the reader of each writer. Thread-safe: dict.copy() is atomic."""
+        return {name: each.reader for name, each in self._writers.copy().items()}
+
     def link_up(self, link: Link) -> None:
         """Add a link."""
         self._links.append(link)

@@ -48,7 +48,10 @@ class StallReason(enum.Enum):
     WRITER_GONE = "writer_gone"  #: sent a goodbye, or its heartbeats stopped
     NO_POSITION = "no_position"  #: a link is up, and the writer sent no POSITION on it
     AHEAD_OF_WRITER = "ahead_of_writer"  #: its next rows would be discarded as old
+    UNDECLARED_WRITER = "undeclared_writer"  #: its rows are discarded
+    ROWS_SKIPPED = "rows_skipped"  #: rows of the source cannot be decoded
     CATCH_UP_FAILS = "catch_up_fails"
+    SOURCE_SILENT = "source_silent"  #: missing rows were requested
     NO_PROGRESS = "no_progress"  #: rows are available and are not delivered
 
 
@@ -73,11 +76,18 @@ HINTS: Mapping[StallReason, str] = MappingProxyType(
         "STREAM=POSITION' with the position of this process: it advances the sequence "
         "to that position, so that new rows are beyond it. Then make this process "
         "fetch the rows that it discarded (see the runbook).",
+        StallReason.UNDECLARED_WRITER: "If it is to write the stream, name it in "
+        "stream_writers in the configuration of this process, too, and restart this "
+        "process: it then fetches the rows. Otherwise, stop whatever uses its name.",
+        StallReason.ROWS_SKIPPED: "Give this process the declaration of the stream "
+        "that the writer has, and make it fetch the rows again (see the runbook).",
         StallReason.CATCH_UP_FAILS: "Repair what the failure names: the database, the "
         "HTTP listener that instance_map names for the writer, or the sink of this "
         "process. The catch-up is retried automatically.",
-        StallReason.NO_PROGRESS: "The sink of this process is blocked: check the log "
-        "of this process and the system that the sink writes to.",
+        StallReason.SOURCE_SILENT: "Check the database (locks, load), and the writer "
+        "if the stream is held in its memory.",
+        StallReason.NO_PROGRESS: "The sink of this process seems to be blocked: check "
+        "the log of this process and the system that the sink writes to.",
     }
 )
 
@@ -100,6 +110,10 @@ class WriterStatus:
     :ivar stalled_for: how long the writer has been stalled, in s.
     :ivar detail: an explanation of the reason, for display.
     :ivar history: samples of the lag over the last minutes, oldest first.
+    :ivar link: the name of the link on which the writer was last heard.
+    :ivar heard_by: what was heard: ``POSITION``, ``row``, ``heartbeat`` or
+        ``database``; empty if nothing was.
+    :ivar last_heard: the time in s since then.
     """
 
     stream_name: str
@@ -114,6 +128,9 @@ class WriterStatus:
     stalled_for: float = 0.0
     detail: str = ""
     history: tuple[int, ...] = ()
+    link: str = ""
+    heard_by: str = ""
+    last_heard: float = 0.0
 
 
 @attrs.frozen
@@ -176,6 +193,8 @@ class ProcessStatus:
     :ivar up_for: the time in s since the process started.
     :ivar not_ready: descriptions of what the process waits for before it is ready;
         empty if it is ready.
+    :ivar cut_off_for: the time in s for which the process has received nothing, because
+        it has no link; 0 if it has one.
     """
 
     server_name: str
@@ -187,6 +206,7 @@ class ProcessStatus:
     links: tuple[LinkStatus, ...]
     peers: tuple[PeerStatus, ...]
     duplicates: tuple[DuplicateStatus, ...]
+    cut_off_for: float = 0.0
 
     @property
     def stalled(self) -> tuple[WriterStatus, ...]:
@@ -195,13 +215,11 @@ class ProcessStatus:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the process has had no link for :data:`CUT_OFF_AFTER` s.
+        """Whether the process has heard nothing for :data:`CUT_OFF_AFTER` s.
 
         False if :attr:`links` is empty, for instance in a process without links.
         """
-        return bool(self.links) and all(
-            not link.up and link.since >= CUT_OFF_AFTER for link in self.links
-        )
+        return bool(self.links) and self.cut_off_for >= CUT_OFF_AFTER
 
 
 @attrs.frozen

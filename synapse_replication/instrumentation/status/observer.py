@@ -1,9 +1,9 @@
 """An observer that tracks the state of every writer, link and peer.
 
-Theory of operation: :class:`StatusObserver` receives all observer events and records,
-for each (stream, writer), the writer's announced position, the position that was
-delivered here, and what delays the rows between them. The status is computed on
-request, because most of it depends on the current time.
+Theory of operation: :class:`StatusObserver` receives all observer events and records
+what was heard of each (stream, writer), and when. The state of the writer's rows is
+that of its reader, which is read for each snapshot. ``verdict.py`` derives the status
+from both, on request, because most of it depends on the current time.
 
 The lag in s is the age of the oldest write that was not delivered here. A heartbeat
 states how long ago each position was reached. This is a duration, so a difference
@@ -14,7 +14,7 @@ been written when it was first announced.
 A writer is *stalled* once a problem with its rows has lasted for
 :attr:`StatusLimits.stalled_after`, so that short interruptions are not reported. Memory
 is bounded: an entry that the configuration does not name expires after a period without
-events, except a link that is up and a writer that is catching up. Beyond
+events, except a link that is up and a writer of which rows are missing. Beyond
 :data:`MAX_NAMES` entries of a kind, a new link replaces the link that has been down the
 longest, and a new peer replaces the peer whose last heartbeat is the oldest; entries
 that the configuration names are not replaced. Any other new entry is not stored.
@@ -36,8 +36,10 @@ from typing_extensions import override
 from synapse_replication import __version__
 from synapse_replication.errors import excerpt
 from synapse_replication.handlers.observer import (
+    AnnouncedBy,
     CatchUpEvent,
     ConnectionBuffers,
+    DiscardReason,
     PeerHeartbeat,
     ReplicationObserver,
 )
@@ -48,6 +50,7 @@ from synapse_replication.instrumentation.status.model import (
 )
 from synapse_replication.instrumentation.status.records import (
     MAX_NAMES,
+    HearingRecord,
     LinkRecord,
     PeerRecord,
     StatusLimits,
@@ -56,7 +59,11 @@ from synapse_replication.instrumentation.status.records import (
     store_if_room,
 )
 from synapse_replication.instrumentation.status.report import StatusReport
+from synapse_replication.streams.reader import Reader
 from synapse_replication.wire.connection import CloseReason
+
+#: The time between two samples above which this process has paused, in s.
+PAUSE = 9.0
 
 
 class StatusObserver(ReplicationObserver):
@@ -90,21 +97,21 @@ class StatusObserver(ReplicationObserver):
         self._needs_link = needs_link
         self._limits = limits or StatusLimits()
         self._started = now = monotonic()
-        self._writers: dict[tuple[str, str], WriterRecord] = {
-            key: WriterRecord(now, now) for key in expected if key[1] != instance_name
-        }
-        self._expected = frozenset(self._writers)
+        self._expected = frozenset(key for key in expected if key[1] != instance_name)
         self._expected_names = frozenset(name for _, name in self._expected)
+        self._writers = {key: WriterRecord(now, now) for key in self._expected}
         #: The names of the links that this process makes itself.
         self._own_links = frozenset({instance_name, "redis", "redis_out"})
-        #: Writers whose records expired; the writers may still be live.
-        self._forgotten: dict[tuple[str, str], None] = {}
-        self._records = StatusRecords(self._writers)
+        self._records = StatusRecords(
+            self._writers, hearing=HearingRecord(is_up=False, since=now)
+        )
         self._links = self._records.links
         self._peers = self._records.peers
         self._duplicates = self._records.duplicates
+        self._sampled_at = now
         self._buffer_sources: list[Callable[[], Iterable[ConnectionBuffers]]] = []
         self._own: Callable[[], Mapping[str, int]] = dict
+        self._readers: Callable[[], Mapping[tuple[str, str], Reader]] = dict
 
     def watch_buffers(self, source: Callable[[], Iterable[ConnectionBuffers]]) -> None:
         """Register a source of buffers, which is read for each snapshot.
@@ -121,30 +128,43 @@ class StatusObserver(ReplicationObserver):
         """
         self._own = source
 
+    def watch_readers(
+        self, source: Callable[[], Mapping[tuple[str, str], Reader]]
+    ) -> None:
+        """Set the source of the readers, read for each snapshot.
+
+        :param source: returns the readers of all writers, by (stream, writer). It must
+            be thread-safe.
+        """
+        self._readers = source
+
     def sample(self) -> None:
         """Append each writer's lag to its history, and remove expired entries.
 
         Call this every few seconds.
         """
+        now = self._monotonic()
+        if now - self._sampled_at > PAUSE:
+            # This process was stopped meanwhile, or its reactor was blocked: what its
+            # peers sent is still to be read.
+            hearing = self._records.hearing
+            self._records.hearing = attrs.evolve(hearing, since=now)
+        self._sampled_at = now
         for writer in self._writers.values():
             writer.history.append(writer.lag())
             if len(writer.history) > self._limits.history:
                 writer.history.popleft()
-        self._remove_expired()
+        self._remove_expired(now)
 
-    def _remove_expired(self) -> None:
+    def _remove_expired(self, now: float) -> None:
         """Remove entries that have expired and that the configuration does not name."""
-        now = self._monotonic()
         before = now - self._limits.forget_after
+        readers = self._readers()
         for key, writer in list(self._writers.items()):
-            if key in self._expected:
-                continue
-            known = (writer.position, writer.announced, writer.connection)
-            if known != writer.sampled:
-                writer.sampled, writer.sampled_at = known, now
-            elif writer.sampled_at <= before and writer.catch_up is None:
+            reader = readers.get(key)
+            is_missing = reader is not None and reader.work is not None
+            if key not in self._expected and writer.is_idle(before) and not is_missing:
                 del self._writers[key]
-                store_if_room(self._forgotten, key, None)
         for name, link in list(self._links.items()):
             if not link.up and link.since <= before and name not in self._own_links:
                 del self._links[name]
@@ -163,25 +183,26 @@ class StatusObserver(ReplicationObserver):
         if writer is None and instance_name != self._instance_name:
             now = self._monotonic()
             writer = store_if_room(self._writers, key, WriterRecord(now, now))
-            if writer is not None and key in self._forgotten:
-                del self._forgotten[key]
-                # The writer sent its POSITION before the record expired, and may not
-                # send another.
-                up = (name for name, link in self._links.items() if link.up)
-                writer.connection = next(up, None)
         return writer
 
     @override
     def position_announced(
-        self, stream_name: str, instance_name: str, token: int
+        self,
+        stream_name: str,
+        instance_name: str,
+        token: int,
+        connection: str,
+        by: AnnouncedBy,
     ) -> None:
         writer = self._writers.get((stream_name, instance_name))
-        # An announcement adds no record: other events add it, for instance when the
-        # writer is connected.
-        if writer is not None and (
-            token != writer.announced or writer.behind_us is not None
-        ):
-            writer.announce(token, self._monotonic())
+        if writer is None:
+            writer = self._writer(stream_name, instance_name)
+            if writer is None:
+                return
+        now = self._monotonic()
+        writer.hear(connection, by, now)
+        if token != writer.announced or writer.behind_us is not None:
+            writer.announce(token, now)
 
     @override
     def position_changed(
@@ -190,7 +211,8 @@ class StatusObserver(ReplicationObserver):
         writer = self._writer(stream_name, instance_name)
         if writer is not None:
             writer.move(token, self._monotonic())
-            self._check_caught_up(writer)
+            if writer.catch_up_from is not None and not writer.lag():
+                writer.catch_up_from = None
 
     @override
     def stream_connected(
@@ -198,17 +220,9 @@ class StatusObserver(ReplicationObserver):
     ) -> None:
         writer = self._writer(stream_name, instance_name)
         if writer is not None:
-            writer.connection = connection
-            writer.catch_up = None
-            writer.is_removed = False
+            writer.catch_up_from = None
             writer.failing_since = None
-            self._check_caught_up(writer)
-
-    @staticmethod
-    def _check_caught_up(writer: WriterRecord) -> None:
-        if not writer.lag():
-            writer.catch_up = None
-            writer.was_live = writer.was_live or writer.connection is not None
+            writer.was_live = writer.was_live or not writer.lag()
 
     @override
     def stream_reset(
@@ -219,7 +233,23 @@ class StatusObserver(ReplicationObserver):
             writer.announced = to_token
             writer.undelivered.clear()
             writer.behind_us = None
+            writer.skipped_since, writer.skipped = None, 0
             writer.move(to_token, self._monotonic())
+
+    @override
+    def discarded(
+        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
+    ) -> None:
+        if reason is DiscardReason.UNDECLARED_WRITER:
+            writer = self._writer(stream_name, instance_name)
+            if writer is not None and writer.undeclared_since is None:
+                writer.undeclared_since = self._monotonic()
+        elif reason is DiscardReason.SKIPPED:
+            writer = self._writer(stream_name, instance_name)
+            if writer is not None:
+                writer.skipped += count
+                if writer.skipped_since is None:
+                    writer.skipped_since = self._monotonic()
 
     @override
     def position_refuted(
@@ -242,7 +272,7 @@ class StatusObserver(ReplicationObserver):
         writer = self._writer(stream_name, instance_name)
         if writer is not None:
             if writer.behind_us is None:
-                writer.behind_us_since = self._monotonic()
+                writer.behind_since = self._monotonic()
             writer.behind_us = announced
 
     @override
@@ -250,11 +280,13 @@ class StatusObserver(ReplicationObserver):
         writer = self._writer(event.stream_name, event.instance_name)
         if writer is not None:
             now = self._monotonic()
-            if writer.position is None or event.from_token < writer.position:
+            if writer.position is None:
                 writer.move(event.from_token, now)
+            if writer.catch_up_from is None:
+                writer.catch_up_from = event.from_token
+                writer.missing_since = now
+            writer.fetching_since = now
             writer.announce(event.upto_token, now)
-            first = event if writer.catch_up is None else writer.catch_up
-            writer.catch_up = attrs.evolve(first, upto_token=event.upto_token)
         return contextlib.nullcontext()
 
     @override
@@ -264,16 +296,20 @@ class StatusObserver(ReplicationObserver):
         writer = self._writer(stream_name, instance_name)
         if writer is not None:
             now = self._monotonic()
-            writer.is_removed = True
+            writer.is_drained = False
             writer.move(from_token, now)
             writer.announce(upto_token, now)
+            writer.heard_at, writer.heard_by = now, AnnouncedBy.DATABASE
 
     @override
     def removed_writer_drained(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        # A drained writer sends no rows unless it returns; it then gets a new record.
-        self._writers.pop((stream_name, instance_name), None)
+        writer = self._writers.get((stream_name, instance_name))
+        if writer is not None:
+            # It sends no rows unless it returns.
+            writer.is_drained = True
+            writer.undeclared_since = None
 
     @override
     def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
@@ -292,21 +328,22 @@ class StatusObserver(ReplicationObserver):
                 f"{attempt}: {excerpt(str(error) or type(error).__name__)}"
             )
 
+    # -- links and peers --------------------------------------------------------------
+
+    @override
+    def connections_changed(self, count: int) -> None:
+        hearing = self._records.hearing
+        if hearing.is_up != (count > 0):
+            self._records.hearing = HearingRecord(count > 0, self._monotonic())
+
     @override
     def connection_made(self, connection: str) -> None:
         link = self._link(connection)
         if link is not None:
             if not link.up:
                 link.since = self._monotonic()
-                self._restart_grace_period()
             link.up += 1
             link.why = ""
-
-    def _restart_grace_period(self) -> None:
-        # The peers' heartbeats may have been lost while the link was down: count the
-        # silence of each peer from now.
-        for peer in self._peers.values():
-            peer.silent_since = self._monotonic()
 
     @override
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
@@ -316,13 +353,8 @@ class StatusObserver(ReplicationObserver):
         link.up -= 1
         if link.up:
             return
-        now = link.since = self._monotonic()
+        link.since = self._monotonic()
         link.why = excerpt(why)
-        for writer in self._writers.values():
-            if writer.connection == connection:
-                writer.connection = None
-                writer.catch_up = None
-                writer.waiting_since = now
 
     @override
     def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
@@ -360,12 +392,9 @@ class StatusObserver(ReplicationObserver):
             writer = self._writers.get((stream_name, name))
             if writer is not None:
                 writer.announce(token, now - max(age, 0.0))
-        is_expected = any(writer == name for _, writer in self._expected)
-        if heartbeat.is_leaving and not is_expected:
-            # The configuration does not require this peer to return.
-            self._peers.pop(name, None)
-            for key in [key for key in self._writers if key[1] == name]:
-                del self._writers[key]
+                writer.heard_at, writer.heard_by = now, AnnouncedBy.HEARTBEAT
+                if not heartbeat.is_leaving:
+                    writer.announced_at = now
 
     @override
     def duplicate_instance(self, instance_name: str, places: str) -> None:
@@ -378,8 +407,14 @@ class StatusObserver(ReplicationObserver):
     def snapshot(self) -> ProcessStatus:
         """Return the current replication status."""
         now = self._monotonic()
-        report = StatusReport(self._records.copy(), self._limits, now)
+        report = StatusReport(
+            self._records.copy(), self._readers(), self._expected, self._limits, now
+        )
         writers = report.writers()
+        for writer in writers:
+            record = self._writers.get((writer.stream_name, writer.instance_name))
+            if record and writer.condition is Condition.LIVE and not writer.lag:
+                record.was_live = True
         writers += [
             WriterStatus(
                 name, self._instance_name, Condition.WRITTEN_HERE, token, token
@@ -398,4 +433,5 @@ class StatusObserver(ReplicationObserver):
             tuple(report.links(buffers)),
             tuple(report.peers()),
             tuple(report.duplicates()),
+            report.cut_off_for(),
         )

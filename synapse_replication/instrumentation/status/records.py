@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import attrs
 
-from synapse_replication.handlers.observer import CatchUpEvent, PeerHeartbeat
+from synapse_replication.handlers.observer import AnnouncedBy, PeerHeartbeat
 
 #: The maximum number of entries of each kind: writers, links, peers, duplicates.
 MAX_NAMES = 1000
@@ -48,51 +48,78 @@ class StatusLimits:
 
 @attrs.define
 class WriterRecord:
-    """The state of one writer of one stream. All times are monotonic, in s.
+    """What was heard of one writer of one stream. All times are monotonic, in s.
 
-    :ivar waiting_since: the last time at which this process began to wait for the
-        writer's POSITION.
+    The state of the writer's rows is that of its reader.
+
+    :ivar since: when this record was created.
     :ivar progress_at: the time of the last :meth:`move` that changed ``position`` or
         left ``undelivered`` empty.
     :ivar position: the position up to which the writer's rows were delivered; ``None``
         if it is not known.
     :ivar announced: the greatest position that the writer is known to have reached;
         ``None`` if there is none.
-    :ivar connection: the name of the link on which the writer sent its POSITION;
-        ``None`` while this process waits for it.
-    :ivar was_live: whether, at some time, the writer was connected and all its rows
-        were delivered.
-    :ivar catch_up: the current catch-up, which is running or waiting for a retry; its
-        ``from_token`` is that of its first step. ``None`` if there is none.
-    :ivar is_removed: whether this is a removed writer that is being drained.
-    :ivar failing_since: the time of the first failure of a catch-up since the position
-        last changed or the writer last connected; ``None`` if there is none.
-    :ivar failure: a description of the last failure of a catch-up.
+    :ivar heard_at: when the writer was last heard; ``None`` if it never was.
+    :ivar heard_by: what was heard.
+    :ivar signed_at: when its last row or POSITION arrived.
+    :ivar announced_at: when its last POSITION or heartbeat arrived.
+    :ivar link: the name of the link on which its last row or POSITION arrived.
+    :ivar is_drained: whether this is a removed writer whose rows were delivered.
+    :ivar was_live: whether, at some time, the writer was live and all its rows were
+        delivered.
+    :ivar catch_up_from: the position at which the current catch-up began.
+    :ivar missing_since: when it began.
+    :ivar fetching_since: when its last fetch began.
+    :ivar failing_since: when the current catch-up failed first since the position last
+        changed; ``None`` if it did not.
+    :ivar failure: a description of the last failure.
+    :ivar behind_us: the writer's reported position if it is below the position of this
+        process.
+    :ivar behind_since: the time of the first such report.
+    :ivar undeclared_since: when rows of the writer were first discarded because the
+        configuration does not name it; ``None`` if they were not.
+    :ivar skipped_since: when the first row was skipped; ``None`` if none was.
+    :ivar skipped: the number of skipped rows.
     """
 
-    waiting_since: float
+    since: float
     progress_at: float
     position: int | None = None
     announced: int | None = None
-    connection: str | None = None
+    heard_at: float | None = None
+    heard_by: AnnouncedBy | None = None
+    signed_at: float | None = None
+    announced_at: float | None = None
+    link: str = ""
+    is_drained: bool = False
     was_live: bool = False
-    catch_up: CatchUpEvent | None = None
-    is_removed: bool = False
+    catch_up_from: int | None = None
+    missing_since: float = 0.0
+    fetching_since: float = 0.0
     failing_since: float | None = None
     failure: str = ""
+    behind_us: int | None = None
+    behind_since: float = 0.0
+    undeclared_since: float | None = None
+    skipped_since: float | None = None
+    skipped: int = 0
     #: The undelivered announcements: ``(token, latest possible time of the write)``.
     undelivered: deque[tuple[int, float]] = attrs.Factory(deque)
     #: Samples of the lag, in ids, oldest first.
     history: deque[int] = attrs.Factory(deque)
-    #: Position, announced position and connection at the last sample that differed
-    #: from its predecessor, and the time of that sample.
-    sampled: tuple[int | None, int | None, str | None] | None = None
-    sampled_at: float = 0.0
 
-    #: The writer's reported position if it is below the position of this process, and
-    #: the monotonic time of the first such report.
-    behind_us: int | None = None
-    behind_us_since: float = 0.0
+    def hear(self, link: str, by: AnnouncedBy, now: float) -> None:
+        """Record a row or a POSITION of the writer, and where it arrived."""
+        self.link, self.heard_by = link, by
+        self.heard_at = self.signed_at = now
+        self.undeclared_since = None
+        self.is_drained = False
+        if by is AnnouncedBy.POSITION:
+            self.announced_at = now
+
+    def is_idle(self, before: float) -> bool:
+        """Return whether nothing was heard or delivered since ``before``."""
+        return max(self.since, self.heard_at or 0.0, self.progress_at) <= before
 
     def lag(self) -> int:
         """Return by how many ids the delivered position is below the announced one.
@@ -135,6 +162,8 @@ class WriterRecord:
         if position != self.position:
             self.progress_at = now
             self.failing_since = None
+            if self.behind_us is not None and position <= self.behind_us:
+                self.behind_us = None
         self.position = position
         while self.undelivered and self.undelivered[0][0] <= position:
             self.undelivered.popleft()
@@ -172,7 +201,7 @@ class LinkRecord:
     why: str = "not connected yet"
 
 
-@attrs.define
+@attrs.frozen
 class PeerRecord:
     """The state of one peer that uses the extension.
 
@@ -182,10 +211,18 @@ class PeerRecord:
 
     heartbeat: PeerHeartbeat
     seen: float
-    #: The time since which a heartbeat could have arrived, but none has.
-    silent_since: float = attrs.field(
-        default=attrs.Factory(lambda self: self.seen, takes_self=True)
-    )
+
+
+@attrs.frozen
+class HearingRecord:
+    """Whether this process can hear others: whether its handler has a link.
+
+    :ivar since: since when it has or has not had one, in s. After a pause of the
+        process itself, it counts from the end of the pause.
+    """
+
+    is_up: bool = False
+    since: float = 0.0
 
 
 @attrs.define
@@ -197,12 +234,14 @@ class StatusRecords:
     :ivar peers: the peers, by instance name.
     :ivar duplicates: by instance name: the locations of two processes with that name,
         and the monotonic time in s of the last detection.
+    :ivar hearing: the ability of this process to hear others.
     """
 
     writers: dict[tuple[str, str], WriterRecord] = attrs.Factory(dict)
     links: dict[str, LinkRecord] = attrs.Factory(dict)
     peers: dict[str, PeerRecord] = attrs.Factory(dict)
     duplicates: dict[str, tuple[str, float]] = attrs.Factory(dict)
+    hearing: HearingRecord = attrs.Factory(HearingRecord)
 
     def copy(self) -> StatusRecords:
         """Return a copy to iterate over. Thread-safe: dict.copy() is atomic."""
@@ -211,6 +250,7 @@ class StatusRecords:
             self.links.copy(),
             self.peers.copy(),
             self.duplicates.copy(),
+            self.hearing,
         )
 
 

@@ -1,9 +1,8 @@
-"""Computes the status of a process from its records."""
+"""Computes the status of a process from its records and its readers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
@@ -18,18 +17,31 @@ from synapse_replication.instrumentation.status.model import (
     describe_writer,
 )
 from synapse_replication.instrumentation.status.records import (
-    PeerRecord,
     StatusLimits,
     StatusRecords,
     WriterRecord,
 )
+from synapse_replication.instrumentation.status.verdict import (
+    PeerFacts,
+    WriterFacts,
+    diagnose,
+    is_gone,
+    is_replaced,
+)
+from synapse_replication.streams.reader import Reader, State
 
 #: The reasons for which a writer counts as absent. An absent writer does not delay
 #: readiness, because it sends no rows.
-_ABSENT = frozenset({StallReason.NO_POSITION, StallReason.WRITER_GONE})
-
-#: ``(reason, monotonic time of its beginning, detail)``.
-_Problem: TypeAlias = tuple[StallReason, float, str]
+_ABSENT = frozenset(
+    {
+        StallReason.NO_POSITION,
+        StallReason.WRITER_GONE,
+        StallReason.UNDECLARED_WRITER,
+        StallReason.ROWS_SKIPPED,
+    }
+)
+_FETCHES = frozenset({State.DUE, State.FETCHING, State.DELIVERING, State.PAUSED})
+_NEVER = float("-inf")
 
 
 @attrs.frozen
@@ -37,29 +49,161 @@ class StatusReport:
     """The status at one moment.
 
     :ivar records: the records of the process.
+    :ivar readers: the readers of the writers that the process follows.
+    :ivar expected: the writers that the configuration names.
     :ivar limits: the thresholds and limits of the status.
     :ivar now: the monotonic time of the status, in s.
     """
 
     records: StatusRecords
+    readers: Mapping[tuple[str, str], Reader]
+    expected: frozenset[tuple[str, str]]
     limits: StatusLimits
     now: float
+    _heard: dict[str, float] = attrs.field(init=False)
+    _peers: dict[str, PeerFacts] = attrs.field(init=False)
+
+    @_heard.default
+    def _last_signs_of_life(self) -> dict[str, float]:
+        """Return when the last row or POSITION of each process arrived."""
+        heard: dict[str, float] = {}
+        for (_, name), writer in self.records.writers.items():
+            if writer.signed_at is not None:
+                heard[name] = max(heard.get(name, 0.0), writer.signed_at)
+        return heard
+
+    @_peers.default
+    def _peer_facts(self) -> dict[str, PeerFacts]:
+        return {
+            name: PeerFacts(
+                peer.seen, peer.heartbeat.is_leaving, self._heard.get(name, _NEVER)
+            )
+            for name, peer in self.records.peers.items()
+        }
+
+    # -- writers ----------------------------------------------------------------------
 
     def writers(self) -> list[WriterStatus]:
-        """Return the status of each writer."""
-        return [self._writer(key) for key in self.records.writers]
+        """Return the status of each writer that matters."""
+        keys = dict.fromkeys((*self.records.writers, *self.readers))
+        return [self._writer(key) for key in keys if self._is_shown(key)]
+
+    def _is_shown(self, key: tuple[str, str]) -> bool:
+        """Return whether a writer is shown.
+
+        A writer that the configuration does not name is not required to return: it is
+        not shown after its goodbye, or if it was idle for long.
+        """
+        if key in self.expected:
+            return True
+        writer = self.records.writers.get(key)
+        if writer is None or writer.is_drained:
+            return False
+        if writer.undeclared_since is not None or writer.skipped_since is not None:
+            return True
+        peer = self._peers.get(key[1])
+        if peer is not None and peer.is_leaving and not self._is_replaced(peer):
+            return False
+        return self._is_followed(key) or not writer.is_idle(self._oldest_event())
+
+    def _is_followed(self, key: tuple[str, str]) -> bool:
+        """Return whether rows of a writer are missing here."""
+        reader = self.readers.get(key)
+        return reader is not None and reader.state in _FETCHES
+
+    def _oldest_event(self) -> float:
+        return self.now - self.limits.forget_after
+
+    def _writer(self, key: tuple[str, str]) -> WriterStatus:
+        writer = self.records.writers.get(key) or WriterRecord(self.now, self.now)
+        reader = self.readers.get(key)
+        facts = self._facts(key, writer, reader)
+        found = diagnose(facts, self.now, self.limits)
+        heard_at = self.now if writer.heard_at is None else writer.heard_at
+        is_fetching = facts.state in _FETCHES and not facts.deaf_detail
+        return WriterStatus(
+            *key,
+            found.condition,
+            writer.position,
+            writer.announced,
+            facts.lag,
+            0.0 if facts.written_at is None else self.now - facts.written_at,
+            writer.catch_up_from if is_fetching else None,
+            found.reason,
+            0.0 if found.reason is None else self.now - found.since,
+            found.detail,
+            tuple(writer.history),
+            writer.link,
+            "" if writer.heard_by is None else writer.heard_by.value,
+            self.now - heard_at,
+        )
+
+    def _facts(
+        self, key: tuple[str, str], writer: WriterRecord, reader: Reader | None
+    ) -> WriterFacts:
+        hearing, links = self.records.hearing, self.records.links
+        link = links.get(writer.link)
+        is_down = link is not None and not link.up
+        newest = max((each.since for each in links.values() if each.up), default=0.0)
+        downs = [f"{name}: {each.why}" for name, each in links.items() if not each.up]
+        work = None if reader is None else reader.work
+        return WriterFacts(
+            instance_name=key[1],
+            state=State.WAITING if reader is None else reader.state,
+            is_removed=work is not None and work.drain_upto is not None,
+            hearing_since=hearing.since if hearing.is_up else None,
+            deaf_since=hearing.since,
+            deaf_detail="" if hearing.is_up else "; ".join(downs),
+            waiting_since=max(writer.since, hearing.since, newest),
+            announced_at=writer.announced_at,
+            process_heard_at=self._heard.get(key[1]),
+            link=writer.link,
+            link_down_since=link.since if link is not None and is_down else None,
+            link_detail="" if link is None else link.why,
+            peer=self._peers.get(key[1]),
+            position=writer.position,
+            behind_us=writer.behind_us,
+            behind_since=writer.behind_since,
+            undeclared_since=writer.undeclared_since,
+            skipped_since=writer.skipped_since,
+            skipped=writer.skipped,
+            lag=writer.lag(),
+            written_at=writer.oldest(),
+            progress_at=writer.progress_at,
+            missing_since=writer.missing_since,
+            fetching_since=writer.fetching_since,
+            failing_since=writer.failing_since,
+            failure=writer.failure,
+        )
+
+    # -- peers, duplicates and links --------------------------------------------------
 
     def peers(self) -> Iterator[PeerStatus]:
-        """Yield the status of each peer, ordered by name."""
+        """Yield the status of each peer, ordered by name.
+
+        A peer that the configuration does not name is left out after its goodbye.
+        """
+        hearing = self.records.hearing
+        names = {name for _, name in self.expected}
         for name, peer in sorted(self.records.peers.items()):
-            yield PeerStatus(
-                name,
-                peer.heartbeat.epoch,
-                peer.heartbeat.version,
-                peer.heartbeat.where,
-                self.now - peer.seen,
-                self._is_gone(peer),
-            )
+            facts = self._peers[name]
+            if self._is_replaced(facts):
+                yield PeerStatus(name, "", "", "", self.now - facts.heard_at, False)
+            elif name in names or not facts.is_leaving:
+                since = hearing.since if hearing.is_up else self.now
+                silent = self.limits.silent_after
+                yield PeerStatus(
+                    name,
+                    peer.heartbeat.epoch,
+                    peer.heartbeat.version,
+                    peer.heartbeat.where,
+                    self.now - peer.seen,
+                    is_gone(facts, since, self.now, silent),
+                )
+
+    def _is_replaced(self, peer: PeerFacts) -> bool:
+        hearing = self.records.hearing
+        return is_replaced(peer, hearing.since if hearing.is_up else self.now)
 
     def duplicates(self) -> Iterator[DuplicateStatus]:
         """Yield the instance names that two processes have used recently."""
@@ -84,102 +228,29 @@ class StatusReport:
             since = self.now - link.since
             yield LinkStatus(name, link.up, since, link.why, commands, size)
 
+    def cut_off_for(self) -> float:
+        """Return for how long the process has had no link, in s; 0 if it has one."""
+        hearing = self.records.hearing
+        return 0.0 if hearing.is_up else self.now - hearing.since
+
+    # -- readiness --------------------------------------------------------------------
+
     def not_ready(
         self, writers: Iterable[WriterStatus], *, needs_link: bool
     ) -> Iterator[str]:
         """Yield the reasons for which the process is not ready.
 
-        A process that makes links, or has a record of a link, is not ready while no
-        link is up. A writer that is not absent delays readiness until, for the first
-        time, it is connected and all its rows have been delivered.
+        A process that makes links, or has a record of a link, is not ready while it
+        hears nothing. A writer that is not absent delays readiness until, for the first
+        time, it is live and all its rows have been delivered.
         """
         has_links = needs_link or bool(self.records.links)
-        if has_links and not self._is_linked():
+        if has_links and not self.records.hearing.is_up:
             yield "no link is up"
         for status in writers:
             key = status.stream_name, status.instance_name
             writer = self.records.writers.get(key)
             if writer is None or writer.was_live or status.reason in _ABSENT:
                 continue
-            yield describe_writer(status)
-
-    def _writer(self, key: tuple[str, str]) -> WriterStatus:
-        writer = self.records.writers[key]
-        now = self.now
-        oldest = writer.oldest()
-        lag = writer.lag()
-        is_late = oldest is not None and now - oldest >= self.limits.late_after
-        if writer.is_removed:
-            condition = Condition.DRAINING
-        elif writer.catch_up is not None or (is_late and writer.connection is not None):
-            condition = Condition.CATCHING_UP
-        elif writer.connection is None:
-            condition = Condition.WAITING
-        else:
-            condition = Condition.LIVE
-        status = WriterStatus(
-            *key,
-            condition,
-            writer.position,
-            writer.announced,
-            lag,
-            0.0 if oldest is None else now - oldest,
-            None if writer.catch_up is None else writer.catch_up.from_token,
-            history=tuple(writer.history),
-        )
-        for reason, since, detail in self._problems(key[1], writer):
-            if now - since >= self.limits.stalled_after:
-                return attrs.evolve(
-                    status,
-                    condition=Condition.STALLED,
-                    reason=reason,
-                    stalled_for=now - since,
-                    detail=detail,
-                )
-        return status
-
-    def _problems(self, name: str, writer: WriterRecord) -> Iterator[_Problem]:
-        """Yield the problems for which a writer is stalled if they last.
-
-        A cause is yielded before its consequences.
-        """
-        if writer.connection is None and not self._is_linked():
-            links = self.records.links.items()
-            downs = [f"{link_name}: {link.why}" for link_name, link in links]
-            detail = "; ".join(downs) or "no peer is connected"
-            yield StallReason.NO_LINK, writer.waiting_since, detail
-        yield from self._problems_of_peer(name, writer)
-        if writer.failing_since is not None:
-            yield StallReason.CATCH_UP_FAILS, writer.failing_since, writer.failure
-        is_fetching = writer.catch_up is not None
-        if writer.lag() and (writer.connection is not None or is_fetching):
-            since = max(writer.progress_at, writer.first_undelivered() or 0.0)
-            detail = "rows were announced, but none was delivered"
-            yield StallReason.NO_PROGRESS, since, detail
-        if writer.connection is None and not (is_fetching or writer.is_removed):
-            detail = f"{name} has not announced its position; is it running?"
-            yield StallReason.NO_POSITION, writer.waiting_since, detail
-
-    def _problems_of_peer(self, name: str, writer: WriterRecord) -> Iterator[_Problem]:
-        """Yield problems of the writer's process."""
-        peer = None if writer.is_removed else self.records.peers.get(name)
-        if peer is not None and self._is_gone(peer):
-            detail = (
-                f"{name} announced its exit"
-                if peer.heartbeat.is_leaving
-                else f"{name} no longer sends heartbeats"
-            )
-            yield StallReason.WRITER_GONE, peer.seen, detail
-        if writer.behind_us is not None:
-            detail = (
-                f"ahead of its writer: this process is at {writer.position}, but "
-                f"{name} reports that it is at {writer.behind_us}"
-            )
-            yield StallReason.AHEAD_OF_WRITER, writer.behind_us_since, detail
-
-    def _is_gone(self, peer: PeerRecord) -> bool:
-        silent_for = self.now - peer.silent_since
-        return peer.heartbeat.is_leaving or silent_for > self.limits.silent_after
-
-    def _is_linked(self) -> bool:
-        return any(link.up for link in self.records.links.values())
+            if status.condition is not Condition.LIVE or status.lag:
+                yield describe_writer(status)

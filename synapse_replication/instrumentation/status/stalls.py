@@ -16,6 +16,7 @@ from twisted.logger import Logger
 
 from synapse_replication.instrumentation.rate_limit import REPEAT_AFTER
 from synapse_replication.instrumentation.status.model import (
+    Condition,
     ProcessStatus,
     group_stalls,
     name_writers,
@@ -62,12 +63,16 @@ class StallLog:
                     reason=reason,
                 )
             logged[reason, group.names] = last
-        resumed = [
-            writer
-            for writer in status.writers
-            if (key := (writer.stream_name, writer.instance_name)) in self._reasons
-            and key not in reasons
-        ]
+        resumed = []
+        for writer in status.writers:
+            key = writer.stream_name, writer.instance_name
+            if key not in self._reasons or key in reasons:
+                continue
+            if writer.condition is Condition.WAITING:
+                # Whether the stall has ended is not known yet.
+                reasons[key] = self._reasons[key]
+            else:
+                resumed.append(writer)
         if resumed:
             self._logger.info(
                 "{streams} no longer stalled", streams=name_writers(resumed)

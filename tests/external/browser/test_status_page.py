@@ -24,6 +24,7 @@ from synapse_replication.handlers.observer import CatchUpEvent, PeerHeartbeat
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from tests.external import skip_reason
 from tests.external.browser.browser import PATIENCE, make_browser, wait_until
+from tests.support.known_readers import KnownReaders
 
 skip = skip_reason("browser")
 
@@ -41,10 +42,10 @@ class StatusPageTests(TestCase):
             [("events", "event_persister1"), ("typing", "stream_writer1")],
             monotonic=self.clock.seconds,
         )
-        self.observer.connection_made("redis")
+        self.known = KnownReaders(self.observer)
+        self.known.link_up()
         for key in (("events", "event_persister1"), ("typing", "stream_writer1")):
-            self.observer.position_changed(*key, 1000)
-            self.observer.stream_connected("redis", *key)
+            self.known.go_live(*key, 1000)
         self.heartbeat()
         site = make_site(
             frozenset({"metrics"}),
@@ -114,13 +115,13 @@ class StatusPageTests(TestCase):
             self.clock.advance(5)
             self.heartbeat()
             position = 1000 + step * 1000
-            self.observer.position_announced(
+            self.known.announce(
                 "events", "event_persister1", position + 400 * (step % 7)
             )
             self.observer.sample()
             self.observer.position_changed("events", "event_persister1", position)
         event = CatchUpEvent("events", "event_persister1", 30_000, 128_211)
-        self.observer.catch_up(event)
+        self.known.fetch(event)
         self.observer.catch_up_page(event, 12_034, 42_034)
 
     def stop_writer(self) -> None:

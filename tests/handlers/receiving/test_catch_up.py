@@ -97,7 +97,7 @@ class PageTests(SynchronousTestCase):
         fixture.stream.answer_with(StreamUpdateResult(updates, 5, False))
         self.assertEqual(fixture.texts(), [("w", 4, ["a"]), ("w", 5, ["b"])])
         self.assertEqual(
-            fixture.host.observer.discards["events", "w", DiscardReason.UNDECODABLE], 2
+            fixture.host.observer.discards["events", "w", DiscardReason.SKIPPED], 2
         )
 
     def test_rows_received_during_fetch(self) -> None:
@@ -212,7 +212,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(fixture.texts(), [("w", 1, ["a", "b"])])
         self.assertEqual(fixture.stream.current_token("w"), 2)
         self.assertEqual(
-            fixture.host.observer.discards["events", "w", DiscardReason.UNDECODABLE], 2
+            fixture.host.observer.discards["events", "w", DiscardReason.SKIPPED], 2
         )
         self.assertEqual(len(fixture.host.observer.failures), 2)
 

@@ -15,6 +15,7 @@ from synapse_replication.instrumentation.status.model import (
     WriterStatus,
 )
 from synapse_replication.instrumentation.status.observer import StatusObserver
+from tests.support.known_readers import KnownReaders
 
 EVENT = CatchUpEvent("events", "w1", 100, 150)
 
@@ -31,6 +32,7 @@ class StatusObserverTestCase(SynchronousTestCase):
         self.observer = StatusObserver(
             "x.test", "me", [("events", "w1")], monotonic=self.clock.seconds
         )
+        self.known = KnownReaders(self.observer)
 
     def snapshot(self) -> ProcessStatus:
         return self.observer.snapshot()
@@ -40,10 +42,8 @@ class StatusObserverTestCase(SynchronousTestCase):
         return writer
 
     def go_live(self, token: int = 100) -> None:
-        self.observer.connection_made("redis")
-        self.observer.position_announced("events", "w1", token)
-        self.observer.position_changed("events", "w1", token)
-        self.observer.stream_connected("redis", "events", "w1")
+        self.known.link_up()
+        self.known.go_live("events", "w1", token)
 
     def stalled(self) -> tuple[StallReason | None, float, str]:
         writer = self.writer()

@@ -119,20 +119,21 @@ class DescribeProcessTests(SynchronousTestCase):
         waiting = WriterStatus("caches", "w1", Condition.WAITING, 1, 1)
         twice = (DuplicateStatus("w3", "", 1.0),)
         down = (LinkStatus("redis", 0, 11.0, "refused"),)
+        deaf = {"links": down, "cut_off_for": 11.0}
         for expected, described in (
             (
                 "two processes are called w3",
-                self.describe(STALLED, duplicates=twice, links=down),
+                self.describe(STALLED, duplicates=twice, **deaf),
             ),
             (
                 "stalled: events/w1: the database is away",
-                self.describe(LIVE, STALLED, fetching, links=down),
+                self.describe(LIVE, STALLED, fetching, **deaf),
             ),
             (
                 "stalled: events/w1: the database is away, and 1 more",
                 self.describe(STALLED, attrs.evolve(STALLED, stalled_for=1.0)),
             ),
-            ("no link is up", self.describe(fetching, links=down)),
+            ("no link is up", self.describe(fetching, **deaf)),
             ("waiting for caches/w1", self.describe(LIVE, fetching, waiting)),
             (
                 "catching up events/w1 12,034 of 98,211",

@@ -26,7 +26,7 @@ class StatusObserverTests(StatusObserverTestCase):
     def test_undeclared_names_expire(self) -> None:
         """Names outside the configuration are forgotten after a time without events."""
         self.go_live()
-        self.observer.position_changed("caches", "ghost", 5)
+        self.known.go_live("caches", "ghost", 5)
         self.observer.connection_made("ghost")
         self.observer.connection_lost("ghost", CloseReason.CLEAN, "")
         self.observer.heartbeat_received(heartbeat_of("ghost"))
@@ -70,7 +70,7 @@ class StatusObserverTests(StatusObserverTestCase):
 
     def test_waiting(self) -> None:
         """An expected writer first waits for its POSITION."""
-        self.observer.connection_made("redis")
+        self.known.link_up()
         self.assertEqual(
             self.writer(), WriterStatus("events", "w1", Condition.WAITING, None, None)
         )
@@ -79,20 +79,25 @@ class StatusObserverTests(StatusObserverTestCase):
         """A writer whose POSITION was handled is live and has no lag."""
         self.go_live()
         self.assertEqual(
-            self.writer(), WriterStatus("events", "w1", Condition.LIVE, 100, 100)
+            self.writer(),
+            WriterStatus(
+                *("events", "w1", Condition.LIVE, 100, 100),
+                link="redis",
+                heard_by="POSITION",
+            ),
         )
 
     def test_catching_up(self) -> None:
         """A catch-up shows its start, its current position and its end."""
         self.go_live()
-        self.observer.catch_up(EVENT)
+        self.known.fetch(EVENT)
         self.observer.catch_up_page(EVENT, 10, 120)
         writer = self.writer()
         self.assertEqual(writer.condition, Condition.CATCHING_UP)
         self.assertEqual(
             (writer.started_from, writer.position, writer.announced), (100, 120, 150)
         )
-        self.observer.catch_up_page(EVENT, 10, 150)
+        self.known.finish("events", "w1", 150)
         self.assertEqual(self.writer().condition, Condition.LIVE)
         self.assertIsNone(self.writer().started_from)
 
@@ -102,7 +107,7 @@ class StatusObserverTests(StatusObserverTestCase):
         forgotten.
         """
         self.go_live()
-        self.observer.removed_writer_found("events", "gone", 5, 9)
+        self.known.drain("events", "gone", 5, 9)
         status = self.observer.snapshot()
         writer = next(w for w in status.writers if w.instance_name == "gone")
         self.assertEqual(writer.condition, Condition.DRAINING)
@@ -114,7 +119,7 @@ class StatusObserverTests(StatusObserverTestCase):
             describe_process(status), "draining removed writer events/gone, 4 behind"
         )
         event = CatchUpEvent("events", "gone", 5, 9)
-        self.observer.catch_up(event)
+        self.known.fetch(event)
         self.observer.catch_up_page(event, 2, 7)
         self.assertIn(
             Condition.DRAINING, [w.condition for w in self.observer.snapshot().writers]
@@ -127,7 +132,7 @@ class StatusObserverTests(StatusObserverTestCase):
     def test_drain_fails(self) -> None:
         """A drain whose catch-up fails is stalled with that reason."""
         self.go_live()
-        self.observer.removed_writer_found("events", "gone", 5, 9)
+        self.known.drain("events", "gone", 5, 9)
         event = CatchUpEvent("events", "gone", 5, 9)
         self.observer.catch_up_failed(event, ValueError("no database"), 1, 1.0)
         self.clock.advance(60)
@@ -136,9 +141,9 @@ class StatusObserverTests(StatusObserverTestCase):
 
     def test_removed_writer_returns(self) -> None:
         """A removed writer that announces itself again is live."""
-        self.observer.removed_writer_found("events", "w1", 5, 9)
-        self.observer.position_changed("events", "w1", 9)
-        self.observer.stream_connected("redis", "events", "w1")
+        self.known.link_up()
+        self.known.drain("events", "w1", 5, 9)
+        self.known.go_live("events", "w1", 9)
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
     def test_rows_in_transit(self) -> None:
@@ -147,7 +152,7 @@ class StatusObserverTests(StatusObserverTestCase):
         ago.
         """
         self.go_live()
-        self.observer.position_announced("events", "w1", 9999)
+        self.known.announce("events", "w1", 9999)
         self.clock.advance(1.9)
         self.assertEqual(self.writer().condition, Condition.LIVE)
         self.assertGreater(self.writer().lag, 0)
@@ -159,9 +164,9 @@ class StatusObserverTests(StatusObserverTestCase):
         A catch-up that is interrupted and resumed is shown with its original start.
         """
         self.go_live()
-        self.observer.catch_up(EVENT)
+        self.known.fetch(EVENT)
         self.observer.catch_up_page(EVENT, 10, 120)
-        self.observer.catch_up(CatchUpEvent("events", "w1", 120, 180))
+        self.known.fetch(CatchUpEvent("events", "w1", 120, 180))
         writer = self.writer()
         self.assertEqual((writer.started_from, writer.announced), (100, 180))
 
@@ -170,7 +175,7 @@ class StatusObserverTests(StatusObserverTestCase):
         After a reset, the new position and the new announcement are shown, without lag.
         """
         self.go_live(5000)
-        self.observer.position_announced("events", "w1", 6000)
+        self.known.announce("events", "w1", 6000)
         self.observer.stream_reset("events", "w1", 5000, 0)
         writer = self.writer()
         self.assertEqual((writer.position, writer.announced, writer.lag), (0, 0, 0))
@@ -196,16 +201,16 @@ class StatusObserverTests(StatusObserverTestCase):
         If a POSITION announced a write late, the age in the heartbeat takes precedence.
         """
         self.go_live()
-        self.observer.position_announced("events", "w1", 150)
+        self.known.announce("events", "w1", 150)
         self.observer.heartbeat_received(heartbeat_of(events=(150, 600.0)))
         self.assertEqual(self.writer().lag_seconds, 600.0)
 
     def test_lag_in_seconds_without_heartbeats(self) -> None:
         """Without heartbeats, a write is as old as its first announcement."""
         self.go_live()
-        self.observer.position_announced("events", "w1", 101)
+        self.known.announce("events", "w1", 101)
         self.clock.advance(5)
-        self.observer.position_announced("events", "w1", 102)
+        self.known.announce("events", "w1", 102)
         self.clock.advance(1)
         self.assertEqual(self.writer().lag_seconds, 6)
         self.observer.position_changed("events", "w1", 101)
@@ -219,7 +224,7 @@ class StatusObserverTests(StatusObserverTestCase):
         """
         self.go_live()
         for token in range(101, 101 + 3 * MAX_UNDELIVERED):
-            self.observer.position_announced("events", "w1", token)
+            self.known.announce("events", "w1", token)
             self.clock.advance(1)
         self.assertEqual(self.writer().lag_seconds, 3 * MAX_UNDELIVERED)
         undelivered = self.observer._writers["events", "w1"].undelivered
@@ -233,7 +238,7 @@ class StatusObserverTests(StatusObserverTestCase):
         """
         self.go_live()
         for token in range(101, 110):
-            self.observer.position_announced("events", "w1", token)
+            self.known.announce("events", "w1", token)
             self.clock.advance(0.01)
         self.assertEqual(len(self.observer._writers["events", "w1"].undelivered), 1)
         self.assertAlmostEqual(self.writer().lag_seconds, 0.09)
@@ -242,7 +247,7 @@ class StatusObserverTests(StatusObserverTestCase):
         """Only the lags of the last samples are stored."""
         self.go_live()
         for token in range(101, 201):
-            self.observer.position_announced("events", "w1", token)
+            self.known.announce("events", "w1", token)
             self.observer.sample()
         self.assertEqual(self.writer().history, tuple(range(41, 101)))
 
@@ -264,6 +269,7 @@ class StatusObserverTests(StatusObserverTestCase):
         An instance is listed after a heartbeat, with its version, its epoch and the
         time since its last heartbeat.
         """
+        self.known.link_up()
         self.observer.heartbeat_received(heartbeat_of("w2"))
         self.clock.advance(4)
         (instance,) = self.snapshot().peers

@@ -8,7 +8,6 @@ from synapse_replication.instrumentation.status.model import (
     StallReason,
 )
 from synapse_replication.instrumentation.status.observer import StatusObserver
-from synapse_replication.wire.connection import CloseReason
 from tests.instrumentation.status.observer_case import (
     EVENT,
     StatusObserverTestCase,
@@ -24,19 +23,19 @@ class StalledTests(StatusObserverTestCase):
         After ten seconds without a link the writer is stalled with the link's error.
         """
         self.go_live()
-        self.observer.connection_lost("redis", CloseReason.LOST, "reset by peer")
+        self.known.link_lost(why="reset by peer")
         self.observer.connection_failed("redis", "refused", 5.0)
         self.clock.advance(9)
         self.assertEqual(self.writer().condition, Condition.WAITING)
         self.clock.advance(1)
         self.assertEqual(self.stalled(), (StallReason.NO_LINK, 10, "redis: refused"))
-        self.observer.connection_made("redis")
-        self.observer.stream_connected("redis", "events", "w1")
+        self.known.link_up()
+        self.known.go_live("events", "w1", 100)
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
     def test_no_position(self) -> None:
         """A writer that announces no POSITION for ten seconds on a link is stalled."""
-        self.observer.connection_made("redis")
+        self.known.link_up()
         self.clock.advance(10)
         reason, stalled_for, detail = self.stalled()
         self.assertEqual((reason, stalled_for), (StallReason.NO_POSITION, 10))
@@ -45,10 +44,10 @@ class StalledTests(StatusObserverTestCase):
     def test_one_of_two_connections(self) -> None:
         """A writer stays live while one of two connections of the same name is up."""
         self.go_live()
-        self.observer.connection_made("redis")
-        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.known.link_up()
+        self.known.link_lost(why="gone")
         self.assertEqual(self.writer().condition, Condition.LIVE)
-        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.known.link_lost(why="gone")
         self.assertEqual(self.writer().condition, Condition.WAITING)
 
     def test_goodbye(self) -> None:
@@ -70,12 +69,11 @@ class StalledTests(StatusObserverTestCase):
         """After an outage of the link, a writer gets a new grace period."""
         self.go_live()
         self.observer.heartbeat_received(heartbeat_of())
-        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.known.link_lost(why="gone")
         self.clock.advance(30)
-        self.observer.connection_made("redis")
-        self.observer.stream_connected("redis", "events", "w1")
+        self.known.link_up()
         self.clock.advance(15)
-        self.assertEqual(self.writer().condition, Condition.LIVE)
+        self.assertEqual(self.stalled()[0], StallReason.NO_POSITION)
         self.clock.advance(1)
         self.assertEqual(self.stalled()[0], StallReason.WRITER_GONE)
 
@@ -91,10 +89,10 @@ class StalledTests(StatusObserverTestCase):
     def test_catch_up_fails(self) -> None:
         """A catch-up that keeps failing is stalled since its first failure."""
         self.go_live()
-        self.observer.catch_up(EVENT)
+        self.known.fetch(EVENT)
         for attempt in (1, 2, 3):
             error = CatchUpError("the database is away")
-            self.observer.catch_up_failed(EVENT, error, attempt, 5.0)
+            self.known.fail(EVENT, error, attempt)
             self.clock.advance(5)
         reason, stalled_for, detail = self.stalled()
         self.assertEqual((reason, stalled_for), (StallReason.CATCH_UP_FAILS, 15))
@@ -108,7 +106,7 @@ class StalledTests(StatusObserverTestCase):
         self.observer.catch_up_failed(EVENT, CatchUpError("no"), 1, 5.0)
         self.clock.advance(20)
         self.assertEqual(self.stalled()[0], StallReason.CATCH_UP_FAILS)
-        self.observer.stream_connected("redis", "events", "w1")
+        self.known.go_live("events", "w1", 100)
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
     def test_ahead_of_writer(self) -> None:
@@ -122,16 +120,16 @@ class StalledTests(StatusObserverTestCase):
         self.assertIn(
             "this process is at 150, but w1 reports that it is at 120", detail
         )
-        self.observer.position_announced("events", "w1", 149)
+        self.known.announce("events", "w1", 149)
         self.assertEqual(self.writer().condition, Condition.STALLED)
-        self.observer.position_announced("events", "w1", 151)
+        self.known.announce("events", "w1", 151)
         self.observer.position_changed("events", "w1", 151)
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
     def test_refuted_position(self) -> None:
         """A refuted position does not count as lag."""
         self.go_live(150)
-        self.observer.position_announced("events", "w1", 2**62)
+        self.known.announce("events", "w1", 2**62)
         self.observer.position_refuted("events", "w1", 2**62, 150)
         self.assertEqual(self.writer().lag, 0)
 
@@ -142,7 +140,7 @@ class StalledTests(StatusObserverTestCase):
         """
         self.go_live()
         self.clock.advance(100)
-        self.observer.position_announced("events", "w1", 101)
+        self.known.announce("events", "w1", 101)
         self.clock.advance(9)
         self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
         self.clock.advance(1)
@@ -151,31 +149,31 @@ class StalledTests(StatusObserverTestCase):
     def test_slow_is_not_stalled(self) -> None:
         """A catch-up that takes long but advances is not stalled."""
         self.go_live()
-        self.observer.catch_up(EVENT)
+        self.known.fetch(EVENT)
         for token in range(101, 150):
             self.clock.advance(5)
             self.observer.catch_up_page(EVENT, 1, token)
+            self.known.fetch(EVENT)
             self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
 
     def test_ready(self) -> None:
         """A process is ready once every writer that it follows has been caught up."""
-        self.observer.connection_made("redis")
+        self.known.link_up()
         self.assertEqual(self.snapshot().not_ready, ("events/w1 waiting for POSITION",))
-        self.observer.catch_up(EVENT)
+        self.known.fetch(EVENT)
         self.observer.catch_up_page(EVENT, 10, 120)
         self.assertEqual(
             self.snapshot().not_ready, ("events/w1 catching up, 20 of 50",)
         )
-        self.observer.position_changed("events", "w1", 150)
-        self.observer.stream_connected("redis", "events", "w1")
+        self.known.go_live("events", "w1", 150)
         self.assertEqual(self.snapshot().not_ready, ())
-        self.observer.position_announced("events", "w1", 200)
+        self.known.announce("events", "w1", 200)
         self.assertEqual(self.snapshot().not_ready, ())
 
     def test_not_ready_without_links(self) -> None:
         """A process that loses its last link is no longer ready."""
         self.go_live()
-        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.known.link_lost(why="gone")
         self.assertEqual(self.snapshot().not_ready, ("no link is up",))
 
     def test_not_ready_before_the_first_link(self) -> None:
@@ -187,11 +185,11 @@ class StalledTests(StatusObserverTestCase):
             "x.test", "me", needs_link=True, monotonic=self.clock.seconds
         )
         self.assertEqual(self.snapshot().not_ready, ("no link is up",))
-        self.observer.connection_made("redis")
+        self.observer.connections_changed(1)
         self.assertEqual(self.snapshot().not_ready, ())
 
     def test_absent_writers_do_not_prevent_readiness(self) -> None:
         """A writer that is not running does not prevent readiness."""
-        self.observer.connection_made("redis")
+        self.known.link_up()
         self.clock.advance(10)
         self.assertEqual(self.snapshot().not_ready, ())

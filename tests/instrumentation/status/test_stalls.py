@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.handlers.observer import PeerHeartbeat
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
-from synapse_replication.wire.connection import CloseReason
+from tests.support.known_readers import KnownReaders
 
 WRITERS = [("events", "w1"), ("caches", "w1"), ("typing", "w2")]
 
@@ -22,16 +22,16 @@ class StallLogTests(SynchronousTestCase):
         self.observer = StatusObserver(
             "x.test", "me", WRITERS, monotonic=self.clock.seconds
         )
+        self.known = KnownReaders(self.observer)
         self.events: list[Any] = []
         logger = Logger("test", observer=self.events.append)  # type: ignore[arg-type]
         self.log = StallLog(logger, self.clock.seconds)
         self.connect()
 
     def connect(self) -> None:
-        self.observer.connection_made("redis")
+        self.known.link_up()
         for key in WRITERS:
-            self.observer.position_changed(*key, 5)
-            self.observer.stream_connected("redis", *key)
+            self.known.go_live(*key, 5)
 
     def lines(self, seconds: int = 5) -> list[str]:
         """Update the log every 5 s for some time, and return what was logged."""
@@ -56,7 +56,7 @@ class StallLogTests(SynchronousTestCase):
         All stalls with the same cause share one line with a hint, which is repeated
         each minute, and one line at their end.
         """
-        self.observer.connection_lost("redis", CloseReason.LOST, "it was cut")
+        self.known.link_lost(why="it was cut")
         (line,) = self.lines(60)
         self.assertIn("warn caches/w1, events/w1, typing/w2 stalled for 10 s", line)
         self.assertIn("redis: it was cut. Check that Redis", line)
@@ -77,7 +77,7 @@ class StallLogTests(SynchronousTestCase):
         (line,) = self.lines(10)
         self.assertIn("typing/w2 stalled", line)
         self.assertIn("w2 announced its exit", line)
-        self.observer.connection_lost("redis", CloseReason.LOST, "it was cut")
+        self.known.link_lost(why="it was cut")
         (line,) = self.lines(10)
         self.assertIn("no_link", line)
 

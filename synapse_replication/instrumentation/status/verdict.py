@@ -1,0 +1,340 @@
+"""The verdict about one writer: a pure function of what is known of it and the time.
+
+Theory of operation: :class:`WriterFacts` holds everything that a process knows of one
+writer of one stream at one moment. :data:`RULES` lists, in order, why rows may not
+arrive; a cause comes before its consequences. The first rule that has applied for long
+enough makes the writer *stalled*. docs/runbook.rst contains the same table.
+
+A process that has no link hears nothing, so it says nothing about others but that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import attrs
+
+from synapse_replication.instrumentation.status.model import Condition, StallReason
+from synapse_replication.instrumentation.status.records import StatusLimits
+from synapse_replication.streams.reader import State
+
+#: The longest time for which a living process of this package sends no heartbeat, in s,
+#: with some margin.
+HEARTBEAT_WITHIN = 6.5
+_NEVER = float("-inf")
+
+
+@attrs.frozen
+class PeerFacts:
+    """What is known of a process by its heartbeats, and without them.
+
+    All times are monotonic, in s.
+
+    :ivar heartbeat_at: when its last heartbeat or goodbye arrived.
+    :ivar is_leaving: whether that was a goodbye.
+    :ivar heard_at: when its last row or POSITION arrived, in any stream.
+    """
+
+    heartbeat_at: float
+    is_leaving: bool = False
+    heard_at: float = _NEVER
+
+
+@attrs.frozen(kw_only=True)
+class WriterFacts:
+    """What a process knows of one writer of one stream.
+
+    All times are monotonic, in s; ``None`` if there is no such time.
+
+    :ivar state: the state of the writer's reader.
+    :ivar is_removed: whether the writer was removed, and its last rows are fetched.
+    :ivar hearing_since: since when the process has had a link; ``None`` if it has none.
+    :ivar deaf_since: since when it has had none, if so.
+    :ivar deaf_detail: why it has none.
+    :ivar waiting_since: since when the writer could have announced its position.
+    :ivar announced_at: when its last POSITION or heartbeat arrived.
+    :ivar process_heard_at: when its process was last heard, in any stream.
+    :ivar link: the name of the link on which the writer was last heard.
+    :ivar link_down_since: since when that link has been down; ``None`` if it is up.
+    :ivar link_detail: why it is down.
+    :ivar peer: the writer's process; ``None`` if it sent no heartbeats.
+    :ivar position: the position up to which its rows were delivered.
+    :ivar behind_us: the writer's position, if it reported one below ``position``.
+    :ivar behind_since: when it reported that first.
+    :ivar undeclared_since: when rows were first discarded because the configuration
+        does not name the writer.
+    :ivar skipped_since: when the first row was skipped that could not be decoded.
+    :ivar skipped: the number of these rows.
+    :ivar lag: by how many ids the position is below the announced one.
+    :ivar written_at: when the oldest row that was not delivered was written at the
+        latest.
+    :ivar progress_at: when rows were last delivered.
+    :ivar missing_since: when the current catch-up began.
+    :ivar fetching_since: when its current fetch began.
+    :ivar failing_since: when the current catch-up failed first.
+    :ivar failure: how it failed last.
+    """
+
+    instance_name: str
+    state: State = State.WAITING
+    is_removed: bool = False
+    hearing_since: float | None = None
+    deaf_since: float = 0.0
+    deaf_detail: str = ""
+    waiting_since: float = 0.0
+    announced_at: float | None = None
+    process_heard_at: float | None = None
+    link: str = ""
+    link_down_since: float | None = None
+    link_detail: str = ""
+    peer: PeerFacts | None = None
+    position: int | None = None
+    behind_us: int | None = None
+    behind_since: float = 0.0
+    undeclared_since: float | None = None
+    skipped_since: float | None = None
+    skipped: int = 0
+    lag: int = 0
+    written_at: float | None = None
+    progress_at: float = 0.0
+    missing_since: float = 0.0
+    fetching_since: float = 0.0
+    failing_since: float | None = None
+    failure: str = ""
+
+
+@attrs.frozen
+class Diagnosis:
+    """The verdict about a writer.
+
+    :ivar since: since when the writer has been stalled, in s; 0 if it is not.
+    :ivar detail: an explanation of the reason, for display.
+    """
+
+    condition: Condition
+    reason: StallReason | None = None
+    since: float = 0.0
+    detail: str = ""
+
+
+def is_gone(peer: PeerFacts, hearing_since: float, now: float, silent: float) -> bool:
+    """Return whether a process has left, or its heartbeats have stopped.
+
+    :param hearing_since: since when this process can hear it, in s.
+    :param silent: how long it may send no heartbeat, in s.
+    """
+    if is_replaced(peer, hearing_since):
+        return False
+    return peer.is_leaving or now - max(peer.heartbeat_at, hearing_since) > silent
+
+
+def is_replaced(peer: PeerFacts, hearing_since: float) -> bool:
+    """Return whether a process lives that sends no heartbeats any more.
+
+    It was restarted without this package. Any sign of life after a goodbye shows that.
+    Without a goodbye, a sign of life shows it that a heartbeat would have preceded: one
+    on a new link, on which a heartbeat is the first message, or a late one.
+    """
+    if peer.is_leaving:
+        return peer.heard_at > peer.heartbeat_at
+    if peer.heartbeat_at < hearing_since:
+        return peer.heard_at > hearing_since
+    return peer.heard_at > peer.heartbeat_at + HEARTBEAT_WITHIN
+
+
+_Found: TypeAlias = tuple[float, str] | None
+
+
+@attrs.frozen
+class Rule:
+    """One reason for which a writer is stalled.
+
+    :ivar when: when it applies, as the manual says it.
+    :ivar check: returns since when it has applied, and the detail; ``None`` if it does
+        not apply.
+    :ivar is_immediate: whether it need not last to be reported, because the rows will
+        not arrive by waiting.
+    """
+
+    reason: StallReason
+    when: str
+    check: Callable[[WriterFacts, float, StatusLimits], _Found]
+    is_immediate: bool = False
+
+
+def _deaf(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+    if facts.hearing_since is not None:
+        return None
+    return facts.deaf_since, facts.deaf_detail or "no peer is connected"
+
+
+def _link_down(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+    if facts.state is not State.WAITING or facts.link_down_since is None:
+        return None
+    return facts.link_down_since, f"{facts.link}: {facts.link_detail}"
+
+
+def _gone(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+    peer, hearing = facts.peer, facts.hearing_since
+    if peer is None or hearing is None or facts.is_removed:
+        return None
+    if not is_gone(peer, hearing, now, limits.silent_after):
+        return None
+    how = "announced its exit" if peer.is_leaving else "no longer sends heartbeats"
+    return peer.heartbeat_at, f"{facts.instance_name} {how}"
+
+
+def _ahead(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+    if facts.behind_us is None:
+        return None
+    return facts.behind_since, (
+        f"ahead of its writer: this process is at {facts.position}, but "
+        f"{facts.instance_name} reports that it is at {facts.behind_us}"
+    )
+
+
+def _undeclared(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+    if facts.undeclared_since is None:
+        return None
+    return facts.undeclared_since, (
+        f"rows of {facts.instance_name} were discarded, because the configuration of "
+        "this process does not name it as a writer"
+    )
+
+
+def _skipped(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+    if facts.skipped_since is None:
+        return None
+    rows = "1 row was" if facts.skipped == 1 else f"{facts.skipped:,} rows were"
+    return facts.skipped_since, (
+        f"{rows} skipped, because even their source returns them in a form that this "
+        "process cannot decode"
+    )
+
+
+def _failing(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+    if facts.failing_since is None:
+        return None
+    return facts.failing_since, facts.failure
+
+
+def _source_silent(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+    if facts.state is not State.FETCHING:
+        return None
+    since = max(facts.fetching_since, facts.hearing_since or 0.0)
+    return since, "missing rows were requested, and their source has not answered"
+
+
+def _no_progress(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+    hearing = facts.hearing_since or 0.0
+    if facts.state is State.WAITING:
+        announced = facts.announced_at
+        if announced is None or announced < facts.waiting_since:
+            return None
+        detail = "its POSITION arrived, but was not handled yet"
+        return max(announced, hearing), detail
+    if facts.state is State.LIVE and not facts.lag:
+        return None
+    since = max(facts.progress_at, facts.written_at or 0.0, hearing)
+    if facts.state is State.LIVE:
+        return since, "rows were announced, but none was delivered"
+    return max(since, facts.missing_since), "rows are missing, but none was delivered"
+
+
+def _no_position(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+    since, announced = facts.waiting_since, facts.announced_at
+    if facts.state is not State.WAITING or facts.is_removed:
+        return None
+    if announced is not None and announced >= since:
+        return None
+    name = facts.instance_name
+    if facts.process_heard_at is not None and facts.process_heard_at > since:
+        return since, f"{name} runs, but has not announced its position"
+    return since, f"{name} has not announced its position; is it running?"
+
+
+#: Why a writer may be stalled, in the order in which the reasons are examined.
+RULES: tuple[Rule, ...] = (
+    Rule(StallReason.NO_LINK, "This process has no link.", _deaf),
+    Rule(
+        StallReason.NO_LINK,
+        "The link on which the writer was last heard is down, and the writer has "
+        "announced its position on no other.",
+        _link_down,
+    ),
+    Rule(
+        StallReason.WRITER_GONE,
+        "The writer's process said goodbye and gave no sign of life since, or its "
+        "heartbeats ceased 15 s ago.",
+        _gone,
+    ),
+    Rule(
+        StallReason.AHEAD_OF_WRITER,
+        "The writer reports a position below the one of this process.",
+        _ahead,
+    ),
+    Rule(
+        StallReason.UNDECLARED_WRITER,
+        "Rows of a writer that the configuration does not name were discarded.",
+        _undeclared,
+        is_immediate=True,
+    ),
+    Rule(
+        StallReason.ROWS_SKIPPED,
+        "The source returned rows that cannot be decoded, and they were skipped.",
+        _skipped,
+        is_immediate=True,
+    ),
+    Rule(
+        StallReason.CATCH_UP_FAILS,
+        "Fetching or delivering missing rows fails.",
+        _failing,
+    ),
+    Rule(
+        StallReason.SOURCE_SILENT,
+        "Missing rows were requested, and their source has not answered.",
+        _source_silent,
+    ),
+    Rule(
+        StallReason.NO_PROGRESS,
+        "Rows or a position arrived, or could have been fetched, and nothing was "
+        "delivered since.",
+        _no_progress,
+    ),
+    Rule(
+        StallReason.NO_POSITION,
+        "A link is up, and the writer has not announced its position on it.",
+        _no_position,
+    ),
+)
+
+
+def diagnose(facts: WriterFacts, now: float, limits: StatusLimits) -> Diagnosis:
+    """Return the verdict about a writer.
+
+    :param now: the monotonic time, in s.
+    """
+    is_deaf = facts.hearing_since is None
+    for rule in RULES[:1] if is_deaf else RULES:
+        found = rule.check(facts, now, limits)
+        if found is None:
+            continue
+        since, detail = found
+        if rule.is_immediate or now - since >= limits.stalled_after:
+            return Diagnosis(Condition.STALLED, rule.reason, since, detail)
+    if is_deaf:
+        return Diagnosis(Condition.WAITING)
+    return Diagnosis(_condition(facts, now, limits))
+
+
+def _condition(facts: WriterFacts, now: float, limits: StatusLimits) -> Condition:
+    if facts.is_removed:
+        return Condition.DRAINING
+    if facts.state is State.WAITING:
+        return Condition.WAITING
+    written = facts.written_at
+    is_late = written is not None and now - written >= limits.late_after
+    if facts.state is not State.LIVE or (facts.lag and is_late):
+        return Condition.CATCHING_UP
+    return Condition.LIVE

@@ -1,0 +1,217 @@
+"""Tests for :mod:`synapse_replication.instrumentation.status.verdict`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.instrumentation.status.model import Condition, StallReason
+from synapse_replication.instrumentation.status.records import StatusLimits
+from synapse_replication.instrumentation.status.verdict import (
+    RULES,
+    Diagnosis,
+    PeerFacts,
+    WriterFacts,
+    diagnose,
+    is_gone,
+)
+from synapse_replication.streams.reader import State
+
+#: A writer whose rows are all delivered, and that was heard a moment ago.
+LIVE = WriterFacts(
+    instance_name="w1",
+    state=State.LIVE,
+    hearing_since=0.0,
+    waiting_since=0.0,
+    announced_at=1.0,
+    link="redis",
+    position=100,
+    progress_at=990.0,
+)
+NOW = 1000.0
+LIMITS = StatusLimits()
+
+
+def about(**changes: Any) -> Diagnosis:
+    return diagnose(attrs.evolve(LIVE, **changes), NOW, LIMITS)
+
+
+class DiagnoseTests(SynchronousTestCase):
+    def check(
+        self,
+        condition: Condition | StallReason,
+        since: float | None = None,
+        **changes: Any,
+    ) -> None:
+        """Check the verdict about a live writer with some changes."""
+        found = about(**changes)
+        if isinstance(condition, Condition):
+            self.assertEqual((found.condition, found.reason), (condition, None))
+        else:
+            self.assertEqual(
+                (found.condition, found.reason), (Condition.STALLED, condition)
+            )
+        if since is not None:
+            self.assertEqual(found.since, since)
+
+    def test_conditions(self) -> None:
+        """Without a problem, the reader's state determines the condition."""
+        recent: dict[str, Any] = {"missing_since": 995.0, "fetching_since": 995.0}
+        for state, condition in (
+            (State.LIVE, Condition.LIVE),
+            (State.DUE, Condition.CATCHING_UP),
+            (State.FETCHING, Condition.CATCHING_UP),
+            (State.DELIVERING, Condition.CATCHING_UP),
+            (State.PAUSED, Condition.CATCHING_UP),
+        ):
+            self.check(condition, state=state, **recent)
+        self.check(Condition.WAITING, state=State.WAITING, waiting_since=995.0)
+        self.check(Condition.DRAINING, state=State.FETCHING, is_removed=True, **recent)
+        self.check(Condition.LIVE, lag=5, written_at=999.0)
+        self.check(Condition.CATCHING_UP, lag=5, written_at=995.0)
+
+    def test_each_rule(self) -> None:
+        """Each rule applies to the facts that it names, and only if they last."""
+        leaving = PeerFacts(980.0, is_leaving=True, heard_at=979.0)
+        for reason, since, changes in (
+            (StallReason.NO_LINK, 980.0, {"hearing_since": None, "deaf_since": 980.0}),
+            (
+                StallReason.NO_LINK,
+                980.0,
+                {"state": State.WAITING, "link_down_since": 980.0},
+            ),
+            (StallReason.WRITER_GONE, 980.0, {"peer": leaving}),
+            (StallReason.WRITER_GONE, 984.0, {"peer": PeerFacts(984.0)}),
+            (
+                StallReason.AHEAD_OF_WRITER,
+                980.0,
+                {"behind_us": 90, "behind_since": 980.0},
+            ),
+            (StallReason.UNDECLARED_WRITER, 999.0, {"undeclared_since": 999.0}),
+            (StallReason.ROWS_SKIPPED, 999.0, {"skipped_since": 999.0, "skipped": 1}),
+            (
+                StallReason.CATCH_UP_FAILS,
+                980.0,
+                {"state": State.PAUSED, "failing_since": 980.0},
+            ),
+            (
+                StallReason.SOURCE_SILENT,
+                980.0,
+                {"state": State.FETCHING, "fetching_since": 980.0},
+            ),
+            (
+                StallReason.NO_PROGRESS,
+                980.0,
+                {"lag": 1, "written_at": 980.0, "progress_at": 970.0},
+            ),
+            (
+                StallReason.NO_PROGRESS,
+                980.0,
+                {"state": State.DELIVERING, "missing_since": 980.0, "progress_at": 0.0},
+            ),
+            (
+                StallReason.NO_POSITION,
+                980.0,
+                {"state": State.WAITING, "waiting_since": 980.0},
+            ),
+        ):
+            self.check(reason, since, **changes)
+        immediate = {rule.reason for rule in RULES if rule.is_immediate}
+        self.assertEqual(
+            immediate, {StallReason.UNDECLARED_WRITER, StallReason.ROWS_SKIPPED}
+        )
+        self.assertEqual({rule.reason for rule in RULES}, set(StallReason))
+
+    def test_back_without_this_package(self) -> None:
+        """A writer that said goodbye and announces itself again is not gone."""
+        for heard_at in (980.1, 999.0):
+            peer = PeerFacts(980.0, is_leaving=True, heard_at=heard_at)
+            self.check(Condition.LIVE, peer=peer)
+        self.check(
+            StallReason.WRITER_GONE,
+            peer=PeerFacts(980.0, is_leaving=True, heard_at=980.0),
+        )
+
+    def test_killed_and_back_without_this_package(self) -> None:
+        """A writer that sent no goodbye and is heard long after its last heartbeat."""
+        self.check(Condition.LIVE, peer=PeerFacts(980.0, heard_at=987.0))
+        # Its last row may have followed its last heartbeat.
+        self.check(StallReason.WRITER_GONE, peer=PeerFacts(980.0, heard_at=984.0))
+
+    def test_replaced_while_the_link_was_down(self) -> None:
+        """A writer that answers on a new link without a heartbeat is not gone."""
+        peer = PeerFacts(900.0, heard_at=980.1)
+        self.check(Condition.LIVE, peer=peer, hearing_since=980.0)
+        peer = PeerFacts(900.0, heard_at=899.0)
+        self.check(StallReason.WRITER_GONE, peer=peer, hearing_since=980.0)
+
+    def test_position_arrived(self) -> None:
+        """A writer whose POSITION arrived is not said to be silent."""
+        waiting: dict[str, Any] = {"state": State.WAITING, "waiting_since": 900.0}
+        self.check(Condition.WAITING, announced_at=995.0, **waiting)
+        found = about(announced_at=980.0, **waiting)
+        self.assertEqual(found.reason, StallReason.NO_PROGRESS)
+        self.assertIn("its POSITION arrived", found.detail)
+
+    def test_own_subscription_is_down(self) -> None:
+        """A process that hears nothing says nothing about others but that."""
+        everything: dict[str, Any] = {
+            "state": State.FETCHING,
+            "peer": PeerFacts(0.0, is_leaving=True),
+            "behind_us": 1,
+            "undeclared_since": 0.0,
+            "skipped_since": 0.0,
+            "failing_since": 0.0,
+            "lag": 5,
+            "written_at": 0.0,
+            "progress_at": 0.0,
+            "hearing_since": None,
+        }
+        self.check(Condition.WAITING, deaf_since=995.0, **everything)
+        found = about(deaf_since=980.0, deaf_detail="redis: refused", **everything)
+        self.assertEqual(
+            found,
+            Diagnosis(Condition.STALLED, StallReason.NO_LINK, 980.0, "redis: refused"),
+        )
+
+    def test_rows_written_during_an_outage(self) -> None:
+        """The sink has as long as always to handle rows once they can arrive."""
+        written: dict[str, Any] = {"lag": 5, "written_at": 900.0, "progress_at": 890.0}
+        self.check(Condition.CATCHING_UP, hearing_since=998.4, **written)
+        self.check(StallReason.NO_PROGRESS, 989.0, hearing_since=989.0, **written)
+
+    def test_alive_without_position(self) -> None:
+        """A writer that is heard in other streams is not asked for its start."""
+        found = about(
+            state=State.WAITING,
+            waiting_since=980.0,
+            process_heard_at=999.0,
+        )
+        self.assertEqual(found.detail, "w1 runs, but has not announced its position")
+
+    def test_silence(self) -> None:
+        """Silence counts from the last heartbeat, or from the start of hearing."""
+        for heartbeat_at, hearing_since, expected in (
+            (984.9, 0.0, True),
+            (985.1, 0.0, False),
+            (900.0, 984.9, True),
+            (900.0, 985.1, False),
+        ):
+            found = is_gone(PeerFacts(heartbeat_at), hearing_since, NOW, 15.0)
+            self.assertIs(found, expected)
+
+
+class ManualTests(SynchronousTestCase):
+    def test_table(self) -> None:
+        """The runbook contains the rules, in their order."""
+        docs = Path(__file__).parents[3] / "docs"
+        text = " ".join((docs / "runbook.rst").read_text().split())
+        at = 0
+        for rule in RULES:
+            row = f"* - ``{rule.reason.value}`` - {rule.when}"
+            found = text.find(row, at)
+            self.assertNotEqual(found, -1, row)
+            at = found

@@ -1,0 +1,114 @@
+"""The readers and links of a process, as its status observer sees them."""
+
+from __future__ import annotations
+
+from synapse_replication.handlers.observer import (
+    AnnouncedBy,
+    CatchUpEvent,
+    ReplicationObserver,
+)
+from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.streams.reader import (
+    Fetch,
+    LinkState,
+    Phase,
+    Reader,
+    ReaderPolicy,
+    Work,
+)
+from synapse_replication.wire.connection import CloseReason
+
+
+class KnownReaders:
+    """Sets the state of readers, and sends the events that belong to it.
+
+    :param status: reads the state.
+    :param observer: receives the events; by default, only ``status`` does.
+    """
+
+    def __init__(
+        self, status: StatusObserver, observer: ReplicationObserver | None = None
+    ) -> None:
+        self._observer = observer or status
+        self._links: list[str] = []
+        self._readers: dict[tuple[str, str], Reader] = {}
+        status.watch_readers(self._readers.copy)
+
+    def of(self, stream_name: str, instance_name: str) -> Reader:
+        """Return the reader of a writer; add it if it is new."""
+        key = stream_name, instance_name
+        if key not in self._readers:
+            reader = Reader(ReaderPolicy(), lambda token: True, 0)
+            reader.links = {link: LinkState(0) for link in self._links}
+            self._readers[key] = reader
+        return self._readers[key]
+
+    def link_up(self, link: str = "redis") -> None:
+        """Add a link."""
+        self._links.append(link)
+        for reader in self._readers.values():
+            reader.links.setdefault(link, LinkState(0))
+        self._observer.connection_made(link)
+        self._observer.connections_changed(len(self._links))
+
+    def link_lost(self, link: str = "redis", why: str = "gone") -> None:
+        """Remove a link."""
+        self._links.remove(link)
+        if link not in self._links:
+            for reader in self._readers.values():
+                reader.links.pop(link, None)
+        self._observer.connections_changed(len(self._links))
+        self._observer.connection_lost(link, CloseReason.LOST, why)
+
+    def announce(
+        self,
+        stream_name: str,
+        instance_name: str,
+        token: int,
+        *,
+        link: str = "redis",
+        by: AnnouncedBy = AnnouncedBy.POSITION,
+    ) -> None:
+        """Receive a token of a writer."""
+        self._observer.position_announced(stream_name, instance_name, token, link, by)
+
+    def go_live(
+        self, stream_name: str, instance_name: str, token: int, link: str = "redis"
+    ) -> None:
+        """Receive a writer's POSITION, and have all its rows up to it."""
+        self.announce(stream_name, instance_name, token, link=link)
+        reader = self.of(stream_name, instance_name)
+        reader.links[link] = LinkState(token, Phase.COMPLETE)
+        reader.work = reader.request = None
+        self._observer.position_changed(stream_name, instance_name, token)
+        self._observer.stream_connected(link, stream_name, instance_name)
+
+    def fetch(self, event: CatchUpEvent) -> None:
+        """Request the missing rows of a writer."""
+        reader = self.of(event.stream_name, event.instance_name)
+        start, end = event.from_token, event.upto_token
+        if reader.work is None:
+            reader.work = Work(start, end, start)
+        reader.request = Fetch(start, end, False)
+        self._observer.catch_up(event)
+
+    def fail(self, event: CatchUpEvent, error: Exception, attempt: int) -> None:
+        """Fail to fetch, and retry later."""
+        self.of(event.stream_name, event.instance_name).request = None
+        self._observer.catch_up_failed(event, error, attempt, 5.0)
+
+    def drain(
+        self, stream_name: str, instance_name: str, from_token: int, upto: int
+    ) -> None:
+        """Begin to fetch the last rows of a removed writer."""
+        work = Work(from_token, upto, from_token, drain_upto=upto)
+        self.of(stream_name, instance_name).work = work
+        self._observer.removed_writer_found(
+            stream_name, instance_name, from_token, upto
+        )
+
+    def finish(self, stream_name: str, instance_name: str, token: int) -> None:
+        """Deliver the last missing row of a writer."""
+        reader = self.of(stream_name, instance_name)
+        reader.work = reader.request = None
+        self._observer.position_changed(stream_name, instance_name, token)
