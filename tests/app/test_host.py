@@ -22,7 +22,7 @@ from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.hooks import silent_hooks
 from tests.config.process_case import HOMESERVER, WORKER
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 if TYPE_CHECKING:
     _sink: type[interfaces.RowSink] = PositionsOnlySink

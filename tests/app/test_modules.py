@@ -10,7 +10,7 @@ from synapse_replication.app.modules import Factories, load_factories
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from tests.config.process_case import HOMESERVER
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 
 def make_something(host: Any, config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

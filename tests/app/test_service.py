@@ -17,7 +17,7 @@ from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.interfaces import RowSink
 from synapse_replication.instrumentation.hooks import Stopping
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 
 class Recorder(Service):

@@ -24,7 +24,7 @@ from synapse_replication.config.process import (
 )
 from synapse_replication.instrumentation.status.model import ProcessStatus
 from synapse_replication.streams.backlog import BacklogOptions
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 
 class FakeProcess:

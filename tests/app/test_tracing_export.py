@@ -18,7 +18,7 @@ from synapse_replication.app.tracing_export import (
     _TwistedLogHandler,
 )
 from synapse_replication.config.process import ProcessConfig, load_config
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 
 def export_of(config: ProcessConfig) -> SpanExport:

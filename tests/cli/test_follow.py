@@ -20,7 +20,7 @@ from synapse_replication.cli.follow import (
 )
 from synapse_replication.config.process import Purpose, load_config
 from synapse_replication.errors import ReplicationError
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 USER_IP = b'USER_IP @u:s ["syt_secret","1.2.3.4","agent","DEV",1700000000000]'
 

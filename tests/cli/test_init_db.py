@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from synapse_replication.cli.main import cli
 from synapse_replication.testing.servers import shared_postgres
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 
 class InitDbTests(FilesMixin):

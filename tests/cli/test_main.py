@@ -16,7 +16,7 @@ from synapse_replication.cli import main as main_module
 from synapse_replication.cli.common import ModuleReady
 from synapse_replication.cli.main import cli
 from tests.config.process_case import HOMESERVER, WORKER
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 ROOT = Path(__file__).parents[2]
 

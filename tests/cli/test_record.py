@@ -17,7 +17,7 @@ from synapse_replication.cli.record import make_recorder
 from synapse_replication.config.process import Purpose, load_config
 from synapse_replication.recordings.writer import RecordingFiles, RecordingWriteError
 from synapse_replication.testing.servers import shared_redis
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 
 class MakeRecorderTests(FilesMixin):

@@ -27,8 +27,8 @@ from synapse_replication.handlers.observer import CatchUpEvent, PeerHeartbeat
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.instrumentation.status.model import encode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
-from tests.config.test_files import FilesMixin
 from tests.http.doubles import Directory, FailureObserver
+from tests.support.config_files import FilesMixin
 from tests.support.known_readers import KnownReaders
 
 ROOT = Path(__file__).parents[2]

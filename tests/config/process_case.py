@@ -10,7 +10,7 @@ from synapse_replication.config.process import (
     load_config,
 )
 from synapse_replication.errors import ConfigError
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 #: The keys that Synapse's own generator writes into homeserver.yaml, plus a database
 #: and workers as in Synapse's documentation.

@@ -7,7 +7,7 @@ import sys
 
 from synapse_replication.config.deployment import load_deployment
 from synapse_replication.errors import ConfigError
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 SHARED = """
 server_name: x.test

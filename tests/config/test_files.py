@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.config.files import (
     MergedFiles,
     did_you_mean,
     dotted,
-    read_files,
     read_secret,
 )
-from synapse_replication.errors import ConfigProblem
-
-
-class FilesMixin(SynchronousTestCase):
-    """Base class: files in a folder of the test."""
-
-    def setUp(self) -> None:
-        self.folder = Path(self.mktemp())
-        self.folder.mkdir()
-        self.problems: list[ConfigProblem] = []
-
-    def write(self, name: str, text: str) -> str:
-        path = self.folder / name
-        path.write_text(text, encoding="utf-8")
-        return str(path)
-
-    def read(self, *paths: str) -> MergedFiles:
-        return read_files(paths, self.problems)
+from tests.support.config_files import FilesMixin
 
 
 class ReadFilesTests(FilesMixin):

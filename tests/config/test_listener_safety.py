@@ -8,7 +8,7 @@ from synapse_replication.config.listener_safety import is_for_this_machine, is_g
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.testing.certificates import PrivateAuthority
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 _BASE = "server_name: x.test\nredis: {enabled: true}\n"
 _OWN = "synapse_replication: {streams: [typing], "

@@ -11,7 +11,7 @@ from synapse_replication.redis.options import (
     RedisTlsOptions,
     SentinelOptions,
 )
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 SENTINEL = """\
 server_name: x.test

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from synapse_replication.config.process import Purpose, load_config
 from synapse_replication.errors import ConfigError
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 BASE = """
 server_name: x.test

@@ -10,7 +10,7 @@ from synapse_replication.config.process import ProcessConfig, load_config
 from synapse_replication.config.tls import TlsConfig
 from synapse_replication.errors import ConfigError
 from synapse_replication.testing.certificates import PrivateAuthority
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 
 class TlsTests(FilesMixin):

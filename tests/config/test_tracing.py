@@ -9,7 +9,7 @@ from synapse_replication.config import tracing as config_tracing
 from synapse_replication.config.own_section import TracingSection
 from synapse_replication.config.process import ProcessConfig, load_config
 from synapse_replication.errors import ConfigError
-from tests.config.test_files import FilesMixin
+from tests.support.config_files import FilesMixin
 
 
 class TracingConfigTests(FilesMixin):

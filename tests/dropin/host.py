@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -14,9 +14,12 @@ from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.dropin.handler import ReplicationCommandHandler
 from synapse_replication.dropin.monitoring import Monitoring
 from synapse_replication.dropin.observer import _monitoring, _observers
+from synapse_replication.dropin.resource import ReplicationStreamer
 from synapse_replication.testing.recording_observer import RecordingObserver
+from synapse_replication.wire.extension import MessageType, parse_message
 
 
 class FakeClock:
@@ -266,3 +269,92 @@ def fake_modules(
         module = sys.modules[name] = ModuleType(name)
         vars(module).update(namespace)
     return registry
+
+
+class SingleCommandConnection:
+    """A connection that supports only single commands."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send_command(self, command: Any) -> None:
+        self.sent.append(command)
+
+
+class SingleCommandHandler:
+    """A handler that supports only single commands."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.waiting: Deferred[None] = Deferred()
+
+    def new_connection(self, connection: Any) -> None:
+        self.calls.append(("new",))
+
+    def lost_connection(self, connection: Any) -> None:
+        self.calls.append(("lost",))
+
+    def send_positions_to_connection(self) -> None:
+        self.calls.append(("positions",))
+
+    def on_RDATA(self, connection: Any, command: Any) -> None:
+        self.calls.append(("RDATA", command))
+
+    def on_POSITION(self, connection: Any, command: Any) -> None:
+        raise ValueError("no such stream")
+
+    def on_USER_IP(self, connection: Any, command: Any) -> None:
+        raise RuntimeError(f"cannot insert {command.access_token}")
+
+    def on_REPLICATE(self, connection: Any, command: Any) -> Deferred[None]:
+        return self.waiting
+
+
+class HostWithHandler(FakeHomeserver):
+    """A host that creates its handler and streamer on demand."""
+
+    _handler: ReplicationCommandHandler | None = None
+    _streamer: ReplicationStreamer | None = None
+
+    def get_replication_command_handler(self) -> ReplicationCommandHandler:
+        if self._handler is None:
+            self._handler = ReplicationCommandHandler(self)
+        return self._handler
+
+    def get_replication_streamer(self) -> ReplicationStreamer:
+        if self._streamer is None:
+            self._streamer = ReplicationStreamer(self)
+        return self._streamer
+
+
+class Link:
+    """A link that records the payloads sent on it."""
+
+    name = "redis"
+    relays = False
+    is_direct = False
+    is_behind = False
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+
+    def send_extension(self, payloads: Sequence[bytes]) -> None:
+        self.payloads += payloads
+
+    @property
+    def types(self) -> list[MessageType]:
+        return [parse_message(payload).type for payload in self.payloads]
+
+
+@attrs.define(slots=True)
+class HostNotifier:
+    """A notifier as the host defines it."""
+
+    _replication_callbacks: list[Callable[[], None]] = attrs.Factory(list)
+
+    def add_replication_callback(self, cb: Callable[[], None]) -> None:
+        self._replication_callbacks.append(cb)
+
+    def notify_replication(self) -> None:
+        for callback in self._replication_callbacks:
+            callback()

@@ -22,8 +22,7 @@ from zope.interface import directlyProvides
 
 from synapse_replication.dropin import redis
 from synapse_replication.redis.resp import encode, new_reader
-from tests.dropin.host import FakeClock, FakeStream, fake_modules
-from tests.dropin.test_handler import HostWithHandler
+from tests.dropin.host import FakeClock, FakeStream, HostWithHandler, fake_modules
 
 #: The time until a write reaches the other end, in s.
 LATENCY = 0.01

@@ -36,10 +36,15 @@ from synapse_replication.wire.extension import (
     encode_message,
     parse_message,
 )
-from tests.dropin.host import FakeClock, FakeStream, fake_modules
-from tests.dropin.test_bridges import SingleCommandConnection, SingleCommandHandler
-from tests.dropin.test_extension import Link
-from tests.dropin.test_handler import HostWithHandler
+from tests.dropin.host import (
+    FakeClock,
+    FakeStream,
+    HostWithHandler,
+    Link,
+    SingleCommandConnection,
+    SingleCommandHandler,
+    fake_modules,
+)
 
 _EVENTS = "http://w/_synapse/replication/get_repl_stream_updates/events/abc"
 _SECRET = {"Authorization": "Bearer hush"}

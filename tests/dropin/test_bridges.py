@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.bridges import (
@@ -20,46 +17,12 @@ from synapse_replication.wire.commands.standard import (
     parse_command_from_line,
 )
 from synapse_replication.wire.rdata import read_lines
-from tests.dropin.host import FakeHomeserver, fake_modules
-
-
-class SingleCommandConnection:
-    """A connection that supports only single commands."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-
-    def send_command(self, command: Any) -> None:
-        self.sent.append(command)
-
-
-class SingleCommandHandler:
-    """A handler that supports only single commands."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self.waiting: Deferred[None] = Deferred()
-
-    def new_connection(self, connection: Any) -> None:
-        self.calls.append(("new",))
-
-    def lost_connection(self, connection: Any) -> None:
-        self.calls.append(("lost",))
-
-    def send_positions_to_connection(self) -> None:
-        self.calls.append(("positions",))
-
-    def on_RDATA(self, connection: Any, command: Any) -> None:
-        self.calls.append(("RDATA", command))
-
-    def on_POSITION(self, connection: Any, command: Any) -> None:
-        raise ValueError("no such stream")
-
-    def on_USER_IP(self, connection: Any, command: Any) -> None:
-        raise RuntimeError(f"cannot insert {command.access_token}")
-
-    def on_REPLICATE(self, connection: Any, command: Any) -> Deferred[None]:
-        return self.waiting
+from tests.dropin.host import (
+    FakeHomeserver,
+    SingleCommandConnection,
+    SingleCommandHandler,
+    fake_modules,
+)
 
 
 class ForeignConnectionTests(SynchronousTestCase):

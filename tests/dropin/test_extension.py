@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,28 +15,13 @@ from synapse_replication.dropin.redis import (
     lazyConnection,
 )
 from synapse_replication.wire.extension import MessageType, parse_message
-from tests.dropin.host import FakeStream, fake_modules
-from tests.dropin.test_bridges import SingleCommandHandler
-from tests.dropin.test_handler import HostWithHandler
-
-
-class Link:
-    """A link that records the payloads sent on it."""
-
-    name = "redis"
-    relays = False
-    is_direct = False
-    is_behind = False
-
-    def __init__(self) -> None:
-        self.payloads: list[bytes] = []
-
-    def send_extension(self, payloads: Sequence[bytes]) -> None:
-        self.payloads += payloads
-
-    @property
-    def types(self) -> list[MessageType]:
-        return [parse_message(payload).type for payload in self.payloads]
+from tests.dropin.host import (
+    FakeStream,
+    HostWithHandler,
+    Link,
+    SingleCommandHandler,
+    fake_modules,
+)
 
 
 class ExtensionTests(SynchronousTestCase):

@@ -8,7 +8,6 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.handler import ReplicationCommandHandler
-from synapse_replication.dropin.resource import ReplicationStreamer
 from synapse_replication.streams.positions import WriterPositions
 from synapse_replication.wire.commands.standard import (
     FederationAckCommand,
@@ -18,25 +17,12 @@ from synapse_replication.wire.commands.standard import (
     ReplicateCommand,
 )
 from synapse_replication.wire.commands.users import UserSyncCommand
-from tests.dropin.host import FakeHomeserver, FakeStream, fake_modules
-from tests.dropin.test_bridges import SingleCommandConnection
-
-
-class HostWithHandler(FakeHomeserver):
-    """A host that creates its handler and streamer on demand."""
-
-    _handler: ReplicationCommandHandler | None = None
-    _streamer: ReplicationStreamer | None = None
-
-    def get_replication_command_handler(self) -> ReplicationCommandHandler:
-        if self._handler is None:
-            self._handler = ReplicationCommandHandler(self)
-        return self._handler
-
-    def get_replication_streamer(self) -> ReplicationStreamer:
-        if self._streamer is None:
-            self._streamer = ReplicationStreamer(self)
-        return self._streamer
+from tests.dropin.host import (
+    FakeStream,
+    HostWithHandler,
+    SingleCommandConnection,
+    fake_modules,
+)
 
 
 class HandlerTests(SynchronousTestCase):

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import attrs
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.notifier import combine_notifications, with_combining
-from tests.dropin.host import FakeHomeserver
-
-
-@attrs.define(slots=True)
-class HostNotifier:
-    """A notifier as the host defines it."""
-
-    _replication_callbacks: list[Callable[[], None]] = attrs.Factory(list)
-
-    def add_replication_callback(self, cb: Callable[[], None]) -> None:
-        self._replication_callbacks.append(cb)
-
-    def notify_replication(self) -> None:
-        for callback in self._replication_callbacks:
-            callback()
+from tests.dropin.host import FakeHomeserver, HostNotifier
 
 
 class CombiningTests(SynchronousTestCase):

@@ -10,8 +10,7 @@ from synapse_replication.dropin.protocol import (
     ServerReplicationStreamProtocol,
 )
 from synapse_replication.wire.commands.standard import parse_command_from_line
-from tests.dropin.host import FakeHomeserver, fake_modules
-from tests.dropin.test_bridges import SingleCommandHandler
+from tests.dropin.host import FakeHomeserver, SingleCommandHandler, fake_modules
 
 
 class ProtocolTests(SynchronousTestCase):

@@ -15,8 +15,7 @@ from synapse_replication.dropin.redis import (
     lazyConnection,
     lazyUnixConnection,
 )
-from tests.dropin.host import FakeHomeserver, fake_modules
-from tests.dropin.test_bridges import SingleCommandHandler
+from tests.dropin.host import FakeHomeserver, SingleCommandHandler, fake_modules
 
 
 class RedisTests(SynchronousTestCase):

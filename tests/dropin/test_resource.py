@@ -6,9 +6,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.resource import ReplicationStreamProtocolFactory
 from synapse_replication.wire.commands.standard import RdataCommand
-from tests.dropin.host import FakeStream, fake_modules
-from tests.dropin.test_bridges import SingleCommandConnection
-from tests.dropin.test_handler import HostWithHandler
+from tests.dropin.host import (
+    FakeStream,
+    HostWithHandler,
+    SingleCommandConnection,
+    fake_modules,
+)
 
 
 class ResourceTests(SynchronousTestCase):

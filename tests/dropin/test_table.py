@@ -9,7 +9,7 @@ from twisted.web.resource import Resource
 
 from synapse_replication.dropin.substitution import Substitution, shape
 from synapse_replication.dropin.table import PARTS, SUBSTITUTIONS
-from tests.dropin.test_notifier import HostNotifier
+from tests.dropin.host import HostNotifier
 
 
 class Extended(Resource):

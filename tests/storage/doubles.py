@@ -15,6 +15,10 @@ from synapse_replication.handlers.interfaces import DelayedCall
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage import queries
 from synapse_replication.storage.database import connect
+from synapse_replication.storage.id_streams import (
+    IdStream,
+)
+from synapse_replication.streams.table import IdColumn
 from synapse_replication.testing.servers import shared_postgres
 
 T = TypeVar("T")
@@ -226,3 +230,36 @@ class PostgresMixin:
                 "WHERE stream_name = 'foobar'"
             )
         )
+
+
+FOOBAR = IdStream(
+    stream_name="foobar",
+    sequence="foobar_seq",
+    tables=[IdColumn("foobar", "stream_id", "instance_name")],
+    writers=["first", "second"],
+)
+
+
+class ExplainingCursor:
+    """A cursor that records the plan of each statement that reads rows.
+
+    :param verbs: how such statements begin.
+    """
+
+    def __init__(self, cursor: Any, *verbs: str) -> None:
+        self._cursor = cursor
+        self._verbs = verbs or ("SELECT",)
+        self.plans: list[str] = []
+
+    def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
+        if sql.lstrip().startswith(self._verbs) and "pg_" not in sql:
+            self._cursor.execute("EXPLAIN " + sql, parameters)
+            self.plans.append("\n".join(line for (line,) in self._cursor.fetchall()))
+        self._cursor.execute(sql, parameters)
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return list(self._cursor.fetchall())
+
+    def fetchone(self) -> tuple[Any, ...]:
+        row: tuple[Any, ...] = self._cursor.fetchone()
+        return row

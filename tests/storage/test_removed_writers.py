@@ -24,8 +24,7 @@ from synapse_replication.storage.removed_writers import (
 )
 from synapse_replication.storage.sequences import load_positions
 from synapse_replication.streams.stream import RemovedWriter
-from tests.storage.doubles import PostgresMixin
-from tests.storage.test_sequences import FOOBAR, ExplainingCursor
+from tests.storage.doubles import FOOBAR, ExplainingCursor, PostgresMixin
 
 T = TypeVar("T")
 

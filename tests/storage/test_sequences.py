@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import attrs
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
@@ -25,43 +22,10 @@ from synapse_replication.storage.sequences import (
     read_stored_positions,
 )
 from synapse_replication.streams.positions import WriterPositions
-from synapse_replication.streams.table import IdColumn
-from tests.storage.doubles import PostgresMixin
-
-FOOBAR = IdStream(
-    stream_name="foobar",
-    sequence="foobar_seq",
-    tables=[IdColumn("foobar", "stream_id", "instance_name")],
-    writers=["first", "second"],
-)
+from tests.storage.doubles import FOOBAR, ExplainingCursor, PostgresMixin
 
 #: Rows of the big table.
 MANY = 1_000_000
-
-
-class ExplainingCursor:
-    """A cursor that records the plan of each statement that reads rows.
-
-    :param verbs: how such statements begin.
-    """
-
-    def __init__(self, cursor: Any, *verbs: str) -> None:
-        self._cursor = cursor
-        self._verbs = verbs or ("SELECT",)
-        self.plans: list[str] = []
-
-    def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
-        if sql.lstrip().startswith(self._verbs) and "pg_" not in sql:
-            self._cursor.execute("EXPLAIN " + sql, parameters)
-            self.plans.append("\n".join(line for (line,) in self._cursor.fetchall()))
-        self._cursor.execute(sql, parameters)
-
-    def fetchall(self) -> list[tuple[Any, ...]]:
-        return list(self._cursor.fetchall())
-
-    def fetchone(self) -> tuple[Any, ...]:
-        row: tuple[Any, ...] = self._cursor.fetchone()
-        return row
 
 
 class LoadPositionsTests(PostgresMixin, SynchronousTestCase):

@@ -28,7 +28,6 @@ from synapse_replication.wire.connection import (
     Role,
 )
 from synapse_replication.wire.rdata import RdataRun
-from tests.wire.commands.test_standard import LINES
 from tests.wire.connection_case import (
     TLS_ALERT,
     TLS_CLIENT_HELLO,
@@ -36,6 +35,7 @@ from tests.wire.connection_case import (
     drain,
     server,
 )
+from tests.wire.lines import LINES
 
 
 class ClockStepTests(SynchronousTestCase):

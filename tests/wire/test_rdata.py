@@ -15,7 +15,7 @@ from synapse_replication.wire.rdata import (
     rdata_lines,
     read_lines,
 )
-from tests.wire.commands.test_standard import LINES
+from tests.wire.lines import LINES
 
 
 def rdata(stream: str, writer: str, token: int | None, row: bytes) -> bytes:

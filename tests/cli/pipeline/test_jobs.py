@@ -14,14 +14,14 @@ from click.testing import CliRunner, Result
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.group import pipeline_group
-from tests.pipeline.archive.test_object_store import start_server
-from tests.pipeline.audit.test_job import (
+from tests.pipeline.audits import (
     artificial_database,
     healthy_lines,
     problems_of,
     write_recording,
 )
 from tests.pipeline.shared_session import shared_session
+from tests.support.object_store import start_server
 
 #: Secrets, which no job may show.
 PASSWORD = "hush-password"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,12 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import hiredis
 import psycopg2
 import psycopg2.extensions
 
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.private_process import die_with_parent
 from synapse_replication.testing.servers import PrivateRedis, shared_postgres
+from synapse_replication.wire.extension import (
+    CHANNEL,
+    ExtensionMessage,
+    MessageType,
+    parse_message,
+)
 from tests.support.client_api import (
     ApiError,
     ApiUser,
@@ -253,3 +261,41 @@ class MessageSender:
         except (ApiError, OSError):
             return False
         return True
+
+
+class Listener:
+    """Subscribes to the extension's channel, in a thread.
+
+    :ivar messages: the messages received, in order.
+    """
+
+    def __init__(self, redis: PrivateRedis, server_name: str) -> None:
+        self.messages: list[ExtensionMessage] = []
+        self._socket = socket.create_connection((redis.host, redis.port))
+        self._socket.sendall(f"SUBSCRIBE {server_name}/{CHANNEL}\r\n".encode())
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        reader = hiredis.Reader()
+        while data := self._socket.recv(65536):
+            reader.feed(data)
+            while (reply := reader.gets()) is not False:
+                if reply[0] == b"message":
+                    self.messages.append(parse_message(reply[2]))
+
+    def stop(self) -> None:
+        """Stop listening."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+
+    def epochs(self, name: str) -> list[str]:
+        """Return the epochs of a process, in the order of their arrival."""
+        return list(
+            dict.fromkeys(m.epoch for m in self.messages if m.instance_name == name)
+        )
+
+    def messages_of(self, name: str, kind: MessageType) -> list[ExtensionMessage]:
+        """Return a process's messages of one type."""
+        return [m for m in self.messages if m.instance_name == name and m.type is kind]

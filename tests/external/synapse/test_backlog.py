@@ -33,13 +33,13 @@ from tests.external import skip_reason
 from tests.external.synapse.homeserver import HomeserverTestCase, RecordingConnection
 from tests.external.synapse.real import (
     Chat,
+    Listener,
     OurProcess,
     eventually,
     json_lines,
     new_deployment,
     query,
 )
-from tests.external.synapse.test_extension import Listener
 from tests.support.link_proxy import Cut, LinkProxy
 from tests.support.synapse_process import MAIN, Launcher, WorkerSpec, ours
 

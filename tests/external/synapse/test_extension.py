@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import hiredis
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.servers import PrivateRedis
 from synapse_replication.wire.extension import (
-    CHANNEL,
-    ExtensionMessage,
     MessageType,
-    parse_message,
 )
 from tests.external import skip_reason
-from tests.external.synapse.real import Chat, eventually, new_deployment
+from tests.external.synapse.real import Chat, Listener, eventually, new_deployment
 from tests.support.synapse_process import Launcher, WorkerSpec, ours
 
 skip = skip_reason("synapse")
@@ -28,44 +22,6 @@ skip = skip_reason("synapse")
 PROCESSES = ("master", "persister1", "writer1", "sync1")
 #: Part of the log line about rows that did not arrive.
 MISSED_ROWS = "but did not arrive"
-
-
-class Listener:
-    """Subscribes to the extension's channel, in a thread.
-
-    :ivar messages: the messages received, in order.
-    """
-
-    def __init__(self, redis: PrivateRedis, server_name: str) -> None:
-        self.messages: list[ExtensionMessage] = []
-        self._socket = socket.create_connection((redis.host, redis.port))
-        self._socket.sendall(f"SUBSCRIBE {server_name}/{CHANNEL}\r\n".encode())
-        self._thread = threading.Thread(target=self._listen)
-        self._thread.start()
-
-    def _listen(self) -> None:
-        reader = hiredis.Reader()
-        while data := self._socket.recv(65536):
-            reader.feed(data)
-            while (reply := reader.gets()) is not False:
-                if reply[0] == b"message":
-                    self.messages.append(parse_message(reply[2]))
-
-    def stop(self) -> None:
-        """Stop listening."""
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._socket.close()
-
-    def epochs(self, name: str) -> list[str]:
-        """Return the epochs of a process, in the order of their arrival."""
-        return list(
-            dict.fromkeys(m.epoch for m in self.messages if m.instance_name == name)
-        )
-
-    def messages_of(self, name: str, kind: MessageType) -> list[ExtensionMessage]:
-        """Return a process's messages of one type."""
-        return [m for m in self.messages if m.instance_name == name and m.type is kind]
 
 
 class DirectTcpTests(SynchronousTestCase):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -18,30 +14,9 @@ from synapse_replication.pipeline.archive.purge_job import purge_archive
 from synapse_replication.pipeline.archive.store import open_archive, open_store
 from tests.pipeline.archives import TODAY, add_rows_to, keys_of, open_table, receipts
 from tests.pipeline.shared_session import shared_session
+from tests.support.object_store import start_server
 
 _ARCHIVE = "s3://bucket/deep/archive"
-
-
-def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Start an S3 server; return it and its URL once it responds."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with (folder / "s3.log").open("wb") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-            stdout=log,
-            stderr=log,
-        )
-    url = f"http://127.0.0.1:{port}"
-    for _ in range(600):
-        assert server.poll() is None, (folder / "s3.log").read_text()
-        try:
-            with urllib.request.urlopen(f"{url}/moto-api/", timeout=5):
-                return server, url
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError(f"{url} does not answer")
 
 
 class ObjectStoreTests(SynchronousTestCase):

@@ -6,9 +6,7 @@ import functools
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
-import psycopg2
 import pyarrow as pa
 import pyarrow.compute as pc
 from click.testing import CliRunner, Result
@@ -17,96 +15,24 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.audit import audit_command
 from synapse_replication.pipeline.audit import job as audit
-from synapse_replication.storage.schema.deltas import DELTAS
-from synapse_replication.streams.rows import encode_json
-from synapse_replication.streams.standard.registry import STANDARD_STREAMS
-from synapse_replication.testing.servers import shared_postgres
-from synapse_replication.wire.commands.standard import PositionCommand, encode_command
-from synapse_replication.wire.rdata import rdata_lines
 from tests.pipeline.archives import archive_database
+from tests.pipeline.audits import (
+    artificial_database,
+    healthy_lines,
+    new_database,
+    problems_of,
+    write_recording,
+)
 from tests.pipeline.shared_session import shared_session
-from tests.storage.synapse_extract import ON_THE_WIRE, ROWS, SCHEMA
 from tests.support.recordings import FULL_RECORDING
 
 REAL_STREAMS = Path(__file__).parents[1] / "data" / "real_streams.sql.gz"
-
-#: The value of each sequence in the artificial database.
-LAST_ALLOCATED = 20
-
-
-def new_database(*statements: str) -> str:
-    """Create a database; return its connection string."""
-    dsn = shared_postgres().new_database()
-    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
-        for statement in (*DELTAS, SCHEMA, *statements):
-            cursor.execute(statement)
-    connection.close()
-    return dsn
-
-
-def artificial_database(*damage: str) -> str:
-    """Create the database of a small deployment with one or two rows of each stream."""
-    statements = [ROWS]
-    for stream in STANDARD_STREAMS.values():
-        if stream.sequence is not None:
-            statements.append(f"CREATE SEQUENCE {stream.sequence}")
-            statements.append(f"SELECT setval('{stream.sequence}', {LAST_ALLOCATED})")
-    # One writer has a single row.
-    writers = {*ON_THE_WIRE, ("receipts", "another")}
-    for name, writer in sorted(writers):
-        stream = STANDARD_STREAMS[name]
-        if stream.positions_name is not None:
-            token = -10 if stream.negative else 10
-            statements.append(
-                "INSERT INTO stream_positions VALUES "
-                f"('{stream.positions_name}', '{writer}', {token})"
-            )
-    return new_database(*statements, *damage)
-
-
-def healthy_lines() -> list[str]:
-    """Return the lines that the writers of that database would send."""
-    lines: list[bytes] = []
-    for (stream, writer), rows in ON_THE_WIRE.items():
-        by_token: dict[int, list[bytes]] = {}
-        for token, row in rows:
-            by_token.setdefault(token, []).append(encode_json(row))
-        lines.append(encode_command(PositionCommand(stream, writer, 1, 1)))
-        last = 1
-        for token, texts in sorted(by_token.items()):
-            if token > last + 1:
-                lines.append(
-                    encode_command(PositionCommand(stream, writer, last, token - 1))
-                )
-            lines += rdata_lines(stream, writer, [(token, texts)])
-            last = token
-        lines.append(encode_command(PositionCommand(stream, writer, last, 10)))
-    return [line.decode() for line in lines]
-
-
-def write_recording(path: Path, lines: list[str]) -> None:
-    path.write_text(
-        "".join(
-            json.dumps({"t": number / 10, "channel": "hs", "line": line}) + "\n"
-            for number, line in enumerate(lines)
-        )
-    )
 
 
 @functools.cache
 def real_dsn() -> str:
     """Create the database of a real deployment, up to the end of its recording."""
     return new_database(gzip.decompress(REAL_STREAMS.read_bytes()).decode())
-
-
-def problems_of(result: Result) -> dict[tuple[str, str | None], dict[str, Any]]:
-    """Return the printed errors and warnings, by kind and stream."""
-    printed = json.loads(result.stdout)
-    return {
-        (each["kind"], each["stream"]): each
-        for each in printed["findings"]
-        if each["severity"] != "info"
-    }
 
 
 class AuditTests(SynchronousTestCase):

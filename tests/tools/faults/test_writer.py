@@ -19,7 +19,7 @@ from scripts.tools.faults.writer import (
 )
 from synapse_replication.demo.script import Write, read_script
 from synapse_replication.recordings.reader import shipped_recording
-from tests.demo.test_writer import MemoryHost
+from tests.demo.doubles import MemoryHost
 
 #: Interval in s at which a row is due.
 ROW = 0.1
