@@ -1,9 +1,12 @@
 """The publishing side of Redis: pipelined, in order, with recovery from losses.
 
-Theory of operation: a :class:`RedisSender` outlives its connections. Messages published
-shortly after a write are coalesced (:mod:`~synapse_replication.redis.coalescing`). On a
-transport without a socket this would have no benefit, so messages are written
-immediately.
+Theory of operation: a :class:`RedisSender` outlives its connections. After an idle
+period, it writes a message immediately, unless the message belongs to the extension. It
+buffers messages of the extension, and all messages published within
+:data:`COALESCE_WINDOW` after a write (:class:`Coalescer`), and writes them together in
+the reactor's next turn. On a transport without a socket this would have no benefit, so
+every message is written immediately. While the transport is paused, all messages remain
+buffered.
 
 Publishes count as lost if a connection ended before Redis acknowledged them, or if they
 could not be written and were not retained. Messages of the extension that could not be
@@ -20,17 +23,17 @@ See docs/failure-modes.rst: failure-reconnect-order, failure-slow-subscriber.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from synapse_replication.handlers.observer import (
     CommandDropReason,
     ReplicationObserver,
 )
-from synapse_replication.redis.coalescing import Coalescer
 from synapse_replication.redis.ledger import (
     EXTENSION,
     MAX_RETAINED,
@@ -40,6 +43,9 @@ from synapse_replication.redis.ledger import (
 )
 from synapse_replication.redis.pacing import SHORT_LINES, Pacing
 from synapse_replication.redis.resp import encode_publishes
+
+#: Messages published within this time after a write, in s, are coalesced.
+COALESCE_WINDOW = 0.0005
 
 #: The limit of pending lines, in bytes; the connection is aborted if it is exceeded.
 MAX_PENDING_BYTES = 32 * 1024 * 1024
@@ -62,6 +68,55 @@ class PublishConnection(Protocol):
     def abort(self, why: str) -> None:
         """Abort the connection."""
         ...
+
+
+class Coalescer:
+    """A buffer of messages to be written.
+
+    :param flush: called in the reactor turn after :meth:`flush_later`; it calls
+        :meth:`take`.
+    :ivar pending: the buffered messages, in order.
+    :ivar size: their total size in bytes.
+    """
+
+    def __init__(self, clock: IReactorTime, flush: Callable[[], object]) -> None:
+        self._clock = clock
+        self._flush = flush
+        self._call: IDelayedCall | None = None
+        self._last_write = -math.inf
+        self.pending: list[Publish] = []
+        self.size = 0
+
+    def add(self, publish: Publish) -> None:
+        """Append messages to the buffer."""
+        self.pending.append(publish)
+        self.size += sum(map(len, publish.lines))
+
+    def is_quiet(self) -> bool:
+        """Return whether the window after the last write has elapsed."""
+        return self._clock.seconds() - self._last_write > COALESCE_WINDOW
+
+    def record_write(self) -> None:
+        """Restart the window, as after a write."""
+        self._last_write = self._clock.seconds()
+
+    def flush_later(self) -> None:
+        """Schedule a flush in the reactor's next turn, unless one is scheduled."""
+        if self._call is None:
+            self._call = self._clock.callLater(0, self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._call = None
+        self._flush()
+
+    def take(self) -> list[Publish]:
+        """Empty the buffer, return its messages, and restart the window."""
+        self._last_write = self._clock.seconds()
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        pending, self.pending, self.size = self.pending, [], 0
+        return pending
 
 
 class RedisSender:
@@ -152,7 +207,7 @@ class RedisSender:
         """Publish lines of one command, in order, one message per line.
 
         The lines are written immediately, or coalesced with others (see
-        :mod:`~synapse_replication.redis.coalescing`). While the transport is paused,
+        :class:`Coalescer`). While the transport is paused,
         they are buffered; if too much is buffered, the connection is aborted. Without a
         connection, the ledger decides which lines are published later. Never raises.
         """

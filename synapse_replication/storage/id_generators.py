@@ -10,10 +10,9 @@ Theory of operation: :class:`~synapse_replication.streams.positions.WriterPositi
 makes all decisions. :class:`MultiWriterIdGenerator` connects it to the database and
 makes it thread-safe.
 
-*Shared round trips.* At most one fetch of ids
-(:mod:`~synapse_replication.storage.id_fetcher`) and one upsert of the position
-(:mod:`~synapse_replication.storage.position_persister`) are in progress at a time.
-Further callers wait for the next one, which serves all of them. Only
+*Shared round trips.* At most one fetch of ids and one upsert of the position are in
+progress at a time (:mod:`~synapse_replication.storage.round_trips`). Further callers
+wait for the next one, which serves all of them. Only
 :meth:`~MultiWriterIdGenerator.get_next_txn` and
 :meth:`~MultiWriterIdGenerator.get_next_mult_txn` fetch ids separately, in the caller's
 transaction.
@@ -58,11 +57,14 @@ from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage.database import TransactionRunner
-from synapse_replication.storage.id_fetcher import IdFetcher, IdRequest
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.locked_positions import LockedPositions
-from synapse_replication.storage.position_persister import PositionPersister
-from synapse_replication.storage.round_trips import RoundTripGate
+from synapse_replication.storage.round_trips import (
+    IdFetcher,
+    IdRequest,
+    PositionPersister,
+    RoundTripGate,
+)
 from synapse_replication.storage.sequence_check import SequenceCheck
 from synapse_replication.storage.sequences import fetch_ids, load_positions
 from synapse_replication.streams.positions import WriterPositions

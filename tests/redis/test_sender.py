@@ -10,9 +10,9 @@ from zope.interface import directlyProvides, noLongerProvides
 
 from synapse_replication.handlers.observer import ConnectionBuffers
 from synapse_replication.redis import factory
-from synapse_replication.redis.coalescing import COALESCE_WINDOW
 from synapse_replication.redis.ledger import EXTENSION
 from synapse_replication.redis.resp import encode_publishes
+from synapse_replication.redis.sender import COALESCE_WINDOW
 from tests.redis.doubles import RecordingTransport, rdata
 from tests.redis.sender_case import (
     _FENCING,
