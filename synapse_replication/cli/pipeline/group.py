@@ -1,6 +1,6 @@
 """``synapse-replication pipeline``: the jobs of the pipeline.
 
-All of them run on Spark, except ``convert`` and ``purge``. The commands import their
+All of them run on Spark, except ``purge``. The commands import their
 jobs, and thereby modules of the extra ``spark``, only when they run: help and usage
 errors are fast and work without the extra. Exit status: 0 for success; 1 if a job
 failed or an audit found errors in the data; 2 if the command or the configuration is
@@ -16,7 +16,6 @@ import click
 from synapse_replication.cli.pipeline.archive import archive_command
 from synapse_replication.cli.pipeline.audit import audit_command
 from synapse_replication.cli.pipeline.bootstrap import bootstrap_command
-from synapse_replication.cli.pipeline.convert import convert_command
 from synapse_replication.cli.pipeline.export import export_command
 from synapse_replication.cli.pipeline.options import needs_spark
 from synapse_replication.cli.pipeline.purge import purge_command
@@ -48,6 +47,5 @@ for _command in (
     report_command,
     export_command,
     purge_command,
-    convert_command,
 ):
     pipeline_group.add_command(_command)

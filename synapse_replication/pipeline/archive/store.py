@@ -33,8 +33,6 @@ __all__ = ["ArchiveStore", "open_archive", "open_store", "reason_of"]
 _STREAMS: Final = "streams"
 _WIRE: Final = "wire"
 
-#: A file that exists only in archives of the format without Delta tables.
-_OLD_DESCRIPTION: Final = "_meta/archive.json"
 
 #: The prefixes of the environment variables that configure access to an object
 #: store.
@@ -202,8 +200,7 @@ def open_store(archive: str | os.PathLike[str]) -> ArchiveStore:
 
     Only a local location is checked.
 
-    :raises PipelineError: if the location is unusable, or has an archive of an older
-        format. In the latter case, the message names the command that converts it.
+    :raises PipelineError: if the location is unusable.
     """
     text = os.fspath(archive).rstrip("/")
     if "://" in text:
@@ -214,11 +211,6 @@ def open_store(archive: str | os.PathLike[str]) -> ArchiveStore:
             f"{store.uri}: the path of an archive must not contain {' '.join(wrong)}, "
             "which Spark interprets as a pattern or an escape; choose another path"
         )
-    if Path(store.uri, _OLD_DESCRIPTION).exists():
-        raise PipelineError(
-            f"{store.uri} has the format of an older version; convert it with: "
-            f"synapse-replication pipeline convert --from {store.uri} --archive NEW"
-        )
     if Path(store.uri).exists() and not Path(store.uri).is_dir():
         raise PipelineError(f"{store.uri} is a file; give a folder or s3://BUCKET/PATH")
     return store
@@ -227,8 +219,7 @@ def open_store(archive: str | os.PathLike[str]) -> ArchiveStore:
 def open_archive(archive: str | os.PathLike[str]) -> ArchiveStore:
     """Return the store of an archive that exists.
 
-    :raises PipelineError: if the archive does not exist, has an older format, or cannot
-        be read.
+    :raises PipelineError: if the archive does not exist or cannot be read.
     """
     store = open_store(archive)
     if not store.streams() and store.table(store.wire_uri) is None:

@@ -98,7 +98,6 @@ class WithoutSparkTests(SynchronousTestCase):
             "archive": (dsn, "--archive", folder, "--once"),
             "audit": (dsn,),
             "bootstrap": (dsn,),
-            "convert": ("--from", folder, "--archive", folder),
             "export": ("--archive", folder, "--out", folder),
             "purge": ("--archive", folder, "--before", "2026-01-31"),
             "report": (dsn, "--out", folder),

@@ -47,15 +47,6 @@ class StoreTests(SynchronousTestCase):
         make_archive(self.folder)
         self.assertEqual(open_archive(self.folder).streams(), ["receipts", "to_device"])
 
-    def test_old_format(self) -> None:
-        """
-        The error for an archive in the old format names the command that converts it.
-        """
-        (self.folder / "_meta").mkdir(parents=True)
-        (self.folder / "_meta" / "archive.json").write_text("{}")
-        error = self.assertRaises(PipelineError, open_store, self.folder)
-        self.assertIn(f"pipeline convert --from {self.folder} --archive", str(error))
-
     def test_invalid_paths(self) -> None:
         """A file, and a path that Spark interprets as a pattern, are errors."""
         self.folder.write_text("")
