@@ -22,6 +22,7 @@ from synapse_replication.instrumentation.prometheus import (
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
 from synapse_replication.instrumentation.tracing import TracingObserver
+from synapse_replication.storage.stuck_ids import StuckIdWatch
 from synapse_replication.streams.reader import Reader
 
 #: The interval in s at which the lag is sampled for the status page, and stalls are
@@ -39,6 +40,7 @@ class ProcessObservers:
     def __init__(self, config: ProcessConfig, clock: ReactorClock) -> None:
         self._clock = clock
         self._sampling: DelayedCall
+        self._stuck_ids: StuckIdWatch
         self._stalls = StallLog(Logger("synapse_replication"))
         self.registry = CollectorRegistry()
         self.status = StatusObserver(
@@ -81,21 +83,26 @@ class ProcessObservers:
         self,
         own_positions: Callable[[], Mapping[str, int]],
         readers: Callable[[], Mapping[tuple[str, str], Reader]],
+        stuck_ids: StuckIdWatch,
     ) -> None:
         """Begin to sample the lag, and to call hooks.
 
         :param own_positions: returns, for each stream that this process writes, the
             token up to which its rows were sent or skipped, by the stream's name.
         :param readers: returns the readers of all writers, by (stream, writer).
+        :param stuck_ids: finds stuck ids.
         """
         self.status.watch_readers(readers)
         self.status.watch_own_positions(own_positions)
+        self._stuck_ids = stuck_ids
+        self.status.watch_stuck_ids(stuck_ids.stuck)
         self._sample()
         self.hooks.start()
 
     def _sample(self) -> None:
         self._sampling = self._clock.call_later(SAMPLE_EVERY, self._sample)
         self.status.sample()
+        self._stuck_ids.check()
         self._stalls.update(self.status.snapshot())
 
     def stop_sampling(self) -> None:

@@ -11,7 +11,7 @@ users (unless it is the main process), and closes the links. Each step takes at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -66,6 +66,8 @@ from synapse_replication.instrumentation.status.model import (
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.database import Database
+from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.storage.stuck_ids import StuckIdWatch
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.tcp.factory import (
@@ -182,7 +184,7 @@ class ProcessService(Service):
         services = [service for make in factories.modules if (service := make(host))]
         handler, extension = self._make_handler()
         host.send.connect(handler)
-        self._start_observers(handler)
+        self._start_observers(handler, setup.generators)
         streamer = ReplicationStreamer(
             host,
             handler,
@@ -355,7 +357,11 @@ class ProcessService(Service):
         self._observers.watch_buffers(link.buffers)
         self._stops.add("closing the Redis connections", link.stop)
 
-    def _start_observers(self, handler: ReplicationCommandHandler) -> None:
+    def _start_observers(
+        self,
+        handler: ReplicationCommandHandler,
+        generators: Mapping[str, MultiWriterIdGenerator],
+    ) -> None:
         written = self.host.streams.get_streams_to_replicate()
         self._observers.start(
             lambda: {
@@ -363,6 +369,7 @@ class ProcessService(Service):
                 for stream in written
             },
             handler.readers,
+            StuckIdWatch(lambda: generators, self._clock),
         )
         self._stops.add("stopping the hooks", self._hooks.stop)
         self._stops.add("stopping the sampling", self._observers.stop_sampling)

@@ -26,6 +26,7 @@ from synapse_replication.instrumentation.status.model import (
     assess,
     describe_lag,
     describe_progress,
+    describe_stuck_id,
     encode_status,
     group_stalls,
 )
@@ -47,6 +48,7 @@ _VERDICTS = {
     Standing.DUPLICATE_NAME: ("bad", "Two processes have one name"),
     Standing.STALLED: ("bad", "{count} of {streams} stalled"),
     Standing.CUT_OFF: ("bad", "No link is up"),
+    Standing.STUCK_ID: ("bad", "An id is stuck"),
     Standing.CATCHING_UP: ("busy", "{count} of {streams} catching up"),
     Standing.DRAINING: ("busy", "Draining {count} of {streams}"),
     Standing.LIVE: ("good", "All rows arrive"),
@@ -137,6 +139,7 @@ def _environment() -> Environment:
     environment.filters["sparkline"] = sparkline
     environment.filters["lag"] = describe_lag
     environment.filters["progress"] = describe_progress
+    environment.filters["stuck"] = describe_stuck_id
     environment.filters["tone"] = lambda writer: _TONES[writer.condition]
     return environment
 

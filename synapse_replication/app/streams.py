@@ -41,7 +41,10 @@ from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.data import AdvancingStream
 from synapse_replication.handlers.interfaces import RowSink
 from synapse_replication.storage.database import Database
-from synapse_replication.storage.id_generators import load_id_generator
+from synapse_replication.storage.id_generators import (
+    MultiWriterIdGenerator,
+    load_id_generator,
+)
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.postgres_stream import (
     WriterIds,
@@ -77,6 +80,8 @@ class StreamSetup:
 
     :param database: ``None`` if the configuration needs none.
     :param reactor: the reactor to which the database's threads return results.
+    :ivar generators: the id generators of the streams that this process writes, by the
+        name of the stream.
     :ivar empty_ranges: by stream, a range ``(start, end]`` of tokens in which this
         process has no rows; only for streams in the database that this process begins
         to write.
@@ -94,6 +99,7 @@ class StreamSetup:
         self._host = host
         self._database = database
         self.empty_ranges: dict[str, tuple[int, int]] = {}
+        self.generators: dict[str, MultiWriterIdGenerator] = {}
         self._saved: Positions = {}
         #: The stored positions by stream and writer; tokens as on the wire.
         self._stored: dict[str, dict[str, int]] = {}
@@ -299,7 +305,7 @@ class StreamSetup:
     async def _ids(self, name: str, stream: IdStream) -> ReaderIds:
         own: WriterIds | None = None
         if self._writes(name):
-            own = await self._generator(stream)
+            own = self.generators[name] = await self._generator(stream)
         saved = {
             writer: token for (of, writer), token in self._saved.items() if of == name
         }
@@ -359,7 +365,7 @@ class StreamSetup:
                 )
         return limited
 
-    async def _generator(self, stream: IdStream) -> WriterIds:
+    async def _generator(self, stream: IdStream) -> MultiWriterIdGenerator:
         return await load_id_generator(
             self._get_database(),
             stream,

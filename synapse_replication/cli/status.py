@@ -44,6 +44,7 @@ from synapse_replication.instrumentation.status.model import (
     decode_status,
     describe_lag,
     describe_progress,
+    describe_stuck_id,
     group_stalls,
 )
 from synapse_replication.text import printable
@@ -74,10 +75,10 @@ class DeploymentStatus:
         """Whether each process returned a valid status, and none shows a problem.
 
         The problems that a status can show are a stalled writer, a name that two
-        processes use, and the lack of any link for some time.
+        processes use, a stuck id, and the lack of any link for some time.
         """
         return not self.unreachable and not any(
-            status.stalled or status.duplicates or status.is_cut_off
+            status.stalled or status.duplicates or status.is_cut_off or status.stuck_ids
             for status in self.processes.values()
         )
 
@@ -220,6 +221,10 @@ def _render_process(
         since = duration(group.stalled_for)
         text = f"  {group.names}: stalled for {since}: {group.detail}"
         parts += [_text(text, "red"), _text(f"  -> {group.remedy}")]
+    for stuck in status.stuck_ids:
+        since, what = duration(stuck.age), describe_stuck_id(stuck)
+        parts.append(_text(f"  {what} for {since}: {stuck.session}", "red"))
+        parts.append(_text(f"  -> {stuck.hint}"))
     return parts
 
 

@@ -42,6 +42,7 @@ from synapse_replication.instrumentation.prometheus import (
 from synapse_replication.instrumentation.status.model import encode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
+from synapse_replication.storage.stuck_ids import StuckIdWatch
 
 if TYPE_CHECKING:
     from synapse_replication.app.tracing_export import SpanExport
@@ -96,6 +97,7 @@ class Monitoring:
         self._notify: NotifySocket | None = None
         self._systemd: SystemdNotifier | None = None
         self._sampling: DelayedCall | None = None
+        self._stuck_ids: StuckIdWatch
 
     def start(self, handler: ReplicationCommandHandler, host: SynapseHost) -> None:
         """Call the functions that subscribe to hooks, and start the periodic checks.
@@ -116,6 +118,8 @@ class Monitoring:
             }
         )
         self.status.watch_readers(handler.readers)
+        self._stuck_ids = StuckIdWatch(host.streams.get_generators, self._clock)
+        self.status.watch_stuck_ids(self._stuck_ids.stuck)
         self.hooks.start()
         self._sample()
         self._start_systemd()
@@ -143,6 +147,7 @@ class Monitoring:
         # Reschedule first, so that an exception cannot stop the timer.
         self._sampling = self._clock.call_later(SAMPLE_EVERY, self._sample)
         self.status.sample()
+        self._stuck_ids.check()
         self._stalls.update(self.status.snapshot())
 
     def _start_systemd(self) -> None:

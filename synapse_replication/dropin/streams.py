@@ -305,6 +305,7 @@ class HostStreams:
             )
             for name, cls in classes.items()
         }
+        self._instance_name = instance_name
         self._written = [
             stream
             for name, stream in self._streams.items()
@@ -318,6 +319,17 @@ class HostStreams:
     def get_streams_to_replicate(self) -> Sequence[HostStream]:
         """Return the streams that this process writes."""
         return self._written
+
+    def get_generators(self) -> Mapping[str, MultiWriterIdGenerator]:
+        """Return this package's id generators, by the name of their stream."""
+        found = {
+            name: find_generator(self._instance_name, name) for name in self._streams
+        }
+        return {
+            name: generator
+            for name, generator in found.items()
+            if isinstance(generator, MultiWriterIdGenerator)
+        }
 
 
 def writes(worker_config: Any, instance_name: str, stream_name: str) -> bool:

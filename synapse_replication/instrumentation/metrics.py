@@ -163,6 +163,13 @@ STALLED_SECONDS = _gauge(
     help_text="Seconds for which a writer has been stalled, by reason; a writer that "
     "is not stalled has no value.",
 )
+STUCK_ID_SECONDS = _gauge(
+    "synapse_replication_stuck_id_seconds",
+    "stream_name",
+    "instance_name",
+    help_text="Seconds for which an id of a writer has not been finished, which delays "
+    "the rows of all writers of the stream; no value if there is no such id.",
+)
 CATCH_UP_ROWS = _counter(
     "synapse_replication_catch_up_rows",
     "stream_name",

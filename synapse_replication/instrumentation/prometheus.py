@@ -70,6 +70,7 @@ _SCRAPED = {definition for definition, _ in _BUFFERS} | {
     metrics.LAG_POSITIONS,
     metrics.LAG_SECONDS,
     metrics.STALLED_SECONDS,
+    metrics.STUCK_ID_SECONDS,
     metrics.BACKLOG_ROWS,
     metrics.BACKLOG_BYTES,
     metrics.COMMAND_QUEUE,
@@ -247,7 +248,11 @@ class PrometheusObserver(ReplicationObserver):
             gauges[metrics.BACKLOG_ROWS, stream_name] = backlog.rows
             gauges[metrics.BACKLOG_BYTES, stream_name] = backlog.size
         if self._status is not None:
-            for writer in self._status.snapshot().writers:
+            status = self._status.snapshot()
+            for stuck in status.stuck_ids:
+                key = (metrics.STUCK_ID_SECONDS, stuck.stream_name, stuck.instance_name)
+                gauges[key] = stuck.age
+            for writer in status.writers:
                 if writer.condition is Condition.WRITTEN_HERE:
                     continue
                 name = (writer.stream_name, writer.instance_name)

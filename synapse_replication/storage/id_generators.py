@@ -91,6 +91,7 @@ class MultiWriterIdGenerator:
         position. For instance, the function wakes the streamer.
     :param observer: notified of upserts and their failures, of failed reads of the
         sequence, and of implausible positions.
+    :ivar database: runs transactions.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class MultiWriterIdGenerator:
     ) -> None:
         self.stream = stream
         self.instance_name = positions.instance_name
-        self._database = database
+        self.database = database
         self._positions = LockedPositions(positions)
         #: Returns a value that changes whenever an id of this instance becomes
         #: announceable.
@@ -271,9 +272,19 @@ class MultiWriterIdGenerator:
         with self._positions.locked() as positions:
             return self._sign * positions.local
 
+    def get_first_unfinished(self) -> tuple[int, str] | None:
+        """Return the unfinished id that limits the positions, and its writer.
+
+        See ``first_unfinished`` of
+        :class:`~synapse_replication.streams.positions.WriterPositions`. Thread-safe.
+        """
+        with self._positions.locked() as positions:
+            found = positions.first_unfinished()
+        return None if found is None else (self._sign * found[0], found[1])
+
     async def get_max_allocated_token(self) -> int:
         """Return the sequence's last allocated id (distance from zero)."""
-        return await self._database.transact(
+        return await self.database.transact(
             "get_max_allocated_token",
             lambda txn: read_sequence(txn, self.stream.sequence),
             autocommit=True,

@@ -38,6 +38,33 @@ INSERT_POSITION = """
     ON CONFLICT (stream_name, instance_name) DO NOTHING
 """
 
+#: The session of this database with the oldest transaction that is at least
+#: ``open_for`` s old; one that has written to one of ``tables`` precedes the others.
+#: Most columns are null for a role that may not see other roles' sessions.
+OPEN_TRANSACTIONS = """
+    SELECT pid, coalesce(usename, ''), coalesce(application_name, ''),
+        coalesce(host(client_addr), ''), coalesce(state, ''),
+        extract(epoch FROM clock_timestamp() - xact_start)::float, query,
+        writes_stream, pg_blocking_pids(pid)
+    FROM pg_stat_activity AS activity, LATERAL (
+        SELECT EXISTS (
+            SELECT FROM pg_locks AS held
+            WHERE held.pid = activity.pid AND held.granted
+                AND held.mode = 'RowExclusiveLock'
+                AND held.database = activity.datid
+                AND held.relation IN (
+                    SELECT to_regclass(name) FROM unnest(%(tables)s::text[]) AS name
+                )
+        ) AS writes_stream
+    ) AS locks
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+        AND CASE WHEN xact_start IS NULL THEN writes_stream
+            ELSE xact_start < clock_timestamp() - %(open_for)s * interval '1 second'
+        END
+    ORDER BY writes_stream DESC, xact_start NULLS LAST
+    LIMIT 1
+"""
+
 _UPSERT_POSITION = """
     INSERT INTO stream_positions AS stored (stream_name, instance_name, stream_id)
     VALUES (%(stream_name)s, %(instance_name)s, %(stream_id)s)

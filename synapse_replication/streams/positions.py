@@ -261,6 +261,25 @@ class WriterPositions:
             heappop(heap)
         return heap[0] if heap else None
 
+    def first_unfinished(self) -> tuple[int, str] | None:
+        """Return the id that limits persisted-up-to, and the id's writer.
+
+        It is the lowest id that this instance has not finished, or may be fetching. If
+        there is none, it is the lowest id that is not known to be finished below one
+        that is; its writer is then the writer with the lowest position.
+
+        :return: ``None`` if all known ids are finished, and in streams without declared
+            writers, whose positions say nothing about unfinished ids.
+        """
+        limit = self._own_limit()
+        if limit is not None:
+            return limit + 1, self.instance_name
+        slowest = self._slowest_other()
+        upto = self._persisted_upto
+        if not self._declared or slowest is None or self.max_finished <= upto:
+            return None
+        return upto + 1, self._others_heap[0][1]
+
     def lowest_floor(self) -> int | None:
         """Return the floor of the oldest pending fetch, if there is one."""
         # Fetches are ordered by their start, and therefore by their floors.

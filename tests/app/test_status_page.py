@@ -25,6 +25,7 @@ from synapse_replication.instrumentation.status.model import (
     group_stalls,
 )
 from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.streams.stuck_ids import StuckId
 from synapse_replication.wire.connection import CloseReason
 from tests.support.known_readers import KnownReaders
 
@@ -190,6 +191,17 @@ class StatusPageTests(PageMixin):
         text = self.page()
         self.assertIn("Two processes have one name", text)
         self.assertIn("host:1 and host:2", text)
+
+    def test_stuck_id(self) -> None:
+        """A stuck id is reported with its session, and what to do about it."""
+        self.all_live()
+        stuck = StuckId("events", 7, "<w1>", 99.0, "session 12, idle", "End it.")
+        self.observer.watch_stuck_ids(lambda: [stuck])
+        text = self.page()
+        self.assertIn("An id is stuck", text)
+        self.assertIn("id 7 of events, written by &lt;w1&gt;, is not finished", text)
+        self.assertIn("session 12, idle", text)
+        self.assertIn("End it.", text)
 
     def test_single_instance(self) -> None:
         """An instance that reads from no writer and has no links has a page, too."""

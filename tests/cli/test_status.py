@@ -27,6 +27,7 @@ from synapse_replication.handlers.observer import CatchUpEvent, PeerHeartbeat
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.instrumentation.status.model import encode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.streams.stuck_ids import StuckId
 from tests.http.doubles import Directory, FailureObserver
 from tests.support.config_files import FilesMixin
 from tests.support.known_readers import KnownReaders
@@ -94,6 +95,20 @@ class RenderTests(SynchronousTestCase):
         self.assertIn("(down: w2)", text)
         self.assertIn("w9: no valid status: refused", text)
         self.assertIn("not in instance_map: w3, w4", text)
+
+    def test_stuck_id(self) -> None:
+        """A stuck id is shown with its session and a hint; it is a problem."""
+        stuck = StuckId("events", 7, "w1", 150.0, "session 12, idle", "End it.")
+        self.status.watch_stuck_ids(lambda: [stuck])
+        text = self.draw()
+        self.assertIn("me: An id is stuck", text)
+        self.assertIn(
+            "is not finished for 2 min: session 12, idle",
+            text,
+        )
+        self.assertIn("-> End it.", text)
+        deployment = DeploymentStatus({"me": self.status.snapshot()}, {})
+        self.assertFalse(deployment.is_well)
 
     def test_worst_first(self) -> None:
         """Instances that do not respond are first, then instances with problems."""

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.monitoring import (
@@ -45,6 +46,11 @@ class MonitoringTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.patch(os, "environ", {})
         published.clear()
+        self.generator = SimpleNamespace(
+            get_first_unfinished=lambda: None,
+            stream=SimpleNamespace(tables=[]),
+            database=SimpleNamespace(transact=lambda *a, **k: Deferred()),
+        )
         fake_modules(self, {"typing": lambda hs: None, "receipts": lambda hs: None})  # type: ignore[dict-item,return-value]
         self.hs = FakeHomeserver("w")
         self.hs.config.worker.writers.typing = ["master"]
@@ -54,7 +60,10 @@ class MonitoringTests(SynchronousTestCase):
         monitoring = Monitoring(self.hs, ReplicationMetrics(CollectorRegistry()))
         stream = SimpleNamespace(description=SimpleNamespace(name="receipts"))
         host: Any = SimpleNamespace(
-            streams=SimpleNamespace(get_streams_to_replicate=lambda: [stream]),
+            streams=SimpleNamespace(
+                get_streams_to_replicate=lambda: [stream],
+                get_generators=lambda: {"receipts": self.generator},
+            ),
             hooks=monitoring.hooks,
         )
         handler: Any = SimpleNamespace(last_sent_token=lambda stream: 7, readers=dict)
@@ -75,6 +84,15 @@ class MonitoringTests(SynchronousTestCase):
             ],
             [("receipts", "w", 7), ("typing", "master", None)],
         )
+
+    def test_stuck_ids(self) -> None:
+        """The status lists stuck ids."""
+        monitoring = self.start()
+        self.generator.get_first_unfinished = lambda: (8, "w")
+        for _ in range(3):
+            self.hs.get_reactor().advance(SAMPLE_EVERY)
+        (stuck,) = json.loads(monitoring.encode_status())["stuck_ids"]
+        self.assertEqual((stuck["stream_name"], stuck["id"]), ("receipts", 8))
 
     def test_stalls(self) -> None:
         """A stalled writer is logged in the host's log."""

@@ -26,6 +26,7 @@ from synapse_replication.instrumentation.prometheus import (
 )
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
+from synapse_replication.streams.stuck_ids import StuckId
 from synapse_replication.wire.connection import CloseReason
 from tests.support.known_readers import KnownReaders
 
@@ -101,6 +102,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.assertEqual(with_samples, {metric.name for metric in METRICS})
 
     def report_everything(self) -> None:
+        self.status.watch_stuck_ids(lambda: [StuckId("events", 7, "w1", 11.0)])
         observer: ReplicationObserver = self.observer
         observer.resynced("events", "w1", Resync.PARTIAL)
         observer.backlog_requested("events", "w1", None)

@@ -56,6 +56,33 @@ def allocate(positions: WriterPositions, *ids: int) -> None:
 class WriterPositionsTests(SynchronousTestCase):
     """Tests for WriterPositions."""
 
+    def test_first_unfinished(self) -> None:
+        """
+        It is this instance's lowest unfinished or requested id, otherwise the first id
+        below a finished one that the slowest writer may not have finished.
+        """
+        positions = WriterPositions("w1", ["w1", "w2", "w3"], complete_upto=5)
+        self.assertIsNone(positions.first_unfinished())
+        positions.advance("w2", 9)
+        self.assertEqual(positions.first_unfinished(), (6, "w3"))
+        positions.advance("w3", 9)
+        self.assertIsNone(positions.first_unfinished())
+        fetch = positions.begin_fetch()
+        self.assertEqual(positions.first_unfinished(), (10, "w1"))
+        positions.end_fetch(fetch, [11, 12])
+        self.assertEqual(positions.first_unfinished(), (11, "w1"))
+        positions.finish([12])
+        self.assertEqual(positions.first_unfinished(), (11, "w1"))
+        positions.finish([11])
+        self.assertEqual(positions.first_unfinished(), (10, "w2"))
+
+    def test_undeclared_writers(self) -> None:
+        """Positions of undeclared writers say nothing about unfinished ids."""
+        positions = WriterPositions("w1")
+        positions.advance("w2", 9)
+        positions.advance("w3", 12)
+        self.assertIsNone(positions.first_unfinished())
+
     def test_out_of_order(self) -> None:
         """Ids may finish in any order; the position advances when a gap closes."""
         positions = WriterPositions("master", ["master"], {"master": 7})

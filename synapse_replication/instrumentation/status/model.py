@@ -16,6 +16,7 @@ import attrs
 import msgspec
 
 from synapse_replication.errors import StatusError
+from synapse_replication.streams.stuck_ids import StuckId
 from synapse_replication.text import printable
 
 
@@ -195,6 +196,7 @@ class ProcessStatus:
         empty if it is ready.
     :ivar cut_off_for: the time in s for which the process has received nothing, because
         it has no link; 0 if it has one.
+    :ivar stuck_ids: the ids that delay the persisted-up-to positions of streams.
     """
 
     server_name: str
@@ -207,6 +209,7 @@ class ProcessStatus:
     peers: tuple[PeerStatus, ...]
     duplicates: tuple[DuplicateStatus, ...]
     cut_off_for: float = 0.0
+    stuck_ids: tuple[StuckId, ...] = ()
 
     @property
     def stalled(self) -> tuple[WriterStatus, ...]:
@@ -284,12 +287,21 @@ def describe_writer(writer: WriterStatus) -> str:
     return f"{name} {writer.condition.value}"
 
 
+def describe_stuck_id(stuck: StuckId) -> str:
+    """Return which id is stuck, without its age, in one line."""
+    return printable(
+        f"id {stuck.id} of {stuck.stream_name}, written by {stuck.instance_name}, is "
+        "not finished"
+    )
+
+
 class Standing(enum.Enum):
     """The overall state of a process's replication, the worst first."""
 
     DUPLICATE_NAME = enum.auto()
     STALLED = enum.auto()
     CUT_OFF = enum.auto()
+    STUCK_ID = enum.auto()
     WAITING = enum.auto()
     CATCHING_UP = enum.auto()
     DRAINING = enum.auto()
@@ -303,7 +315,7 @@ class Assessment:
 
     :ivar standing: the state.
     :ivar concerned: the writers in that state; empty for ``DUPLICATE_NAME``,
-        ``CUT_OFF``, ``NOT_READY`` and ``LIVE``.
+        ``CUT_OFF``, ``STUCK_ID``, ``NOT_READY`` and ``LIVE``.
     :ivar followed: all writers whose rows the process receives.
     """
 
@@ -329,6 +341,7 @@ def assess(status: ProcessStatus) -> Assessment:
     applies = {
         Standing.DUPLICATE_NAME: bool(status.duplicates),
         Standing.CUT_OFF: status.is_cut_off,
+        Standing.STUCK_ID: bool(status.stuck_ids),
         Standing.NOT_READY: bool(status.not_ready),
         Standing.LIVE: True,
         **{standing: bool(writers) for standing, writers in of_condition.items()},
@@ -348,6 +361,8 @@ def describe_process(status: ProcessStatus) -> str:
         return f"two processes are called {status.duplicates[0].instance_name}"
     if standing is Standing.CUT_OFF:
         return "no link is up"
+    if standing is Standing.STUCK_ID:
+        return f"stuck: {describe_stuck_id(status.stuck_ids[0])}"
     if standing is Standing.NOT_READY:
         return f"not ready: {status.not_ready[0]}"
     if standing is Standing.LIVE:

@@ -60,6 +60,7 @@ from synapse_replication.instrumentation.status.records import (
 )
 from synapse_replication.instrumentation.status.report import StatusReport
 from synapse_replication.streams.reader import Reader
+from synapse_replication.streams.stuck_ids import StuckId
 from synapse_replication.wire.connection import CloseReason
 
 #: The time between two samples above which this process has paused, in s.
@@ -112,6 +113,7 @@ class StatusObserver(ReplicationObserver):
         self._buffer_sources: list[Callable[[], Iterable[ConnectionBuffers]]] = []
         self._own: Callable[[], Mapping[str, int]] = dict
         self._readers: Callable[[], Mapping[tuple[str, str], Reader]] = dict
+        self._stuck_ids: Callable[[], Iterable[StuckId]] = tuple
 
     def watch_buffers(self, source: Callable[[], Iterable[ConnectionBuffers]]) -> None:
         """Register a source of buffers, which is read for each snapshot.
@@ -137,6 +139,10 @@ class StatusObserver(ReplicationObserver):
             be thread-safe.
         """
         self._readers = source
+
+    def watch_stuck_ids(self, source: Callable[[], Iterable[StuckId]]) -> None:
+        """Set the source of the stuck ids, read for each snapshot."""
+        self._stuck_ids = source
 
     def sample(self) -> None:
         """Append each writer's lag to its history, and remove expired entries.
@@ -434,4 +440,5 @@ class StatusObserver(ReplicationObserver):
             tuple(report.peers()),
             tuple(report.duplicates()),
             report.cut_off_for(),
+            tuple(self._stuck_ids()),
         )

@@ -1,4 +1,4 @@
-"""Log lines about stalled writers, and about the end of each stall.
+"""Log lines about stalled writers and stuck ids, and about the end of each stall.
 
 A line about a stall contains the reason, the duration and the remedy.
 
@@ -9,6 +9,7 @@ one line: if Redis is down, one line says so for all of them.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -18,6 +19,7 @@ from synapse_replication.instrumentation.rate_limit import REPEAT_AFTER
 from synapse_replication.instrumentation.status.model import (
     Condition,
     ProcessStatus,
+    describe_stuck_id,
     group_stalls,
     name_writers,
 )
@@ -50,7 +52,7 @@ class StallLog:
             keys = [(each.stream_name, each.instance_name) for each in group.writers]
             is_new = any(self._reasons.get(key) != reason for key in keys)
             reasons.update(dict.fromkeys(keys, reason))
-            last = self._logged.get((reason, group.names), float("-inf"))
+            last = self._logged.get((reason, group.names), -math.inf)
             if is_new or now - last >= REPEAT_AFTER:
                 last = now
                 self._logger.warn(
@@ -73,6 +75,19 @@ class StallLog:
                 reasons[key] = self._reasons[key]
             else:
                 resumed.append(writer)
+        for stuck in status.stuck_ids:
+            name = describe_stuck_id(stuck)
+            logged["stuck_id", name] = self._logged.get(("stuck_id", name), -math.inf)
+            if stuck.session and now - logged["stuck_id", name] >= REPEAT_AFTER:
+                logged["stuck_id", name] = now
+                self._logger.warn(
+                    "{name} for {seconds:.0f} s: {session}. {hint} (See the runbook: "
+                    "ReplicationStuckId)",
+                    name=name,
+                    seconds=stuck.age,
+                    session=stuck.session,
+                    hint=stuck.hint,
+                )
         if resumed:
             self._logger.info(
                 "{streams} no longer stalled", streams=name_writers(resumed)

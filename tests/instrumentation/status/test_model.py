@@ -25,6 +25,7 @@ from synapse_replication.instrumentation.status.model import (
     describe_writer,
     encode_status,
 )
+from synapse_replication.streams.stuck_ids import StuckId
 
 STALLED = WriterStatus(
     "events",
@@ -118,6 +119,7 @@ class DescribeProcessTests(SynchronousTestCase):
         )
         waiting = WriterStatus("caches", "w1", Condition.WAITING, 1, 1)
         twice = (DuplicateStatus("w3", "", 1.0),)
+        stuck = (StuckId("events", 7, "w1", 11.0),)
         down = (LinkStatus("redis", 0, 11.0, "refused"),)
         deaf = {"links": down, "cut_off_for": 11.0}
         for expected, described in (
@@ -134,6 +136,10 @@ class DescribeProcessTests(SynchronousTestCase):
                 self.describe(STALLED, attrs.evolve(STALLED, stalled_for=1.0)),
             ),
             ("no link is up", self.describe(fetching, **deaf)),
+            (
+                "stuck: id 7 of events, written by w1, is not finished",
+                self.describe(fetching, stuck_ids=stuck),
+            ),
             ("waiting for caches/w1", self.describe(LIVE, fetching, waiting)),
             (
                 "catching up events/w1 12,034 of 98,211",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from twisted.internet.task import Clock
 from twisted.logger import Logger, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
@@ -11,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.handlers.observer import PeerHeartbeat
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
+from synapse_replication.streams.stuck_ids import StuckId
 from tests.support.known_readers import KnownReaders
 
 WRITERS = [("events", "w1"), ("caches", "w1"), ("typing", "w2")]
@@ -67,6 +69,17 @@ class StallLogTests(SynchronousTestCase):
             self.lines(60),
             ["info caches/w1, events/w1, typing/w2 no longer stalled"],
         )
+
+    def test_stuck_id(self) -> None:
+        """A stuck id is logged each minute, once its session is known."""
+        stuck = StuckId("events", 7, "w1", 15.0)
+        self.observer.watch_stuck_ids(lambda: [stuck])
+        self.assertEqual(self.lines(10), [])
+        stuck = attrs.evolve(stuck, session="session 12, idle", hint="End it.")
+        (line,) = self.lines(60)
+        self.assertIn("id 7 of events, written by w1, is not finished for 15 s", line)
+        self.assertIn("session 12, idle. End it. (See the runbook", line)
+        self.assertEqual(len(self.lines(60)), 1)
 
     def test_new_stall(self) -> None:
         """A new stream or a new cause is logged immediately."""

@@ -1,0 +1,229 @@
+"""Finds ids that stay unfinished, and the database session that holds each of them.
+
+Theory of operation: an id is unfinished while its transaction is open. Until it is
+finished, the persisted-up-to position of its stream stays below it, for all writers. An
+open transaction is normal for a moment; a stuck one is not. Every few seconds,
+:meth:`StuckIdWatch.check` asks each id generator which id limits its positions, and
+notes since when the answer has been the same. This costs nothing when ids are allocated
+and finished. Only once an id has been unfinished for :data:`STUCK_AFTER` s is the
+database asked which session holds it.
+
+No view of PostgreSQL maps an id to a session. A session that has written to a table of
+the stream in a transaction that is still open holds a lock on that table, which
+``pg_locks`` shows to every role. If there is no such session, the oldest open
+transaction is named: for instance, it may still wait for a lock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from synapse_replication.handlers.interfaces import Clock
+from synapse_replication.storage import queries
+from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.streams.stuck_ids import StuckId
+
+_log = Logger()
+
+#: How long an id must be unfinished before it is reported, in s.
+STUCK_AFTER = 10.0
+
+#: The minimum interval of queries for the session that holds a stuck id, in s.
+ASK_EVERY = 30.0
+
+#: Where the first words of a query end: before its first value, whose text may be
+#: private, and before a list of columns.
+_END_OF_FIRST_WORDS = re.compile(r"['\"($0-9\x00-\x1f]|E'")
+_MAX_FIRST_WORDS = 60
+
+
+@attrs.frozen
+class Session:
+    """A database session with an open transaction.
+
+    :ivar open_for: the age of the transaction in s; ``None`` if this role may not see
+        it.
+    :ivar query: the first words of its last query; empty if this role may not see them.
+    :ivar writes_stream: whether the transaction has written to a table of the stream.
+    :ivar blocked_by: the process ids of the sessions whose locks it waits for.
+    """
+
+    pid: int
+    user: str
+    application: str
+    address: str
+    state: str
+    open_for: float | None
+    query: str
+    writes_stream: bool
+    blocked_by: Sequence[int]
+
+    def describe(self) -> str:
+        """Return a description in one line."""
+        parts = [f"session {self.pid} of {self.user or 'unknown user'}"]
+        if self.application:
+            parts.append(f"application {self.application}")
+        parts.append(f"from {self.address or 'a Unix socket'}")
+        if self.open_for is None:
+            parts.append("details need the role pg_read_all_stats")
+        else:
+            parts.append(f"{self.state}, transaction open for {self.open_for:.0f} s")
+        if self.query:
+            parts.append(f"query {self.query} ...")
+        if not self.writes_stream:
+            parts.append("the oldest transaction; it has not written to the stream")
+        if self.blocked_by:
+            parts.append(f"waits for session {', '.join(map(str, self.blocked_by))}")
+        return ", ".join(parts)
+
+    def hint(self) -> str:
+        """Return how to end the session, or the session that blocks it."""
+        pid = self.blocked_by[0] if self.blocked_by else self.pid
+        return (
+            f"End the session with SELECT pg_terminate_backend({pid}); its transaction "
+            "is rolled back."
+        )
+
+
+def find_session(txn: Any, tables: Sequence[str]) -> Session | None:
+    """Return the session that most likely holds an unfinished id.
+
+    :param tables: the tables of the id's stream.
+    :return: ``None`` if no transaction has been open for that long.
+    """
+    txn.execute(
+        queries.OPEN_TRANSACTIONS,
+        {
+            "tables": [queries.identifier(table) for table in tables],
+            # The transaction may have begun after the id was allocated.
+            "open_for": STUCK_AFTER / 2,
+        },
+    )
+    row = txn.fetchone()
+    if row is None:
+        return None
+    pid, user, application, address, state, open_for, query, writes, blockers = row
+    return Session(
+        pid,
+        user,
+        application,
+        address,
+        state,
+        open_for,
+        _first_words(query),
+        writes,
+        tuple(blockers),
+    )
+
+
+def _first_words(query: str | None) -> str:
+    """Return the beginning of a query, without values, which may be private."""
+    text = " ".join((query or "").split())
+    if text.startswith("<"):  # <insufficient privilege>
+        return ""
+    return _END_OF_FIRST_WORDS.split(text, maxsplit=1)[0][:_MAX_FIRST_WORDS].strip()
+
+
+@attrs.define
+class _Unfinished:
+    """An id that limits the positions of a stream.
+
+    :ivar since: when it was first seen, in s.
+    :ivar asked: when the database was last asked for its session, in s.
+    """
+
+    id: int
+    instance_name: str
+    since: float
+    asked: float = float("-inf")
+    session: str = ""
+    hint: str = ""
+
+
+class StuckIdWatch:
+    """Tracks the unfinished ids that limit the positions of one process's streams.
+
+    Use it in the reactor's thread.
+
+    :param generators: returns the id generators, by the name of their stream on the
+        wire.
+    """
+
+    def __init__(
+        self,
+        generators: Callable[[], Mapping[str, MultiWriterIdGenerator]],
+        clock: Clock,
+    ) -> None:
+        self._generators = generators
+        self._clock = clock
+        self._unfinished: dict[str, _Unfinished] = {}
+
+    def check(self) -> None:
+        """Look for unfinished ids. Call this every few seconds."""
+        now = self._clock.seconds()
+        unfinished = {}
+        for name, generator in self._generators().items():
+            found = generator.get_first_unfinished()
+            if found is None:
+                continue
+            known = self._unfinished.get(name)
+            if known is None or (known.id, known.instance_name) != found:
+                known = _Unfinished(*found, since=now)
+            unfinished[name] = known
+            if now - known.since >= STUCK_AFTER and now - known.asked >= ASK_EVERY:
+                known.asked = now
+                self._ask(known, generator)
+        self._unfinished = unfinished
+
+    def stuck(self) -> list[StuckId]:
+        """Return the stuck ids. Thread-safe."""
+        now = self._clock.seconds()
+        return [
+            StuckId(
+                name,
+                each.id,
+                each.instance_name,
+                now - each.since,
+                each.session,
+                each.hint,
+            )
+            for name, each in self._unfinished.items()
+            if now - each.since >= STUCK_AFTER
+        ]
+
+    def _ask(self, unfinished: _Unfinished, generator: MultiWriterIdGenerator) -> None:
+        tables = [column.table for column in generator.stream.tables]
+        generator.database.transact(
+            "find_session", lambda txn: find_session(txn, tables), autocommit=True
+        ).addCallbacks(
+            self._answered,
+            self._failed,
+            callbackArgs=(unfinished,),
+            errbackArgs=(unfinished,),
+        )
+
+    def _answered(self, session: Session | None, unfinished: _Unfinished) -> None:
+        if session is None:
+            unfinished.session = "no session of the database has a transaction that old"
+            unfinished.hint = (
+                f"Start {unfinished.instance_name} if it is down; otherwise restart "
+                "it, which releases its ids."
+            )
+        else:
+            unfinished.session = session.describe()
+            unfinished.hint = session.hint()
+
+    def _failed(self, failure: Failure, unfinished: _Unfinished) -> None:
+        unfinished.session = "the sessions of the database could not be read"
+        unfinished.hint = "Look for old transactions in pg_stat_activity."
+        _log.warn(
+            "Cannot find the session that holds id {id}: {error}",
+            id=unfinished.id,
+            error=str(failure.value).strip(),
+        )
