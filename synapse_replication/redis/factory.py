@@ -12,6 +12,7 @@ txredisapi, correct that:
 - Only :meth:`RedisLink.link_proved` resets the delay.
 - Every authenticated connection is pinged at intervals, and aborted if no reply arrives
   in time.
+- A lost connection is removed from txredisapi's queue, which would keep it for ever.
 
 See docs/failure-modes.rst: failure-half-open, failure-failed-auth,
 failure-accept-and-close.
@@ -19,6 +20,7 @@ failure-accept-and-close.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from functools import partial
@@ -97,6 +99,8 @@ class RedisLink:
         text = self._why or self._explain(why, established)
         self.factory.link_lost(established, self._close_reason, text)
         super().connectionLost(why)  # type: ignore[misc]
+        # An unfinished reply may occupy 16 MiB.
+        self._reader = self.factory.reader_factory()
 
     def _explain(self, why: Failure, established: bool) -> str:
         assert why.value is not None
@@ -337,6 +341,9 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     @override
     def delConnection(self, connection: Any) -> None:
         super().delConnection(connection)
+        # txredisapi leaves a lost connection in its queue, and so in memory.
+        with contextlib.suppress(ValueError):
+            self.connectionQueue.remove(connection)
         if not self.pool and self._pings.running:
             self._pings.stop()
 
