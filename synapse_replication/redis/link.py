@@ -9,6 +9,8 @@ from typing import Any
 
 from twisted.internet.defer import TimeoutError
 
+from synapse_replication.handlers.extension.extension import ExtensionHandler
+from synapse_replication.handlers.interfaces import ConnectionHandler
 from synapse_replication.handlers.observer import (
     ConnectionBuffers,
     ReplicationObserver,
@@ -20,11 +22,7 @@ from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReaderFactory, new_reader
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.redis.sender_protocol import SenderFactory
-from synapse_replication.redis.subscriber import (
-    ConnectionHandler,
-    ExtensionHandler,
-    SubscriberFactory,
-)
+from synapse_replication.redis.subscriber import SubscriberFactory
 from synapse_replication.transport.buffers import read_buffers
 
 #: Time limit of waiting for the last acknowledgements, and of closing afterwards, in s.

@@ -14,14 +14,17 @@ allow PUBLISH on a subscribed connection.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import txredisapi
 from twisted.python.failure import Failure
 from typing_extensions import override
 
 from synapse_replication.errors import LineTooLongError
-from synapse_replication.handlers.interfaces import ReplicationConnection
+from synapse_replication.handlers.extension.extension import ExtensionHandler
+from synapse_replication.handlers.interfaces import (
+    ConnectionHandler,
+)
 from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
 from synapse_replication.redis.ledger import EXTENSION
 from synapse_replication.redis.resp import encode
@@ -43,55 +46,6 @@ from synapse_replication.wire.rdata import (
 MAX_LINE_LENGTH = 1024 * 1024
 #: The channel suffixes of the commands that have a channel of their own, by command.
 _OWN_CHANNEL = {"USER_IP": "/USER_IP"}
-
-
-class ConnectionHandler(Protocol):
-    """The part of the command handler that a subscription uses."""
-
-    def new_connection(self, connection: ReplicationConnection) -> None:
-        """Add a connection that can send and receive."""
-        ...
-
-    def lost_connection(self, connection: ReplicationConnection) -> None:
-        """Remove a connection."""
-        ...
-
-    def received(
-        self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
-    ) -> None:
-        """Handle items that arrived together, in order."""
-        ...
-
-    def ready_again(self, connection: ReplicationConnection) -> None:
-        """Resume sending on a connection that is no longer behind."""
-        ...
-
-
-class ExtensionHandler(Protocol):
-    """The part of the extension's handler that the connections to Redis use.
-
-    :class:`~synapse_replication.handlers.extension.extension.ReplicationExtension`
-    implements it.
-    """
-
-    def extension_up(self, connection: RedisSubscriber) -> None:
-        """Add a link on which messages can be sent and received."""
-        ...
-
-    def extension_down(self, connection: RedisSubscriber) -> None:
-        """Remove a link."""
-        ...
-
-    def sending_resumed(self) -> None:
-        """Publish a hello again: earlier messages may not have arrived.
-
-        Never raises.
-        """
-        ...
-
-    def extension_received(self, connection: RedisSubscriber, payload: bytes) -> None:
-        """Handle one message, in order with the items of the command handler."""
-        ...
 
 
 class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore[misc]

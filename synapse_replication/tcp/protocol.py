@@ -17,7 +17,7 @@ declaration. The client declares this first, in a way that stock servers ignore;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import (
@@ -41,7 +41,6 @@ from synapse_replication.handlers.observer import (
     ConnectionBuffers,
     ReplicationObserver,
 )
-from synapse_replication.tcp.transport import ReplicationTransport
 from synapse_replication.transport.buffers import ReadSize, read_buffers
 from synapse_replication.transport.tls import explain
 from synapse_replication.wire.commands.base import Command
@@ -92,6 +91,8 @@ class BaseReplicationStreamProtocol(Protocol):
     :ivar close_text: the reason as text for display; empty while it is open.
     """
 
+    #: A TCP, TLS or Unix transport.
+    transport: Any
     role: ClassVar[Role]
     relays: bool
     is_direct = True
@@ -149,16 +150,12 @@ class BaseReplicationStreamProtocol(Protocol):
         """Return the commands to send first."""
         raise NotImplementedError
 
-    @property
-    def _transport(self) -> ReplicationTransport:
-        return cast(ReplicationTransport, self.transport)
-
     # -- from the transport ---------------------------------------------------------
 
     @override
     def connectionMade(self) -> None:
         # A transport whose buffer is full pauses this object, a streaming producer.
-        self._transport.registerProducer(self, True)
+        self.transport.registerProducer(self, True)
         # Lines are already batched here; Nagle's algorithm would only add latency.
         if (set_no_delay := getattr(self.transport, "setTcpNoDelay", None)) is not None:
             set_no_delay(True)
@@ -248,7 +245,7 @@ class BaseReplicationStreamProtocol(Protocol):
 
     def abort(self) -> None:
         """Close immediately, without sending pending lines."""
-        self._transport.abortConnection()
+        self.transport.abortConnection()
 
     # -- for metrics ----------------------------------------------------------------
 
@@ -306,15 +303,15 @@ class BaseReplicationStreamProtocol(Protocol):
         # write() may call pauseProducing(), after which data_to_send() returns nothing,
         # unless the connection is closing.
         while data := self._connection.data_to_send():
-            self._transport.write(data)
+            self.transport.write(data)
         if (
             self._connection.state is ConnectionState.CLOSING
             and not self._is_transport_closing
         ):
             self._is_transport_closing = True
             # A transport does not close while it has a paused producer.
-            self._transport.unregisterProducer()
-            self._transport.loseConnection()
+            self.transport.unregisterProducer()
+            self.transport.loseConnection()
 
     def _tick(self) -> None:
         now = self._clock.seconds()
@@ -323,7 +320,7 @@ class BaseReplicationStreamProtocol(Protocol):
         delay = self._connection.tick(now)
         self._flush()
         if self._connection.close_hangs:
-            self._transport.abortConnection()
+            self.transport.abortConnection()
         else:
             self._next_tick = self._clock.call_later(delay, self._tick)
 
@@ -379,7 +376,7 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
         self._report_handshake_failure(
             f"no TLS handshake within {HANDSHAKE_TIMEOUT:g} s"
         )
-        self._transport.abortConnection()
+        self.transport.abortConnection()
 
     def _report_handshake_failure(self, reason: str) -> None:
         assert self.transport is not None

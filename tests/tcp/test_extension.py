@@ -51,6 +51,9 @@ class RecordingExtension:
     def extension_down(self, connection: ExtensionConnection) -> None:
         self.calls.append("down")
 
+    def sending_resumed(self) -> None:
+        self.calls.append("resumed")
+
     def extension_received(
         self, connection: ExtensionConnection, payload: bytes
     ) -> None:

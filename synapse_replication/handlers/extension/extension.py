@@ -90,6 +90,13 @@ class ExtensionHandler(Protocol):
         """Remove a link."""
         ...
 
+    def sending_resumed(self) -> None:
+        """Publish a hello again: earlier messages may not have arrived.
+
+        Never raises. Only links over Redis call it.
+        """
+        ...
+
     def extension_received(
         self, connection: ExtensionConnection, payload: bytes
     ) -> None:
