@@ -12,25 +12,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from synapse_replication.cli.common import EXIT_USAGE, ModuleReady, examples
-from synapse_replication.dropin.backlogs import BYTES, ROWS
-from synapse_replication.dropin.extension import ENVIRONMENT
 from synapse_replication.dropin.launcher import (
     check_version,
     choose,
     describe_substitutions,
     prepare,
 )
-from synapse_replication.dropin.monitoring import HOOKS, TRACING
-from synapse_replication.dropin.settings import DISTANCE
+from synapse_replication.dropin.settings import DropInSettings, variable
 from synapse_replication.dropin.substitution import SubstitutionError
 from synapse_replication.dropin.table import PARTS
 from synapse_replication.errors import HooksNotFoundError
-from synapse_replication.streams.backlog import BacklogOptions
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
+
+_DEFAULT = DropInSettings()
 
 
 def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
@@ -62,8 +60,8 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
 )
 @click.option(
     "--extension/--no-extension",
-    envvar=ENVIRONMENT,
-    default=True,
+    envvar=variable("extension"),
+    default=_DEFAULT.extension,
     show_default=True,
     help="Exchange epochs and heartbeats with peers, on a channel that stock processes "
     "do not use.",
@@ -71,40 +69,40 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
 @click.option(
     "--backlog-rows",
     type=click.IntRange(min=0),
-    envvar=ROWS,
-    default=BacklogOptions().max_rows,
+    envvar=variable("backlog_rows"),
+    default=_DEFAULT.backlog_rows,
     show_default=True,
     help="The most rows in the backlog of each stream, for readers that missed them.",
 )
 @click.option(
     "--backlog-bytes",
     type=click.IntRange(min=0),
-    envvar=BYTES,
-    default=BacklogOptions().max_bytes,
+    envvar=variable("backlog_bytes"),
+    default=_DEFAULT.backlog_bytes,
     show_default=True,
     help="The most bytes in the backlog of each stream.",
 )
 @click.option(
     "--plausible-distance",
     type=click.IntRange(min=1000),
-    envvar=DISTANCE,
-    default=PLAUSIBLE_DISTANCE,
+    envvar=variable("plausible_distance"),
+    default=_DEFAULT.plausible_distance,
     show_default=True,
     help="The most ids by which an announced position may exceed the last id of the "
     "stream's sequence.",
 )
 @click.option(
     "--hooks",
-    envvar=HOOKS,
-    default="",
+    envvar=variable("hooks"),
+    default=_DEFAULT.hooks,
     metavar="NAMES",
     help="Dotted names, separated by commas, of functions that take (host, config) and "
     "subscribe to hooks.",
 )
 @click.option(
     "--tracing-endpoint",
-    envvar=TRACING,
-    default="",
+    envvar=variable("tracing_endpoint"),
+    default=_DEFAULT.tracing_endpoint,
     metavar="URL",
     help="Send spans to this collector with OTLP over HTTP.",
 )
@@ -117,16 +115,11 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
 def exec_command(
     only: Sequence[str],
     excepted: Sequence[str],
-    extension: bool,
-    backlog_rows: int,
-    backlog_bytes: int,
-    plausible_distance: int,
-    hooks: str,
-    tracing_endpoint: str,
     as_list: bool,
     strict: bool,
     module: str | None,
     arguments: tuple[str, ...],
+    **settings: Any,
 ) -> None:
     """Run a module of Synapse with this package's replication."""
     try:
@@ -138,17 +131,7 @@ def exec_command(
             raise click.UsageError("name a module with -m MODULE, or use --list")
         if (warning := check_version(strict=strict)) is not None:
             _print_error(f"{warning}; continuing, because --strict is not set")
-        prepare(
-            substitutions,
-            module,
-            arguments,
-            extension=extension,
-            backlog_rows=backlog_rows,
-            backlog_bytes=backlog_bytes,
-            plausible_distance=plausible_distance,
-            hooks=hooks,
-            tracing_endpoint=tracing_endpoint,
-        )
+        prepare(substitutions, module, arguments, DropInSettings(**settings))
     except (SubstitutionError, HooksNotFoundError) as error:
         for line in str(error).splitlines():
             _print_error(line)

@@ -17,19 +17,19 @@ host's TLS policy, or a Unix socket.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from twisted.internet.defer import Deferred
 
 from synapse_replication.dropin.bridges import make_yieldable
-from synapse_replication.dropin.extension import is_turned_on
 from synapse_replication.dropin.observer import (
     monitoring_of,
     observer_of,
     watch_backlog,
 )
-from synapse_replication.dropin.settings import whole_number
+from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Clock
@@ -43,10 +43,6 @@ from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.streams.stream import StreamUpdateResult
-
-#: The environment variables that limit the backlog of each stream, in rows and bytes.
-ROWS = "SYNAPSE_REPLICATION_BACKLOG_ROWS"
-BYTES = "SYNAPSE_REPLICATION_BACKLOG_BYTES"
 
 #: The key of the main process in ``instance_map``.
 _MAIN_IN_MAP = "main"
@@ -107,13 +103,8 @@ def make_backlog(hs: Any) -> Backlog | None:
     """
     if not (_is_in_use() and _serves_replication(hs)):
         return None
-    default = BacklogOptions()
-    backlog = Backlog(
-        BacklogOptions(
-            whole_number(ROWS, default.max_rows),
-            whole_number(BYTES, default.max_bytes),
-        )
-    )
+    settings = DropInSettings.from_environ(os.environ)
+    backlog = Backlog(BacklogOptions(settings.backlog_rows, settings.backlog_bytes))
     watch_backlog(hs, backlog)
     return backlog
 
@@ -122,7 +113,8 @@ def _is_in_use() -> bool:
     """Return whether the extension is used, and the host's resource is replaced."""
     module = importlib.import_module("synapse.replication.http")
     resource = module.ReplicationRestResource
-    return is_turned_on() and getattr(resource, "answers_for_backlog", False)
+    is_turned_on = DropInSettings.from_environ(os.environ).extension
+    return is_turned_on and getattr(resource, "answers_for_backlog", False)
 
 
 def _serves_replication(hs: Any) -> bool:

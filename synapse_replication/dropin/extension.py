@@ -18,18 +18,11 @@ from typing import Any
 from synapse_replication.app.host import process_label
 from synapse_replication.dropin.adapter import SynapseHost
 from synapse_replication.dropin.observer import observer_of
+from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.streams.backlog import Backlog
-
-#: The environment variable that disables the extension if its value is ``false``.
-ENVIRONMENT = "SYNAPSE_REPLICATION_EXTENSION"
-
-
-def is_turned_on() -> bool:
-    """Return whether the environment permits the extension in this process."""
-    return os.environ.get(ENVIRONMENT, "true") != "false"
 
 
 def make_extension(
@@ -44,7 +37,7 @@ def make_extension(
     :param epochs: where the extension records the epochs of peers.
     :param backlog: the backlog of sent rows; ``None`` if peers cannot request them.
     """
-    if not is_turned_on():
+    if not DropInSettings.from_environ(os.environ).extension:
         return None
     return ReplicationExtension(
         host, handler, observer_of(hs), epochs, backlog, where=process_label()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from synapse_replication.dropin.extension import make_extension
 from synapse_replication.dropin.notifier import combine_notifications
 from synapse_replication.dropin.observer import monitoring_of, observer_of
 from synapse_replication.dropin.redis import close
-from synapse_replication.dropin.settings import plausible_distance
+from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.handlers import handler
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.interfaces import ReplicationConnection
@@ -59,7 +60,11 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
                 # Without Redis, Synapse is a single process.
                 expects_links=bool(hs.config.redis.redis_enabled),
                 partial=partial_resync,
-                receiver=ReceiverOptions(plausible_distance=plausible_distance()),
+                receiver=ReceiverOptions(
+                    plausible_distance=DropInSettings.from_environ(
+                        os.environ
+                    ).plausible_distance
+                ),
             ),
         )
         self.backlog = make_backlog(hs)

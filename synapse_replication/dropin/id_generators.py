@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.generators import generators
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.positions import HostPositions
-from synapse_replication.dropin.settings import plausible_distance
+from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.errors import SequenceBehindError
 from synapse_replication.storage import id_generators
 from synapse_replication.storage.id_streams import IdStream
@@ -162,7 +163,9 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
             tables=[IdColumn(table, id_, writer) for table, writer, id_ in tables],
             writers=writers,
             negative=not positive,
-            plausible_distance=plausible_distance(),
+            plausible_distance=DropInSettings.from_environ(
+                os.environ
+            ).plausible_distance,
         )
         database = HostDatabase(db, server_name)
         positions = _load_positions(

@@ -14,10 +14,8 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from synapse_replication.dropin import announcement
-from synapse_replication.dropin.backlogs import BYTES, ROWS
-from synapse_replication.dropin.extension import ENVIRONMENT
-from synapse_replication.dropin.monitoring import HOOKS, TRACING, load_hooks
-from synapse_replication.dropin.settings import DISTANCE
+from synapse_replication.dropin.monitoring import load_hooks
+from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.dropin.substitution import (
     Substitution,
     SubstitutionError,
@@ -86,27 +84,13 @@ def prepare(
     substitutions: Sequence[Substitution],
     module: str,
     arguments: Sequence[str],
-    *,
-    extension: bool,
-    backlog_rows: int,
-    backlog_bytes: int,
-    plausible_distance: int,
-    hooks: str = "",
-    tracing_endpoint: str = "",
+    settings: DropInSettings,
 ) -> None:
     """Apply the substitutions, and prepare the environment of the module.
 
     :param substitutions: the names to replace.
     :param module: the module to run, as ``sys.argv[0]``.
     :param arguments: the arguments of the module, as ``sys.argv[1:]``.
-    :param extension: whether to use the extension.
-    :param backlog_rows: the maximum number of rows in the backlog of each stream.
-    :param backlog_bytes: the maximum size of the backlog of each stream, in bytes.
-    :param plausible_distance: the maximum number of ids by which a plausible position
-        may exceed the last value of its sequence.
-    :param hooks: dotted names of functions that subscribe to hooks, separated by
-        commas.
-    :param tracing_endpoint: the URL of a collector of spans; empty for none.
     :raises SubstitutionError: if the installed Synapse differs from the table.
     :raises HooksNotFoundError: if a function that subscribes to hooks cannot be
         imported.
@@ -117,14 +101,8 @@ def prepare(
     announcement.prepare(list(parts), installed, version_problem(installed))
     # Put the working directory first, as `python -m` does.
     sys.path.insert(0, os.getcwd())
-    load_hooks(hooks)
-    # Use the environment, so that processes started by the module inherit the settings.
-    os.environ[ENVIRONMENT] = "true" if extension else "false"
-    os.environ[ROWS] = str(backlog_rows)
-    os.environ[BYTES] = str(backlog_bytes)
-    os.environ[DISTANCE] = str(plausible_distance)
-    os.environ[HOOKS] = hooks
-    os.environ[TRACING] = tracing_endpoint
+    load_hooks(settings.hooks)
+    os.environ.update(settings.to_environ())
     sys.argv = [module, *arguments]
 
 

@@ -14,7 +14,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
 
@@ -27,6 +27,7 @@ from synapse_replication.app.systemd import (
 from synapse_replication.dropin.adapter import HostClock, SynapseHost
 from synapse_replication.dropin.bridges import host_attribute
 from synapse_replication.dropin.logs import StandardLogger
+from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.dropin.streams import declared_writers
 from synapse_replication.errors import HooksNotFoundError, SupervisorError
 from synapse_replication.handlers.handler import ReplicationCommandHandler
@@ -46,12 +47,6 @@ from synapse_replication.storage.stuck_ids import StuckIdWatch
 
 if TYPE_CHECKING:
     from synapse_replication.app.tracing_export import SpanExport
-
-#: The environment variable with the dotted names of functions, separated by commas.
-#: Each is called with the arguments ``host, config`` and subscribes to hooks.
-HOOKS: Final = "SYNAPSE_REPLICATION_HOOKS"
-#: The environment variable with the URL of a collector of spans (OTLP over HTTP).
-TRACING: Final = "SYNAPSE_REPLICATION_TRACING_ENDPOINT"
 
 #: The interval at which the lag is sampled and stalls are checked, in s.
 SAMPLE_EVERY = 5.0
@@ -88,7 +83,7 @@ class Monitoring:
         self.metrics = PrometheusObserver(metrics, server_name, status=self.status)
         observers = [self.status, self.hooks, LoggingObserver(logger), self.metrics]
         self._spans: SpanExport | None = None
-        if endpoint := os.environ.get(TRACING, ""):
+        if endpoint := DropInSettings.from_environ(os.environ).tracing_endpoint:
             self._spans, observer = _trace(endpoint, server_name, instance_name)
             observers.append(observer)
         self.observer: ReplicationObserver = CompositeObserver(observers)
@@ -108,7 +103,7 @@ class Monitoring:
         :param host: passed to the functions that subscribe to hooks.
         :raises HooksNotFoundError: if one of these functions cannot be imported.
         """
-        for subscribe in load_hooks(os.environ.get(HOOKS, "")):
+        for subscribe in load_hooks(DropInSettings.from_environ(os.environ).hooks):
             subscribe(host, {})
         written = host.streams.get_streams_to_replicate()
         self.status.watch_own_positions(

@@ -1,38 +1,82 @@
 """Settings of a homeserver's process, in environment variables.
 
-``synapse-replication exec`` sets them.
+``synapse-replication exec`` sets them, so that processes that the module starts inherit
+them.
 """
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
 
 from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 
-#: The environment variable with the maximum number of ids by which a plausible position
-#: may exceed the last value of its sequence.
-DISTANCE = "SYNAPSE_REPLICATION_PLAUSIBLE_DISTANCE"
+
+def variable(name: str) -> str:
+    """Return the environment variable of an attribute of :class:`DropInSettings`."""
+    return f"SYNAPSE_REPLICATION_{name.upper()}"
 
 
-def whole_number(variable: str, default: int) -> int:
-    """Return the number in an environment variable; ``default`` if it is not set.
+@attrs.frozen
+class DropInSettings:
+    """The settings of this package in a homeserver's process.
 
-    :raises StreamConfigurationError: if the value is not a whole number of 0 or more.
+    :ivar extension: whether to use the extension.
+    :ivar backlog_rows: the maximum number of rows in the backlog of each stream.
+    :ivar backlog_bytes: the maximum size of the backlog of each stream, in bytes.
+    :ivar plausible_distance: the maximum number of ids by which a plausible position
+        may exceed the last value of its sequence.
+    :ivar hooks: the dotted names of functions, separated by commas. Each is called with
+        the arguments ``host, config`` and subscribes to hooks.
+    :ivar tracing_endpoint: the URL of a collector of spans (OTLP over HTTP); empty for
+        none.
     """
-    value = os.environ.get(variable, str(default))
-    if not (value.isascii() and value.isdigit()):
+
+    extension: bool = True
+    backlog_rows: int = BacklogOptions().max_rows
+    backlog_bytes: int = BacklogOptions().max_bytes
+    plausible_distance: int = PLAUSIBLE_DISTANCE
+    hooks: str = ""
+    tracing_endpoint: str = ""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> DropInSettings:
+        """Return the settings of a process; a variable that is not set has its default.
+
+        :raises StreamConfigurationError: if a number is not a whole number of 0 or
+            more.
+        """
+        found: dict[str, Any] = {}
+        for field in attrs.fields(cls):
+            text = environ.get(variable(field.name))
+            if text is None:
+                continue
+            if isinstance(field.default, bool):
+                found[field.name] = text != "false"
+            elif isinstance(field.default, int):
+                found[field.name] = _whole_number(field.name, text, field.default)
+            else:
+                found[field.name] = text
+        return attrs.evolve(cls(), **found)
+
+    def to_environ(self) -> dict[str, str]:
+        """Return the environment variables of these settings."""
+        return {
+            variable(name): str(value).lower()
+            if isinstance(value, bool)
+            else str(value)
+            for name, value in attrs.asdict(self).items()
+        }
+
+
+def _whole_number(name: str, text: str, default: int) -> int:
+    if not (text.isascii() and text.isdigit()):
         raise StreamConfigurationError(
-            f"{variable} is {value!r}: set it to a whole number of 0 or more, or unset "
-            f"it to use the default, {default}"
+            f"{variable(name)} is {text!r}: set it to a whole number of 0 or more, or "
+            f"unset it to use the default, {default}"
         )
-    return int(value)
-
-
-def plausible_distance() -> int:
-    """Return how far a plausible position may exceed its sequence's last value, in ids.
-
-    :raises StreamConfigurationError: if the environment variable is not a whole number
-        of 0 or more.
-    """
-    return whole_number(DISTANCE, PLAUSIBLE_DISTANCE)
+    return int(text)

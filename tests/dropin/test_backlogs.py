@@ -18,14 +18,12 @@ from twisted.web.resource import Resource
 
 from synapse_replication.dropin.adapter import HostClock
 from synapse_replication.dropin.backlogs import (
-    BYTES,
-    ROWS,
     instance_locations,
     make_backlog,
     make_partial_resync,
     with_backlog,
 )
-from synapse_replication.dropin.extension import ENVIRONMENT
+from synapse_replication.dropin.settings import variable
 from synapse_replication.errors import HttpCatchUpError, StreamConfigurationError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.observer import Resync
@@ -184,7 +182,7 @@ class ServingTests(HostTestCase):
         Without a backlog, or with the host's own handler, all requests are passed to
         the host.
         """
-        os.environ[ENVIRONMENT] = "false"
+        os.environ["SYNAPSE_REPLICATION_EXTENSION"] = "false"
         self.assertIsNone(self.hs.get_replication_command_handler().backlog)
         self.assertEqual(self.request_rows(self.serve()), (200, "the host"))
         stock = SingleCommandHandler()
@@ -242,7 +240,9 @@ class ServingTests(HostTestCase):
         """
         watched: list[Any] = []
         self.hs.monitoring.metrics.watch_backlog = watched.append
-        os.environ.update({ROWS: "1", BYTES: "1000"})
+        os.environ.update(
+            {variable("backlog_rows"): "1", variable("backlog_bytes"): "1000"}
+        )
         self.send_rows()
         (backlog,) = watched
         self.assertEqual([of.rows for _, of in backlog], [1])
@@ -252,10 +252,12 @@ class ServingTests(HostTestCase):
     def test_invalid_bound(self) -> None:
         """An invalid bound raises an error that names the variable."""
         for value in ("many", "-1", ""):
-            os.environ[ROWS] = value
+            os.environ[variable("backlog_rows")] = value
             with self.assertRaises(StreamConfigurationError) as caught:
                 make_backlog(self.hs)
-            self.assertIn(f"{ROWS} is {value!r}", str(caught.exception))
+            self.assertIn(
+                f"SYNAPSE_REPLICATION_BACKLOG_ROWS is {value!r}", str(caught.exception)
+            )
 
 
 class RequestTests(HostTestCase):
@@ -383,8 +385,8 @@ class RequestTests(HostTestCase):
         If the part is not replaced or the extension is disabled, no partial resync is
         created.
         """
-        os.environ[ENVIRONMENT] = "false"
+        os.environ["SYNAPSE_REPLICATION_EXTENSION"] = "false"
         self.assertIsNone(make_partial_resync(self.hs, self.clock, self.epochs))
-        del os.environ[ENVIRONMENT]
+        del os.environ["SYNAPSE_REPLICATION_EXTENSION"]
         self.turn_off()
         self.assertIsNone(make_partial_resync(self.hs, self.clock, self.epochs))

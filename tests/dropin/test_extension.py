@@ -8,7 +8,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.extension import ENVIRONMENT, extension_of
+from synapse_replication.dropin.extension import extension_of
 from synapse_replication.dropin.redis import (
     RedisDirectTcpReplicationClientFactory,
     SynapseRedisFactory,
@@ -96,7 +96,7 @@ class ExtensionTests(SynchronousTestCase):
 
     def test_turned_off(self) -> None:
         """If the extension is disabled, the link is that of the classic protocol."""
-        os.environ[ENVIRONMENT] = "false"
+        os.environ["SYNAPSE_REPLICATION_EXTENSION"] = "false"
         self.assertIsNone(self.hs.get_replication_command_handler().extension)
         self.assertIsNone(self.subscription().extension)
         # Nothing is sent when the outbound connection is re-established, either.

@@ -16,7 +16,6 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.monitoring import (
-    HOOKS,
     SAMPLE_EVERY,
     Monitoring,
     load_hooks,
@@ -113,7 +112,7 @@ class MonitoringTests(SynchronousTestCase):
         """
         Functions named in the environment subscribe; Stopping is published on stop.
         """
-        os.environ[HOOKS] = f" {__name__}.subscribe,"
+        os.environ["SYNAPSE_REPLICATION_HOOKS"] = f" {__name__}.subscribe,"
         monitoring = self.start()
         monitoring.observer.connection_made("redis")
         self.assertIsNone(monitoring.stop())

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.settings import DISTANCE, plausible_distance
+from synapse_replication.dropin.settings import DropInSettings, variable
 from synapse_replication.dropin.streams import HostStream
 from synapse_replication.errors import StreamConfigurationError
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from tests.dropin.host import FakeStream
 
 
-class PlausibleDistanceTests(SynchronousTestCase):
-    """Tests for plausible_distance."""
+class DropInSettingsTests(SynchronousTestCase):
+    """Tests for DropInSettings."""
 
     def test_default(self) -> None:
-        """Without a setting, the default is used."""
-        self.assertEqual(plausible_distance(), PLAUSIBLE_DISTANCE)
+        """Without variables, the defaults are used."""
+        self.assertEqual(DropInSettings.from_environ({}), DropInSettings())
 
-    def test_set(self) -> None:
-        """A number is accepted; any other value is an error."""
-        self.patch(__import__("os"), "environ", {DISTANCE: "5000"})
-        self.assertEqual(plausible_distance(), 5000)
-        self.patch(__import__("os"), "environ", {DISTANCE: "far"})
-        error = self.assertRaises(StreamConfigurationError, plausible_distance)
-        self.assertIn(f"{DISTANCE} is 'far'", str(error))
+    def test_round_trip(self) -> None:
+        """A process reads the settings that its launcher wrote."""
+        for settings in (
+            DropInSettings(),
+            DropInSettings(False, 1, 2, 3, "a.b, c.d", "http://c"),
+        ):
+            environ = settings.to_environ()
+            self.assertEqual(DropInSettings.from_environ(environ), settings)
+
+    def test_not_a_number(self) -> None:
+        """The error names the variable and its value."""
+        for name in ("plausible_distance", "backlog_rows", "backlog_bytes"):
+            environ = {variable(name): "far"}
+            error = self.assertRaises(
+                StreamConfigurationError, DropInSettings.from_environ, environ
+            )
+            self.assertIn(f"{variable(name)} is 'far'", str(error))
 
     def test_of_a_stream(self) -> None:
         """A stream in memory accepts positions up to the plausible distance."""
