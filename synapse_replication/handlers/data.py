@@ -28,7 +28,7 @@ from synapse_replication.handlers.interfaces import (
     EpochSink,
     RowSink,
 )
-from synapse_replication.handlers.stream_tokens import StreamTokenWatch
+from synapse_replication.handlers.stream_tokens import StreamTokenWatch, find_stream
 from synapse_replication.streams.stream import Stream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
@@ -147,7 +147,12 @@ class ReplicationDataHandler:
         self._streams[stream_name].advance(instance_name, token)
         if self._tokens.interests:
             self._tokens.schedule_check()
-        waiters = self._waiters and self._waiters.get((stream_name, instance_name))
+        if self._waiters:
+            self._wake(stream_name, instance_name, token)
+
+    def _wake(self, stream_name: str, instance_name: str, token: int) -> None:
+        """Wake those that wait for a writer's position up to ``token``."""
+        waiters = self._waiters.get((stream_name, instance_name))
         if not waiters:
             return
         reached = []
@@ -171,12 +176,15 @@ class ReplicationDataHandler:
     ) -> None:
         """Wait until a writer's rows up to ``position`` have been delivered.
 
-        If ``largest_token`` returns a lower token, wait only for the rows up to it.
+        If the writer is this process, wait until its transactions up to ``position``
+        have ended. If ``largest_token`` returns a lower token, wait only for the rows
+        up to it.
 
         :param timeout: the timeout in s.
         :raises WaitTimeoutError: if the rows have not been delivered in time.
+        :raises StreamConfigurationError: if this process has no such stream.
         """
-        stream = self._streams[stream_name]
+        stream = find_stream(self._streams, stream_name)
         if position <= stream.current_token(instance_name):
             return
         if self._largest_token is not None:
@@ -230,9 +238,12 @@ class ReplicationDataHandler:
         return self._tokens.subscribe(stream_name, callback)
 
     def own_rows_written(self) -> None:
-        """Schedule a check of stream tokens, because this process has written rows."""
+        """Wake those that wait for rows that this process has written."""
         if self._tokens.interests:
             self._tokens.schedule_check()
+        for stream_name, instance_name in list(self._waiters):
+            token = self._streams[stream_name].current_token(instance_name)
+            self._wake(stream_name, instance_name, token)
 
     def _time_out(self, key: tuple[str, str], waiter: _Waiter) -> None:
         waiter.time_out = None

@@ -15,15 +15,34 @@ callbacks that were unsubscribed are removed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
 
-from synapse_replication.errors import StreamConfigurationError, WaitTimeoutError
+from synapse_replication.errors import (
+    StreamConfigurationError,
+    WaitTimeoutError,
+)
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.streams.between import TokenStream
+from synapse_replication.streams.stream import Stream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
+
+_StreamT = TypeVar("_StreamT", bound=Stream)
+
+
+def find_stream(streams: Mapping[str, _StreamT], name: str) -> _StreamT:
+    """Return the stream with a name.
+
+    :raises StreamConfigurationError: if there is none.
+    """
+    try:
+        return streams[name]
+    except KeyError:
+        raise StreamConfigurationError(
+            f"this process has no stream {name}; it has {', '.join(sorted(streams))}"
+        ) from None
 
 
 @attrs.define(eq=False)
@@ -117,7 +136,7 @@ class StreamTokenWatch:
     def _interest(self, stream_name: str) -> _Interest:
         interest = self.interests.get(stream_name)
         if interest is None:
-            stream = self._streams[stream_name]
+            stream = find_stream(self._streams, stream_name)
             if not isinstance(stream, TokenStream):
                 raise StreamConfigurationError(
                     f"{stream_name} has no combined token of all its writers; "

@@ -10,8 +10,9 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.clock import ReactorClock
-from synapse_replication.errors import WaitTimeoutError
+from synapse_replication.errors import StreamConfigurationError, WaitTimeoutError
 from synapse_replication.handlers.data import ReplicationDataHandler
+from synapse_replication.streams.tokens import MultiWriterStreamToken
 from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row
 
@@ -134,6 +135,29 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.rows(5)
         self.successResultOf(self.wait(5))
         self.assertNothingLeft()
+
+    def test_own_rows(self) -> None:
+        """Rows that this process has written wake those that wait for them."""
+        waiting = self.wait(5, "me")
+        self.stream.advance("me", 4)
+        self.data.own_rows_written()
+        self.assertNoResult(waiting)
+        self.stream.advance("me", 5)
+        self.data.own_rows_written()
+        self.successResultOf(waiting)
+        self.assertNothingLeft()
+
+    def test_unknown_stream(self) -> None:
+        """Waiting for a stream that does not exist names those that do."""
+        waiting = self.data.wait_for_stream_position("w", "evnts", 5)
+        error = self.failureResultOf(
+            Deferred.fromCoroutine(waiting), StreamConfigurationError
+        )
+        text = "this process has no stream evnts; it has events"
+        self.assertEqual(error.getErrorMessage(), text)
+        token = MultiWriterStreamToken(5)
+        waiting = self.data.wait_for_stream_token("evnts", token)
+        self.failureResultOf(Deferred.fromCoroutine(waiting), StreamConfigurationError)
 
     def test_several_waiters(self) -> None:
         """All waiters of a position wake, in order, when it is reached."""
