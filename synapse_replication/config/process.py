@@ -202,8 +202,7 @@ class _Checks:
                 self._merged,
                 self._problems,
             ),
-            stores_user_ips=(shared.run_background_tasks_on or MAIN_INSTANCE)
-            == instance_name,
+            stores_user_ips=self._stores_user_ips(instance_name, redis),
             row_sink=own.row_sink,
             command_sink=own.command_sink,
             modules=tuple(own.modules),
@@ -256,6 +255,14 @@ class _Checks:
 
     def _problem(self, path: KeyPath, problem: str, hint: str) -> None:
         self._problems.append(self._merged.problem(path, problem, hint))
+
+    def _stores_user_ips(self, instance_name: str, redis: RedisOptions | None) -> bool:
+        """Return whether this process stores client IPs.
+
+        Over direct TCP, workers send them to the main process only.
+        """
+        owner = self._shared.run_background_tasks_on or MAIN_INSTANCE
+        return owner == instance_name or (redis is None and not self._is_worker)
 
     # -- the instance's name ------------------------------------------------------
 

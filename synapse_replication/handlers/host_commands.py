@@ -139,6 +139,8 @@ class HostCommandHandler(CommandSender):
     ) -> _Waiting:
         """Notify the host that a client was seen, if the host stores client IPs."""
         if not self._host.stores_user_ips:
+            reason = DiscardReason.NOT_RESPONSIBLE
+            self._observer.discarded(command.NAME, "", reason, 1)
             return None
         return self._host.commands.on_user_ip(
             command.user_id,

@@ -52,6 +52,7 @@ class DiscardReason(enum.Enum):
     CATCHING_UP = "catching_up"  #: the row will be fetched instead
     HANDLER_FAILED = "handler_failed"  #: the sink failed; the row will be fetched
     IMPLAUSIBLE = "implausible"  #: beyond the last token that exists
+    NOT_RESPONSIBLE = "not_responsible"  #: USER_IP where client IPs are not stored
     REPEATED = "repeated"  #: an unchanged USER_SYNC, or a copy from another link
 
 

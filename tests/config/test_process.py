@@ -90,6 +90,9 @@ class LoadConfigTests(LoadConfigTestCase):
         extra = "run_background_tasks_on: writer1\n"
         self.assertTrue(self.load(HOMESERVER, WORKER, extra).stores_user_ips)
         self.assertFalse(self.load(HOMESERVER, extra).stores_user_ips)
+        # Over direct TCP, only the main process receives them.
+        extra += "redis: {enabled: false}\n"
+        self.assertTrue(self.load(HOMESERVER, extra).stores_user_ips)
 
     def test_pending_limit(self) -> None:
         """The limits on pending data of direct TCP are configurable."""

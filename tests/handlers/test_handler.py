@@ -168,6 +168,8 @@ class ReceivedTests(SynchronousTestCase):
         """A host that stores no IPs receives none."""
         fixture = receiving()
         fixture.receive('USER_IP @a:b ["secret","1.2.3.4","agent",null,6]')
+        discards = fixture.host.observer.discards
+        self.assertEqual(discards["USER_IP", "", DiscardReason.NOT_RESPONSIBLE], 1)
         self.assertEqual(fixture.host.commands.calls, [])
 
     def test_own_commands_are_discarded(self) -> None:
