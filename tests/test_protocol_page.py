@@ -47,6 +47,36 @@ class AnnotatedSessionTests(SynchronousTestCase):
         for line in lines:
             self.assertIn(line, recorded, f"{line} is not there, or not in this order")
 
+    def test_older_peers(self) -> None:
+        """The lines of older peers are understood as the page says."""
+        (block,) = re.findall(
+            r"never sends them::\n\n((?:    .+\n)+)", PAGE.read_text()
+        )
+        events, typing = (SourceStream(name, Row) for name in ("events", "typing"))
+        for stream in (events, typing):
+            name = stream.description.name
+            stream.description = STANDARD_STREAMS[name].description
+        events.advance("master", 1)
+        host = MemoryHost(events, typing)
+        handler = ReplicationCommandHandler(host, host.observer)
+        connection = MemoryConnection()
+        handler.new_connection(connection)
+        handler.received(
+            connection,
+            read_lines([line.strip().encode() for line in block.splitlines()]),
+        )
+        host.reactor.advance(0)
+        self.assertEqual(
+            [(*where, len(rows)) for *where, rows in host.rows.rows],
+            [
+                ("events", "master", 2, 1),
+                ("events", "master", 4, 2),
+                ("typing", "stream_writer1", 1, 1),
+            ],
+        )
+        self.assertEqual(events.requests + typing.requests, [])
+        self.assertEqual(connection.closed_with, [])
+
     def test_delivers_documented_rows(self) -> None:
         """A reader of the session delivers what the page says, and fetches nothing."""
         events, typing = (SourceStream(name, Row) for name in ("events", "typing"))

@@ -30,7 +30,11 @@ from synapse_replication.errors import (
     UnparsableLineError,
 )
 from synapse_replication.wire.commands.base import Command, check_name, parse_token
-from synapse_replication.wire.commands.standard import BATCH, parse_command_from_line
+from synapse_replication.wire.commands.standard import (
+    BATCH,
+    older_row,
+    parse_command_from_line,
+)
 
 _BATCH = BATCH.encode()
 #: Tokens of at most this many digits need no range check: the largest 64-bit integer
@@ -169,14 +173,16 @@ def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
                     writers.append(names[writer])
             except ValueError as error:
                 items.append(
-                    _refused_line(words, UnparsableLineError("RDATA", str(error)))
+                    _read_older_row(line)
+                    or _refused_line(words, UnparsableLineError("RDATA", str(error)))
                 )
             else:
                 tokens.append(token)
                 rows.append(row)
                 continue
         elif line:
-            items.append(_read_other_line(line, words))
+            older = _read_older_row(line) if words[0] == b"RDATA" else None
+            items.append(older or _read_other_line(line, words))
         else:
             continue
         open_runs.clear()
@@ -213,6 +219,19 @@ def _read_name(name: bytes) -> str:
 
 def _read_token(text: bytes) -> int | None:
     return None if text == _BATCH else parse_token(text.decode())
+
+
+def _read_older_row(line: bytes) -> RdataRun | None:
+    """Return the row of an RDATA line without the writer, as older peers send it."""
+    try:
+        fields = older_row(line.decode().partition(" ")[2])
+        if fields is None:
+            return None
+        stream_name, instance_name, token, row = fields
+        tokens = [_read_token(token.encode())]
+        return RdataRun(check_name(stream_name), instance_name, tokens, [row.encode()])
+    except ValueError:
+        return None
 
 
 def _read_other_line(line: bytes, words: list[bytes]) -> Command | RefusedLine:

@@ -46,6 +46,25 @@ class ReadLinesTests(SynchronousTestCase):
             ],
         )
 
+    def test_rows_of_older_peers(self) -> None:
+        """Rows without a writer are those of the main process."""
+        self.assertEqual(
+            read_lines(
+                [
+                    b"RDATA events batch [1]",
+                    b'RDATA events 5 ["a b", 1]',
+                    b"RDATA events 5 x",
+                    b"RDATA events w 6 [2]",
+                ]
+            ),
+            [
+                RdataRun("events", "master", [None], [b"[1]"]),
+                RdataRun("events", "master", [5], [b'["a b", 1]']),
+                RdataRun("events", "master", [5], [b"x"]),
+                RdataRun("events", "w", [6], [b"[2]"]),
+            ],
+        )
+
     def test_writers_keep_their_order(self) -> None:
         """Rows of several writers of a stream become one run, in order."""
         lines = [

@@ -20,6 +20,7 @@ from synapse_replication.wire.commands.base import (
     Command,
     decode_fields,
     encode_text,
+    parse_token,
 )
 from synapse_replication.wire.commands.legacy import (
     InvalidateCacheCommand,
@@ -33,6 +34,8 @@ from synapse_replication.wire.commands.users import (
 
 #: The word that replaces the token in all but the last row of a batch.
 BATCH: Final = "batch"
+#: The writer of every stream before lines named their writers: the main process.
+OLDER_WRITER: Final = "master"
 #: Tokens of at most this many digits need no range check: the largest 64-bit integer
 #: has one more.
 _SAFE_DIGITS: Final = 18
@@ -158,6 +161,8 @@ class ReplicateCommand(Command):
 class PositionCommand(Command):
     """Notice that a writer advanced without rows in ``(prev_token, new_token]``.
 
+    Older peers omit the previous token, or also the writer.
+
     :ivar instance_name: the writer, not the peer that relayed the line.
     :ivar prev_token: the token above which the writer has no rows up to ``new_token``;
         in an answer to REPLICATE, ``new_token`` itself.
@@ -173,12 +178,15 @@ class PositionCommand(Command):
     @classmethod
     @override
     def from_line(cls, line: str) -> PositionCommand:
-        stream_name, instance_name, prev_token, new_token = cls._words(line, 4)
+        words = line.split(" ")
+        if not 2 <= len(words) <= 4:
+            cls._raise_unparsable(f"it has {len(words)} fields, not 4")
+        instance_name = words[1] if len(words) > 2 else OLDER_WRITER
         return cls(
-            cls._name(stream_name),
+            cls._name(words[0]),
             cls._name(instance_name),
-            cls._integer(prev_token),
-            cls._integer(new_token),
+            cls._integer(words[-2] if len(words) == 4 else words[-1]),
+            cls._integer(words[-1]),
         )
 
     @override
@@ -211,7 +219,7 @@ class RdataCommand(Command):
     @classmethod
     @override
     def from_line(cls, line: str) -> RdataCommand:
-        stream_name, instance_name, token, text = cls._words(line, 4)
+        stream_name, instance_name, token, text = older_row(line) or cls._words(line, 4)
         try:
             row = decode_json(text)
         except ValueError as error:
@@ -238,6 +246,31 @@ class RdataCommand(Command):
         if self.token is None:
             return b"%bbatch %b" % (head, text)
         return b"%b%d %b" % (head, self.token, text)
+
+
+def older_row(line: str) -> tuple[str, str, str, str] | None:
+    """Return the four fields of an RDATA line without the writer, as older peers send.
+
+    :param line: the part of the line after the command's name.
+    :return: ``None`` if the line has another form.
+    """
+    words = line.split(" ", 3)
+    if len(words) < 3 or not _is_token(words[1]):
+        return None
+    if len(words) == 4 and _is_token(words[2]):
+        return None  # The writer has such a name.
+    stream_name, token, text = line.split(" ", 2)
+    return stream_name, OLDER_WRITER, token, text
+
+
+def _is_token(text: str) -> bool:
+    if text == BATCH:
+        return True
+    try:
+        parse_token(text)
+    except ValueError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=1024)

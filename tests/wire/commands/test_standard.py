@@ -43,9 +43,20 @@ from synapse_replication.wire.commands.users import (
 )
 from tests.wire.lines import LINES
 
+#: Lines of older peers, with what they meant.
+OLDER_LINES: dict[str, Command] = {
+    "POSITION events 7": PositionCommand("events", "master", 7, 7),
+    "POSITION events w 7": PositionCommand("events", "w", 7, 7),
+    'RDATA events 7 ["ev", 1]': RdataCommand("events", "master", 7, ["ev", 1]),
+    "RDATA events batch [1]": RdataCommand("events", "master", None, [1]),
+    # A writer with such a name.
+    "RDATA events 7 8 [1]": RdataCommand("events", "7", 8, [1]),
+    "RDATA events batch 8 [1]": RdataCommand("events", "batch", 8, [1]),
+}
+
 #: Malformed lines of known commands.
 MALFORMED = [
-    "POSITION events w 1",
+    "POSITION events",
     "POSITION events w 1 x",
     "POSITION  w 1 2",
     "POSITION events  1 2",
@@ -146,7 +157,7 @@ class LineTests(SynchronousTestCase):
 
     def test_each_form_is_read(self) -> None:
         """Every form of a line is decoded to its command."""
-        for line, command in LINES.items():
+        for line, command in (LINES | OLDER_LINES).items():
             self.assertEqual(parse_command_from_line(line), command)
 
     def test_each_form_is_written(self) -> None:
