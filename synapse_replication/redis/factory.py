@@ -49,6 +49,8 @@ from synapse_replication.wire.connection import CloseReason
 
 #: The time limit from ``connectionMade`` until the link is established, in s.
 HANDSHAKE_TIMEOUT = 10.0
+#: The default time limit of a reply, in s.
+REPLY_TIMEOUT = 30.0
 #: The delay before the first reconnection attempt, and the longest delay, in s.
 INITIAL_DELAY = 0.1
 MAX_DELAY = 5.0
@@ -217,7 +219,8 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     Use it with ``reactor.connectTCP``, ``connectSSL`` or ``connectUNIX``. The
     positional arguments, which Synapse passes, are those of txredisapi's factory.
 
-    :param replyTimeout: time limit of a reply, in s.
+    :param replyTimeout: time limit of a reply, in s; without one (``None`` or 0), the
+        default applies: a dead connection must be noticed.
     :param clock: the reactor.
     :param observer: notified when a connection comes up, goes down or fails.
     :param name: the name under which the connections are reported to the observer.
@@ -243,7 +246,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         handler: Callable[..., Any] = txredisapi.ConnectionHandler,
         charset: str | None = "utf-8",
         password: str | None = None,
-        replyTimeout: float = 30.0,
+        replyTimeout: float | None = REPLY_TIMEOUT,
         convertNumbers: bool = True,
         username: str | None = None,
         *,
@@ -268,7 +271,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             handler=handler,
             charset=charset,
             password=password,
-            replyTimeout=replyTimeout,
+            replyTimeout=replyTimeout or REPLY_TIMEOUT,
             convertNumbers=convertNumbers,
             username=username,
         )

@@ -7,7 +7,7 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.redis.factory import SynapseRedisFactory
+from synapse_replication.redis.factory import REPLY_TIMEOUT, SynapseRedisFactory
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import MAX_REPLY_LENGTH, encode
 from tests.redis.doubles import MemoryLink
@@ -267,6 +267,14 @@ class BackOffTests(SynchronousTestCase):
 
 class PoolTests(SynchronousTestCase):
     """:class:`SynapseRedisFactory`, used like txredisapi's own factories."""
+
+    def test_no_reply_timeout(self) -> None:
+        """A factory without a reply timeout has the default."""
+        for without in (None, 0):
+            factory = SynapseRedisFactory(
+                "redis", None, 1, replyTimeout=without, clock=MemoryReactorClock()
+            )
+            self.assertEqual(factory.replyTimeout, REPLY_TIMEOUT)
 
     def test_handler(self) -> None:
         """
