@@ -6,6 +6,7 @@ these classes. Use them in the reactor's thread.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from synapse_replication.streams.stream import Stream
 
 #: The default limit of stored users; each counts once per device and instance.
 MAX_USERS = 100_000
+#: The time without USER_SYNC after which an instance's users are removed, in s.
+EXPIRES_AFTER = 300.0
 
 
 class WriteNotifier:
@@ -72,17 +75,26 @@ class SyncingUsers:
     stand-alone process has no caches, pushers or clients. The function that the
     configuration key ``command_sink`` names can return a subclass.
 
+    An instance that was killed sends no CLEAR_USER_SYNC. Its users are therefore
+    removed if it has sent nothing about any user for :data:`EXPIRES_AFTER`, as in a
+    homeserver.
+
     :param max_users: the largest number of stored users; each counts once per device
         and instance. Beyond it, the least recently updated users are evicted.
     :param own: returns the users syncing with this process.
+    :param monotonic: returns a monotonic time in s.
     """
 
     def __init__(
         self,
         max_users: int = MAX_USERS,
         own: Callable[[], Iterable[SyncingUser]] = tuple,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._own = own
+        self._monotonic = monotonic
+        # instance_id -> when it last sent USER_SYNC, in s; the oldest first.
+        self._last_sent: RecentDict[str, float] = RecentDict(max_users)
         # (instance_id, user_id, device_id) -> last_sync_ms, least recently updated
         # first.
         self._users: RecentDict[tuple[str, str, str | None], int] = RecentDict(
@@ -91,7 +103,15 @@ class SyncingUsers:
 
     def syncing_users(self) -> Mapping[tuple[str, str, str | None], int]:
         """Return ``last_sync_ms`` by ``(instance_id, user_id, device_id)``."""
+        self._remove_expired()
         return dict(self._users)
+
+    def _remove_expired(self) -> None:
+        before = self._monotonic() - EXPIRES_AFTER
+        for instance_id, at in list(self._last_sent.items()):
+            if at > before:
+                return
+            self.on_clear_user_sync(instance_id)
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
         """Return the users syncing with this process."""
@@ -106,6 +126,8 @@ class SyncingUsers:
         last_sync_ms: int,
     ) -> None:
         """Record that a user started, continues or stopped syncing with an instance."""
+        self._remove_expired()
+        self._last_sent[instance_id] = self._monotonic()
         key = (instance_id, user_id, device_id)
         self._users.pop(key, None)
         if not is_syncing:
@@ -114,6 +136,7 @@ class SyncingUsers:
 
     def on_clear_user_sync(self, instance_id: str) -> None:
         """Remove all users of an instance."""
+        self._last_sent.pop(instance_id, None)
         for key in [key for key in self._users if key[0] == instance_id]:
             del self._users[key]
 

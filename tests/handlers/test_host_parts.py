@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import StreamConfigurationError
@@ -61,7 +62,8 @@ class WriteNotifierTests(SynchronousTestCase):
 
 class SyncingUsersTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.users = SyncingUsers(max_users=3)
+        self.clock = Clock()
+        self.users = SyncingUsers(max_users=3, monotonic=self.clock.seconds)
 
     def sync(self, instance: str, user: str, is_syncing: bool = True) -> None:
         self.users.on_user_sync(instance, user, "D", is_syncing, 7)
@@ -70,6 +72,20 @@ class SyncingUsersTests(SynchronousTestCase):
         return [
             f"{instance} {user}" for instance, user, _ in self.users.syncing_users()
         ]
+
+    def test_killed_instance(self) -> None:
+        """The users of an instance that is silent for five minutes are removed."""
+        self.sync("a", "u")
+        self.clock.advance(200)
+        self.sync("b", "v")
+        self.clock.advance(99)
+        self.assertEqual(self.seen(), ["a u", "b v"])
+        self.clock.advance(1)
+        self.assertEqual(self.seen(), ["b v"])
+        self.clock.advance(100)
+        self.sync("b", "w")
+        self.clock.advance(299)
+        self.assertEqual(self.seen(), ["b v", "b w"])
 
     def test_start_and_end(self) -> None:
         """A user is listed from start to end, separately for each instance."""
