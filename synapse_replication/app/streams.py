@@ -39,13 +39,17 @@ from synapse_replication.backoff import Backoff
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.data import AdvancingStream
-from synapse_replication.handlers.interfaces import RowSink
+from synapse_replication.handlers.interfaces import PositionSink, RowSink
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
     load_id_generator,
 )
-from synapse_replication.storage.id_streams import IdStream, read_sequence
+from synapse_replication.storage.id_streams import (
+    IdStream,
+    check_tables,
+    read_sequence,
+)
 from synapse_replication.storage.postgres_stream import (
     WriterIds,
     standard_stream,
@@ -114,8 +118,8 @@ class StreamSetup:
             stored positions.
         :raises StreamConfigurationError: if a stream is declared twice.
         :raises ConfigError: if the database's role lacks a privilege, or the table or
-            sequence of a stream that this process writes is missing. Errors of the
-            search for removed writers are only reported to the observer.
+            sequence of a stream is missing. Other errors of the search for removed
+            writers are only reported to the observer.
         :raises CatchUpError: if the search for this process's earlier rows fails.
         :raises psycopg2.Error: if another query fails.
         """
@@ -131,7 +135,10 @@ class StreamSetup:
                 "stream_positions",
             )
             raise ConfigError([problem]) from error
-        except psycopg2.errors.UndefinedTable as error:
+        except (
+            psycopg2.errors.UndefinedTable,
+            psycopg2.errors.UndefinedColumn,
+        ) as error:
             # Without a list of streams, all streams of a homeserver are configured.
             problem = ConfigProblem(
                 ", ".join(self._config.files),
@@ -146,9 +153,9 @@ class StreamSetup:
             raise ConfigError([problem]) from error
 
     async def _make_all(self, sink: RowSink) -> None:
-        saved_positions = getattr(sink, "saved_positions", None)
-        if saved_positions is not None:
-            self._saved = saved_positions()
+        has_saved = isinstance(sink, PositionSink)
+        if isinstance(sink, PositionSink):
+            self._saved = sink.saved_positions()
         await self._read_stored()
         for declared in self._config.streams:
             stream = await self._make(declared)
@@ -156,11 +163,13 @@ class StreamSetup:
                 stream, is_written_here=self._writes(stream.description.name)
             )
             await self._find_own_earlier_rows(stream)
-            if saved_positions is not None:
+            if has_saved:
                 await self._report_initial_positions(stream, sink)
 
     def _writes(self, name: str) -> bool:
-        return self._config.instance_name in self._config.writers[name]
+        writers = self._config.writers[name]
+        # Every process may write a stream without declared writers.
+        return not writers or self._config.instance_name in writers
 
     def _others(self, name: str) -> list[str]:
         me = self._config.instance_name
@@ -227,6 +236,9 @@ class StreamSetup:
         self, declared: StandardStream | TableStream
     ) -> tuple[ReaderIds, RemovedWriterFinder]:
         stream = self._id_stream(declared)
+        await self._get_database().transact(
+            "tables_at_start", lambda txn: check_tables(txn, stream)
+        )
         ids = await self._ids(declared.name, stream)
         finder = RemovedWriterFinder(
             self._get_database(),

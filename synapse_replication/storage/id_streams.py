@@ -93,6 +93,16 @@ def best_lookup(txn: Any, column: IdColumn) -> Lookup:
     return Lookup.BY_ID if Lookup.BY_ID in lookups else lookups.pop()
 
 
+def check_tables(txn: Any, stream: IdStream) -> None:
+    """Check that a stream's tables exist, and have the column of its ids.
+
+    :raises psycopg2.errors.UndefinedTable: if a table does not exist.
+    :raises psycopg2.errors.UndefinedColumn: if a column does not exist.
+    """
+    for column in stream.tables:
+        txn.execute(queries.no_ids(column))
+
+
 def read_sequence(txn: Any, sequence: str) -> int:
     """Return the last id that a sequence allocated.
 

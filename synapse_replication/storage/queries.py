@@ -155,6 +155,13 @@ def upsert_position(negative: bool) -> str:
     return _UPSERT_POSITION.format(further="<" if negative else ">")
 
 
+def no_ids(column: IdColumn) -> str:
+    """Select no ids of a table, only to check that they could be selected."""
+    return (
+        f"SELECT {identifier(column.id_column)} FROM {identifier(column.table)} LIMIT 0"
+    )
+
+
 def greatest_id(column: IdColumn, negative: bool) -> str:
     """Select the id that is farthest from zero. Needs an index on the id."""
     return f"""

@@ -143,6 +143,35 @@ class StreamSetupTests(TestCase):
         stream = host.streams.get_streams()["notes"]
         return [stream.current_token(writer) for writer in writers]
 
+    async def test_stream_of_all(self) -> None:
+        """Every process may write a stream without declared writers."""
+        self.execute(
+            "CREATE SEQUENCE cache_invalidation_stream_seq START 2;"
+            "CREATE TABLE cache_invalidation_stream_by_instance ("
+            "stream_id bigint, instance_name text, cache_func text, keys text[], "
+            "invalidation_ts bigint)"
+        )
+        self.store()
+        host = await self.set_up(PositionsOnlySink(), "any1", ["caches"])
+        (caches,) = host.streams.get_streams_to_replicate()
+        self.execute(
+            "INSERT INTO cache_invalidation_stream_by_instance VALUES "
+            "(nextval('cache_invalidation_stream_seq'), 'any1', 'get_user', NULL, 5)"
+        )
+        page = await caches.get_updates_since("any1", 1, 2)
+        self.assertEqual(list(page.updates), [(2, ["get_user", None, 5])])
+
+    async def test_missing_table(self) -> None:
+        """A process that only reads a stream does not start without its table."""
+        self.store(a=7, b=9)
+        for change, missing in (
+            ("ALTER TABLE notes RENAME stream_id TO number", "stream_id"),
+            ("DROP TABLE notes", "notes"),
+        ):
+            self.execute(change)
+            with self.assertRaisesRegex(ConfigError, f'"{missing}" does not exist'):
+                await self.set_up(SavingSink({}))
+
     async def test_starts_at_writers_positions(self) -> None:
         """
         A sink without saved positions starts at the writers' positions, which it
@@ -419,7 +448,9 @@ class StreamSetupTests(TestCase):
             await self.set_up(PositionsOnlySink(), "master", ["typing", "caches"])
         (problem,) = caught.exception.problems
         self.assertEqual(problem.key, "synapse_replication.streams")
-        self.assertIn('"cache_invalidation_stream_seq" does not', problem.problem)
+        self.assertIn(
+            '"cache_invalidation_stream_by_instance" does not', problem.problem
+        )
         self.assertIn("list the streams to replicate", problem.hint)
         host = await self.set_up(PositionsOnlySink(), "master", ["typing"])
         self.assertEqual(list(host.streams.get_streams()), ["typing"])
