@@ -51,7 +51,7 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
-from synapse_replication.handlers.interfaces import RowSink
+from synapse_replication.handlers.interfaces import ClosableSink, RowSink
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
@@ -219,8 +219,8 @@ class ProcessService(Service):
         if factories.command_sink is not None:
             host.set_command_sink(factories.command_sink(host))
         for each in (sink, host.commands):
-            if (close := getattr(each, "close", None)) is not None:
-                self._stops.add(f"closing {type(each).__name__}", close)
+            if isinstance(each, ClosableSink):
+                self._stops.add(f"closing {type(each).__name__}", each.close)
         return sink
 
     def _make_handler(

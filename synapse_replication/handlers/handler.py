@@ -16,7 +16,7 @@ Commands and refused lines are counted by the connections, not by the handler.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -44,6 +44,7 @@ from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.streams.reader import Reader
 from synapse_replication.streams.rows import encode_json
+from synapse_replication.streams.stream import CheckedStream, Stream
 from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.commands.standard import (
     PositionCommand,
@@ -112,6 +113,7 @@ class ReplicationCommandHandler(HostCommandHandler):
         if host.stores_user_ips:
             self.subscribe_to_channel(UserIpCommand.NAME)
         self._receivers = self._make_receivers(options)
+        self._report_unchecked(host.streams.get_streams().values())
         for stream in host.streams.get_streams_to_replicate():
             if stream.description.name not in self._receivers:
                 raise StreamConfigurationError(
@@ -151,6 +153,14 @@ class ReplicationCommandHandler(HostCommandHandler):
             )
             for name, stream in self._host.streams.get_streams().items()
         }
+
+    def _report_unchecked(self, streams: Iterable[Stream]) -> None:
+        for stream in streams:
+            if not isinstance(stream, CheckedStream):
+                self._observer.feature_unavailable(
+                    f"checks of announced tokens of {stream.description.name}",
+                    f"{type(stream).__name__} has no method is_plausible",
+                )
 
     # -- starting and stopping --------------------------------------------------------
 

@@ -127,6 +127,28 @@ class RowSink(Protocol):
 
 
 @runtime_checkable
+class PositionSink(Protocol):
+    """Additional interface of a row sink that persists positions."""
+
+    def saved_positions(self) -> Mapping[tuple[str, str], int]:
+        """Return the saved token of each ``(stream, writer)``. Called at startup.
+
+        Rows above it are fetched. A stream or writer that is not in the result begins
+        at the present.
+        """
+        ...
+
+
+@runtime_checkable
+class ClosableSink(Protocol):
+    """Additional interface of a row sink or command sink that holds resources."""
+
+    def close(self) -> Awaitable[None] | None:
+        """Release the resources. Called once, after everything received was handled."""
+        ...
+
+
+@runtime_checkable
 class EpochSink(Protocol):
     """Additional interface of a row sink that persists positions.
 

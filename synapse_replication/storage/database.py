@@ -35,7 +35,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import psycopg2
 import psycopg2.errors
@@ -97,6 +97,19 @@ class TransactionRunner(Protocol):
         autocommit: bool = False,
     ) -> Deferred[T]:
         """Run ``func(cursor)`` in a transaction; see :meth:`Database.transact`."""
+        ...
+
+
+@runtime_checkable
+class SettlingRunner(Protocol):
+    """Additional interface of a runner whose transactions can outlive its results.
+
+    A transaction whose result was cancelled, or whose connection was lost, may still
+    commit. Without this interface, its ids are released at once.
+    """
+
+    def settled(self) -> Deferred[None]:
+        """Return a Deferred that fires when the transactions open now have ended."""
         ...
 
 

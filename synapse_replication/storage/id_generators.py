@@ -56,7 +56,7 @@ from twisted.internet.interfaces import IReactorFromThreads
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.storage.database import TransactionRunner
+from synapse_replication.storage.database import SettlingRunner, TransactionRunner
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.locked_positions import LockedPositions
 from synapse_replication.storage.round_trips import (
@@ -113,8 +113,8 @@ class MultiWriterIdGenerator:
         #: announceable.
         self.get_mark: Callable[[], tuple[int | None, ...]] = positions.get_mark
         self._is_writer = positions.is_writer
-        self._settled: Callable[[], Deferred[None]] | None = getattr(
-            database, "settled", None
+        self._settled: Callable[[], Deferred[None]] | None = (
+            database.settled if isinstance(database, SettlingRunner) else None
         )
         self._reactor = reactor
         self._on_finished = on_finished

@@ -166,6 +166,19 @@ class Stream(Protocol):
         ...
 
 
+@runtime_checkable
+class CheckedStream(Protocol):
+    """Additional interface of a stream that can tell false tokens from true ones.
+
+    Without it, every token that is announced in a writer's name is believed at first,
+    also one that a stranger has invented.
+    """
+
+    def is_plausible(self, instance_name: str, token: int) -> bool:
+        """Return whether a writer may have reached a token, without a query."""
+        ...
+
+
 @attrs.frozen
 class RemovedWriter:
     """A writer that does not announce its rows any more.

@@ -103,6 +103,34 @@ class ConnectionTests(SynchronousTestCase):
             ReplicationCommandHandler(host, host.observer)
 
 
+class UncheckedStreamTests(SynchronousTestCase):
+    def test_report(self) -> None:
+        """A stream that cannot check tokens is reported at the start."""
+
+        class Unchecked:
+            description = SourceStream("notes", Row).description
+
+            def current_token(self, instance_name: str) -> int:
+                return 0
+
+        reported = []
+        host = MemoryHost(SourceStream("events", Row))
+        host.streams.get_streams()["notes"] = Unchecked()  # type: ignore[index]
+        self.patch(
+            host.observer, "feature_unavailable", lambda *what: reported.append(what)
+        )
+        ReplicationCommandHandler(host, host.observer)
+        self.assertEqual(
+            reported,
+            [
+                (
+                    "checks of announced tokens of notes",
+                    "Unchecked has no method is_plausible",
+                )
+            ],
+        )
+
+
 class ChannelTests(SynchronousTestCase):
     """The Redis channels to subscribe to."""
 

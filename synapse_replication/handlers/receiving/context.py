@@ -17,7 +17,7 @@ from synapse_replication.handlers.observer import DiscardReason, ReplicationObse
 from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
-from synapse_replication.streams.stream import Stream, StreamDescription
+from synapse_replication.streams.stream import CheckedStream, Stream, StreamDescription
 
 
 @attrs.frozen
@@ -93,10 +93,9 @@ class StreamContext:
 
     @is_plausible.default
     def _is_plausible_in_stream(self) -> Callable[[str, int], bool]:
-        found: Callable[[str, int], bool] = getattr(
-            self.stream, "is_plausible", _is_always_plausible
-        )
-        return found
+        if isinstance(self.stream, CheckedStream):
+            return self.stream.is_plausible
+        return _is_always_plausible
 
     def discard(self, instance_name: str, reason: DiscardReason, count: int) -> None:
         """Report discarded rows or positions, unless ``count`` is 0."""
