@@ -82,7 +82,7 @@ class TerminalReporter:
             TextColumn("{task.fields[last]}", style="dim"),
             console=Console(file=out),
         )
-        self._task = self._progress.add_task("starting Spark", total=None, last="")
+        self._task = self._progress.add_task("starting", total=None, last="")
 
     def __enter__(self) -> TerminalReporter:
         self._progress.start()

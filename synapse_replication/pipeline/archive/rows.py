@@ -11,9 +11,10 @@ import attrs
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.batches import Batch, batches_of
+from synapse_replication.pipeline.archive.files import WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
-from synapse_replication.pipeline.archive.tasks import write_rows
+from synapse_replication.pipeline.archive.tasks import write_parts, write_rows
 from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_positions,
@@ -64,24 +65,25 @@ class RowsArchiver:
     A row is complete if its writer cannot commit a row with a lower id any more. Not
     thread-safe.
 
+    :param spark: returns the session; called for the first batch that has more ids than
+        a task reads. Smaller batches are read in this process.
     :param batch_ids: the maximum number of ids in a batch, unless a single part has
         more; ``None`` for the number that :data:`_TASKS_PER_CORE` tasks per core read.
     """
 
     def __init__(
         self,
-        session: SparkSession,
+        spark: Callable[[], SparkSession],
         store: ArchiveStore,
         options: SourceOptions,
         batch_ids: int | None,
         watch: Watch,
     ) -> None:
-        self._session = session
+        self._spark = spark
         self._store = store
         self._options = options
         self._watch = watch
-        cores = session.sparkContext.defaultParallelism
-        self._batch_ids = batch_ids or _TASKS_PER_CORE * cores * IDS_PER_TASK
+        self._batch_ids = batch_ids
         self._planner = Planner(options, continuous=True)
         self._tables: dict[str, ArchiveTable] = {}
         #: The offset up to which each stream is archived, including ids without rows.
@@ -111,7 +113,7 @@ class RowsArchiver:
         left = sum(part.size for part in parts)
         if left:
             report(f"{left:,} ids to archive")
-        for batch in batches_of(parts, start, end, self._batch_ids):
+        for batch in batches_of(parts, start, end, self._limit(left)):
             if stopped():
                 return
             begun = time.monotonic()
@@ -119,6 +121,15 @@ class RowsArchiver:
             left -= batch.ids
             done(ArchivedBatch(rows, files, time.monotonic() - begun, left))
         self.offsets.update(end)
+
+    def _limit(self, left: int) -> int:
+        """Return the maximum number of ids in a batch, if ``left`` are to archive."""
+        if self._batch_ids is not None:
+            return self._batch_ids
+        if left <= IDS_PER_TASK:
+            return IDS_PER_TASK
+        cores = self._spark().sparkContext.defaultParallelism
+        return _TASKS_PER_CORE * cores * IDS_PER_TASK
 
     def lag(self) -> dict[tuple[str, str], int]:
         """Return by how many ids the archive is behind each ``(stream, writer)``.
@@ -174,24 +185,12 @@ class RowsArchiver:
         self, batch: Batch, report: Callable[[str], object]
     ) -> tuple[dict[str, int], int]:
         today = datetime.datetime.now(datetime.timezone.utc).date()
-        tasks = pack(batch.parts, None)
-        starts = 0
-        while True:
-            starts += 1
-            try:
-                with short_failures():
-                    written = write_rows(
-                        self._session,
-                        self._store,
-                        self._options.conninfo,
-                        tasks,
-                        today,
-                    )
-                break
-            except PipelineError as error:
-                if _SLOW_START not in str(error) or starts == _STARTS:
-                    raise
-                report(f"workers are slow to start; attempt {starts + 1} of {_STARTS}")
+        if batch.ids <= IDS_PER_TASK:
+            written = write_parts(
+                self._store, self._options.conninfo, batch.parts, today
+            )
+        else:
+            written = self._write_with_spark(batch, today, report)
         self._watch(Point.WRITTEN)
         for stream in sorted(written):
             self._tables[stream].commit(written[stream], batch.offsets[stream])
@@ -203,6 +202,23 @@ class RowsArchiver:
             for stream, files in written.items()
         }
         return rows, sum(map(len, written.values()))
+
+    def _write_with_spark(
+        self, batch: Batch, today: datetime.date, report: Callable[[str], object]
+    ) -> dict[str, list[WrittenFile]]:
+        tasks = pack(batch.parts, None)
+        session = self._spark()
+        for attempt in range(1, _STARTS + 1):
+            try:
+                with short_failures():
+                    return write_rows(
+                        session, self._store, self._options.conninfo, tasks, today
+                    )
+            except PipelineError as error:
+                if _SLOW_START not in str(error) or attempt == _STARTS:
+                    raise
+                report(f"workers are slow to start; attempt {attempt + 1} of {_STARTS}")
+        raise AssertionError("unreachable")
 
 
 def lag_of(

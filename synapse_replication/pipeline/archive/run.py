@@ -7,16 +7,19 @@ other state is stored: after a restart, the driver reads its progress from the t
 driver that is killed may leave a batch that is committed to only some of its tables,
 and files that no reader sees. Each commit to a table is atomic.
 
-Rows and recordings are archived independently of each other.
+Rows and recordings are archived independently of each other. Spark is started when the
+first recording or the first large batch is archived: plans, small batches, commits and
+maintenance do not need it.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -101,7 +104,7 @@ class ArchiveSettings:
         return SourceOptions.parse(options)
 
 
-def _pass(point: Point) -> None:
+def _do_nothing(*arguments: object) -> None:
     pass
 
 
@@ -112,7 +115,7 @@ def run_archive(
     *,
     stopping: threading.Event | None = None,
     with_signals: bool = False,
-    watch: Watch = _pass,
+    watch: Watch = _do_nothing,
 ) -> Numbers:
     """Archive until ``stopping`` is set or, with ``once``, for one cycle.
 
@@ -125,35 +128,43 @@ def run_archive(
     :raises PipelineError: if the run cannot continue. No rows are lost.
     """
     stopping = stopping or threading.Event()
-    # Check the options before Spark is started, to report errors without delay.
     options = settings.source_options()
     store = open_store(settings.archive)
     store.streams()
     find_closed_recordings(settings.recordings)
-    reporter.show(Numbers(), "starting Spark")
+    numbers = Numbers()
     with ExitStack() as stack:
-        session = stack.enter_context(
-            job_session(
-                "synapse-replication archive",
-                master=settings.master,
-                settings=SCHEDULES_ONLY,
-            )
-        )
+        install_handlers: Callable[[], None] = _do_nothing
         if with_signals:
-            # Install the handlers after Spark is started, because Spark installs its
-            # own.
-            stack.enter_context(_set_by_signals(stopping))
+            install_handlers = stack.enter_context(_set_by_signals(stopping))
+
+        @functools.cache
+        def spark() -> SparkSession:
+            reporter.show(numbers, "starting Spark")
+            session = stack.enter_context(
+                job_session(
+                    "synapse-replication archive",
+                    master=settings.master,
+                    settings=SCHEDULES_ONLY,
+                )
+            )
+            # Spark has installed its own.
+            install_handlers()
+            return session
+
         job = _Archive(
             settings,
             options,
             store,
-            session,
+            spark,
             reporter,
             metrics or ArchiveMetrics(CollectorRegistry()),
+            numbers,
             stopping,
             watch,
         )
-        return job.run()
+        job.run()
+    return numbers
 
 
 class _Archive:
@@ -162,30 +173,31 @@ class _Archive:
         settings: ArchiveSettings,
         options: SourceOptions | None,
         store: ArchiveStore,
-        session: SparkSession,
+        spark: Callable[[], SparkSession],
         reporter: Reporter,
         metrics: ArchiveMetrics,
+        numbers: Numbers,
         stopping: threading.Event,
         watch: Watch,
     ) -> None:
         self._settings = settings
         self._store = store
-        self._session = session
+        self._spark = spark
         self._reporter = reporter
         self._metrics = metrics
         self._stopping = stopping
         self._watch = watch
-        self._numbers = Numbers()
+        self._numbers = numbers
         self._rows = (
             None
             if options is None
-            else RowsArchiver(session, store, options, settings.batch_ids, watch)
+            else RowsArchiver(spark, store, options, settings.batch_ids, watch)
         )
         self._wire: ArchiveTable | None = None
         self._batches_since_compaction = 0
         self._next_vacuum = time.monotonic() + _VACUUM_SECONDS
 
-    def run(self) -> Numbers:
+    def run(self) -> None:
         while True:
             self._archive_recordings()
             if self._rows is not None:
@@ -196,7 +208,6 @@ class _Archive:
             self._maintain(finished=True)
             if self._settings.once or self._stopping.wait(self._settings.every):
                 break
-        return self._numbers
 
     def _batch_done(self, batch: ArchivedBatch) -> None:
         assert self._rows is not None
@@ -243,7 +254,7 @@ class _Archive:
             paths = [recording.path for recording in recordings]
             today = datetime.datetime.now(datetime.timezone.utc).date()
             with short_failures():
-                files = write_recordings(self._session, self._store, paths, today)
+                files = write_recordings(self._spark(), self._store, paths, today)
             self._watch(Point.WRITTEN)
             sizes = {recording.name: recording.size for recording in recordings}
             wire.commit(files, recordings=sizes)
@@ -303,8 +314,10 @@ class _Archive:
 
 
 @contextmanager
-def _set_by_signals(stopping: threading.Event) -> Iterator[None]:
+def _set_by_signals(stopping: threading.Event) -> Iterator[Callable[[], None]]:
     """Set the event on SIGTERM or SIGINT within the context.
+
+    Yield a function that installs the handlers again, unless a signal has arrived.
 
     The first signal also restores the previous handlers, so a second one usually ends
     the process.
@@ -318,8 +331,14 @@ def _set_by_signals(stopping: threading.Event) -> Iterator[None]:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         before[number] = signal.signal(number, stop)
+
+    def install() -> None:
+        if not stopping.is_set():
+            for number in before:
+                signal.signal(number, stop)
+
     try:
-        yield
+        yield install
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

@@ -41,23 +41,29 @@ def write_rows(
     :return: the files of each stream.
     """
 
-    def write(parts: Sequence[Part]) -> list[tuple[str, WrittenFile]]:
-        return list(_write_parts(store, conninfo, parts, today))
+    def write(parts: Sequence[Part]) -> dict[str, list[WrittenFile]]:
+        return write_parts(store, conninfo, parts, today)
 
     found: dict[str, list[WrittenFile]] = {}
     context = session.sparkContext
-    for files in context.parallelize(tasks, len(tasks)).map(write).collect():
-        for stream, file in files:
-            found.setdefault(stream, []).append(file)
+    for written in context.parallelize(tasks, len(tasks)).map(write).collect():
+        for stream, files in written.items():
+            found.setdefault(stream, []).extend(files)
     return found
 
 
-def _write_parts(
+def write_parts(
     store: ArchiveStore,
     conninfo: Mapping[str, Any],
     parts: Iterable[Part],
     today: datetime.date,
-) -> Iterator[tuple[str, WrittenFile]]:
+) -> dict[str, list[WrittenFile]]:
+    """Write rows from the database to files, in this process.
+
+    :param today: the day to assign to rows whose time of writing is unknown.
+    :return: the files of each stream.
+    :raises PipelineError: if the database cannot be read.
+    """
     writers: dict[str, DayWriter] = {}
     with connected(conninfo) as connection:
         for part in parts:
@@ -68,9 +74,7 @@ def _write_parts(
                 )
             for batch in read_part(connection, conninfo, part):
                 writers[stream].write(batch)
-    for stream, writer in writers.items():
-        for file in writer.close():
-            yield stream, file
+    return {stream: writer.close() for stream, writer in writers.items()}
 
 
 def write_recordings(

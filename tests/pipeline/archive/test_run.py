@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive import rows
 from synapse_replication.pipeline.archive import run as job
 from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
@@ -83,6 +84,8 @@ class ArchiveTests(SynchronousTestCase):
         new rows, including rows of a slow writer whose ids are below those of other
         writers.
         """
+        # Read even small batches with Spark.
+        self.patch(rows, "IDS_PER_TASK", 0)
         add_rows(self.dsn, 50, with_slow=False)
         seen: list[tuple[int, int]] = []
         numbers = self.archive(watch=self.count_elsewhere(seen))
@@ -117,6 +120,14 @@ class ArchiveTests(SynchronousTestCase):
         typed = archived.streams["receipts"].where("user_id = '@user5'")
         self.assertEqual({row["data"] for row in typed.collect()}, {'{"ts": 5}'})
         self.assertEqual(archived.offsets["receipts"].writers["w1"], 58)
+
+    def test_without_spark(self) -> None:
+        """A run that archives little, or nothing, does not start Spark."""
+        self.patch(job, "job_session", lambda *args, **kwargs: self.fail("started"))
+        add_rows(self.dsn, 50)
+        self.assertEqual(self.archive().rows, 100)
+        self.assertEqual(self.archive().rows, 0)
+        self.assertEqual(keys_of(self.folder), read_keys(self.dsn))
 
     def test_behind(self) -> None:
         """
