@@ -32,7 +32,7 @@ from synapse_replication.app.http_limits import served_hosts
 from synapse_replication.app.http_site import make_site
 from synapse_replication.app.modules import Factories, load_factories
 from synapse_replication.app.observers import ProcessObservers
-from synapse_replication.app.sources import make_sources
+from synapse_replication.app.sources import declared_streams, make_sources
 from synapse_replication.app.stops import StopSteps
 from synapse_replication.app.streams import StreamSetup
 from synapse_replication.clock import ReactorClock
@@ -67,6 +67,7 @@ from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.storage.stuck_ids import StuckIdWatch
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
@@ -202,6 +203,7 @@ class ProcessService(Service):
         self._stops.add("handling received commands", handler.wait_until_idle)
         self._stops.add("sending written rows", streamer.stop)
         streamer.start()
+        self._start_position_check(handler)
         for service in services:
             self._start_service(service)
         self.log.info(
@@ -209,6 +211,30 @@ class ProcessService(Service):
             instance_name=config.instance_name,
             server_name=config.server_name,
         )
+
+    def _start_position_check(self, handler: ReplicationCommandHandler) -> None:
+        config = self._config
+        interval = config.receiving.position_check_seconds
+        writers = {
+            (stream.positions_name or name, writer): name
+            for name, stream in declared_streams(config).items()
+            if not stream.description.held_in_memory
+            for writer in config.writers[name]
+            if writer != config.instance_name
+        }
+        if self._database is None or not interval or not writers:
+            return
+        check = StoredPositionCheck(
+            self._database,
+            writers,
+            handler.known_position,
+            handler.stored_position,
+            self._clock,
+            self._observer,
+            interval=interval,
+        )
+        check.start()
+        self._stops.add("stopping the reads of positions", check.stop)
 
     def _make_sinks(self, factories: Factories) -> RowSink:
         host = self.host

@@ -92,6 +92,15 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     "stream's sequence.",
 )
 @click.option(
+    "--position-check-seconds",
+    type=click.IntRange(min=0, max=3600),
+    envvar=variable("position_check_seconds"),
+    default=_DEFAULT.position_check_seconds,
+    show_default=True,
+    help="The mean time between two reads of stream_positions, which find rows that a "
+    "writer has not announced; 0 to read none.",
+)
+@click.option(
     "--hooks",
     envvar=variable("hooks"),
     default=_DEFAULT.hooks,

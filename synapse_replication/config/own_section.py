@@ -106,6 +106,11 @@ class ReceivingSection(StrictSection):
         "sink, and the most bytes of an unfinished batch; if there are more, the rows "
         "of the queue or batch are dropped and fetched later.",
     )
+    position_check_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(
+        default=5.0,
+        description="The mean time between two reads of stream_positions, in s, which "
+        "find rows that a writer has not announced. 0 disables the reads.",
+    )
     max_batch_rows: Annotated[int, Field(ge=100)] = Field(
         default=10_000,
         description="The most rows of an unfinished batch; a larger batch is dropped "

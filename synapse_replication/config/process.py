@@ -214,6 +214,7 @@ class _Checks:
                 max_queue_size=own.receiving.max_queue_bytes,
                 max_batch_rows=own.receiving.max_batch_rows,
                 plausible_distance=own.receiving.plausible_distance,
+                position_check_seconds=own.receiving.position_check_seconds,
             ),
             max_tcp_connections=own.direct_tcp.max_connections,
             allowed_hosts=tuple(own.http.allowed_hosts),

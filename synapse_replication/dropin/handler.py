@@ -19,6 +19,7 @@ from synapse_replication.dropin.bridges import (
 from synapse_replication.dropin.extension import make_extension
 from synapse_replication.dropin.notifier import combine_notifications
 from synapse_replication.dropin.observer import monitoring_of, observer_of
+from synapse_replication.dropin.position_check import start_position_check
 from synapse_replication.dropin.redis import close
 from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.handlers import handler
@@ -27,6 +28,7 @@ from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
+from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
 from synapse_replication.wire.commands.standard import PositionCommand, RdataCommand
 
@@ -70,6 +72,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         self.backlog = make_backlog(hs)
         self.extension = make_extension(hs, self.host, self, epochs, self.backlog)
         self._is_stopping = False
+        self._position_check: StoredPositionCheck | None = None
         self._foreign: dict[Any, ForeignConnection] = {}
         hs.get_notifier().add_lock_released_callback(self.on_lock_released)
         combine_notifications(hs)
@@ -111,6 +114,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
                 bindAddress=None,
             )
         monitoring_of(hs).start(self, self.host)
+        self._position_check = start_position_check(hs, self.host, self)
         if self.extension is not None:
             self.extension.start()
         factories = [outbound._factory, factory]
@@ -134,16 +138,22 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
             return
         self._is_stopping = True
         self._hs.get_reactor().removeSystemEventTrigger(trigger)
+        self._stop_position_check()
         monitoring_of(self._hs).stop()
         self._stop_sending()
         for factory in factories:
             close(factory)
+
+    def _stop_position_check(self) -> None:
+        if self._position_check is not None:
+            self._position_check.stop()
 
     async def _stop(self, factories: Sequence[Any]) -> None:
         """Send pending rows and commands, then close the connections to Redis."""
         if self._is_stopping:
             return
         self._is_stopping = True
+        self._stop_position_check()
         spans_sent = monitoring_of(self._hs).stop()
         streamer = self._hs.get_replication_streamer()
         if isinstance(streamer, ReplicationStreamer):

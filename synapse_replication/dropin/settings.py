@@ -30,6 +30,8 @@ class DropInSettings:
     :ivar backlog_bytes: the maximum size of the backlog of each stream, in bytes.
     :ivar plausible_distance: the maximum number of ids by which a plausible position
         may exceed the last value of its sequence.
+    :ivar position_check_seconds: the mean time between two reads of the stored
+        positions of all writers, in s; 0 to read none.
     :ivar hooks: the dotted names of functions, separated by commas. Each is called with
         the arguments ``host, config`` and subscribes to hooks.
     :ivar tracing_endpoint: the URL of a collector of spans (OTLP over HTTP); empty for
@@ -40,6 +42,7 @@ class DropInSettings:
     backlog_rows: int = BacklogOptions().max_rows
     backlog_bytes: int = BacklogOptions().max_bytes
     plausible_distance: int = PLAUSIBLE_DISTANCE
+    position_check_seconds: int = 5
     hooks: str = ""
     tracing_endpoint: str = ""
 

@@ -385,6 +385,18 @@ class ReplicationCommandHandler(HostCommandHandler):
                 link, instance_name, token, is_first=is_new_epoch
             )
 
+    def known_position(self, stream_name: str, instance_name: str) -> int:
+        """Return the token up to which rows were delivered or are being fetched."""
+        return self._receivers[stream_name].known_position(instance_name)
+
+    def stored_position(self, stream_name: str, instance_name: str, token: int) -> None:
+        """Fetch rows up to a stored position that its writer has not announced.
+
+        Without a link, do nothing: no announcement could have arrived.
+        """
+        if self._links and self._admits(stream_name, instance_name):
+            self._receivers[stream_name].enqueue_stored_position(instance_name, token)
+
     # -- commands, by name -------------------------------------------------------------
 
     def on_REPLICATE(

@@ -290,6 +290,14 @@ class ReplicationObserver:
         The rows are fetched.
         """
 
+    def unannounced_found(
+        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+    ) -> None:
+        """Record that a writer persisted a position that it did not announce.
+
+        The rows are fetched.
+        """
+
     def heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
         """Record a hello, a heartbeat or a goodbye of a peer."""
 

@@ -309,6 +309,21 @@ class LoggingObserver(ReplicationObserver):
         )
 
     @override
+    def unannounced_found(
+        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+    ) -> None:
+        self._log_limited(
+            self._logger.warn,
+            ("unannounced_found", stream_name, instance_name),
+            "{writer} has stored position {upto_token} of {stream}, but announced only "
+            "{from_token}; fetching the rows in between",
+            stream=stream_name,
+            writer=instance_name,
+            from_token=from_token,
+            upto_token=upto_token,
+        )
+
+    @override
     def epoch_changed(self, instance_name: str) -> None:
         self._log_limited(
             self._logger.info,

@@ -265,6 +265,13 @@ GAPS_FOUND = _counter(
     help_text="Number of times that a writer reported rows which did not arrive; they "
     "are fetched.",
 )
+UNANNOUNCED_FOUND = _counter(
+    "synapse_replication_unannounced_found",
+    "stream_name",
+    "instance_name",
+    help_text="Number of times that a writer's stored position was ahead of what it "
+    "announced; the rows are fetched.",
+)
 EPOCH_CHANGES = _counter(
     "synapse_replication_epoch_changes",
     "instance_name",

@@ -393,6 +393,12 @@ class PrometheusObserver(ReplicationObserver):
         self._count(metrics.GAPS_FOUND, stream_name)
 
     @override
+    def unannounced_found(
+        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+    ) -> None:
+        self._count(metrics.UNANNOUNCED_FOUND, stream_name, instance_name)
+
+    @override
     def epoch_changed(self, instance_name: str) -> None:
         self._count(metrics.EPOCH_CHANGES, instance_name)
 

@@ -31,6 +31,9 @@ POSITIONS = """
     WHERE stream_name = %(stream_name)s
 """
 
+#: The stored positions of all writers of all streams.
+ALL_POSITIONS = "SELECT stream_name, instance_name, stream_id FROM stream_positions"
+
 #: Store the initial position of a writer, unless it has one.
 INSERT_POSITION = """
     INSERT INTO stream_positions (stream_name, instance_name, stream_id)

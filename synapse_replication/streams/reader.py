@@ -78,6 +78,7 @@ class Event(enum.Enum):
     LOST_ROWS = "rows were lost on a link"
     POSITION = "POSITION arrived"
     REPORT = "a position was reported"
+    STORED = "a stored position is ahead"
     EPOCH = "an epoch was reported"
     REMOVED = "the writer was removed"
     OVERFLOW = "queued rows are given up"
@@ -611,6 +612,17 @@ class Reader:
         if token < self.position:
             return self._below(link, token, contradicts)
         return Finding.NOTHING
+
+    @_on(Event.STORED)
+    def stored(self, token: int) -> Finding:
+        """Handle a position that the writer persisted and may not have announced.
+
+        It is no evidence about any link, and never lowers the position.
+        """
+        if token <= self.reached or (self.work is not None and token <= self.work.goal):
+            return Finding.NOTHING
+        self._claim(token)
+        return Finding.GAP
 
     @_on(Event.EPOCH)
     def epoch_reported(

@@ -52,6 +52,8 @@ class RecordingObserver(ReplicationObserver):
     :ivar backlog_answers: (stream, writer, error or ``None``) of each request for rows
         of a backlog.
     :ivar gaps: (stream, writer, from_token, upto_token) of each gap.
+    :ivar unannounced: (stream, writer, from_token, upto_token) of each stored position
+        that was not announced.
     :ivar restarted: the names of restarted instances.
     :ivar duplicates: (name, locations) of each duplicate instance.
     :ivar unknown: the number of unknown fields in messages of the extension.
@@ -92,6 +94,7 @@ class RecordingObserver(ReplicationObserver):
         self.resyncs: Counter[tuple[str, str, Resync]] = Counter()
         self.backlog_answers: list[tuple[str, str, BaseException | None]] = []
         self.gaps: list[tuple[str, str, int, int]] = []
+        self.unannounced: list[tuple[str, str, int, int]] = []
         self.restarted: list[str] = []
         self.duplicates: list[tuple[str, str]] = []
         self.unknown = 0
@@ -226,6 +229,12 @@ class RecordingObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
         self.gaps.append((stream_name, instance_name, from_token, upto_token))
+
+    @override
+    def unannounced_found(
+        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+    ) -> None:
+        self.unannounced.append((stream_name, instance_name, from_token, upto_token))
 
     @override
     def epoch_changed(self, instance_name: str) -> None:

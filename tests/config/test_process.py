@@ -112,10 +112,13 @@ class LoadConfigTests(LoadConfigTestCase):
         config = self.load(
             HOMESERVER,
             own % "plausible_distance: 5000, max_queue_bytes: 2000000, "
-            "max_batch_rows: 200",
+            "max_batch_rows: 200, position_check_seconds: 0",
         )
         self.assertEqual(
-            config.receiving, ReceiverOptions(2_000_000, 200, plausible_distance=5000)
+            config.receiving,
+            ReceiverOptions(
+                2_000_000, 200, plausible_distance=5000, position_check_seconds=0
+            ),
         )
         for key in ("plausible_distance", "max_queue_bytes", "max_batch_rows"):
             (invalid,) = self.problems_of(HOMESERVER, own % f"{key}: 10")

@@ -109,6 +109,7 @@ class FakeHomeserver:
 
     def __init__(self, instance_name: str = "master", **worker: Any) -> None:
         self.reactor = Clock()
+        self.engine: Any = None
         self.clock = FakeClock(self.reactor)
         self.calls: list[tuple[Any, ...]] = []
         self.replication_notifier: Any = object()
@@ -176,7 +177,9 @@ class FakeHomeserver:
         return self._part("federation_ack")
 
     def get_datastores(self) -> Any:
-        return SimpleNamespace(main=self._part("insert_client_ip"))
+        main = self._part("insert_client_ip")
+        main.db_pool = SimpleNamespace(engine=self.engine)
+        return SimpleNamespace(main=main)
 
     def get_server_notices_sender(self) -> Any:
         return self._part("on_user_ip")

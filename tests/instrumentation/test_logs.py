@@ -34,6 +34,7 @@ class LoggingObserverTests(SynchronousTestCase):
         """
         self.observer.duplicate_instance("w1", "a:1 and b:2")
         self.observer.gap_found("events", "w1", 1, 5)
+        self.observer.unannounced_found("events", "w1", 5, 6)
         self.observer.epoch_changed("w1")
         self.observer.unknown_fields("redis", 1)
         self.observer.backlog_requested("events", "w1", None)
@@ -46,6 +47,11 @@ class LoggingObserverTests(SynchronousTestCase):
                     "warn",
                     "Rows of events of w1 in (1, 5] were sent but did not arrive; "
                     "fetching them",
+                ),
+                (
+                    "warn",
+                    "w1 has stored position 6 of events, but announced only 5; "
+                    "fetching the rows in between",
                 ),
                 (
                     "info",

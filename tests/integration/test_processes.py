@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import Any
+
+import psycopg2
 
 from synapse_replication.testing.private_process import free_port
 from synapse_replication.testing.servers import shared_redis
@@ -48,6 +51,32 @@ class ProcessTests(DeploymentTestCase):
             if (entry["command"], entry.get("stream_name")) == ("RDATA", "notes")
         ]
         self.assertEqual(rows, expected_rows(20))
+
+    def test_row_that_was_never_announced(self) -> None:
+        """A row whose writer dies before it announces it arrives from the database."""
+        self.worker["synapse_replication"]["receiving"] = {"position_check_seconds": 1}
+        main = self.start("main", self.main)
+        self.start("worker", self.worker)
+        self.wait_until_up("worker")
+        self.write_upto(3)
+        self.wait_for_rows(3)
+        main.kill()
+        main.wait()
+        with contextlib.closing(psycopg2.connect(self.dsn)) as connection:
+            connection.autocommit = True
+            cursor = connection.cursor()
+            cursor.execute(
+                "INSERT INTO notes SELECT nextval('notes_seq'), 'master', 'last', 0"
+            )
+            cursor.execute(
+                "UPDATE stream_positions SET stream_id = (SELECT max(stream_id) "
+                "FROM notes) WHERE stream_name = 'notes'"
+            )
+        self.wait_until(
+            "the row arrives",
+            lambda: self.journal("notes")[-1]["rows"] == [["last", 0]],
+        )
+        self.assertIn("has stored position", self.log_of("worker"))
 
     def test_killed_worker_resumes(self) -> None:
         """A restarted worker gets the missed rows, each of them once."""

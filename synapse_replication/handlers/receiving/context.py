@@ -38,6 +38,8 @@ class ReceiverOptions:
         rows. False for a recording, whose writers cannot be queried.
     :ivar plausible_distance: how far a writer's position may be above the source's last
         token without being refuted; not used for streams held in memory.
+    :ivar position_check_seconds: the mean time between two reads of the stored
+        positions of all writers, in s; 0 to read none.
     """
 
     max_queue_size: int = 8 * 1024 * 1024
@@ -47,6 +49,7 @@ class ReceiverOptions:
     backoff: Backoff = attrs.field(factory=Backoff)
     reverts_positions: bool = True
     plausible_distance: int = PLAUSIBLE_DISTANCE
+    position_check_seconds: float = 5.0
 
 
 @attrs.frozen(eq=False, kw_only=True)

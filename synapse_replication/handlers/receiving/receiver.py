@@ -72,7 +72,17 @@ class _FoundRemoved:
     removed: RemovedWriter
 
 
-_Internal: TypeAlias = FetchedPage | Step | _LostConnection | _FoundRemoved
+@attrs.frozen(eq=False)
+class _StoredPosition:
+    """A stored position that is ahead of what its writer announced."""
+
+    instance_name: str
+    token: int
+
+
+_Internal: TypeAlias = (
+    FetchedPage | Step | _LostConnection | _FoundRemoved | _StoredPosition
+)
 _Item: TypeAlias = tuple[Link, Received] | _Internal
 
 
@@ -114,6 +124,11 @@ class StreamReceiver:
     def readers(self) -> Mapping[str, Reader]:
         """Return the reader of each writer, by name. Thread-safe."""
         return self._writers.readers()
+
+    def known_position(self, instance_name: str) -> int:
+        """Return the token up to which rows were delivered or are being fetched."""
+        reader = self._writers.get(instance_name).reader
+        return reader.reached if reader.work is None else reader.work.goal
 
     def forget_writer(self, instance_name: str) -> None:
         """Remove the state of a writer, unless rows of it are missing."""
@@ -177,6 +192,10 @@ class StreamReceiver:
         """
         if not self._writers.get(instance_name).reader.follows(link, token):
             self._put(link, ReportedPosition(instance_name, token, is_first))
+
+    def enqueue_stored_position(self, instance_name: str, token: int) -> None:
+        """Enqueue a stored position that is ahead of what its writer announced."""
+        self._enqueue_internal(_StoredPosition(instance_name, token))
 
     def enqueue_epoch(
         self,
@@ -246,6 +265,8 @@ class StreamReceiver:
             await self._resume(item.writer)
         elif isinstance(item, _FoundRemoved):
             await self._handle_removed(item)
+        elif isinstance(item, _StoredPosition):
+            await self._handle_stored(item)
         else:
             for writer in self._writers.link_lost(item.link):
                 self._give_up_parked(writer)
@@ -270,6 +291,16 @@ class StreamReceiver:
             context.observer.removed_writer_drained(
                 context.name, writer.name, reader.position
             )
+
+    async def _handle_stored(self, item: _StoredPosition) -> None:
+        context = self._context
+        writer = self._writers.get(item.instance_name)
+        position = writer.reader.position
+        if writer.reader.stored(item.token) is Finding.GAP:
+            context.observer.unannounced_found(
+                context.name, writer.name, position, item.token
+            )
+            await self._catch_ups.proceed(writer)
 
     def _handle_announcement(
         self, writer: Writer, link: Link, item: Announcement

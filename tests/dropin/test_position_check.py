@@ -1,0 +1,65 @@
+"""Tests for synapse_replication.dropin.position_check."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin import position_check
+from synapse_replication.dropin.position_check import start_position_check
+from synapse_replication.dropin.settings import variable
+from tests.dropin.host import FakeHomeserver, FakeStream, fake_modules
+
+
+class StartPositionCheckTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.patch(os, "environ", {})
+        fake_modules(
+            self,
+            {
+                name: lambda hs, name=name: FakeStream(name)  # type: ignore[misc]
+                for name in ("events", "presence", "typing", "caches")
+            },
+        )
+        self.hs = FakeHomeserver("w1")
+        self.hs.config.worker.writers.events = ["w1", "w2"]
+        self.made: list[Any] = []
+        self.patch(position_check, "StoredPositionCheck", self.make)
+        self.handler: Any = type("Handler", (), {})()
+        self.handler.known_position = self.handler.stored_position = None
+
+    def make(self, *arguments: Any, **options: Any) -> Any:
+        self.made.append((arguments[1], options))
+        return type("Check", (), {"start": lambda self: None})()
+
+    def start(self) -> Any:
+        from synapse.storage.engines import PostgresEngine
+
+        self.hs.engine = self.hs.engine or PostgresEngine()
+        host: Any = type("Host", (), {})()
+        host.clock = self.hs.reactor
+        host.streams = type("Streams", (), {})()
+        host.streams.get_streams = lambda: ["events", "presence", "typing", "caches"]
+        return start_position_check(self.hs, host, self.handler)
+
+    def test_writers(self) -> None:
+        """The declared writers of streams in the database are compared."""
+        self.assertIsNotNone(self.start())
+        ((writers, options),) = self.made
+        self.assertEqual(
+            writers,
+            {("events", "w2"): "events", ("presence_stream", "master"): "presence"},
+        )
+        self.assertEqual(options["interval"], 5)
+
+    def test_disabled(self) -> None:
+        """An interval of 0 disables it."""
+        os.environ[variable("position_check_seconds")] = "0"
+        self.assertIsNone(self.start())
+
+    def test_sqlite(self) -> None:
+        """Without PostgreSQL there is one process, and nothing to compare."""
+        self.hs.engine = object()
+        self.assertIsNone(self.start())

@@ -1,0 +1,125 @@
+"""Tests for synapse_replication.storage.stored_positions, on a real PostgreSQL."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorFromThreads
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from synapse_replication.storage.database import Database
+from synapse_replication.storage.stored_positions import GRACE, StoredPositionCheck
+from tests.storage.doubles import FakeReactor, PostgresMixin, RecordingObserver
+
+INTERVAL = 5.0
+
+
+class StoredPositionCheckTests(PostgresMixin, TestCase):
+    """A reader of ``foo``, which is called ``foobar`` in the table."""
+
+    def setUp(self) -> None:
+        from twisted.internet import reactor  # noqa: TID251 -- the tests' own
+
+        self.make_database()
+        self.reactor = IReactorFromThreads(reactor)
+        self.clock = FakeReactor()
+        self.observer = RecordingObserver()
+        self.database = Database(self.dsn, self.reactor)
+        self.addCleanup(self.connection.close)
+        self.addCleanup(self.database.close)
+        self.known = {("foo", "w1"): 5, ("foo", "w2"): 5}
+        self.reported: list[tuple[str, str, int]] = []
+        self.queries = 0
+        self.store(w1=5, w2=5, me=9, removed=9)
+        self.check = self.make(self.database)
+        self.addCleanup(self.check.stop)
+
+    def make(self, database: Database) -> StoredPositionCheck:
+        check = StoredPositionCheck(
+            database,
+            {("foobar", "w1"): "foo", ("foobar", "w2"): "foo"},
+            lambda *key: self.known[key],
+            lambda *found: self.reported.append(found),
+            self.clock,
+            self.observer,
+            interval=INTERVAL,
+            uniform=lambda least, most: most,
+        )
+        check.start()
+        return check
+
+    def advance_position(self, writer: str, id_: int) -> None:
+        self.sql(
+            "UPDATE stream_positions SET stream_id = %s WHERE instance_name = %s",
+            id_,
+            writer,
+        )
+
+    async def read(self) -> None:
+        """Wait until the table was read once more, and compared."""
+        self.clock.advance(INTERVAL * 1.2)
+        while not self.clock.getDelayedCalls():
+            await self.turn()
+
+    def turn(self) -> Deferred[None]:
+        return deferLater(self.reactor, 0.01)  # type: ignore[arg-type]
+
+    async def test_ahead(self) -> None:
+        """A position that is ahead for longer than the grace time is reported."""
+        self.advance_position("w2", 8)
+        await self.read()
+        self.clock.advance(GRACE - 0.1)
+        self.assertEqual(self.reported, [])
+        self.clock.advance(0.1)
+        self.assertEqual(self.reported, [("foo", "w2", 8)])
+        # It is reported again as long as it is ahead.
+        await self.read()
+        self.clock.advance(GRACE)
+        self.assertEqual(self.reported, [("foo", "w2", 8)] * 2)
+
+    async def test_arrives_in_time(self) -> None:
+        """A position that is announced within the grace time is not reported."""
+        self.advance_position("w1", 8)
+        await self.read()
+        self.known["foo", "w1"] = 8
+        self.clock.advance(GRACE)
+        self.assertEqual(self.reported, [])
+
+    async def test_nothing_is_ahead(self) -> None:
+        """Positions that are not ahead, and those of others, have no effect."""
+        self.known["foo", "w1"] = 7
+        await self.read()
+        (call,) = self.clock.getDelayedCalls()
+        self.assertAlmostEqual(call.getTime() - self.clock.seconds(), INTERVAL * 1.2)
+        self.clock.advance(GRACE)
+        self.assertEqual(self.reported, [])
+
+    async def test_negative_ids(self) -> None:
+        """The tokens of a stream that counts down are positive."""
+        self.advance_position("w1", -8)
+        await self.read()
+        self.clock.advance(GRACE)
+        self.assertEqual(self.reported, [("foo", "w1", 8)])
+
+    async def test_unreachable(self) -> None:
+        """An outage is reported once, and the reads go on."""
+        self.sql("ALTER TABLE stream_positions RENAME TO missing")
+        await self.read()
+        await self.read()
+        ((what, _),) = self.observer.failures
+        self.assertEqual(what, "reading the stored positions")
+        self.sql("ALTER TABLE missing RENAME TO stream_positions")
+        self.advance_position("w1", 8)
+        await self.read()
+        self.clock.advance(GRACE)
+        self.assertEqual(self.reported, [("foo", "w1", 8)])
+
+    async def test_stop(self) -> None:
+        """After a stop, a read in progress reports nothing, and no other begins."""
+        self.advance_position("w1", 8)
+        self.clock.advance(INTERVAL * 1.2)
+        self.check.stop()
+        await self.database.transact("wait", lambda txn: None)
+        await self.turn()
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.assertEqual(self.reported, [])
