@@ -48,6 +48,7 @@ class DiscardReason(enum.Enum):
     SUPERSEDED_BY_POSITION = "superseded_by_position"  #: an unfinished batch
     #: The row cannot be decoded; its batch is fetched from the source.
     UNDECODABLE = "undecodable"
+    UNPARSABLE = "unparsable"  #: a row in a line that cannot be parsed
     SKIPPED = "skipped"  #: the source itself returned a row that cannot be decoded
     CATCHING_UP = "catching_up"  #: the row will be fetched instead
     HANDLER_FAILED = "handler_failed"  #: the sink failed; the row will be fetched

@@ -160,6 +160,7 @@ class StreamReceiver:
 
     def enqueue_lost_row(self, link: Link, instance_name: str) -> None:
         """Enqueue a marker in place of a row that could not be parsed."""
+        self._context.discard(instance_name, DiscardReason.UNPARSABLE, 1)
         self._put(link, LostRow(instance_name))
 
     def enqueue_position(self, link: Link, position: PositionCommand) -> None:

@@ -250,6 +250,10 @@ class StatusObserver(ReplicationObserver):
             writer = self._writer(stream_name, instance_name)
             if writer is not None and writer.undeclared_since is None:
                 writer.undeclared_since = self._monotonic()
+        elif reason is DiscardReason.UNPARSABLE:
+            writer = self._writer(stream_name, instance_name)
+            if writer is not None:
+                writer.lost_since = self._monotonic()
         elif reason is DiscardReason.SKIPPED:
             writer = self._writer(stream_name, instance_name)
             if writer is not None:
@@ -399,6 +403,7 @@ class StatusObserver(ReplicationObserver):
             if writer is not None:
                 writer.announce(token, now - max(age, 0.0))
                 writer.heard_at, writer.heard_by = now, AnnouncedBy.HEARTBEAT
+                writer.lost_since = None
                 if not heartbeat.is_leaving:
                     writer.announced_at = now
 

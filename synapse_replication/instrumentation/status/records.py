@@ -76,6 +76,8 @@ class WriterRecord:
     :ivar behind_us: the writer's reported position if it is below the position of this
         process.
     :ivar behind_since: the time of the first such report.
+    :ivar lost_since: when a row that cannot be parsed arrived, if nothing was heard of
+        the writer's position since.
     :ivar undeclared_since: when rows of the writer were first discarded because the
         configuration does not name it; ``None`` if they were not.
     :ivar skipped_since: when the first row was skipped; ``None`` if none was.
@@ -100,6 +102,7 @@ class WriterRecord:
     failure: str = ""
     behind_us: int | None = None
     behind_since: float = 0.0
+    lost_since: float | None = None
     undeclared_since: float | None = None
     skipped_since: float | None = None
     skipped: int = 0
@@ -112,7 +115,7 @@ class WriterRecord:
         """Record a row or a POSITION of the writer, and where it arrived."""
         self.link, self.heard_by = link, by
         self.heard_at = self.signed_at = now
-        self.undeclared_since = None
+        self.undeclared_since = self.lost_since = None
         self.is_drained = False
         if by is AnnouncedBy.POSITION:
             self.announced_at = now

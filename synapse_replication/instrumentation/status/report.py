@@ -164,6 +164,7 @@ class StatusReport:
             position=writer.position,
             behind_us=writer.behind_us,
             behind_since=writer.behind_since,
+            lost_since=writer.lost_since,
             undeclared_since=writer.undeclared_since,
             skipped_since=writer.skipped_since,
             skipped=writer.skipped,

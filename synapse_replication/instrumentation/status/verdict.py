@@ -62,6 +62,8 @@ class WriterFacts:
     :ivar position: the position up to which its rows were delivered.
     :ivar behind_us: the writer's position, if it reported one below ``position``.
     :ivar behind_since: when it reported that first.
+    :ivar lost_since: when a row arrived that cannot be parsed, and that is fetched when
+        the writer announces its position.
     :ivar undeclared_since: when rows were first discarded because the configuration
         does not name the writer.
     :ivar skipped_since: when the first row was skipped that could not be decoded.
@@ -92,6 +94,7 @@ class WriterFacts:
     position: int | None = None
     behind_us: int | None = None
     behind_since: float = 0.0
+    lost_since: float | None = None
     undeclared_since: float | None = None
     skipped_since: float | None = None
     skipped: int = 0
@@ -234,6 +237,11 @@ def _no_progress(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found
             return None
         detail = "its POSITION arrived, but was not handled yet"
         return max(announced, hearing), detail
+    if facts.state is State.LIVE and facts.lost_since is not None:
+        return facts.lost_since, (
+            "a row arrived that cannot be parsed; it is fetched when the writer next "
+            "announces its position"
+        )
     if facts.state is State.LIVE and not facts.lag:
         return None
     since = max(facts.progress_at, facts.written_at or 0.0, hearing)
@@ -335,6 +343,7 @@ def _condition(facts: WriterFacts, now: float, limits: StatusLimits) -> Conditio
         return Condition.WAITING
     written = facts.written_at
     is_late = written is not None and now - written >= limits.late_after
-    if facts.state is not State.LIVE or (facts.lag and is_late):
+    is_lost = facts.lost_since is not None
+    if facts.state is not State.LIVE or is_lost or (facts.lag and is_late):
         return Condition.CATCHING_UP
     return Condition.LIVE
