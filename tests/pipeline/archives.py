@@ -147,7 +147,9 @@ def archive_database(
     options = SourceOptions.parse({"dsn": dsn})
     store = open_store(folder)
     with connected(options.conninfo) as connection:
-        for part in chain.from_iterable(Planner(options, continuous=False).batch()):
+        for part in chain.from_iterable(
+            Planner(options, continuous=False).batch().tasks
+        ):
             stream = part.stream.name
             writer = DayWriter(store, store.stream_uri(stream), "written_ts", TODAY)
             for batch in read_part(connection, options.conninfo, part):

@@ -66,7 +66,7 @@ def plan(
 ) -> list[tuple[Part, ...]]:
     """Return the planned tasks of a batch read."""
     given = SourceOptions.parse({"dsn": dsn, **options})
-    return Planner(given, continuous=False).batch(wanted)
+    return Planner(given, continuous=False).batch(wanted).tasks
 
 
 def rows_of(dsn: str, tasks: list[tuple[Part, ...]]) -> Iterator[dict[str, Any]]:

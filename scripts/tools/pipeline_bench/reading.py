@@ -101,9 +101,8 @@ def _by_source(session: SparkSession, settings: PipelineSettings, form: RowForm)
 
 def _parts(settings: PipelineSettings) -> list[Part]:
     options = SourceOptions.parse(reader_options(settings))
-    return [
-        part for task in Planner(options, continuous=False).batch() for part in task
-    ]
+    plan = Planner(options, continuous=False).batch()
+    return [part for task in plan.tasks for part in task]
 
 
 def _by_source_typed(session: SparkSession, settings: PipelineSettings) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -19,7 +19,7 @@ from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_positions,
 )
-from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, pinned, reading
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.partitions import IDS_PER_TASK, Part, pack
@@ -85,6 +85,8 @@ class RowsArchiver:
         self._watch = watch
         self._batch_ids = batch_ids
         self._planner = Planner(options, continuous=True)
+        #: libpq's parameters for the tasks, from the last plan.
+        self._conninfo: Mapping[str, Any] = {}
         self._tables: dict[str, ArchiveTable] = {}
         #: The offset up to which each stream is archived, including ids without rows.
         self.offsets: dict[str, StreamOffset] = {}
@@ -168,6 +170,7 @@ class RowsArchiver:
             start = {s.stream.name: self.offsets[s.stream.name] for s in selections}
             end = self._planner.latest(txn, selections, start)
             parts = self._planner.parts(txn, selections, start, end)
+            self._conninfo = pinned(self._options.conninfo, txn.connection)
         self._watch(Point.PLANNED)
         return parts, start, end
 
@@ -186,9 +189,7 @@ class RowsArchiver:
     ) -> tuple[dict[str, int], int]:
         today = datetime.datetime.now(datetime.timezone.utc).date()
         if batch.ids <= IDS_PER_TASK:
-            written = write_parts(
-                self._store, self._options.conninfo, batch.parts, today
-            )
+            written = write_parts(self._store, self._conninfo, batch.parts, today)
         else:
             written = self._write_with_spark(batch, today, report)
         self._watch(Point.WRITTEN)
@@ -212,7 +213,7 @@ class RowsArchiver:
             try:
                 with short_failures():
                     return write_rows(
-                        session, self._store, self._options.conninfo, tasks, today
+                        session, self._store, self._conninfo, tasks, today
                     )
             except PipelineError as error:
                 if _SLOW_START not in str(error) or attempt == _STARTS:

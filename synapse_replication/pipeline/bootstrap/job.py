@@ -29,6 +29,7 @@ from synapse_replication.pipeline.bootstrap.store import (
 )
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.pipeline.source.database import pinned
 from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, job_session
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
                 )
             check_no_writers(cursor, before, before)
             ranges = id_ranges(cursor, before)
-            found = read(settings.conninfo, ranges)
+            found = read(pinned(settings.conninfo, connection), ranges)
             now = read_histories(cursor, settings)
             check_no_writers(cursor, before, now)
     histories = [history.with_found(found) for history in now]

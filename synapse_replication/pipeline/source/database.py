@@ -22,6 +22,7 @@ __all__ = [
     "SESSION_SETTINGS",
     "connect",
     "describe",
+    "pinned",
     "reading",
     "session_settings",
 ]
@@ -51,6 +52,34 @@ SESSION_SETTINGS: Mapping[str, str] = {
 _WALK_INDEXES = ("enable_seqscan", "enable_bitmapscan", "enable_hashagg")
 
 
+#: libpq's parameters that tasks use, too, if they come from the environment, a service
+#: file or a URI. Others, such as those of newer versions, may be unknown to the libpq
+#: in the tasks' driver.
+_INHERITED = (
+    "options",
+    "sslmode",
+    "sslcert",
+    "sslkey",
+    "sslrootcert",
+    "sslcrl",
+    "channel_binding",
+    "gssencmode",
+    "krbsrvname",
+)
+
+# These are replaced by what the connection uses.
+_RESOLVED = (
+    "service",
+    "passfile",
+    "host",
+    "hostaddr",
+    "port",
+    "dbname",
+    "user",
+    "password",
+)
+
+
 def describe(conninfo: Mapping[str, Any]) -> str:
     """Describe a database for messages, without its password."""
     shown = [
@@ -59,6 +88,48 @@ def describe(conninfo: Mapping[str, Any]) -> str:
         if conninfo.get(key) is not None
     ]
     return " ".join(shown) or "libpq's defaults"
+
+
+def pinned(conninfo: Mapping[str, Any], opened: connection) -> dict[str, Any]:
+    """Return parameters with which another process reaches the server of a connection.
+
+    Tasks use another copy of libpq, perhaps on another machine. Its default folder of
+    sockets, its environment, service file and password file may differ. If several
+    hosts are configured, tasks must read from the one that the plan was made with:
+    another one may lag behind.
+
+    :param conninfo: the parameters with which the connection was opened.
+    """
+    info = opened.info
+    used = info.dsn_parameters
+    found = {
+        **{name: used[name] for name in _INHERITED if used.get(name)},
+        **{name: conninfo[name] for name in conninfo if name not in _RESOLVED},
+        "host": info.host,
+        "port": str(info.port),
+        "dbname": info.dbname,
+        "user": info.user,
+    }
+    if address := _address(used, info.host, info.port):
+        found["hostaddr"] = address
+    if info.password:
+        found["password"] = info.password
+    return found
+
+
+def _address(used: Mapping[str, str], host: str, port: int) -> str | None:
+    """Return the parameter ``hostaddr`` of a host in libpq's lists of hosts."""
+    hosts = used.get("host", "").split(",")
+    addresses = used.get("hostaddr", "").split(",")
+    ports = used.get("port", "").split(",")
+    if len(hosts) != len(addresses):
+        return None
+    if len(ports) != len(hosts):
+        ports = [str(port)] * len(hosts)
+    for each in zip(hosts, ports, addresses, strict=True):
+        if each[:2] == (host, str(port)) and each[2]:
+            return each[2]
+    return None
 
 
 def connect(conninfo: Mapping[str, Any]) -> connection:

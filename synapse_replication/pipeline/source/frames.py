@@ -60,15 +60,14 @@ def map_rows(
     """
     given = {**reader_options(settings), "rows": form.value, **options}
     checked = SourceOptions.parse(given)
-    tasks = Planner(checked, continuous=False).batch()
-    conninfo = checked.conninfo
+    plan = Planner(checked, continuous=False).batch()
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column("id").to_pylist():
-                yield from work(read_parts(conninfo, tasks[number], form))
+                yield from work(read_parts(plan.conninfo, plan.tasks[number], form))
 
-    count = len(tasks)
+    count = len(plan.tasks)
     # Create a partition for each number, so that no shuffle is needed.
     numbers = session.range(0, count, numPartitions=max(count, 1))
     return numbers.mapInArrow(read, schema)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -16,7 +16,7 @@ from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_positions,
 )
-from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, pinned, reading
 from synapse_replication.pipeline.source.offsets import StreamOffset, spans
 from synapse_replication.pipeline.source.options import (
     EARLIEST,
@@ -31,7 +31,7 @@ from synapse_replication.pipeline.source.ranges import Present
 if TYPE_CHECKING:
     from psycopg2.extensions import cursor
 
-__all__ = ["Planner", "Selection"]
+__all__ = ["Plan", "Planner", "Selection"]
 
 _START = StreamOffset()
 
@@ -49,6 +49,18 @@ class Selection:
     sole_writer: str
 
 
+@attrs.frozen
+class Plan:
+    """The tasks of a read.
+
+    :ivar conninfo: libpq's parameters for the tasks; see :func:`.database.pinned`.
+    :ivar tasks: the parts of each task.
+    """
+
+    conninfo: Mapping[str, Any] = attrs.field(repr=False)
+    tasks: list[tuple[Part, ...]]
+
+
 class Planner:
     """Plans the reads of one batch query or streaming query.
 
@@ -62,7 +74,7 @@ class Planner:
             options.declared_writers, continuous=continuous
         )
 
-    def batch(self, wanted: Wanted = EVERYTHING) -> list[tuple[Part, ...]]:
+    def batch(self, wanted: Wanted = EVERYTHING) -> Plan:
         """Plan the tasks of a batch query.
 
         :param wanted: further restrictions of the rows to read.
@@ -76,7 +88,8 @@ class Planner:
             if wanted.streams is not None:
                 selections = [s for s in selections if s.stream.name in wanted.streams]
             end = self.resolve(txn, selections, "endingToken")
-            return self.cut(txn, selections, start, end, wanted)
+            tasks = self.cut(txn, selections, start, end, wanted)
+            return Plan(pinned(options.conninfo, txn.connection), tasks)
 
     # -- streams -----------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from synapse_replication.pipeline.source.database import (
     session_settings,
 )
 from synapse_replication.pipeline.source.partitions import Part
+from synapse_replication.pipeline.source.planning import Plan
 from synapse_replication.pipeline.source.ranges import range_sql
 from synapse_replication.pipeline.tables import KEY_COLUMNS, RowForm
 from synapse_replication.storage.queries import literal
@@ -39,23 +40,25 @@ _BATCH_BYTES: Final = 4 * 2**20
 class RowsPartition(InputPartition):
     """The parts that one task reads.
 
+    :ivar conninfo: libpq's parameters; they may contain a password.
     :ivar parts: the parts, which are read one after the other.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, conninfo: Mapping[str, Any], parts: Sequence[Part]) -> None:
         super().__init__(None)
+        self.conninfo = conninfo
         self.parts = tuple(parts)
 
     def __repr__(self) -> str:
         return f"RowsPartition({[(p.stream.name, p.span) for p in self.parts]})"
 
 
-def partitions_of(tasks: Sequence[Sequence[Part]]) -> list[RowsPartition]:
+def partitions_of(plan: Plan) -> list[RowsPartition]:
     """Return a partition for each task; if there are no tasks, one without parts.
 
     If the list were empty, Spark would add a partition that is not a RowsPartition.
     """
-    return [RowsPartition(parts) for parts in tasks or [()]]
+    return [RowsPartition(plan.conninfo, parts) for parts in plan.tasks or [()]]
 
 
 def read_parts(

@@ -92,8 +92,7 @@ class RowsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Read the rows of one partition."""
         assert isinstance(partition, RowsPartition)
-        options = self._options
-        return read_parts(options.conninfo, partition.parts, options.form)
+        return read_parts(partition.conninfo, partition.parts, self._options.form)
 
 
 class PushdownReader(RowsReader):

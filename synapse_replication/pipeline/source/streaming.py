@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, pinned, reading
 from synapse_replication.pipeline.source.offsets import (
     StreamOffset,
     offsets_from_json,
@@ -26,7 +26,7 @@ from synapse_replication.pipeline.source.offsets import (
 )
 from synapse_replication.pipeline.source.options import LATEST, SourceOptions
 from synapse_replication.pipeline.source.partitions import cut_by_rows
-from synapse_replication.pipeline.source.planning import Planner, Selection
+from synapse_replication.pipeline.source.planning import Plan, Planner, Selection
 from synapse_replication.pipeline.source.reading import (
     RowsPartition,
     partitions_of,
@@ -136,13 +136,13 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for s in selections
             }
             tasks = self._planner.cut(txn, selections, at, ended)
-        return partitions_of(tasks)
+            plan = Plan(pinned(self._options.conninfo, txn.connection), tasks)
+        return partitions_of(plan)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Read the rows of one task."""
         assert isinstance(partition, RowsPartition)
-        options = self._options
-        return read_parts(options.conninfo, partition.parts, options.form)
+        return read_parts(partition.conninfo, partition.parts, self._options.form)
 
     # -- the database ------------------------------------------------------------------
 

@@ -134,7 +134,7 @@ class DeclaredTests(SynchronousTestCase):
         """Return ``(writer, token, row)`` of the orders, sorted."""
         settings = PipelineSettings(parse_dsn(extract_dsn()), declared=(ORDERS,))
         given = {**reader_options(settings), "streams": "orders", **options}
-        tasks = Planner(SourceOptions.parse(given), continuous=False).batch()
+        tasks = Planner(SourceOptions.parse(given), continuous=False).batch().tasks
         return sorted(
             (row["instance_name"], row["stream_id"], json.loads(row["row"]))
             for row in rows_of(extract_dsn(), tasks)

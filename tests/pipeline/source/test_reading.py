@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.pipeline.source import partitions
 from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.options import SourceOptions
+from synapse_replication.pipeline.source.planning import Plan
 from synapse_replication.pipeline.source.reading import (
     RowsPartition,
     partitions_of,
@@ -26,13 +27,16 @@ class PartitionTests(SynchronousTestCase):
     def test_partitions(self) -> None:
         """A partition contains the parts of its task, also after pickling."""
         tasks = plan(extract_dsn(), numPartitions="3")
-        partitions = pickle.loads(pickle.dumps(partitions_of(tasks)))
+        partitions = pickle.loads(
+            pickle.dumps(partitions_of(Plan({"dbname": "x"}, tasks)))
+        )
         self.assertEqual([partition.parts for partition in partitions], tasks)
+        self.assertEqual(partitions[0].conninfo, {"dbname": "x"})
         self.assertGreater(len(tasks), 1)
 
     def test_nothing(self) -> None:
         """If there is nothing to read, there is one partition without parts."""
-        (partition,) = partitions_of([])
+        (partition,) = partitions_of(Plan({}, []))
         self.assertEqual(partition.parts, ())
         self.assertEqual(list(read_parts({}, partition.parts)), [])
 
@@ -41,10 +45,11 @@ class PartitionTests(SynchronousTestCase):
         The ``repr`` of a partition contains streams and spans, and no other details.
         """
         (task,) = plan(extract_dsn(), streams="receipts")
-        text = repr(RowsPartition(task))
+        text = repr(RowsPartition({"password": "hush"}, task))
         self.assertIn("'receipts'", text)
         self.assertIn("Span(", text)
         self.assertNotIn("sole_writer", text)
+        self.assertNotIn("hush", text)
 
 
 class ReadTests(SynchronousTestCase):
