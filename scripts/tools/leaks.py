@@ -30,7 +30,11 @@ from twisted.web.server import Site
 
 from synapse_replication.clock import ReactorClock
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.http.client import HttpCatchUpClient, make_agent
+from synapse_replication.http.client import (
+    HttpCatchUpClient,
+    InstanceLocation,
+    make_agent,
+)
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.redis import factory as redis_factory
 from synapse_replication.redis.link import RedisReplicationLink
@@ -91,14 +95,6 @@ def take_census(reactor: Any) -> Census:
         len(reactor.getDelayedCalls()),
         threading.active_count(),
     )
-
-
-@attrs.frozen
-class _Instance:
-    host: str = "127.0.0.1"
-    port: int = 0
-    tls: bool = False
-    path: None = None
 
 
 class _Handler:
@@ -218,7 +214,7 @@ async def reconnect_http(reactor: Any, stack: contextlib.AsyncExitStack) -> Cycl
     site.log = lambda request: None
     port = reactor.listenTCP(0, site, interface="127.0.0.1")
     stack.push_async_callback(port.stopListening)
-    locations = {"writer": _Instance(port=port.getHost().port)}
+    locations = {"writer": InstanceLocation("127.0.0.1", port=port.getHost().port)}
     agent, pool = make_agent(reactor, locations)
     client = HttpCatchUpClient(agent, locations, "secret", reactor)
 

@@ -49,7 +49,8 @@ class DiscardReason(enum.Enum):
     #: The row cannot be decoded; its batch is fetched from the source.
     UNDECODABLE = "undecodable"
     UNPARSABLE = "unparsable"  #: a row in a line that cannot be parsed
-    SKIPPED = "skipped"  #: the source itself returned a row that cannot be decoded
+    #: The source itself returned a row that is not valid JSON or cannot be decoded.
+    SKIPPED = "skipped"
     CATCHING_UP = "catching_up"  #: the row will be fetched instead
     HANDLER_FAILED = "handler_failed"  #: the sink failed; the row will be fetched
     IMPLAUSIBLE = "implausible"  #: beyond the last token that exists

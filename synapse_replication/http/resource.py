@@ -27,12 +27,21 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 from typing_extensions import override
 
-from synapse_replication.errors import CatchUpError, ReplicationError
+from synapse_replication.errors import (
+    CatchUpError,
+    LocalProtocolError,
+    ReplicationError,
+)
 from synapse_replication.handlers.interfaces import StreamDirectory
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
 from synapse_replication.streams.backlog import Backlog
-from synapse_replication.streams.rows import encode_json
-from synapse_replication.streams.stream import Stream, StreamUpdateResult
+from synapse_replication.streams.rows import decode_json, encode_json
+from synapse_replication.streams.stream import (
+    EncodedUpdates,
+    JsonValue,
+    Stream,
+    StreamUpdateResult,
+)
 from synapse_replication.wire.commands.base import parse_token
 
 _ENDPOINT = b"get_repl_stream_updates"
@@ -117,7 +126,7 @@ class ReplicationResource(Resource):
                     )
                     missing = _RefusedError(410, "M_UNKNOWN", text)
                     return self._refuse(request, missing)
-                return _encode(found)
+                return self._encode_page(stream, found)
         Deferred.fromCoroutine(self._answer(request, stream, from_token, upto_token))
         return NOT_DONE_YET
 
@@ -131,7 +140,8 @@ class ReplicationResource(Resource):
         )
         try:
             with serving:
-                body = _encode(await self._fetch(stream, from_token, upto_token))
+                page = await self._fetch(stream, from_token, upto_token)
+                body = self._encode_page(stream, page)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._observer.failure("serving rows over HTTP", error)
             # The text of an unexpected error may reveal internals, so it is not sent.
@@ -209,6 +219,37 @@ class ReplicationResource(Resource):
             self._instance_name, from_token, upto_token
         )
 
+    def _encode_page(self, stream: Stream, result: StreamUpdateResult) -> bytes:
+        try:
+            return _encode(list(result.updates), result)
+        except ValueError:
+            pass
+        updates = result.updates
+        if isinstance(updates, EncodedUpdates):
+            updates = updates.encoded
+        # A row that is not valid JSON is skipped; otherwise, it would stop the stream.
+        valid = []
+        for token, row in updates:
+            try:
+                value = decode_json(row) if updates is not result.updates else row
+                encode_json(value)
+            except ValueError as error:
+                self._report_skipped(stream, token, error)
+            else:
+                valid.append((token, value))
+        return _encode(valid, result)
+
+    def _report_skipped(self, stream: Stream, token: int, error: ValueError) -> None:
+        description = stream.description
+        self._observer.discarded(
+            description.name, self._instance_name, DiscardReason.SKIPPED, 1
+        )
+        where = description.describe_row(token)
+        self._observer.failure(
+            f"serving a row of {description.name}",
+            LocalProtocolError(f"{where} was skipped: {error}"),
+        )
+
 
 def _headers(request: Any) -> dict[str, str]:
     headers = request.requestHeaders.getAllRawHeaders()
@@ -235,10 +276,12 @@ def _integer(request: Any, name: bytes) -> int:
         ) from None
 
 
-def _encode(result: StreamUpdateResult) -> bytes:
+def _encode(
+    updates: Sequence[tuple[int, JsonValue]], result: StreamUpdateResult
+) -> bytes:
     return encode_json(
         {
-            "updates": list(result.updates),
+            "updates": updates,
             "upto_token": result.upto_token,
             "limited": result.limited,
         }

@@ -112,6 +112,8 @@ class StreamDescription:
         it has written rows. If not, its position also follows those of other writers,
         so that each announcement causes announcements of all others. True for
         ``caches``.
+    :ivar id_column: the table and column of the ids, for messages; empty if unknown.
+    :ivar negative: whether these ids are negative; tokens on the wire are positive.
     """
 
     name: str
@@ -120,6 +122,15 @@ class StreamDescription:
     resettable: bool = False
     held_in_memory: bool = False
     announce_own_moves_only: bool = False
+    id_column: str = ""
+    negative: bool = False
+
+    def describe_row(self, token: int) -> str:
+        """Return where to find the rows of a token, as text for display."""
+        if not self.id_column:
+            return f"a row of {self.name} at {token}"
+        id_ = -token if self.negative else token
+        return f"a row of {self.name} with {self.id_column} = {id_}"
 
 
 class Stream(Protocol):

@@ -145,7 +145,13 @@ class TableStream:
                 "column, in the same order"
             )
         codec = RowCodec(self.name, self.row_type)
-        object.__setattr__(self, "description", StreamDescription(self.name, codec))
+        description = StreamDescription(
+            self.name,
+            codec,
+            id_column=f"{self.table}.{self.id_column}",
+            negative=self.negative,
+        )
+        object.__setattr__(self, "description", description)
 
     def _check_names(self) -> None:
         for what, word in (

@@ -10,13 +10,13 @@ from urllib.parse import quote
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from treq.testing import StubTreq
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
-from synapse_replication.streams.stream import StreamUpdateResult
+from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
 from tests.http.doubles import Directory, FailureObserver, ListStream
 
 _BASE = "http://writer/_synapse/replication/"
@@ -229,11 +229,21 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.assertEqual(self.observer.failures, [self.events.error])
 
     def test_unencodable_row(self) -> None:
-        """
-        For a row that cannot be encoded, the response is 500, instead of no response.
-        """
-        self.events.rows = [(2, [float("nan"), None])]
-        self.assertEqual(self.send_request()[0], 500)
+        """A row that cannot be encoded is skipped and reported."""
+        self.events.rows = [(2, [float("nan"), None]), (3, ["b"])]
+        status, body = self.send_request()
+        self.assertEqual((status, body["updates"]), (200, [[3, ["b"]]]))
+        (error,) = self.observer.failures
+        self.assertIn("a row of events at 2 was skipped", str(error))
+
+    def test_text_that_is_not_json(self) -> None:
+        """A row that the database returns as invalid JSON is skipped and reported."""
+        texts = EncodedUpdates([(2, '["\\ud800"]'), (3, '["b"]')])
+        page = StreamUpdateResult(texts, 3, True)
+        self.events.blocked_until = succeed(page)
+        status, body = self.send_request()
+        self.assertEqual((status, body["updates"]), (200, [[3, ["b"]]]))
+        self.assertEqual(len(self.observer.failures), 1)
 
     def test_client_disconnects(self) -> None:
         """

@@ -21,6 +21,7 @@ class RowDecoder:
 
     def __init__(self, context: StreamContext) -> None:
         self._name = context.name
+        self._description = context.description
         self._codec = context.description.codec
         self._observer = context.observer
 
@@ -70,7 +71,7 @@ class RowDecoder:
             (
                 token,
                 self._decode_each(
-                    instance_name, values, page.is_encoded, skips_invalid
+                    instance_name, token, values, page.is_encoded, skips_invalid
                 ),
             )
             for token, values in page.batches()
@@ -79,6 +80,7 @@ class RowDecoder:
     def _decode_each(
         self,
         instance_name: str,
+        token: int,
         values: Iterable[JsonValue],
         are_encoded: bool,
         skips_invalid: bool,
@@ -101,5 +103,10 @@ class RowDecoder:
                 self._observer.discarded(
                     self._name, instance_name, DiscardReason.SKIPPED, 1
                 )
-                self._observer.failure(f"decoding a row of {self._name}", error)
+                where = self._description.describe_row(token)
+                reason = f"{where} was skipped: {error.reason}"
+                self._observer.failure(
+                    f"decoding a row of {self._name}",
+                    RowDecodeError(self._name, 0, reason),
+                )
         return rows

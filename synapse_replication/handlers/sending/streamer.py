@@ -15,6 +15,9 @@ POSITION after these rows announces at most that token. Every row of this instan
 below it is already committed, so no row can appear later in a range that was announced
 as empty. Comparing tokens that were read at different times could lose rows.
 
+A row that cannot be sent, because the database returns it as invalid JSON (a lone
+surrogate, say), is skipped and reported, so that it does not stop the rows after it.
+
 The streams are also checked at a fixed interval (by default, every second), because an
 idle writer's token advances with the tokens of other writers, and so that failed sends
 are retried.
@@ -27,21 +30,22 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import attrs
 from twisted.internet.defer import Deferred
 
+from synapse_replication.errors import LocalProtocolError
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationHost
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.streams.pages import (
     Page,
     check_page,
     gather_batches,
 )
-from synapse_replication.streams.rows import encode_json_rows
+from synapse_replication.streams.rows import decode_json, encode_json_rows
 from synapse_replication.streams.stream import JsonValue, Stream
 
 _DESCRIPTION = "replication_streamer"
@@ -245,8 +249,8 @@ class ReplicationStreamer:
             result = await stream.get_updates_since(
                 self._host.identity.instance_name, last_sent, upto_token
             )
-            page = check_page(result, last_sent, upto_token)
-        remaining = self._send_rows(name, page)
+            page = check_page(result, last_sent, upto_token, allow_encoded=True)
+        remaining = self._send_rows(stream, page)
         if remaining is not None:
             if not _may_reset(stream):
                 sent_upto = self._handler.last_sent_token(stream)
@@ -256,38 +260,67 @@ class ReplicationStreamer:
         self._announce(stream, self._handler.last_sent_token(stream), reached)
         return reached < upto_token
 
-    def _send_rows(self, stream_name: str, page: Page) -> Page | None:
+    def _send_rows(self, stream: Stream, page: Page) -> Page | None:
         """Send the first slice of a page; return the remaining rows, if any."""
+        name = stream.description.name
         tokens, rows = page.tokens, page.values
         remaining = None
         if len(tokens) > self._options.max_rows:
             end = bisect_right(tokens, tokens[self._options.max_rows - 1])
             if end < len(tokens):
-                remaining = Page(tokens[end:], rows[end:], page.upto_token)
+                remaining = attrs.evolve(page, tokens=tokens[end:], values=rows[end:])
                 tokens, rows = tokens[:end], rows[:end]
         try:
-            texts = encode_json_rows(rows)
+            texts = _encode_rows(rows, page.is_encoded)
         except ValueError:
-            self._send_encodable(stream_name, gather_batches(tokens, rows))
+            batches = gather_batches(tokens, rows)
+            self._send_valid(stream, batches, page.is_encoded)
         else:
-            self._handler.send_rows(stream_name, list(gather_batches(tokens, texts)))
+            self._handler.send_rows(name, list(gather_batches(tokens, texts)))
         return remaining
 
-    def _send_encodable(
-        self, stream_name: str, batches: Iterable[tuple[int, list[JsonValue]]]
+    def _send_valid(
+        self,
+        stream: Stream,
+        batches: Iterable[tuple[int, list[JsonValue]]],
+        are_encoded: bool,
     ) -> None:
-        """Send those batches that can be encoded as JSON; report the others."""
-        encoded: list[tuple[int, list[bytes]]] = []
+        """Send those batches that are valid JSON; skip and report the others."""
+        name = stream.description.name
+        valid: list[tuple[int, list[bytes]]] = []
         for token, rows in batches:
             try:
-                encoded.append((token, encode_json_rows(rows)))
+                valid.append((token, _encode_rows(rows, are_encoded)))
             except ValueError as error:
-                # Announce the batch's token instead, so that readers detect the gap.
-                self._observer.sending_failed(stream_name, error)
-                self._handler.send_rows(stream_name, encoded)
-                encoded = []
-                self._handler.send_position(stream_name, token, token)
-        self._handler.send_rows(stream_name, encoded)
+                # Announce the batch's token instead: the readers then fetch the batch,
+                # deliver its valid rows, and report the others, too.
+                self._handler.send_rows(name, valid)
+                valid = []
+                self._handler.send_position(name, token, token)
+                self._report_skipped(stream, token, rows, are_encoded, error)
+        self._handler.send_rows(name, valid)
+
+    def _report_skipped(
+        self,
+        stream: Stream,
+        token: int,
+        rows: list[JsonValue],
+        are_encoded: bool,
+        error: ValueError,
+    ) -> None:
+        description = stream.description
+        invalid = sum(not _is_valid(row, are_encoded) for row in rows)
+        self._observer.discarded(
+            description.name,
+            self._host.identity.instance_name,
+            DiscardReason.SKIPPED,
+            invalid,
+        )
+        where = description.describe_row(token)
+        self._observer.failure(
+            f"sending a row of {description.name}",
+            LocalProtocolError(f"{where} was skipped: {error}"),
+        )
 
     def _announce(self, stream: Stream, last_sent: int, upto_token: int) -> None:
         description = stream.description
@@ -300,6 +333,23 @@ class ReplicationStreamer:
                 self._handler.skip_range(description.name, last_sent, upto_token)
             else:
                 self._handler.send_position(description.name, last_sent, upto_token)
+
+
+def _encode_rows(rows: Sequence[JsonValue], are_encoded: bool) -> list[bytes]:
+    """Return the JSON texts of rows, each in one line.
+
+    :raises ValueError: if a row is not valid JSON, or cannot be encoded as JSON.
+    """
+    # PostgreSQL returns a text of type "json" as it was written, line ends included.
+    return encode_json_rows(list(map(decode_json, rows)) if are_encoded else rows)
+
+
+def _is_valid(row: JsonValue, is_encoded: bool) -> bool:
+    try:
+        _encode_rows([row], is_encoded)
+    except ValueError:
+        return False
+    return True
 
 
 def _may_reset(stream: Stream) -> bool:

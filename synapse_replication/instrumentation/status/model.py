@@ -80,8 +80,9 @@ HINTS: Mapping[StallReason, str] = MappingProxyType(
         StallReason.UNDECLARED_WRITER: "If it is to write the stream, name it in "
         "stream_writers in the configuration of this process, too, and restart this "
         "process: it then fetches the rows. Otherwise, stop whatever uses its name.",
-        StallReason.ROWS_SKIPPED: "Give this process the declaration of the stream "
-        "that the writer has, and make it fetch the rows again (see the runbook).",
+        StallReason.ROWS_SKIPPED: "Correct the rows that the log names or, if their "
+        "writer has another declaration of the stream, this process's declaration. "
+        "Then make the readers fetch them again (see the runbook).",
         StallReason.CATCH_UP_FAILS: "Repair what the failure names: the database, the "
         "HTTP listener that instance_map names for the writer, or the sink of this "
         "process. The catch-up is retried automatically.",

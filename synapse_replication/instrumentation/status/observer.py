@@ -46,6 +46,7 @@ from synapse_replication.handlers.observer import (
 from synapse_replication.instrumentation.status.model import (
     Condition,
     ProcessStatus,
+    StallReason,
     WriterStatus,
 )
 from synapse_replication.instrumentation.status.records import (
@@ -112,6 +113,9 @@ class StatusObserver(ReplicationObserver):
         self._sampled_at = now
         self._buffer_sources: list[Callable[[], Iterable[ConnectionBuffers]]] = []
         self._own: Callable[[], Mapping[str, int]] = dict
+        #: By stream: how many rows of this process were not sent, because they are not
+        #: valid, and when the first was skipped.
+        self._unsent: dict[str, tuple[int, float]] = {}
         self._readers: Callable[[], Mapping[tuple[str, str], Reader]] = dict
         self._stuck_ids: Callable[[], Iterable[StuckId]] = tuple
 
@@ -254,6 +258,9 @@ class StatusObserver(ReplicationObserver):
             writer = self._writer(stream_name, instance_name)
             if writer is not None:
                 writer.lost_since = self._monotonic()
+        elif reason is DiscardReason.SKIPPED and instance_name == self._instance_name:
+            before, since = self._unsent.get(stream_name, (0, self._monotonic()))
+            self._unsent[stream_name] = before + count, since
         elif reason is DiscardReason.SKIPPED:
             writer = self._writer(stream_name, instance_name)
             if writer is not None:
@@ -415,6 +422,22 @@ class StatusObserver(ReplicationObserver):
 
     # -- the status --------------------------------------------------------------------
 
+    def _written_here(self, name: str, token: int, now: float) -> WriterStatus:
+        status = WriterStatus(
+            name, self._instance_name, Condition.WRITTEN_HERE, token, token
+        )
+        if name not in self._unsent:
+            return status
+        count, since = self._unsent[name]
+        return attrs.evolve(
+            status,
+            condition=Condition.STALLED,
+            reason=StallReason.ROWS_SKIPPED,
+            stalled_for=now - since,
+            detail=f"{count:,} row(s) of this process were skipped, because they are "
+            "not valid JSON; the log names them",
+        )
+
     def snapshot(self) -> ProcessStatus:
         """Return the current replication status."""
         now = self._monotonic()
@@ -427,10 +450,7 @@ class StatusObserver(ReplicationObserver):
             if record and writer.condition is Condition.LIVE and not writer.lag:
                 record.was_live = True
         writers += [
-            WriterStatus(
-                name, self._instance_name, Condition.WRITTEN_HERE, token, token
-            )
-            for name, token in self._own().items()
+            self._written_here(name, token, now) for name, token in self._own().items()
         ]
         writers.sort(key=lambda writer: (writer.stream_name, writer.instance_name))
         buffers = [each for source in self._buffer_sources for each in source()]

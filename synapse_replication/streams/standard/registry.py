@@ -85,7 +85,9 @@ def _in_tables(
     if not isinstance(codec, RowCodec):
         codec = RowCodec(name, codec)
     return StandardStream(
-        description=StreamDescription(name, codec),
+        description=StreamDescription(
+            name, codec, id_column=".".join(id_columns[0][:2]), negative=negative
+        ),
         writers_key=writers_key,
         sequence=sequence,
         id_columns=tuple(IdColumn(*columns) for columns in id_columns),

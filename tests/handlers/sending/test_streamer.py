@@ -5,7 +5,9 @@ from __future__ import annotations
 import attrs
 
 from synapse_replication.errors import CatchUpError
+from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.handlers.sending.streamer import StreamerOptions
+from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
 from synapse_replication.testing.doubles import MemoryConnection
 from tests.handlers.sending.streamer_case import RecordingBacklog, StreamerTestCase
 
@@ -358,7 +360,27 @@ class ReplicationStreamerTests(StreamerTestCase):
                     'RDATA events w 3 ["b"]',
                 ],
             )
-            self.assertEqual(len(self.host.observer.sending_failures), 1)
+            discards = self.host.observer.discards
+            self.assertEqual(discards["events", "w", DiscardReason.SKIPPED], 1)
+            self.assertEqual(self.host.observer.sending_failures, [])
+
+    def test_a_text_that_is_not_json(self) -> None:
+        """Rows that are not valid JSON are skipped; the valid ones are in one line."""
+        self.events.is_held = True
+        self.write(4, "x")
+        texts = [(1, '["a",\n1]'), (2, '["b"]'), (2, '["\\ud800"]'), (3, '["c"]')]
+        self.events.answer_with(StreamUpdateResult(EncodedUpdates(texts), 4, False))
+        self.assertEqual(
+            self.connection.take(),
+            [
+                'RDATA events w 1 ["a",1]',
+                "POSITION events w 2 2",
+                'RDATA events w 3 ["c"]',
+                "POSITION events w 3 4",
+            ],
+        )
+        discards = self.host.observer.discards
+        self.assertEqual(discards["events", "w", DiscardReason.SKIPPED], 1)
 
     def test_torture(self) -> None:
         """Torture mode sends the streams in random order, each after a delay."""

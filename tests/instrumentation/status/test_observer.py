@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from synapse_replication.handlers.observer import CatchUpEvent, ConnectionBuffers
+from synapse_replication.handlers.observer import (
+    CatchUpEvent,
+    ConnectionBuffers,
+    DiscardReason,
+)
 from synapse_replication.instrumentation.status.model import (
     Condition,
     StallReason,
@@ -186,6 +190,12 @@ class StatusObserverTests(StatusObserverTestCase):
         own = self.snapshot().writers[1]
         self.assertEqual(
             own, WriterStatus("typing", "me", Condition.WRITTEN_HERE, 7, 7)
+        )
+        self.observer.discarded("typing", "me", DiscardReason.SKIPPED, 2)
+        own = self.snapshot().writers[1]
+        self.assertEqual(
+            (own.condition, own.reason, own.detail[:8]),
+            (Condition.STALLED, StallReason.ROWS_SKIPPED, "2 row(s)"),
         )
 
     def test_lag_in_seconds_by_heartbeat(self) -> None:
