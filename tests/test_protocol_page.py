@@ -104,6 +104,6 @@ class AnnotatedSessionTests(SynchronousTestCase):
         self.assertEqual(events.requests + typing.requests, [])
         self.assertEqual(host.observer.refused, [])
         self.assertEqual(
-            [call[0] for call in host.commands.calls],
-            ["on_lock_released", "on_user_sync"],
+            [command.NAME for command in host.commands.received],
+            ["LOCK_RELEASED", "USER_SYNC"],
         )

@@ -109,7 +109,7 @@ async def start(server: Server) -> None:
 
     # Then start the HTTP server, the links, and sending, in this order.
     handler = api.ReplicationCommandHandler(server, server.observer)
-    streamer = api.ReplicationStreamer(server, handler, server.observer)
+    streamer = api.ReplicationStreamer(server, handler.sender, server.observer)
     if writes:
         resource = api.ReplicationResource(
             server.streams, name, SECRET, server.observer
@@ -119,7 +119,7 @@ async def start(server: Server) -> None:
         )
     link = api.RedisReplicationLink(
         reactor, REDIS, SERVER_NAME, handler, server.observer,
-        lambda lost: handler.announce_positions(), handler.start_replication(),
+        lambda lost: handler.sender.announce_positions(), handler.start_replication(),
     )  # fmt: skip
     link.start()
     streamer.start()

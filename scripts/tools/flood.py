@@ -252,7 +252,7 @@ def _connect(
         SERVER_NAME,
         handler,
         observer,
-        lambda lost: handler.announce_positions(),
+        lambda lost: handler.sender.announce_positions(),
     )
     link.start()
     return handler, link
@@ -399,7 +399,7 @@ class _WriterProcess(ProcessProtocol):
 async def _write(reactor: Any, port: int, rows: int, rate: int) -> None:
     host = FloodHost(reactor, WRITER)
     handler, _ = _connect(reactor, host, host.observer, port)
-    streamer = ReplicationStreamer(host, handler, host.observer)
+    streamer = ReplicationStreamer(host, handler.sender, host.observer)
     streamer.start()
 
     steady, flooded = host.steady, host.flooded

@@ -48,7 +48,7 @@ class StandaloneHost:
     before the functions of ``modules`` are called.
 
     :ivar hooks: delivers events to subscribed callbacks.
-    :ivar send: sends commands to the other instances.
+    :ivar outgoing: sends commands to the other instances.
     :ivar commands: receives the commands of other instances: the configured
         ``command_sink``, or by default a :class:`.SyncingUsers`.
     :ivar observer: receives all events.
@@ -66,7 +66,7 @@ class StandaloneHost:
     hooks: ReplicationHooks
     _sources: HostSources = attrs.field(factory=HostSources)
     streams: StreamTable = attrs.field(factory=StreamTable)
-    send: CommandsOut = attrs.field(init=False)
+    outgoing: CommandsOut = attrs.field(init=False)
     commands: CommandSink = attrs.field(init=False)
     notifier: WriteNotifier = attrs.field(factory=WriteNotifier)
     rows: ReplicationDataHandler = attrs.field(init=False)
@@ -94,8 +94,8 @@ class StandaloneHost:
         )
 
     def __attrs_post_init__(self) -> None:
-        self.send = CommandsOut(self.identity, self.clock)
-        self.commands = SyncingUsers(own=self.send.syncing_users)
+        self.outgoing = CommandsOut()
+        self.commands = SyncingUsers(own=self.outgoing.syncing_users)
 
     def set_sink(self, sink: RowSink) -> None:
         """Set the sink to which received rows are delivered."""
@@ -114,7 +114,7 @@ class StandaloneHost:
     @property
     def stores_user_ips(self) -> bool:
         """Whether this process stores client IPs, or its code subscribes to them."""
-        return self._stores_user_ips or UserIpCommand.NAME in self.send.channels
+        return self._stores_user_ips or UserIpCommand.NAME in self.outgoing.channels
 
     def fetch_from_writer(self, stream_name: str) -> UpdateFunction:
         """Return a function that requests the rows of a stream held in memory.

@@ -75,6 +75,7 @@ from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
 )
+from synapse_replication.wire.commands.users import ClearUserSyncsCommand
 
 #: The most time that each step of a stop may take, in s.
 DRAIN_TIMEOUT = 10.0
@@ -184,11 +185,11 @@ class ProcessService(Service):
                 self._backlog.of(name).skip_range(start, token)
         services = [service for make in factories.modules if (service := make(host))]
         handler, extension = self._make_handler()
-        host.send.connect(handler)
+        host.outgoing.connect(handler)
         self._start_observers(handler, setup.generators)
         streamer = ReplicationStreamer(
             host,
-            handler,
+            handler.sender,
             self._observer,
             options=StreamerOptions(torture_level=config.torture_level),
         )
@@ -198,7 +199,7 @@ class ProcessService(Service):
         if extension is not None:
             extension.start()
             self._stops.add("announcing the exit", extension.stop)
-        self._stops.add("dropping unsent commands", handler.drop_unsent)
+        self._stops.add("dropping unsent commands", handler.sender.drop_unsent)
         self._stops.add("withdrawing syncing users", self._clear_users(handler))
         self._stops.add("handling received commands", handler.wait_until_idle)
         self._stops.add("sending written rows", streamer.stop)
@@ -374,7 +375,7 @@ class ProcessService(Service):
             self._config.server_name,
             handler,
             self._observer,
-            lambda lost: handler.announce_positions(),
+            lambda lost: handler.sender.announce_positions(),
             channels,
             extension=extension,
         )
@@ -391,7 +392,7 @@ class ProcessService(Service):
         written = self.host.streams.get_streams_to_replicate()
         self._observers.start(
             lambda: {
-                stream.description.name: handler.last_sent_token(stream)
+                stream.description.name: handler.sender.last_sent_token(stream)
                 for stream in written
             },
             handler.readers,
@@ -427,7 +428,9 @@ class ProcessService(Service):
     def _clear_users(self, handler: ReplicationCommandHandler) -> Callable[[], None]:
         def clear() -> None:
             if not self._config.is_main:
-                handler.send_clear_user_sync()
+                handler.sender.send(
+                    ClearUserSyncsCommand(self.host.identity.instance_id)
+                )
 
         return clear
 

@@ -27,6 +27,19 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
+from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.standard import (
+    CancelTaskCommand,
+    FederationAckCommand,
+    LockReleasedCommand,
+    NewActiveTaskCommand,
+    RemoteServerUpCommand,
+)
+from synapse_replication.wire.commands.users import (
+    ClearUserSyncsCommand,
+    UserIpCommand,
+    UserSyncCommand,
+)
 
 
 class HostClock:
@@ -189,6 +202,16 @@ class HostCommands:
         self._writes_presence = instance_name in worker.writers.presence
         self._runs_background_tasks = bool(worker.run_background_tasks)
         self._queues_federation = self._is_main and not worker.send_federation
+        self._handlers: dict[type[Command], Callable[[Any], Any]] = {
+            UserSyncCommand: self._on_user_sync,
+            ClearUserSyncsCommand: self._on_clear_user_sync,
+            FederationAckCommand: self._on_federation_ack,
+            UserIpCommand: self._on_user_ip,
+            RemoteServerUpCommand: self._on_remote_server_up,
+            LockReleasedCommand: self._on_lock_released,
+            NewActiveTaskCommand: self._on_new_active_task,
+            CancelTaskCommand: self._on_cancel_task,
+        }
 
     @property
     def stores_user_ips(self) -> bool:
@@ -205,90 +228,75 @@ class HostCommands:
         ) in presence.get_currently_syncing_users_for_replication():
             yield SyncingUser(user_id, device_id, now)
 
-    def on_user_sync(
-        self,
-        instance_id: str,
-        user_id: str,
-        device_id: str | None,
-        is_syncing: bool,
-        last_sync_ms: int,
-    ) -> Awaitable[None] | None:
-        """Record that a user started, continued or stopped syncing."""
+    def on_command(self, command: Command) -> Awaitable[None] | None:
+        """Dispatch a command to the part of the host that needs it.
+
+        Commands that only older peers send (REMOVE_PUSHER, INVALIDATE_CACHE) are
+        ignored.
+        """
+        handle = self._handlers.get(type(command))
+        return None if handle is None else _awaitable(handle(command))
+
+    def _on_user_sync(self, command: UserSyncCommand) -> Any:
         if not self._writes_presence:
             return None
-        updating: Awaitable[None] = (
-            self._hs.get_presence_handler().update_external_syncs_row(
-                instance_id, user_id, device_id, is_syncing, last_sync_ms
-            )
+        return self._hs.get_presence_handler().update_external_syncs_row(
+            command.instance_id,
+            command.user_id,
+            command.device_id,
+            command.is_syncing,
+            command.last_sync_ms,
         )
-        return updating
 
-    def on_clear_user_sync(self, instance_id: str) -> Awaitable[None] | None:
-        """Forget all users that sync with a process."""
+    def _on_clear_user_sync(self, command: ClearUserSyncsCommand) -> Any:
         if not self._writes_presence:
             return None
-        clearing: Awaitable[None] = (
-            self._hs.get_presence_handler().update_external_syncs_clear(instance_id)
-        )
-        return clearing
+        presence = self._hs.get_presence_handler()
+        return presence.update_external_syncs_clear(command.instance_id)
 
-    def on_federation_ack(self, instance_name: str | None, token: int) -> None:
-        """Record the token up to which a federation sender has sent."""
+    def _on_federation_ack(self, command: FederationAckCommand) -> None:
         if self._queues_federation:
-            self._hs.get_federation_sender().federation_ack(instance_name, token)
+            self._hs.get_federation_sender().federation_ack(
+                command.instance_name, command.token
+            )
 
-    async def on_user_ip(
-        self,
-        user_id: str,
-        access_token: str,
-        ip: str,
-        user_agent: str,
-        device_id: str | None,
-        last_seen_ms: int,
-    ) -> None:
-        """Record the address of a user, if this process runs background tasks.
+    async def _on_user_ip(self, command: UserIpCommand) -> None:
+        """Store the address of a user, if this process runs background tasks.
 
         The main process also sends the user's pending server notices.
-
-        :param last_seen_ms: in ms since 1970.
         """
         if self._runs_background_tasks:
             await self._hs.get_datastores().main.insert_client_ip(
-                user_id, access_token, ip, user_agent, device_id, last_seen_ms
+                command.user_id,
+                command.access_token,
+                command.ip,
+                command.user_agent,
+                command.device_id,
+                command.last_seen,
             )
         if self._is_main:
-            await self._hs.get_server_notices_sender().on_user_ip(user_id)
+            await self._hs.get_server_notices_sender().on_user_ip(command.user_id)
 
-    def on_remote_server_up(self, server: str) -> None:
-        """Retry a remote server that is reachable again."""
-        self._hs.get_notifier().notify_remote_server_up(server)
+    def _on_remote_server_up(self, command: RemoteServerUpCommand) -> None:
+        self._hs.get_notifier().notify_remote_server_up(command.data)
 
-    def on_lock_released(
-        self, instance_name: str, lock_name: str, lock_key: str
-    ) -> None:
-        """Notify the waiters of a lock."""
-        self._hs.get_notifier().notify_lock_released(instance_name, lock_name, lock_key)
+    def _on_lock_released(self, command: LockReleasedCommand) -> None:
+        self._hs.get_notifier().notify_lock_released(
+            command.instance_name, command.lock_name, command.lock_key
+        )
 
-    def on_new_active_task(self, task_id: str) -> None:
-        """Launch a scheduled task."""
+    def _on_new_active_task(self, command: NewActiveTaskCommand) -> None:
         if self._runs_background_tasks:
-            self._hs.get_task_scheduler().on_new_task(task_id)
+            self._hs.get_task_scheduler().on_new_task(command.data)
 
-    def on_cancel_task(self, task_id: str) -> Awaitable[None] | None:
-        """Cancel a scheduled task."""
+    def _on_cancel_task(self, command: CancelTaskCommand) -> Any:
         # If this process runs no tasks, an attempt to cancel one would interfere with
         # the process that runs it.
         if not self._runs_background_tasks:
             return None
         # Older hosts lack this method.
         cancel = getattr(self._hs.get_task_scheduler(), "on_cancel_task", None)
-        return None if cancel is None else _awaitable(cancel(task_id))
-
-    def on_remove_pusher(self, app_id: str, push_key: str, user_id: str) -> None:
-        """Ignore the command: only older peers send it."""
-
-    def on_invalidate_cache(self, cache_func: str, keys: list[Any] | None) -> None:
-        """Ignore the command: only older peers send it."""
+        return None if cancel is None else cancel(command.data)
 
 
 def _awaitable(result: Any) -> Awaitable[None] | None:

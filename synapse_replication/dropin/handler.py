@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,13 +24,23 @@ from synapse_replication.dropin.redis import close
 from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.handlers import handler
 from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
-from synapse_replication.wire.commands.standard import PositionCommand, RdataCommand
+from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.standard import (
+    FederationAckCommand,
+    LockReleasedCommand,
+    NewActiveTaskCommand,
+    RemoteServerUpCommand,
+    parse_command_from_line,
+)
+from synapse_replication.wire.commands.users import (
+    UserIpCommand,
+    UserSyncCommand,
+)
 
 #: The timeout for connecting to Redis, in s.
 _CONNECT_TIMEOUT = 30.0
@@ -173,7 +183,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
     def _stop_sending(self) -> None:
         if self.extension is not None:
             self.extension.stop()
-        self.drop_unsent()
+        self.sender.drop_unsent()
         self.host.processes.stop()
 
     async def _wait_for(self, deferred: Deferred[Any]) -> None:
@@ -213,7 +223,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
     ) -> None:
         """Send LOCK_RELEASED if a lock of this process was released."""
         if instance_name == self.host.identity.instance_name:
-            self.send_lock_released(instance_name, lock_name, lock_key)
+            self.sender.send(LockReleasedCommand(instance_name, lock_name, lock_key))
 
     async def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
@@ -223,7 +233,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
 
     def send_positions_to_connection(self) -> None:
         """Announce the positions of the streams that this process writes."""
-        self.announce_positions()
+        self.sender.announce_positions()
 
     # -- connections of the host --------------------------------------------------
 
@@ -239,33 +249,75 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         """Remove a connection."""
         super().lost_connection(self._foreign.pop(connection, connection))
 
-    def _known(self, connection: Any) -> ReplicationConnection:
-        known: ReplicationConnection = self._foreign.get(connection, connection)
-        return known
+    def _receive(self, connection: Any, command: Any) -> Awaitable[None] | None:
+        """Handle a command that the host's connection has received."""
+        if not isinstance(command, Command):
+            # It is of the host's own class: the part "commands" is not replaced.
+            command = parse_command_from_line(f"{command.NAME} {command.to_line()}")
+        return self.on_command(self._foreign.get(connection, connection), command)
 
-    def on_REPLICATE(self, connection: Any, command: Any) -> Any:
-        """Announce the positions of this process's streams on the connection."""
-        return super().on_REPLICATE(self._known(connection), command)
+    on_CANCEL_TASK = _receive
+    on_CLEAR_USER_SYNC = _receive
+    on_FEDERATION_ACK = _receive
+    on_LOCK_RELEASED = _receive
+    on_NEW_ACTIVE_TASK = _receive
+    on_POSITION = _receive
+    on_RDATA = _receive
+    on_REMOTE_SERVER_UP = _receive
+    on_REPLICATE = _receive
+    on_USER_IP = _receive
+    on_USER_SYNC = _receive
 
-    def on_POSITION(self, connection: Any, command: PositionCommand) -> Any:
-        """Compare a writer's position with the delivered position."""
-        # The command is of the host's own class if the part "commands" is not replaced.
-        position = PositionCommand(
-            command.stream_name,
-            command.instance_name,
-            command.prev_token,
-            command.new_token,
+    # -- commands of the host -----------------------------------------------------
+
+    def connected(self) -> bool:
+        """Return whether there is a link to send on."""
+        return self.sender.connected()
+
+    def send_command(self, cmd: Any) -> None:
+        """Send a command, of this package's class or the host's own."""
+        self.sender.send(cmd)
+
+    def send_federation_ack(self, token: int) -> None:
+        """Report the token up to which this federation sender has sent."""
+        name = self.host.identity.instance_name
+        self.sender.send(FederationAckCommand(name, token))
+
+    def send_user_sync(
+        self,
+        instance_id: str,
+        user_id: str,
+        device_id: str | None,
+        is_syncing: bool,
+        last_sync_ms: int,
+    ) -> None:
+        """Report that a user started, continues or stopped syncing."""
+        self.sender.send(
+            UserSyncCommand(instance_id, user_id, device_id, is_syncing, last_sync_ms)
         )
-        return super().on_POSITION(self._known(connection), position)
 
-    def on_RDATA(self, connection: Any, command: RdataCommand) -> Any:
-        """Process one row."""
-        return super().on_RDATA(self._known(connection), command)
+    def send_user_ip(
+        self,
+        user_id: str,
+        access_token: str,
+        ip: str,
+        user_agent: str,
+        device_id: str | None,
+        last_seen: int,
+    ) -> None:
+        """Report that a client was seen."""
+        self.sender.send(
+            UserIpCommand(user_id, access_token, ip, user_agent, device_id, last_seen)
+        )
 
-    def on_REMOTE_SERVER_UP(self, connection: Any, command: Any) -> Any:
-        """Notify the host that a remote server is reachable; see the base class."""
-        return super().on_REMOTE_SERVER_UP(self._known(connection), command)
+    def send_remote_server_up(self, server: str) -> None:
+        """Report that a remote server is reachable again."""
+        self.sender.send(RemoteServerUpCommand(server))
 
-    def on_LOCK_RELEASED(self, connection: Any, command: Any) -> Any:
-        """Notify the host that a lock was released; see the base class."""
-        return super().on_LOCK_RELEASED(self._known(connection), command)
+    def send_new_active_task(self, task_id: str) -> None:
+        """Report that a task is ready to run."""
+        self.sender.send(NewActiveTaskCommand(task_id))
+
+    def stream_update(self, stream_name: str, token: int | None, data: Any) -> None:
+        """Send one row immediately, without the streamer."""
+        self.sender.stream_update(stream_name, token, data)

@@ -108,7 +108,7 @@ class Monitoring:
         written = host.streams.get_streams_to_replicate()
         self.status.watch_own_positions(
             lambda: {
-                stream.description.name: handler.last_sent_token(stream)
+                stream.description.name: handler.sender.last_sent_token(stream)
                 for stream in written
             }
         )

@@ -39,7 +39,7 @@ class ReplicationStreamer(streamer.ReplicationStreamer):
         handler = hs.get_replication_command_handler()
         super().__init__(
             handler.host,
-            handler,
+            handler.sender,
             observer_of(hs),
             options=streamer.StreamerOptions(
                 torture_level=getattr(

@@ -5,11 +5,10 @@ commands that the handler passes to them. Rows and positions are enqueued at the
 :class:`~synapse_replication.handlers.receiving.receiver.StreamReceiver` of their
 stream, or discarded if their stream or writer is not known; REPLICATE is answered with
 this process's positions; most other commands are delivered to the host (see
-``host_commands.py``). Commands of this process are sent on all connections, except rows
-and positions of streams that a directly connected peer does not follow.
+``host_commands.py``). The handler's ``sender`` sends this process's commands, rows and
+positions on all connections.
 
-``on_<COMMAND>`` methods are synchronous. They return an awaitable only if the host
-returns one; a background process is started only to wait for an awaitable.
+A background process is started only if the host returns an awaitable for a command.
 
 Commands and refused lines are counted by the connections, not by the handler.
 """
@@ -17,7 +16,7 @@ Commands and refused lines are counted by the connections, not by the handler.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 
@@ -27,7 +26,7 @@ from synapse_replication.errors import (
     UnknownCommandError,
 )
 from synapse_replication.handlers.admission import DeclaredWriters, WriterAdmission
-from synapse_replication.handlers.host_commands import HostCommandHandler
+from synapse_replication.handlers.host_commands import HostCommandDispatcher
 from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
@@ -42,6 +41,7 @@ from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.redaction import without_secrets
+from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.streams.reader import Reader
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.stream import CheckedStream, Stream
@@ -58,8 +58,6 @@ from synapse_replication.wire.rdata import (
     ReceivedItem,
     RefusedLine,
 )
-
-_Waiting: TypeAlias = Awaitable[None] | None
 
 
 @attrs.frozen
@@ -83,11 +81,13 @@ class HandlerOptions:
     writers: DeclaredWriters | None = None
 
 
-class ReplicationCommandHandler(HostCommandHandler):
-    """Receives the commands of all connections, and sends commands on all of them.
+class ReplicationCommandHandler:
+    """Receives the commands of all connections.
 
     Use it in the reactor's thread only. After :meth:`start_replication` no channel can
     be added.
+
+    :ivar sender: sends this process's commands, rows and positions on all connections.
 
     :raises StreamConfigurationError: if the host writes a stream that its
         ``get_streams()`` does not return.
@@ -101,12 +101,16 @@ class ReplicationCommandHandler(HostCommandHandler):
         options: HandlerOptions | None = None,
     ) -> None:
         options = options or HandlerOptions()
-        super().__init__(
+        self._host = host
+        self._observer = observer
+        self._instance_name = host.identity.instance_name
+        self.sender = CommandSender(
             host,
             observer,
             passive=options.passive,
             retains_unsent=options.expects_links and not options.passive,
         )
+        self._dispatcher = HostCommandDispatcher(host, observer, self.sender)
         self._is_started = False
         self._admission = WriterAdmission(options.writers)
         self._channels: list[str] = []
@@ -124,12 +128,6 @@ class ReplicationCommandHandler(HostCommandHandler):
             RdataRun: self._handle_rows,
             InterleavedRun: self._handle_interleaved,
             RefusedLine: self._handle_refused_line,
-        }
-        self._handlers: dict[type[Command], Callable[..., _Waiting]] = {
-            ReplicateCommand: self.on_REPLICATE,
-            PositionCommand: self.on_POSITION,
-            RdataCommand: self.on_RDATA,
-            **self._host_command_handlers(),
         }
 
     def _make_receivers(self, options: HandlerOptions) -> dict[str, StreamReceiver]:
@@ -207,9 +205,9 @@ class ReplicationCommandHandler(HostCommandHandler):
         """
         self._begin(connection)
         if not connection.relays:
-            self._send_to(connection, ReplicateCommand())
-            self.announce_positions(connection)
-        self._send_unsent()
+            self.sender.send_to(connection, ReplicateCommand())
+            self.sender.announce_positions(connection)
+        self.sender.send_unsent()
         self._send_syncing_users(connection)
 
     def add_connection(self, connection: ReplicationConnection) -> None:
@@ -219,19 +217,18 @@ class ReplicationCommandHandler(HostCommandHandler):
         connection requests positions itself.
         """
         self._begin(connection)
-        self._send_unsent()
+        self.sender.send_unsent()
         self._send_syncing_users(connection)
 
     def _begin(self, connection: ReplicationConnection) -> None:
-        link = self._links[connection] = Link(connection)
-        self._observer.connections_changed(len(self._links))
+        link = self.sender.add(connection)
         for receiver in self._receivers.values():
             receiver.link_up(link)
 
     def _send_syncing_users(self, connection: ReplicationConnection) -> None:
         instance_id = self._host.identity.instance_id
         for user in self._host.commands.get_currently_syncing_users():
-            self._send_to(
+            self.sender.send_to(
                 connection,
                 UserSyncCommand(
                     instance_id, user.user_id, user.device_id, True, user.last_sync_ms
@@ -240,20 +237,22 @@ class ReplicationCommandHandler(HostCommandHandler):
 
     def lost_connection(self, connection: ReplicationConnection) -> None:
         """Forget a connection and all state that depended on it."""
-        link = self._links.pop(connection, None)
-        self._followed.pop(connection, None)
+        link = self.sender.remove(connection)
         if link is not None:
             for receiver in self._receivers.values():
                 receiver.link_lost(link)
-            self._forget_copies(connection)
-            self._observer.connections_changed(len(self._links))
-            self.ready_again(connection)
+            self._dispatcher.forget_copies(connection)
+            self.sender.ready_again()
+
+    def ready_again(self, connection: ReplicationConnection) -> None:
+        """Resume sending: a connection is no longer behind."""
+        self.sender.ready_again()
 
     def received(
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None:
         """Handle items that arrived on a connection, in order."""
-        link = self._links.get(connection)
+        link = self.sender.links.get(connection)
         if link is None:
             # The connection was lost after these items had been read from it.
             return
@@ -322,12 +321,9 @@ class ReplicationCommandHandler(HostCommandHandler):
             link.connection.close_with_error(str(refused.error))
 
     def _handle_command(self, link: Link, command: Command) -> None:
-        handle = self._handlers.get(type(command))
-        if handle is None:
-            return
         name = command.NAME
         try:
-            waiting = handle(link.connection, command)
+            waiting = self.on_command(link.connection, command)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._observer.failure(f"handling {name}", without_secrets(error, command))
             return
@@ -370,7 +366,7 @@ class ReplicationCommandHandler(HostCommandHandler):
             handled rows; ``None`` if the epochs need not be compared.
         :param has_restarted: whether this may be the first message of a process.
         """
-        link = self._links.get(connection)
+        link = self.sender.links.get(connection)
         if link is None:
             return
         for stream_name, token in tokens.items():
@@ -394,23 +390,33 @@ class ReplicationCommandHandler(HostCommandHandler):
 
         Without a link, do nothing: no announcement could have arrived.
         """
-        if self._links and self._admits(stream_name, instance_name):
+        if self.sender.links and self._admits(stream_name, instance_name):
             self._receivers[stream_name].enqueue_stored_position(instance_name, token)
 
-    # -- commands, by name -------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------
 
-    def on_REPLICATE(
-        self, connection: ReplicationConnection, command: ReplicateCommand
-    ) -> _Waiting:
-        """Announce this process's positions to a peer that requests them."""
-        self.announce_positions(connection)
+    def on_command(
+        self, connection: ReplicationConnection, command: Command
+    ) -> Awaitable[None] | None:
+        """Handle a command that arrived on a connection.
+
+        :return: an awaitable only if the host returns one.
+        """
+        if isinstance(command, ReplicateCommand):
+            self.sender.announce_positions(connection)
+        elif isinstance(command, PositionCommand):
+            self._handle_position(connection, command)
+        elif isinstance(command, RdataCommand):
+            self._handle_row(connection, command)
+        else:
+            return self._dispatcher.dispatch(connection, command)
         return None
 
-    def on_POSITION(
+    def _handle_position(
         self, connection: ReplicationConnection, command: PositionCommand
-    ) -> _Waiting:
+    ) -> None:
         """Enqueue a writer's position behind the rows that arrived before it."""
-        link = self._links.get(connection)
+        link = self.sender.links.get(connection)
         receiver = self._receivers.get(command.stream_name)
         if command.instance_name == self._instance_name:
             reason = DiscardReason.OWN_ECHO
@@ -421,15 +427,14 @@ class ReplicationCommandHandler(HostCommandHandler):
         else:
             if link is not None:
                 receiver.enqueue_position(link, command)
-            return None
+            return
         self._observer.discarded(command.stream_name, command.instance_name, reason, 1)
-        return None
 
-    def on_RDATA(
+    def _handle_row(
         self, connection: ReplicationConnection, command: RdataCommand
-    ) -> _Waiting:
+    ) -> None:
         """Enqueue a single parsed row."""
-        link = self._links.get(connection)
+        link = self.sender.links.get(connection)
         if link is not None:
             run = RdataRun(
                 command.stream_name,
@@ -438,4 +443,3 @@ class ReplicationCommandHandler(HostCommandHandler):
                 [encode_json(command.row)],
             )
             self._handle_rows(link, run)
-        return None

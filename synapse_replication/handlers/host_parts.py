@@ -7,14 +7,18 @@ these classes. Use them in the reactor's thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.data import AdvancingStream
 from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.recent import RecentDict
 from synapse_replication.streams.stream import Stream
+from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.users import (
+    ClearUserSyncsCommand,
+    UserSyncCommand,
+)
 
 #: The default limit of stored users; each counts once per device and instance.
 MAX_USERS = 100_000
@@ -111,65 +115,26 @@ class SyncingUsers:
         for instance_id, at in list(self._last_sent.items()):
             if at > before:
                 return
-            self.on_clear_user_sync(instance_id)
+            self._remove_instance(instance_id)
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
         """Return the users syncing with this process."""
         return self._own()
 
-    def on_user_sync(
-        self,
-        instance_id: str,
-        user_id: str,
-        device_id: str | None,
-        is_syncing: bool,
-        last_sync_ms: int,
-    ) -> None:
-        """Record that a user started, continues or stopped syncing with an instance."""
-        self._remove_expired()
-        self._last_sent[instance_id] = self._monotonic()
-        key = (instance_id, user_id, device_id)
-        self._users.pop(key, None)
-        if not is_syncing:
-            return
-        self._users[key] = last_sync_ms
+    def on_command(self, command: Command) -> Awaitable[None] | None:
+        """Record a USER_SYNC or a CLEAR_USER_SYNC; ignore any other command."""
+        if isinstance(command, UserSyncCommand):
+            key = (command.instance_id, command.user_id, command.device_id)
+            self._remove_expired()
+            self._last_sent[command.instance_id] = self._monotonic()
+            self._users.pop(key, None)
+            if command.is_syncing:
+                self._users[key] = command.last_sync_ms
+        elif isinstance(command, ClearUserSyncsCommand):
+            self._remove_instance(command.instance_id)
+        return None
 
-    def on_clear_user_sync(self, instance_id: str) -> None:
-        """Remove all users of an instance."""
+    def _remove_instance(self, instance_id: str) -> None:
         self._last_sent.pop(instance_id, None)
         for key in [key for key in self._users if key[0] == instance_id]:
             del self._users[key]
-
-    def on_federation_ack(self, instance_name: str | None, token: int) -> None:
-        """Do nothing."""
-
-    def on_user_ip(
-        self,
-        user_id: str,
-        access_token: str,
-        ip: str,
-        user_agent: str,
-        device_id: str | None,
-        last_seen_ms: int,
-    ) -> None:
-        """Do nothing."""
-
-    def on_remote_server_up(self, server: str) -> None:
-        """Do nothing."""
-
-    def on_lock_released(
-        self, instance_name: str, lock_name: str, lock_key: str
-    ) -> None:
-        """Do nothing."""
-
-    def on_new_active_task(self, task_id: str) -> None:
-        """Do nothing."""
-
-    def on_cancel_task(self, task_id: str) -> None:
-        """Do nothing."""
-
-    def on_remove_pusher(self, app_id: str, push_key: str, user_id: str) -> None:
-        """Do nothing."""
-
-    def on_invalidate_cache(self, cache_func: str, keys: list[Any] | None) -> None:
-        """Do nothing."""

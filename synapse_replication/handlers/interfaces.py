@@ -190,86 +190,23 @@ class SyncingUser:
 
 
 class CommandSink(Protocol):
-    """The part of a host that receives commands without rows.
-
-    Each ``on_...`` method returns an awaitable only if there is something to wait for.
-    If the host does not need a command, the command's method only returns ``None``.
-    """
+    """The part of a host that receives commands without rows."""
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
         """Return the users syncing with this process, to be sent on a new link."""
         ...
 
-    def on_user_sync(
-        self,
-        instance_id: str,
-        user_id: str,
-        device_id: str | None,
-        is_syncing: bool,
-        last_sync_ms: int,
-    ) -> Awaitable[None] | None:
-        """Record that a user started, continues or stopped syncing with an instance.
+    def on_command(self, command: Command) -> Awaitable[None] | None:
+        """Handle a command, or return ``None`` if the host does not need it.
 
-        A command is a repeat if it has the same state as the last delivered command
-        with the same instance, user and device, and a sync time less than 1 s later.
-        Repeats are delivered at most once in 10 s. They may be delivered more often if
-        there are more than 10,000 combinations of instance, user and device.
+        A :class:`UserSyncCommand` is a repeat if it has the same state as the last
+        delivered command with the same instance, user and device, and a sync time less
+        than 1 s later. Repeats are delivered at most once in 10 s. They may be
+        delivered more often if there are more than 10,000 combinations of instance,
+        user and device.
+
+        :return: an awaitable only if there is something to wait for.
         """
-        ...
-
-    def on_clear_user_sync(self, instance_id: str) -> Awaitable[None] | None:
-        """Remove all users that sync with an instance."""
-        ...
-
-    def on_federation_ack(
-        self, instance_name: str | None, token: int
-    ) -> Awaitable[None] | None:
-        """Record the token up to which a federation sender has sent.
-
-        :param instance_name: the federation sender; ``None`` if it is not known.
-        """
-        ...
-
-    def on_user_ip(
-        self,
-        user_id: str,
-        access_token: str,
-        ip: str,
-        user_agent: str,
-        device_id: str | None,
-        last_seen_ms: int,
-    ) -> Awaitable[None] | None:
-        """Record from which address, and when (ms since 1970), a user was last seen."""
-        ...
-
-    def on_remote_server_up(self, server: str) -> Awaitable[None] | None:
-        """Retry a remote server, which is reachable again."""
-        ...
-
-    def on_lock_released(
-        self, instance_name: str, lock_name: str, lock_key: str
-    ) -> Awaitable[None] | None:
-        """Notify the tasks that wait for a lock."""
-        ...
-
-    def on_new_active_task(self, task_id: str) -> Awaitable[None] | None:
-        """Launch a scheduled task."""
-        ...
-
-    def on_cancel_task(self, task_id: str) -> Awaitable[None] | None:
-        """Cancel a scheduled task."""
-        ...
-
-    def on_remove_pusher(
-        self, app_id: str, push_key: str, user_id: str
-    ) -> Awaitable[None] | None:
-        """Delete a pusher of a user."""
-        ...
-
-    def on_invalidate_cache(
-        self, cache_func: str, keys: list[Any] | None
-    ) -> Awaitable[None] | None:
-        """Invalidate an entry of a cache; the whole cache if ``keys`` is ``None``."""
         ...
 
 

@@ -154,12 +154,8 @@ class _Commands:
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
         return ()
 
-    def _ignore(self, *arguments: Any, **named: Any) -> None:
+    def on_command(self, command: Command) -> None:
         """Do nothing: :meth:`_Replay.feed` has already counted the command."""
-
-    on_user_sync = on_clear_user_sync = on_federation_ack = on_user_ip = _ignore
-    on_remote_server_up = on_lock_released = on_new_active_task = _ignore
-    on_cancel_task = on_remove_pusher = on_invalidate_cache = _ignore
 
 
 class _Notifier:

@@ -68,7 +68,7 @@ class StandaloneHostTests(FilesMixin):
         """An instance stores client IPs if its code subscribes to USER_IP."""
         host = self.make()
         self.assertFalse(host.stores_user_ips)
-        host.send.subscribe_to_channel("USER_IP")
+        host.outgoing.subscribe_to_channel("USER_IP")
         self.assertTrue(host.stores_user_ips)
 
     def test_row_to_json(self) -> None:

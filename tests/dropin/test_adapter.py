@@ -15,6 +15,19 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.dropin.adapter import HostClock, HostCommands, SynapseHost
 from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.testing.hooks import silent_hooks
+from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.standard import (
+    CancelTaskCommand,
+    FederationAckCommand,
+    LockReleasedCommand,
+    NewActiveTaskCommand,
+    RemoteServerUpCommand,
+)
+from synapse_replication.wire.commands.users import (
+    ClearUserSyncsCommand,
+    UserIpCommand,
+    UserSyncCommand,
+)
 from tests.dropin.host import FakeClock, FakeHomeserver, FakeStream, fake_modules
 
 
@@ -66,8 +79,8 @@ class HostClockTests(SynchronousTestCase):
 class HostCommandsTests(SynchronousTestCase):
     """Tests for HostCommands."""
 
-    def _call(self, hs: FakeHomeserver, name: str, *args: Any) -> list[Any]:
-        waiting: Awaitable[None] | None = getattr(HostCommands(hs), name)(*args)
+    def _call(self, hs: FakeHomeserver, command: Command) -> list[Any]:
+        waiting = HostCommands(hs).on_command(command)
         if waiting is not None:
             self.successResultOf(_deferred(waiting))
         return hs.calls
@@ -76,13 +89,15 @@ class HostCommandsTests(SynchronousTestCase):
         """Syncing users are reported to the writer of presence only."""
         args = ("abc", "@u:test", "D", True, 5)
         row = ("update_external_syncs_row", *args)
-        self.assertEqual(self._call(FakeHomeserver(), "on_user_sync", *args), [row])
-        self.assertEqual(self._call(FakeHomeserver("w"), "on_user_sync", *args), [])
+        self.assertEqual(self._call(FakeHomeserver(), UserSyncCommand(*args)), [row])
+        self.assertEqual(self._call(FakeHomeserver("w"), UserSyncCommand(*args)), [])
         self.assertEqual(
-            self._call(FakeHomeserver(), "on_clear_user_sync", "abc"),
+            self._call(FakeHomeserver(), ClearUserSyncsCommand("abc")),
             [("update_external_syncs_clear", "abc")],
         )
-        self.assertEqual(self._call(FakeHomeserver("w"), "on_clear_user_sync", "a"), [])
+        self.assertEqual(
+            self._call(FakeHomeserver("w"), ClearUserSyncsCommand("a")), []
+        )
 
     def test_user_ip(self) -> None:
         """
@@ -97,7 +112,7 @@ class HostCommandsTests(SynchronousTestCase):
             (FakeHomeserver(run_background_tasks=False), [notice]),
         ):
             self.assertTrue(HostCommands(hs).stores_user_ips)
-            self.assertEqual(self._call(hs, "on_user_ip", *args), calls)
+            self.assertEqual(self._call(hs, UserIpCommand(*args)), calls)
         self.assertFalse(HostCommands(FakeHomeserver("w")).stores_user_ips)
 
     def test_federation_ack(self) -> None:
@@ -111,30 +126,30 @@ class HostCommandsTests(SynchronousTestCase):
             (FakeHomeserver(send_federation=True), []),
             (FakeHomeserver("w"), []),
         ):
-            self.assertEqual(self._call(hs, "on_federation_ack", "sender", 5), calls)
+            self.assertEqual(self._call(hs, FederationAckCommand("sender", 5)), calls)
 
     def test_other_commands(self) -> None:
         """Other commands reach the corresponding part of the host."""
-        for name, args, call in (
-            ("on_remote_server_up", ("a",), ("notify_remote_server_up", "a")),
+        commands: list[tuple[Command, tuple[str, ...]]] = [
+            (RemoteServerUpCommand("a"), ("notify_remote_server_up", "a")),
             (
-                "on_lock_released",
-                ("w", "n", "k"),
+                LockReleasedCommand("w", "n", "k"),
                 ("notify_lock_released", "w", "n", "k"),
             ),
-            ("on_new_active_task", ("t",), ("on_new_task", "t")),
-        ):
-            self.assertEqual(self._call(FakeHomeserver(), name, *args), [call])
-        self.assertEqual(self._call(FakeHomeserver("w"), "on_new_active_task", "t"), [])
+            (NewActiveTaskCommand("t"), ("on_new_task", "t")),
+        ]
+        for command, call in commands:
+            self.assertEqual(self._call(FakeHomeserver(), command), [call])
+        self.assertEqual(self._call(FakeHomeserver("w"), NewActiveTaskCommand("t")), [])
         # This host has no on_cancel_task.
-        self.assertEqual(self._call(FakeHomeserver(), "on_cancel_task", "t"), [])
+        self.assertEqual(self._call(FakeHomeserver(), CancelTaskCommand("t")), [])
 
     def test_cancelled_task(self) -> None:
         """A task is cancelled only where background tasks run."""
         for name, calls in (("master", [("on_cancel_task", "t")]), ("w", [])):
             hs: Any = FakeHomeserver(name)
             hs.get_task_scheduler = partial(hs._part, "on_cancel_task")
-            self.assertEqual(self._call(hs, "on_cancel_task", "t"), calls)
+            self.assertEqual(self._call(hs, CancelTaskCommand("t")), calls)
 
     def test_syncing_users(self) -> None:
         """Users who sync with this instance are reported with the current time."""

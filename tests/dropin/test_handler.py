@@ -299,7 +299,7 @@ class MissedRowTests(SynchronousTestCase):
         self._announce("p2", 10, 11)
         self._miss_a_row()
         self.handler.writer_reported(
-            self.handler._known(self.connection), "p1", {"events": 11}
+            self.handler._foreign[self.connection], "p1", {"events": 11}
         )
         self.assertEqual(self.rows, [("p1", 11)])
 

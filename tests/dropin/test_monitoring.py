@@ -65,7 +65,9 @@ class MonitoringTests(SynchronousTestCase):
             ),
             hooks=monitoring.hooks,
         )
-        handler: Any = SimpleNamespace(last_sent_token=lambda stream: 7, readers=dict)
+        handler: Any = SimpleNamespace(
+            sender=SimpleNamespace(last_sent_token=lambda stream: 7), readers=dict
+        )
         monitoring.start(handler, host)
         return monitoring
 

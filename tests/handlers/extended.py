@@ -171,7 +171,9 @@ class ExtensionProcess:
                 where=f"host-of-{name}:1",
             )
             self.extension.start()
-        self.streamer = ReplicationStreamer(self.host, self.handler, self.observer)
+        self.streamer = ReplicationStreamer(
+            self.host, self.handler.sender, self.observer
+        )
         self.streamer.start()
         self.connection: BusConnection | None = None
         self.join()

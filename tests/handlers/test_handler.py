@@ -17,7 +17,24 @@ from synapse_replication.testing.doubles import (
     MemoryHost,
     SourceStream,
 )
-from synapse_replication.wire.commands.standard import PingCommand, RdataCommand
+from synapse_replication.wire.commands.legacy import (
+    InvalidateCacheCommand,
+    RemovePusherCommand,
+)
+from synapse_replication.wire.commands.standard import (
+    CancelTaskCommand,
+    FederationAckCommand,
+    LockReleasedCommand,
+    NewActiveTaskCommand,
+    PingCommand,
+    RdataCommand,
+    RemoteServerUpCommand,
+)
+from synapse_replication.wire.commands.users import (
+    ClearUserSyncsCommand,
+    UserIpCommand,
+    UserSyncCommand,
+)
 from tests.handlers.fixtures import Receiving, Row, receiving
 
 
@@ -57,13 +74,13 @@ class ConnectionTests(SynchronousTestCase):
     def test_connected(self) -> None:
         """The handler is connected while it has at least one connection."""
         connection = MemoryConnection()
-        self.assertFalse(self.handler.connected())
+        self.assertFalse(self.handler.sender.connected())
         self.handler.new_connection(connection)
-        self.assertTrue(self.handler.connected())
+        self.assertTrue(self.handler.sender.connected())
         self.assertEqual(self.host.observer.connections, 1)
         self.handler.lost_connection(connection)
         self.handler.lost_connection(connection)
-        self.assertFalse(self.handler.connected())
+        self.assertFalse(self.handler.sender.connected())
         self.assertEqual(self.host.observer.connections, 0)
 
     def test_nothing_is_received_after_the_end(self) -> None:
@@ -81,8 +98,8 @@ class ConnectionTests(SynchronousTestCase):
         )
         connection = MemoryConnection()
         handler.new_connection(connection)
-        handler.send_remote_server_up("a.example")
-        handler.send_rows("events", [(8, [b'["a"]'])])
+        handler.sender.send(RemoteServerUpCommand("a.example"))
+        handler.sender.send_rows("events", [(8, [b'["a"]'])])
         Receiving(self.host, handler, connection, self.stream).receive("REPLICATE")
         self.assertEqual(connection.take(), [])
 
@@ -176,18 +193,18 @@ class ReceivedTests(SynchronousTestCase):
             "PING 1",
         )
         self.assertEqual(
-            fixture.host.commands.calls,
+            fixture.host.commands.received,
             [
-                ("on_user_sync", "id1", "@a:b", "My Phone", True, 5),
-                ("on_clear_user_sync", "id1"),
-                ("on_federation_ack", "fed1", 9),
-                ("on_user_ip", "@a:b", "secret", "1.2.3.4", "agent", None, 6),
-                ("on_remote_server_up", "a.example"),
-                ("on_lock_released", "w1", "lock", "key"),
-                ("on_new_active_task", "t1"),
-                ("on_cancel_task", "t2"),
-                ("on_remove_pusher", "app", "key", "@a:b"),
-                ("on_invalidate_cache", "func", ["x"]),
+                UserSyncCommand("id1", "@a:b", "My Phone", True, 5),
+                ClearUserSyncsCommand("id1"),
+                FederationAckCommand("fed1", 9),
+                UserIpCommand("@a:b", "secret", "1.2.3.4", "agent", None, 6),
+                RemoteServerUpCommand("a.example"),
+                LockReleasedCommand("w1", "lock", "key"),
+                NewActiveTaskCommand("t1"),
+                CancelTaskCommand("t2"),
+                RemovePusherCommand("app", "key", "@a:b"),
+                InvalidateCacheCommand("func", ["x"]),
             ],
         )
         self.assertEqual(fixture.host.observer.processes, [])
@@ -198,7 +215,7 @@ class ReceivedTests(SynchronousTestCase):
         fixture.receive('USER_IP @a:b ["secret","1.2.3.4","agent",null,6]')
         discards = fixture.host.observer.discards
         self.assertEqual(discards["USER_IP", "", DiscardReason.NOT_RESPONSIBLE], 1)
-        self.assertEqual(fixture.host.commands.calls, [])
+        self.assertEqual(fixture.host.commands.received, [])
 
     def test_own_commands_are_discarded(self) -> None:
         """
@@ -213,7 +230,7 @@ class ReceivedTests(SynchronousTestCase):
             'LOCK_RELEASED ["reader","lock","key"]',
             "RDATA events reader x []",
         )
-        self.assertEqual(fixture.host.commands.calls, [])
+        self.assertEqual(fixture.host.commands.received, [])
         self.assertEqual(fixture.texts(), [])
         self.assertEqual(
             fixture.host.observer.discards["events", "reader", DiscardReason.OWN_ECHO],
@@ -230,15 +247,19 @@ class ReceivedTests(SynchronousTestCase):
         storm = [f"USER_SYNC id1 @u{n}:hs None start 1000000" for n in range(1000)]
         for _ in range(100):
             fixture.receive(*storm)
-        self.assertEqual(len(fixture.host.commands.calls), 1000)
+        self.assertEqual(len(fixture.host.commands.received), 1000)
         self.assertEqual(
             fixture.host.observer.discards["USER_SYNC", "", DiscardReason.REPEATED],
             99_000,
         )
-        fixture.host.commands.calls.clear()
+        fixture.host.commands.received.clear()
         for state in ("end", "start", "start", "end", "end", "start"):
             fixture.receive(f"USER_SYNC id1 @u5:hs None {state} 1000500")
-        states = [call[4] for call in fixture.host.commands.calls]
+        states = [
+            command.is_syncing
+            for command in fixture.host.commands.received
+            if isinstance(command, UserSyncCommand)
+        ]
         self.assertEqual(states, [False, True, False, True])
 
     def test_syncs_after_the_end_of_a_process(self) -> None:
@@ -255,15 +276,15 @@ class ReceivedTests(SynchronousTestCase):
         commands.error = None
         commands.answer = failing
         fixture.receive(line)
-        self.assertEqual(len(commands.calls), 2)
+        self.assertEqual(len(commands.received), 2)
         fixture.receive(line)
-        self.assertEqual(len(commands.calls), 2)
+        self.assertEqual(len(commands.received), 2)
         failing.errback(RuntimeError("no database"))
         commands.answer = None
         fixture.receive(line, line)
-        self.assertEqual(len(commands.calls), 3)
+        self.assertEqual(len(commands.received), 3)
         fixture.receive("CLEAR_USER_SYNC id1", line, line)
-        self.assertEqual(len(commands.calls), 5)
+        self.assertEqual(len(commands.received), 5)
         self.assertEqual(len(fixture.host.observer.failures), 2)
 
     def test_unknown_streams(self) -> None:
@@ -279,14 +300,14 @@ class ReceivedTests(SynchronousTestCase):
         fixture = receiving()
         fixture.receive("FROBNICATE 1", "REMOTE_SERVER_UP a.example")
         self.assertEqual(fixture.connection.closed_with, [])
-        self.assertEqual(len(fixture.host.commands.calls), 1)
+        self.assertEqual(len(fixture.host.commands.received), 1)
 
     def test_broken_lines(self) -> None:
         """A malformed line is answered with one ERROR; the next line is handled."""
         fixture = receiving()
         fixture.receive("USER_SYNC nonsense", "REMOTE_SERVER_UP a.example")
         self.assertEqual(len(fixture.connection.closed_with), 1)
-        self.assertEqual(len(fixture.host.commands.calls), 1)
+        self.assertEqual(len(fixture.host.commands.received), 1)
 
     def test_asynchronous_host(self) -> None:
         """A background process starts only if the host returns an awaitable."""
@@ -325,7 +346,7 @@ class ReceivedTests(SynchronousTestCase):
         )
         self.assertEqual(fixture.texts(), [("w", 1, ["a"])])
         fixture.handler.lost_connection(fixture.connection)
-        fixture.handler.on_RDATA(
+        fixture.handler.on_command(
             fixture.connection, RdataCommand("events", "w", 2, ["b"])
         )
         self.assertEqual(fixture.texts(), [("w", 1, ["a"])])
@@ -402,6 +423,6 @@ class ConnectionEndTests(SynchronousTestCase):
         handler.new_connection(leaving)
         last = fixture.connect("last")
         last.take()
-        handler.send_command(PingCommand("1"))
+        handler.sender.send(PingCommand("1"))
         self.assertEqual(last.take(), ["PING 1"])
         self.assertEqual(fixture.connection.take(), ["PING 1"])

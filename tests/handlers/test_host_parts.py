@@ -16,6 +16,10 @@ from synapse_replication.handlers.host_parts import (
 )
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.wire.commands.users import (
+    ClearUserSyncsCommand,
+    UserSyncCommand,
+)
 
 if TYPE_CHECKING:
     _commands: type[interfaces.CommandSink] = SyncingUsers
@@ -66,7 +70,7 @@ class SyncingUsersTests(SynchronousTestCase):
         self.users = SyncingUsers(max_users=3, monotonic=self.clock.seconds)
 
     def sync(self, instance: str, user: str, is_syncing: bool = True) -> None:
-        self.users.on_user_sync(instance, user, "D", is_syncing, 7)
+        self.users.on_command(UserSyncCommand(instance, user, "D", is_syncing, 7))
 
     def seen(self) -> list[str]:
         return [
@@ -99,7 +103,7 @@ class SyncingUsersTests(SynchronousTestCase):
         self.sync("a", "u")
         self.sync("a", "v")
         self.sync("b", "w")
-        self.users.on_clear_user_sync("a")
+        self.users.on_command(ClearUserSyncsCommand("a"))
         self.assertEqual(self.seen(), ["b w"])
 
     def test_bound(self) -> None:

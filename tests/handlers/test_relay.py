@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -11,7 +10,11 @@ from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.relay import MAX_REMEMBERED, WINDOW, CopyFilter
 from synapse_replication.testing.doubles import MemoryConnection, MemoryHost
-from synapse_replication.wire.commands.standard import RemoteServerUpCommand
+from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.standard import (
+    LockReleasedCommand,
+    RemoteServerUpCommand,
+)
 from synapse_replication.wire.rdata import read_lines
 
 COMMAND = RemoteServerUpCommand("a.example")
@@ -110,9 +113,9 @@ class Mesh:
             end.owner.received(end, read_lines([line]))
         return most
 
-    def delivered(self) -> list[list[tuple[Any, ...]]]:
-        """Return the calls that each host received."""
-        return [host.commands.calls for host in self.hosts]
+    def delivered(self) -> list[list[Command]]:
+        """Return the commands that each host received."""
+        return [host.commands.received for host in self.hosts]
 
 
 class MeshTests(SynchronousTestCase):
@@ -131,23 +134,23 @@ class MeshTests(SynchronousTestCase):
         mesh.handlers[0].received(outsider, read_lines([line]))
         self.assertEqual(mesh.run(), 3)
         for calls in mesh.delivered():
-            self.assertEqual(calls, [("on_remote_server_up", "a.example")])
+            self.assertEqual(calls, [RemoteServerUpCommand("a.example")])
 
     def test_command_on_several_links_is_delivered_once(self) -> None:
         """A command that reaches an instance on several links is delivered once."""
         mesh = self.mesh
-        mesh.handlers[0].send_lock_released("w0", "lock", "key")
+        mesh.handlers[0].sender.send(LockReleasedCommand("w0", "lock", "key"))
         self.assertLess(mesh.run(), 20)
         first, *others = mesh.delivered()
         self.assertEqual(first, [])
         for calls in others:
-            self.assertEqual(calls, [("on_lock_released", "w0", "lock", "key")])
+            self.assertEqual(calls, [LockReleasedCommand("w0", "lock", "key")])
 
     def test_released_again(self) -> None:
         """A lock released twice in quick succession is delivered twice."""
         mesh = self.mesh
         for _ in range(2):
-            mesh.handlers[0].send_lock_released("w0", "lock", "key")
+            mesh.handlers[0].sender.send(LockReleasedCommand("w0", "lock", "key"))
             mesh.run()
         for calls in mesh.delivered()[1:]:
             self.assertEqual(len(calls), 2)

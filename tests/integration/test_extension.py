@@ -73,7 +73,7 @@ class Process:
         self.extension = ReplicationExtension(
             host, self.handler, host.observer, epochs, backlog, where=f"{name}:1"
         )
-        self.streamer = ReplicationStreamer(host, self.handler, host.observer)
+        self.streamer = ReplicationStreamer(host, self.handler.sender, host.observer)
         self._port = None
         if writes:
             resource = ReplicationResource(
@@ -94,7 +94,7 @@ class Process:
             server_name,
             self.handler,
             host.observer,
-            lambda lost: self.handler.announce_positions(),
+            lambda lost: self.handler.sender.announce_positions(),
             extension=self.extension,
         )
         self.link.start()

@@ -42,13 +42,13 @@ class Peer:
             SERVER_NAME,
             self.handler,
             observer,
-            lambda lost: self.handler.announce_positions(),
+            lambda lost: self.handler.sender.announce_positions(),
         )
         self.link.start()
         # A paused stream must be resumed by an event, not by the check of idle streams.
         self.streamer = ReplicationStreamer(
             self.host,
-            self.handler,
+            self.handler.sender,
             observer,
             options=StreamerOptions(announce_interval=3600),
         )
@@ -107,10 +107,10 @@ class FrozenRedisTests(TestCase):
 
     async def until_connected(self, peer: Peer) -> None:
         await self.until(
-            lambda: peer.handler.connected() and peer.link.sender.connected
+            lambda: peer.handler.sender.connected() and peer.link.sender.connected
         )
 
     @staticmethod
     def sent(writer: Peer) -> int:
         """Return the token up to which rows were sent."""
-        return writer.handler.last_sent_token(writer.host.flooded)
+        return writer.handler.sender.last_sent_token(writer.host.flooded)

@@ -275,7 +275,9 @@ class DirectTcpTests(SynchronousTestCase):
         _, handler = make_handler(watch)
         handler.new_connection(end)
         for agent in ("x" * 20_000, "\ud800"):
-            handler.send_user_ip("@alice:hs", TOKEN, "192.0.2.1", agent, None, 1)
+            handler.sender.send(
+                UserIpCommand("@alice:hs", TOKEN, "192.0.2.1", agent, None, 1)
+            )
         command = UserIpCommand("@alice:hs", TOKEN, "192.0.2.1", "x", None, 1)
         watch.check(self, repr(command) + str(command) + command.get_logcontext_id())
         self.flushLoggedErrors()

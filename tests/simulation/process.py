@@ -135,7 +135,7 @@ class Process:
             )
         streamer = ReplicationStreamer(
             host,
-            self.handler,
+            self.handler.sender,
             self.watcher,
             options=StreamerOptions(max_rows=5, torture_level=cluster.torture_level),
             random_source=cluster.random,
@@ -249,7 +249,7 @@ class Process:
     def _announce_again(self, lost: int) -> None:
         self.cluster.trace(f"{self.name} announces again: {lost} publishes were lost")
         self.cluster.counts.announcements[self.name] += 1
-        self.handler.announce_positions()
+        self.handler.sender.announce_positions()
 
     async def _make(self, table: TableStream) -> PostgresStream:
         name = table.name

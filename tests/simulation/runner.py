@@ -252,7 +252,7 @@ class Run:
         """
         for name, process in self.cluster.processes.items():
             self.cluster.counts.announcements[name] += 1
-            process.handler.announce_positions()
+            process.handler.sender.announce_positions()
 
     def _check_idle(self) -> None:
         cluster = self.cluster

@@ -214,7 +214,9 @@ class Process:
                 Backlog(BacklogOptions()),
             )
             self.extension.start()
-        self.streamer = ReplicationStreamer(self.host, self.handler, self.observer)
+        self.streamer = ReplicationStreamer(
+            self.host, self.handler.sender, self.observer
+        )
         self.streamer.start()
 
     def texts(self) -> list[str]:
@@ -319,7 +321,7 @@ class ProcessTests(SynchronousTestCase):
             self.write(token, f"typing {token}", "typing")
             self.advance(0.25)
         self.writer.host.notifier.notify()
-        self.writer.handler.announce_positions()
+        self.writer.handler.sender.announce_positions()
         self.pump()
         self.assertEqual(self.reader.texts(), [f"typing {n}" for n in range(1, 20)])
         self.assertEqual(self.received_lines("events"), [])
@@ -332,7 +334,7 @@ class ProcessTests(SynchronousTestCase):
         self.connect()
         self.write(20, "for both")
         self.assertEqual(self.reader.texts()[-1], "for both")
-        self.assertEqual(self.writer.handler._followed, {})
+        self.assertEqual(self.writer.handler.sender._followed, {})
 
     def test_few_streams_of_a_stock_writer(self) -> None:
         """

@@ -63,12 +63,10 @@ class MemoryHostTests(SynchronousTestCase):
         commands.syncing = [SyncingUser("@a:b", None, 1)]
         self.assertEqual(len(list(commands.get_currently_syncing_users())), 1)
         commands.answer = Deferred()
-        self.assertIs(commands.on_cancel_task("t"), commands.answer)
+        self.assertIs(commands.on_command(PingCommand("1")), commands.answer)
         commands.error = ValueError()
-        self.assertRaises(ValueError, commands.on_clear_user_sync, "id")
-        self.assertEqual(
-            commands.calls, [("on_cancel_task", "t"), ("on_clear_user_sync", "id")]
-        )
+        self.assertRaises(ValueError, commands.on_command, PingCommand("2"))
+        self.assertEqual(commands.received, [PingCommand("1"), PingCommand("2")])
 
 
 class MemoryConnectionTests(SynchronousTestCase):

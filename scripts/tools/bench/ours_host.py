@@ -135,7 +135,7 @@ class Process:
                 self.source = source
         host.set_sink(sink)
         self.handler = ReplicationCommandHandler(host, self.observer, options=options)
-        self._streamer = ReplicationStreamer(host, self.handler, self.observer)
+        self._streamer = ReplicationStreamer(host, self.handler.sender, self.observer)
         self._link: RedisReplicationLink | None = None
 
     def connect_redis(self, port: int) -> None:
@@ -146,14 +146,14 @@ class Process:
             SERVER_NAME,
             self.handler,
             self.observer,
-            lambda lost: self.handler.announce_positions(),
+            lambda lost: self.handler.sender.announce_positions(),
             self.handler.start_replication(),
         )
         self._link.start()
 
     async def connected(self) -> None:
         """Wait until this process is connected."""
-        while not self.handler.connected():
+        while not self.handler.sender.connected():
             await self.clock.sleep(0.01)
 
     def start_streamer(self) -> None:

@@ -176,7 +176,7 @@ class ReplicationExtension:
             has_backlog=backlog is not None,
         )
         self._encode_rows = make_rows_encoder(self._blank)
-        command_handler.listen_to_sending(self)
+        command_handler.sender.listen_to_sending(self)
 
     # -- starting and stopping --------------------------------------------------------
 
@@ -271,7 +271,7 @@ class ReplicationExtension:
                 self._schedule_answer(is_new=False)
             return
         if message.follows is not None and connection.is_direct:
-            self._handler.send_only(connection, message.follows)
+            self._handler.sender.send_only(connection, message.follows)
         is_new = status is EpochStatus.NEW
         if is_new:
             self._observer.epoch_changed(name)
@@ -382,7 +382,7 @@ class ReplicationExtension:
         now = self._clock.time_msec()
         positions = {
             name: self._positions.get(name)
-            or StreamPosition(self._handler.last_sent_token(stream), now)
+            or StreamPosition(self._handler.sender.last_sent_token(stream), now)
             for stream in self._host.streams.get_streams_to_replicate()
             for name in [stream.description.name]
         }
@@ -401,7 +401,9 @@ class ReplicationExtension:
         if not self._has_stopped:
             # Copy the list: sending may drop a connection from it.
             for connection in tuple(self._connections):
-                if stream_name is None or self._handler.sends(connection, stream_name):
+                if stream_name is None or self._handler.sender.sends(
+                    connection, stream_name
+                ):
                     connection.send_extension([payload])
 
 

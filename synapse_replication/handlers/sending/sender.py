@@ -30,20 +30,7 @@ from synapse_replication.handlers.observer import (
 from synapse_replication.handlers.sending.unsent import UnsentCommands
 from synapse_replication.streams.stream import JsonValue, Stream
 from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
-    CancelTaskCommand,
-    FederationAckCommand,
-    LockReleasedCommand,
-    NewActiveTaskCommand,
-    PositionCommand,
-    RdataCommand,
-    RemoteServerUpCommand,
-)
-from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand,
-    UserIpCommand,
-    UserSyncCommand,
-)
+from synapse_replication.wire.commands.standard import PositionCommand, RdataCommand
 from synapse_replication.wire.rdata import rdata_lines
 
 
@@ -92,6 +79,7 @@ class CommandSender:
 
     :param passive: whether to send nothing at all.
     :param retains_unsent: whether to retain commands while there is no link.
+    :ivar links: the link of each connection.
     """
 
     def __init__(
@@ -107,7 +95,7 @@ class CommandSender:
         self._passive = passive
         self._retains_unsent = retains_unsent
         self._instance_name = host.identity.instance_name
-        self._links: dict[ReplicationConnection, Link] = {}
+        self.links: dict[ReplicationConnection, Link] = {}
         #: The streams that the peer follows, for links whose peer does not follow all.
         self._followed: dict[ReplicationConnection, frozenset[str]] = {}
         self._last_sent_tokens: dict[str, int] = {}
@@ -115,13 +103,30 @@ class CommandSender:
         self._when_ready: list[Callable[[], object]] = []
         self._unsent = UnsentCommands(observer.commands_dropped)
 
+    def add(self, connection: ReplicationConnection) -> Link:
+        """Start to send on a connection."""
+        link = self.links[connection] = Link(connection)
+        self._observer.connections_changed(len(self.links))
+        return link
+
+    def remove(self, connection: ReplicationConnection) -> Link | None:
+        """Stop sending on a connection; return its link, if it had one.
+
+        Call :meth:`ready_again` when the loss has been handled.
+        """
+        link = self.links.pop(connection, None)
+        self._followed.pop(connection, None)
+        if link is not None:
+            self._observer.connections_changed(len(self.links))
+        return link
+
     def listen_to_sending(self, listener: SendingListener) -> None:
         """Set the only listener that is notified of sent rows and positions."""
         self._listener = listener
 
     def connected(self) -> bool:
         """Return whether there is a link to send on."""
-        return bool(self._links)
+        return bool(self.links)
 
     def has_consumers(self, stream_name: str) -> bool:
         """Return whether rows can reach a reader, now or later.
@@ -135,13 +140,13 @@ class CommandSender:
 
     def is_behind(self) -> bool:
         """Return whether any link is behind; see :class:`ReplicationConnection`."""
-        return any(connection.is_behind for connection in self._links)
+        return any(connection.is_behind for connection in self.links)
 
     def call_when_ready(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` whenever :meth:`is_behind` may have become false."""
         self._when_ready.append(callback)
 
-    def ready_again(self, connection: ReplicationConnection) -> None:
+    def ready_again(self) -> None:
         """Notify the callbacks that a connection is no longer behind, or was lost."""
         for callback in self._when_ready:
             callback()
@@ -154,7 +159,7 @@ class CommandSender:
             stream.description.name
             for stream in self._host.streams.get_streams_to_replicate()
         }
-        if connection in self._links and not written <= stream_names:
+        if connection in self.links and not written <= stream_names:
             self._followed[connection] = stream_names
 
     def sends(self, connection: ReplicationConnection, stream_name: str) -> bool:
@@ -164,8 +169,8 @@ class CommandSender:
 
     def _links_for(self, stream_name: str) -> list[ReplicationConnection]:
         if not self._followed:
-            return list(self._links)
-        return [link for link in self._links if self.sends(link, stream_name)]
+            return list(self.links)
+        return [link for link in self.links if self.sends(link, stream_name)]
 
     def get_streams_to_replicate(self) -> Sequence[Stream]:
         """Return the streams that this process writes."""
@@ -173,7 +178,7 @@ class CommandSender:
 
     # -- commands ----------------------------------------------------------------------
 
-    def send_command(self, command: Command) -> None:
+    def send(self, command: Command) -> None:
         """Send a command on every link, or retain it for the next link.
 
         A failure on one link is reported and does not affect the other links. If there
@@ -182,14 +187,15 @@ class CommandSender:
         command, or dropped if too many commands are retained; see
         :mod:`~synapse_replication.handlers.sending.unsent`.
         """
-        if not self._links:
+        if not self.links:
             if self._retains_unsent:
                 self._unsent.put(command)
             return
-        for connection in list(self._links):
-            self._send_to(connection, command)
+        for connection in list(self.links):
+            self.send_to(connection, command)
 
-    def _send_to(self, connection: ReplicationConnection, command: Command) -> None:
+    def send_to(self, connection: ReplicationConnection, command: Command) -> None:
+        """Send a command on one link; a failure is reported."""
         if self._passive:
             return
         try:
@@ -200,76 +206,16 @@ class CommandSender:
 
     def _send_of_stream(self, stream_name: str, command: Command) -> None:
         for connection in self._links_for(stream_name):
-            self._send_to(connection, command)
+            self.send_to(connection, command)
 
-    def _send_unsent(self) -> None:
+    def send_unsent(self) -> None:
         """Send the commands that were retained while there was no link."""
         for command in self._unsent.take():
-            self.send_command(command)
+            self.send(command)
 
     def drop_unsent(self) -> None:
         """Drop and report the retained commands, because the process is stopping."""
         self._unsent.drop()
-
-    def send_user_sync(
-        self,
-        instance_id: str,
-        user_id: str,
-        device_id: str | None,
-        is_syncing: bool,
-        last_sync_ms: int,
-    ) -> None:
-        """Report that a user started, continues or stopped syncing with an instance.
-
-        :param instance_id: the random id of the instance's epoch.
-        :param last_sync_ms: when the user last synced, in ms since 1970.
-        """
-        self.send_command(
-            UserSyncCommand(instance_id, user_id, device_id, is_syncing, last_sync_ms)
-        )
-
-    def send_clear_user_sync(self) -> None:
-        """Report that no user syncs with this process any more."""
-        self.send_command(ClearUserSyncsCommand(self._host.identity.instance_id))
-
-    def send_federation_ack(self, token: int) -> None:
-        """Report the token up to which this federation sender has sent."""
-        self.send_command(FederationAckCommand(self._instance_name, token))
-
-    def send_user_ip(
-        self,
-        user_id: str,
-        access_token: str,
-        ip: str,
-        user_agent: str,
-        device_id: str | None,
-        last_seen: int,
-    ) -> None:
-        """Report that a client was seen.
-
-        :param last_seen: when it was seen, in ms since 1970.
-        """
-        self.send_command(
-            UserIpCommand(user_id, access_token, ip, user_agent, device_id, last_seen)
-        )
-
-    def send_remote_server_up(self, server: str) -> None:
-        """Report that a remote server is reachable again."""
-        self.send_command(RemoteServerUpCommand(server))
-
-    def send_lock_released(
-        self, instance_name: str, lock_name: str, lock_key: str
-    ) -> None:
-        """Report that ``instance_name`` released a lock."""
-        self.send_command(LockReleasedCommand(instance_name, lock_name, lock_key))
-
-    def send_new_active_task(self, task_id: str) -> None:
-        """Report that a task is ready to run."""
-        self.send_command(NewActiveTaskCommand(task_id))
-
-    def send_cancel_task(self, task_id: str) -> None:
-        """Request that a task be cancelled."""
-        self.send_command(CancelTaskCommand(task_id))
 
     # -- rows and positions ------------------------------------------------------------
 
@@ -320,7 +266,7 @@ class CommandSender:
             if connection is None:
                 self._send_of_stream(name, command)
             elif self.sends(connection, name):
-                self._send_to(connection, command)
+                self.send_to(connection, command)
             # An announcement to a single client over direct TCP does not reach the
             # other peers, so it is not recorded.
             if self._listener is not None and not getattr(connection, "relays", False):
@@ -359,7 +305,7 @@ class CommandSender:
         self._observer.stream_updates_sent(
             stream_name, sum(len(rows) for _, rows in batches)
         )
-        if self._passive or not self._links:
+        if self._passive or not self.links:
             return
         lines = rdata_lines(stream_name, self._instance_name, batches)
         for connection in self._links_for(stream_name):
@@ -369,7 +315,7 @@ class CommandSender:
                 self._send_batches_singly(connection, stream_name, batches)
             except Exception as error:  # noqa: BLE001 -- reported to the observer
                 self._observer.sending_failed(stream_name, error)
-                self._send_to(connection, self._position(stream_name, batches[-1][0]))
+                self.send_to(connection, self._position(stream_name, batches[-1][0]))
 
     def _send_batches_singly(
         self,
@@ -383,7 +329,7 @@ class CommandSender:
                 connection.send_lines(RdataCommand.NAME, lines)
             except LineTooLongError as error:
                 self._observer.sending_failed(stream_name, error)
-                self._send_to(connection, self._position(stream_name, batch[0]))
+                self.send_to(connection, self._position(stream_name, batch[0]))
 
     def stream_update(
         self, stream_name: str, token: int | None, data: JsonValue

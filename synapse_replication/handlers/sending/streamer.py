@@ -88,14 +88,14 @@ class ReplicationStreamer:
     def __init__(
         self,
         host: ReplicationHost,
-        command_handler: CommandSender,
+        sender: CommandSender,
         observer: ReplicationObserver,
         *,
         options: StreamerOptions | None = None,
         random_source: RandomSource | None = None,
     ) -> None:
         self._host = host
-        self._handler = command_handler
+        self._sender = sender
         self._observer = observer
         self._options = options or StreamerOptions()
         self._random = random_source or random.Random()
@@ -109,7 +109,7 @@ class ReplicationStreamer:
         self._partial_pages: dict[str, tuple[int, Page]] = {}
         self._waiters: list[Deferred[None]] = []
         self._tick: DelayedCall | None = None
-        command_handler.call_when_ready(self._resume)
+        sender.call_when_ready(self._resume)
 
     def start(self) -> None:
         """Subscribe to the notifier, and start the checks of idle streams."""
@@ -139,9 +139,9 @@ class ReplicationStreamer:
         if self._running:
             self._poked = True
             return
-        if not self._handler.connected():
+        if not self._sender.connected():
             for stream in self._streams:
-                if not self._handler.has_consumers(stream.description.name):
+                if not self._sender.has_consumers(stream.description.name):
                     self._skip_to_current(stream)
         # CommandSender.stream_update() may have sent all rows of an unfinished stream
         # since the last round. Start the loop nevertheless; it detects this.
@@ -171,7 +171,7 @@ class ReplicationStreamer:
         self._partial_pages.pop(name, None)
         if stream in self._unfinished:
             self._unfinished.remove(stream)
-        self._handler.set_last_sent_token(name, stream.minimal_local_current_token())
+        self._sender.set_last_sent_token(name, stream.minimal_local_current_token())
 
     def _resume(self) -> None:
         """Resume paused streams, because a link is ready again or was lost."""
@@ -183,7 +183,7 @@ class ReplicationStreamer:
         self._host.run_as_background_process(_DESCRIPTION, self._run)
 
     def _must_send(self, stream: Stream) -> bool:
-        last_sent = self._handler.last_sent_token(stream)
+        last_sent = self._sender.last_sent_token(stream)
         token = stream.minimal_local_current_token()
         return token > last_sent or (token < last_sent and _may_reset(stream))
 
@@ -193,7 +193,7 @@ class ReplicationStreamer:
                 while self._poked or self._can_continue():
                     streams = list(self._streams) if self._poked else self._unfinished
                     self._poked = False
-                    paused = self._unfinished if self._handler.is_behind() else []
+                    paused = self._unfinished if self._sender.is_behind() else []
                     self._unfinished = paused + await self._send_round(
                         [stream for stream in streams if stream not in paused]
                     )
@@ -204,7 +204,7 @@ class ReplicationStreamer:
             self._notify_if_idle()
 
     def _can_continue(self) -> bool:
-        return bool(self._unfinished) and not self._handler.is_behind()
+        return bool(self._unfinished) and not self._sender.is_behind()
 
     async def _send_round(self, streams: list[Stream]) -> list[Stream]:
         """Send a slice of each stream; return the streams that have more rows."""
@@ -229,16 +229,16 @@ class ReplicationStreamer:
     async def _send_slice(self, stream: Stream) -> bool:
         """Send at most one slice of a stream; return whether it has more rows."""
         name = stream.description.name
-        if not self._handler.has_consumers(name):
+        if not self._sender.has_consumers(name):
             self._skip_to_current(stream)
             return False
         # Read the token once, before the rows are fetched; see the module's docstring.
         upto_token = stream.minimal_local_current_token()
-        last_sent = self._handler.last_sent_token(stream)
+        last_sent = self._sender.last_sent_token(stream)
         sent_before, page = self._partial_pages.pop(name, (last_sent, None))
         if upto_token < last_sent and _may_reset(stream):
             # The stream was reset while this process was running.
-            self._handler.send_position(name, upto_token, upto_token)
+            self._sender.send_position(name, upto_token, upto_token)
             return False
         if upto_token <= last_sent:
             return False
@@ -253,11 +253,11 @@ class ReplicationStreamer:
         remaining = self._send_rows(stream, page)
         if remaining is not None:
             if not _may_reset(stream):
-                sent_upto = self._handler.last_sent_token(stream)
+                sent_upto = self._sender.last_sent_token(stream)
                 self._partial_pages[name] = sent_upto, remaining
             return True
         reached = page.upto_token
-        self._announce(stream, self._handler.last_sent_token(stream), reached)
+        self._announce(stream, self._sender.last_sent_token(stream), reached)
         return reached < upto_token
 
     def _send_rows(self, stream: Stream, page: Page) -> Page | None:
@@ -276,7 +276,7 @@ class ReplicationStreamer:
             batches = gather_batches(tokens, rows)
             self._send_valid(stream, batches, page.is_encoded)
         else:
-            self._handler.send_rows(name, list(gather_batches(tokens, texts)))
+            self._sender.send_rows(name, list(gather_batches(tokens, texts)))
         return remaining
 
     def _send_valid(
@@ -294,11 +294,11 @@ class ReplicationStreamer:
             except ValueError as error:
                 # Announce the batch's token instead: the readers then fetch the batch,
                 # deliver its valid rows, and report the others, too.
-                self._handler.send_rows(name, valid)
+                self._sender.send_rows(name, valid)
                 valid = []
-                self._handler.send_position(name, token, token)
+                self._sender.send_position(name, token, token)
                 self._report_skipped(stream, token, rows, are_encoded, error)
-        self._handler.send_rows(name, valid)
+        self._sender.send_rows(name, valid)
 
     def _report_skipped(
         self,
@@ -330,9 +330,9 @@ class ReplicationStreamer:
             if description.announce_own_moves_only and not stream.has_local_updates(
                 last_sent, upto_token
             ):
-                self._handler.skip_range(description.name, last_sent, upto_token)
+                self._sender.skip_range(description.name, last_sent, upto_token)
             else:
-                self._handler.send_position(description.name, last_sent, upto_token)
+                self._sender.send_position(description.name, last_sent, upto_token)
 
 
 def _encode_rows(rows: Sequence[JsonValue], are_encoded: bool) -> list[bytes]:

@@ -1,7 +1,7 @@
 """Buffer of the commands that were sent while there was no link.
 
 Theory of operation: rows and positions are not retained, because the POSITION on the
-next link makes readers fetch missed rows. The loss of a command in :data:`_RETAINED`
+next link makes readers fetch missed rows. The loss of a command in :data:`SENDABLE`
 would not be recovered, so these are retained for the next link. Only the newest command
 about an object is retained: a USER_SYNC replaces an earlier USER_SYNC of the same
 instance, user and device; a FEDERATION_ACK replaces an earlier FEDERATION_ACK of the
@@ -42,7 +42,8 @@ MAX_COMMANDS: Final = 10_000
 #: The largest total size of the lines of one name; characters count as one byte each.
 MAX_BYTES: Final = 2 * 1024 * 1024
 
-_RETAINED: Final = frozenset(
+#: The names of the commands that the code of a host sends.
+SENDABLE: Final = frozenset(
     {
         CancelTaskCommand.NAME,
         ClearUserSyncsCommand.NAME,
@@ -120,7 +121,7 @@ class UnsentCommands:
     def put(self, command: Command) -> None:
         """Retain a command, if it is one of those whose loss would not be recovered."""
         name = command.NAME
-        if name not in _RETAINED:
+        if name not in SENDABLE:
             return
         if name == ClearUserSyncsCommand.NAME:
             self._forget_syncs(command)

@@ -101,10 +101,10 @@ class GapTests(ExtensionTests):
     def test_heartbeat_in_a_batch(self) -> None:
         """A heartbeat between the rows of a batch neither splits nor loses it."""
         self.write(1)
-        self.writer.handler.stream_update("events", None, ["a"])
+        self.writer.handler.sender.stream_update("events", None, ["a"])
         self.bus.deliver()
         self.bus.advance(6)
-        self.writer.handler.stream_update("events", 2, ["b"])
+        self.writer.handler.sender.stream_update("events", 2, ["b"])
         self.bus.deliver()
         self.assertEqual(self.reader.texts(), [row(1), ("w", 2, ["a", "b"])])
 
@@ -113,9 +113,9 @@ class GapTests(ExtensionTests):
         self.write(1)
         self.bus.drop = rows_of(2)
         self.write(2)
-        self.writer.handler.stream_update("events", None, ["a"])
+        self.writer.handler.sender.stream_update("events", None, ["a"])
         self.bus.advance(1.25)
-        self.writer.handler.stream_update("events", 3, ["b"])
+        self.writer.handler.sender.stream_update("events", 3, ["b"])
         self.bus.deliver()
         self.assertEqual(self.reader.texts(), [row(1), row(2), ("w", 3, ["a", "b"])])
 
@@ -124,7 +124,7 @@ class GapTests(ExtensionTests):
         self.write(1)
         self.reader.events.persist("w", 2, ["row 2"])
         self.bus.drop = rows_of(2)
-        self.writer.handler.stream_update("events", 2, ["row 2"])
+        self.writer.handler.sender.stream_update("events", 2, ["row 2"])
         self.bus.advance(1.25)
         self.assertEqual(self.reader.texts(), [row(1), row(2)])
 
@@ -144,10 +144,10 @@ class GapTests(ExtensionTests):
     def test_skipped_ids_cause_no_catch_up(self) -> None:
         """If a writer only skips other writers' ids, readers need no catch-up."""
         self.write(1)
-        self.writer.handler.skip_range("events", 1, 50)
+        self.writer.handler.sender.skip_range("events", 1, 50)
         # The position is announced to a peer on direct TCP, but not to those on the
         # bus.
-        self.writer.handler.announce_positions(MemoryConnection(relays=True))
+        self.writer.handler.sender.announce_positions(MemoryConnection(relays=True))
         self.bus.advance(6)
         self.assertEqual(self.reader.observer.gaps, [])
         self.assertEqual(self.reader.events.current_token("w"), 1)
@@ -235,7 +235,7 @@ class GapTests(ExtensionTests):
         for is_direct in (False, True):
             self.writer.connection.is_direct = is_direct
             self.inject(type="hello", instance="x", epoch="x-epoch", streams=["typing"])
-            sends = self.writer.handler.sends(self.writer.connection, "events")
+            sends = self.writer.handler.sender.sends(self.writer.connection, "events")
             self.assertEqual(sends, not is_direct)
         for message in self.messages("hello"):
             if message.sender != "w":

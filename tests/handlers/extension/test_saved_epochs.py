@@ -18,7 +18,7 @@ class SavedEpochTests(ExtensionTests):
             process.typing.forget("w")
             for token in tokens:
                 process.typing.persist("w", token, [f"row {token}"])
-        self.writer.handler.set_last_sent_token("typing", tokens[-1])
+        self.writer.handler.sender.set_last_sent_token("typing", tokens[-1])
         assert self.writer.extension is not None
         self.writer.extension.position_sent("typing", 0, tokens[-1])
 
@@ -111,13 +111,13 @@ class SavedEpochTests(ExtensionTests):
         reader = self.restart_reader(5, 6, epoch=None, token=6)
         self.bus.drop = lambda message: message.is_extension
         self.bus.deliver()
-        self.writer.handler.stream_update("typing", None, ["a"])
+        self.writer.handler.sender.stream_update("typing", None, ["a"])
         self.bus.deliver()
         self.bus.drop = lambda message: False
         self.bus.advance(6)
         for process in (self.writer, reader):
             process.typing.persist("w", 7, ["a"], ["b"])
-        self.writer.handler.stream_update("typing", 7, ["b"])
+        self.writer.handler.sender.stream_update("typing", 7, ["b"])
         self.bus.advance(1)
         batch = ("w", 7, ["a", "b"])
         self.assertEqual(reader.texts("typing"), [row(5), row(6), batch])
@@ -125,11 +125,11 @@ class SavedEpochTests(ExtensionTests):
     def test_link_is_lost_before_it_is_handled(self) -> None:
         """An epoch received just before a link is lost is handled on the next link."""
         self.put_in_memory(2)
-        self.writer.handler.send_position("typing", 2, 2)
+        self.writer.handler.sender.send_position("typing", 2, 2)
         self.bus.advance(6)
         self.reader.events.persist("w", 1, ["row 1"])
         self.reader.host.rows.is_held = True
-        self.writer.handler.stream_update("typing", 3, ["row 3"])
+        self.writer.handler.sender.stream_update("typing", 3, ["row 3"])
         self.bus.deliver()
         self.writer.leave()
         self.writer = ExtensionProcess(self.bus, "w", epoch="b", writes=["typing"])

@@ -75,7 +75,7 @@ class StreamerTestCase(SynchronousTestCase):
         self.handler = ReplicationCommandHandler(self.host, self.host.observer)
         self.streamer = ReplicationStreamer(
             self.host,
-            self.handler,
+            self.handler.sender,
             self.host.observer,
             options=options,
             random_source=ReversingRandom(),

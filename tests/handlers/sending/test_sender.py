@@ -7,12 +7,23 @@ from typing import Any, cast
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.testing.doubles import (
     MemoryConnection,
     MemoryHost,
     SourceStream,
+)
+from synapse_replication.wire.commands.standard import (
+    CancelTaskCommand,
+    FederationAckCommand,
+    LockReleasedCommand,
+    NewActiveTaskCommand,
+    RemoteServerUpCommand,
+)
+from synapse_replication.wire.commands.users import (
+    ClearUserSyncsCommand,
+    UserIpCommand,
+    UserSyncCommand,
 )
 from tests.handlers.fixtures import Row
 
@@ -27,18 +38,18 @@ class CommandSenderTests(SynchronousTestCase):
         self.sender = CommandSender(self.host, self.host.observer, passive=False)
         self.connections = [MemoryConnection("a"), MemoryConnection("b")]
         for connection in self.connections:
-            self.sender._links[connection] = Link(connection)
+            self.sender.add(connection)
 
     def test_commands(self) -> None:
-        """Each command has a method, which sends it on each connection."""
-        self.sender.send_user_sync("id", "@a:b", "My Phone", False, 5)
-        self.sender.send_clear_user_sync()
-        self.sender.send_federation_ack(9)
-        self.sender.send_user_ip("@a:b", "secret", "1.2.3.4", "agent", None, 6)
-        self.sender.send_remote_server_up("a.example")
-        self.sender.send_lock_released("w", "lock", "key")
-        self.sender.send_new_active_task("t1")
-        self.sender.send_cancel_task("t2")
+        """Each command is sent on each connection."""
+        self.sender.send(UserSyncCommand("id", "@a:b", "My Phone", False, 5))
+        self.sender.send(ClearUserSyncsCommand("w-id"))
+        self.sender.send(FederationAckCommand("w", 9))
+        self.sender.send(UserIpCommand("@a:b", "secret", "1.2.3.4", "agent", None, 6))
+        self.sender.send(RemoteServerUpCommand("a.example"))
+        self.sender.send(LockReleasedCommand("w", "lock", "key"))
+        self.sender.send(NewActiveTaskCommand("t1"))
+        self.sender.send(CancelTaskCommand("t2"))
         for connection in self.connections:
             self.assertEqual(
                 connection.take(),
@@ -68,7 +79,7 @@ class CommandSenderTests(SynchronousTestCase):
     def test_a_broken_connection(self) -> None:
         """A connection that fails is reported; the command is sent on the others."""
         self.connections[0].broken = RuntimeError("gone")
-        self.sender.send_remote_server_up("a.example")
+        self.sender.send(RemoteServerUpCommand("a.example"))
         self.assertEqual(self.connections[1].take(), ["REMOTE_SERVER_UP a.example"])
         self.assertEqual(len(self.host.observer.failures), 1)
 

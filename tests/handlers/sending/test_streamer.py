@@ -83,7 +83,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.caches.local_token = 9
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), ['RDATA caches w 6 ["a"]'])
-        self.handler.announce_positions()
+        self.handler.sender.announce_positions()
         self.assertIn("POSITION caches w 9 9", self.connection.take())
 
     def test_own_id_without_row(self) -> None:
@@ -140,7 +140,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.events.is_held = True
         self.write(1, "a")
         self.events.persist("w", 2, *([str(n)] for n in range(150)))
-        self.handler.announce_positions()
+        self.handler.sender.announce_positions()
         self.assertIn("POSITION events w 0 0", self.connection.take())
         self.events.answer()
         self.host.reactor.advance(1)
@@ -175,7 +175,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         Without a connection, rows still go to the backlog of streams that retain one.
         """
         backlog = RecordingBacklog()
-        self.handler.listen_to_sending(backlog)
+        self.handler.sender.listen_to_sending(backlog)
         self.handler.lost_connection(self.connection)
         self.write(5, "a")
         self.caches.persist("w", 6, ["c"])
@@ -192,7 +192,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         skipped, not fetched.
         """
         self.build(StreamerOptions(max_rows=2))
-        self.handler.listen_to_sending(RecordingBacklog())
+        self.handler.sender.listen_to_sending(RecordingBacklog())
         for token in range(1, 8):
             self.caches.persist("w", token, [str(token)])
         self.host.notifier.notify()
@@ -200,7 +200,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.handler.lost_connection(self.connection)
         self.host.reactor.pump([0] * 3)
         self.assertEqual(self.caches.requests, [("w", 0, 7)])
-        self.assertEqual(self.handler.last_sent_token(self.caches), 7)
+        self.assertEqual(self.handler.sender.last_sent_token(self.caches), 7)
 
     def test_many_rows_starve_no_stream(self) -> None:
         """
@@ -261,7 +261,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         for token in range(1, 6):
             self.events.persist("w", token, [str(token)])
         self.host.notifier.notify()
-        self.handler.stream_update("events", 3, ["3"])
+        self.handler.sender.stream_update("events", 3, ["3"])
         self.connection.take()
         self.host.reactor.pump([0] * 2)
         self.assertEqual(

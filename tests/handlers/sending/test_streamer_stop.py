@@ -32,7 +32,7 @@ class StopTests(StreamerTestCase):
     def test_stop_after_waiting_rows_were_sent(self) -> None:
         """Waiting rows that are sent without the streamer do not block ``stop``."""
         self.block_link()
-        self.handler.stream_update("events", 7, ["7"])
+        self.handler.sender.stream_update("events", 7, ["7"])
         stopped = Deferred.fromCoroutine(self.streamer.stop())
         self.make_link_writable()
         self.host.reactor.advance(0)

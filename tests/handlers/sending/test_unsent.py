@@ -168,11 +168,11 @@ class HandlerWithoutLinkTests(SynchronousTestCase):
         return ReplicationCommandHandler(self.host, self.host.observer, options=options)
 
     def send_all(self, handler: ReplicationCommandHandler) -> None:
-        handler.send_remote_server_up("a.example")
-        handler.send_federation_ack(8)
-        handler.send_federation_ack(9)
-        handler.send_lock_released("w", "lock", "key")
-        handler.send_user_sync("w-id", "@a:b", "D", False, 5)
+        handler.sender.send(RemoteServerUpCommand("a.example"))
+        handler.sender.send(FederationAckCommand("w", 8))
+        handler.sender.send(FederationAckCommand("w", 9))
+        handler.sender.send(LockReleasedCommand("w", "lock", "key"))
+        handler.sender.send(UserSyncCommand("w-id", "@a:b", "D", False, 5))
 
     def test_next_link(self) -> None:
         """The commands are sent after the positions and before the syncing users."""
@@ -216,14 +216,14 @@ class HandlerWithoutLinkTests(SynchronousTestCase):
         ):
             handler = self.make(options)
             self.send_all(handler)
-            handler.drop_unsent()
+            handler.sender.drop_unsent()
             self.assertEqual(self.host.observer.drops, {})
 
     def test_stop(self) -> None:
         """Commands that never had a link are counted as dropped at the stop."""
         handler = self.make()
         self.send_all(handler)
-        handler.drop_unsent()
+        handler.sender.drop_unsent()
         self.assertEqual(
             self.host.observer.drops["FEDERATION_ACK", CommandDropReason.STOPPED], 1
         )
@@ -234,7 +234,7 @@ class HandlerWithoutLinkTests(SynchronousTestCase):
         connection = MemoryConnection("broken")
         handler.new_connection(connection)
         connection.broken = RuntimeError("gone")
-        handler.send_remote_server_up("a.example")
+        handler.sender.send(RemoteServerUpCommand("a.example"))
         self.assertEqual(
             self.host.observer.drops,
             {("REMOTE_SERVER_UP", CommandDropReason.FAILED): 1},
