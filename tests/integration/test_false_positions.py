@@ -24,6 +24,9 @@ from tests.integration.deployment import (
 #: The greatest token that the tests publish.
 FAR = 2**62
 
+#: The most time in s until the next row arrives.
+DELAY = 5.0
+
 #: A row that no writer wrote.
 FORGED = ["false", 0]
 
@@ -249,6 +252,26 @@ class FalsePositionTests(DeploymentTestCase):
         self.start_all(2)
         self.write_and_check(15)
         self.assert_nothing_is_far()
+        self.wait_until(
+            "every writer is live", lambda: self.conditions("reader") == {"live"}
+        )
+
+    def test_many_positions(self) -> None:
+        """
+        After 10,000 false positions with gaps, the next row arrives within seconds.
+        """
+        self.start_all(1)
+        self.write_and_check(3)
+        ((last,),) = self.execute("SELECT last_value FROM notes_seq")
+        self.publish(
+            *(
+                f"POSITION notes master {token} {token + 1}"
+                for token in range(last + 1, last + 20_001, 2)
+            )
+        )
+        sent = time.monotonic()
+        self.write_and_check(6)
+        self.assertLess(time.monotonic() - sent, DELAY)
         self.wait_until(
             "every writer is live", lambda: self.conditions("reader") == {"live"}
         )
