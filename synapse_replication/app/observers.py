@@ -24,6 +24,7 @@ from synapse_replication.instrumentation.status.stalls import StallLog
 from synapse_replication.instrumentation.tracing import TracingObserver
 from synapse_replication.storage.stuck_ids import StuckIdWatch
 from synapse_replication.streams.reader import Reader
+from synapse_replication.tcp.factory import outgoing_label
 
 #: The interval in s at which the lag is sampled for the status page, and stalls are
 #: logged.
@@ -52,6 +53,7 @@ class ProcessObservers:
                 for writer in writers
             ],
             needs_link=config.redis is not None or bool(config.tcp_connect),
+            own_links=[outgoing_label(each) for each in config.tcp_connect],
         )
         self.hooks = ReplicationHooks(
             clock,

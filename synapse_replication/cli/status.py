@@ -52,6 +52,10 @@ from synapse_replication.text import printable
 #: The interval of requests with ``--watch``, in s.
 WATCH_EVERY = 2.0
 
+#: The time since a process was last heard for which it counts as alive, in s: two
+#: intervals of an idle process's heartbeats.
+HEARD_WITHIN = 10.0
+
 #: The style of each tone of a verdict, worst first.
 _STYLES = {"bad": "bold red", "busy": "yellow", "good": "green"}
 
@@ -165,7 +169,7 @@ class StatusService(Service):
             peer.instance_name
             for status in processes.values()
             for peer in status.peers
-            if not peer.is_gone
+            if not peer.is_gone and peer.last_seen < HEARD_WITHIN
         }
         deployment = DeploymentStatus(
             processes,
@@ -200,7 +204,7 @@ def render(deployment: DeploymentStatus) -> RenderableType:
         parts += _render_process(name, deployment.processes[name], verdicts[name])
     if deployment.not_in_instance_map:
         names = ", ".join(deployment.not_in_instance_map)
-        parts.append(_text(f"Alive but not in instance_map: {names}"))
+        parts.append(_text(f"Not in instance_map, but alive: {names}"))
     parts.append(_writers(deployment))
     return Group(*parts)
 

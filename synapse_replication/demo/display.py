@@ -66,7 +66,10 @@ class TextScreen:
             }
             self._bars.start()
         for name, count in rows.items():
-            self._bars.update(self._tasks[name], completed=count)
+            # More rows than planned may be written: those of the last transactions.
+            self._bars.update(
+                self._tasks[name], completed=count, total=max(total, *rows.values())
+            )
 
     def _print_progress(self, rows: dict[str, int], total: int) -> None:
         tenths = 10 * rows["written"] // total
@@ -78,16 +81,23 @@ class TextScreen:
 
 def show_table(console: Console, tallies: Sequence[Tally]) -> None:
     """Show the comparison for each (stream, writer) and reader."""
-    table = Table(title="Rows by stream, writer and reader", title_justify="left")
+    # The table fits into 80 columns.
+    table = Table(
+        title="Rows by stream, writer and reader",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for heading in ("stream", "writer", "reader"):
         table.add_column(heading, no_wrap=True)
     for heading in (
         "written",
         "received",
-        "missing",
-        "duplicated",
-        "out of order",
-        "final position",
+        "lost",
+        "twice",
+        "out of\norder",
+        "final\nposition",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for tally in tallies:

@@ -362,8 +362,9 @@ class ReplicationObserver:
         """Record that a link went down."""
 
     def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
-        """Record a failed attempt to connect.
+        """Record a failed attempt to connect, or that a lost link is retried.
 
+        :param why: why it failed; empty if an established link was lost.
         :param retry_in: the delay before the next attempt, in s.
         """
 

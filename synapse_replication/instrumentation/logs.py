@@ -372,6 +372,8 @@ class LoggingObserver(ReplicationObserver):
 
     @override
     def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
+        if not why:
+            return
         self._log_limited(
             self._logger.warn,
             ("connection_failed", connection, why),

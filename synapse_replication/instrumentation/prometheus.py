@@ -436,7 +436,8 @@ class PrometheusObserver(ReplicationObserver):
 
     @override
     def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
-        self._count(metrics.CONNECTION_FAILURES, connection)
+        if why:
+            self._count(metrics.CONNECTION_FAILURES, connection)
 
     @override
     def connections_changed(self, count: int) -> None:

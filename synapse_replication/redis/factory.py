@@ -283,6 +283,8 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         self.handshake_timeout = handshake_timeout
         self.reader_factory = reader_factory
         self._why = ""
+        #: Whether the last attempt to connect failed.
+        self._failed = False
         self._backoff = Backoff(INITIAL_DELAY, MAX_DELAY, GROWTH, jitter)
         self._ping_interval = ping_interval
         self._pings = LoopingCall(self._ping_pool)
@@ -373,6 +375,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     def link_lost(self, established: bool, reason: CloseReason, why: str) -> None:
         """Record why a connection was lost; report the loss if it was established."""
         self._record_reason(why)
+        self._failed = not established
         if established:
             stopped = not self.continueTrying
             self.observer.connection_lost(
@@ -385,6 +388,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
         assert reason.value is not None
         self._why = explain(reason.value)
+        self._failed = True
         self._reconnect(connector)
 
     @override
@@ -418,5 +422,5 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         self._callID = self.reactor_clock.callLater(  # type: ignore[assignment]
             wait, connect
         )
-        why = at(destination(connector), self._why)
+        why = at(destination(connector), self._why) if self._failed else ""
         self.observer.connection_failed(self.name, why, wait)

@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 from typing_extensions import override
 
 from synapse_replication.backoff import Backoff
+from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.handlers.extension.extension import ExtensionHandler
 from synapse_replication.handlers.interfaces import (
     Clock,
@@ -33,7 +34,7 @@ from synapse_replication.tcp.protocol import (
     ClientReplicationStreamProtocol,
     ServerReplicationStreamProtocol,
 )
-from synapse_replication.transport.failures import at, destination
+from synapse_replication.transport.failures import destination
 from synapse_replication.transport.tls import explain
 from synapse_replication.wire.connection import CloseReason
 from synapse_replication.wire.pending import PendingLimit
@@ -93,11 +94,12 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         self, addr: IAddress | None
     ) -> BaseReplicationStreamProtocol | None:
         if len(self.connections) >= self._max_connections and not self._make_room():
-            self._observer.failure(
-                "accepting a direct TCP connection",
-                ConnectionError(
-                    f"refused: {self._max_connections} peers are already connected, "
-                    "the maximum of synapse_replication.direct_tcp.max_connections"
+            host = getattr(addr, "host", "a Unix socket")
+            self._observer.line_refused(
+                f"the client {host}",
+                RemoteProtocolError(
+                    f"{self._max_connections} peers are already connected, the maximum "
+                    "of synapse_replication.direct_tcp.max_connections"
                 ),
             )
             return None
@@ -166,6 +168,8 @@ class DirectTcpReplicationClientFactory(ClientFactory):
     lost (SERVER had been received with the expected name), unless the server sent ERROR
     or violated the protocol. A server that closes every connection with ERROR, or
     before it has sent SERVER, is therefore not flooded with attempts.
+
+    The links are reported as ``to ADDRESS``.
 
     :param client_name: the name of this instance.
     :param jitter: returns a number from 0 to 1, which shortens each delay by up to
@@ -261,6 +265,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
             self._closed,
             limit=self._limit,
             extension=self._extension,
+            label=self._label,
         )
         protocol.factory = self
         self.connection = protocol
@@ -271,6 +276,10 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         self._failed(reason)
 
     # -- inside ---------------------------------------------------------------------
+
+    @property
+    def _label(self) -> str:
+        return outgoing_label(self._where) if self._where else ""
 
     def _failed(self, reason: Failure) -> None:
         if self._stopped is None:
@@ -293,9 +302,17 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         delay = self._backoff.delay(self._failures)
         if reason is not None:
             self._observer.connection_failed(
-                self.client_name, at(self._where, reason), delay
+                self._label or self.client_name, reason, delay
             )
         self._retry = self._clock.call_later(delay, self._start_attempt)
+
+
+def outgoing_label(where: str) -> str:
+    """Return the label of the link to a server.
+
+    :param where: the server's address, or the description of its endpoint.
+    """
+    return f"to {where.removeprefix('tcp:')}"
 
 
 def _do_nothing() -> None:

@@ -30,7 +30,7 @@ from twisted.python.failure import Failure
 from typing_extensions import override
 from zope.interface import implementer
 
-from synapse_replication.errors import LineTooLongError
+from synapse_replication.errors import LineTooLongError, RemoteProtocolError
 from synapse_replication.handlers.extension.extension import ExtensionHandler
 from synapse_replication.handlers.interfaces import (
     Clock,
@@ -381,8 +381,8 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
     def _report_handshake_failure(self, reason: str) -> None:
         assert self.transport is not None
         host = getattr(self.transport.getPeer(), "host", "a Unix socket")
-        self._observer.failure(
-            "accepting a TLS client", ConnectionError(f"{host}: {reason}")
+        self._observer.line_refused(
+            f"the TLS client {host}", RemoteProtocolError(reason)
         )
 
 
@@ -397,9 +397,10 @@ class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
     The link is established when SERVER has arrived with the expected name. The handler
     then requests positions with REPLICATE; a passive handler does not.
 
-    :param client_name: this instance's name, sent in NAME. It is also the label of the
-        connection, because the server sends no instance name.
+    :param client_name: this instance's name, sent in NAME.
     :param server_name: the homeserver's name, which SERVER must contain.
+    :param label: the label of the connection: the server's address, because the server
+        sends no instance name. By default, ``client_name``.
     """
 
     role = Role.CLIENT
@@ -416,6 +417,7 @@ class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
         *,
         limit: PendingLimit | None = None,
         extension: ExtensionHandler | None = None,
+        label: str = "",
     ) -> None:
         super().__init__(
             server_name,
@@ -426,10 +428,11 @@ class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
             limit=limit,
             extension=extension,
         )
-        self.name = client_name
+        self._client_name = client_name
+        self.name = label or client_name
 
     @override
     def greeting(self) -> Sequence[Command]:
         # A stock server ignores the text of a PING.
         marks = [] if self._extension is None else [PING_MARK]
-        return [NameCommand(self.name), self._ping(*marks)]
+        return [NameCommand(self._client_name), self._ping(*marks)]

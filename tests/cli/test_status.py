@@ -94,7 +94,7 @@ class RenderTests(SynchronousTestCase):
         self.assertIn("two processes are called w1 (locations unknown)", text)
         self.assertIn("(down: w2)", text)
         self.assertIn("w9: no valid status: refused", text)
-        self.assertIn("not in instance_map: w3, w4", text)
+        self.assertIn("Not in instance_map, but alive: w3, w4", text)
 
     def test_stuck_id(self) -> None:
         """A stuck id is shown with its session and a hint; it is a problem."""

@@ -30,11 +30,18 @@ class ShowTableTests(SynchronousTestCase):
         (row,) = (
             line for line in printed(GOOD).splitlines() if "event_writer1" in line
         )
-        cells = [cell.strip() for cell in row.strip("│").split("│")]
         self.assertEqual(
-            cells,
+            row.split(),
             ["events", "event_writer1", "reader1", "12", "12", "0", "0", "0", "99"],
         )
+
+    def test_eighty_columns(self) -> None:
+        """The table fits into a terminal of the usual width."""
+        many = attrs.evolve(
+            GOOD, stream_name="account_data", written=10_000, received=10_000
+        )
+        widest = max(map(len, printed(many).splitlines()))
+        self.assertLessEqual(widest, 80)
 
     def test_a_reader_that_is_behind_is_marked(self) -> None:
         """

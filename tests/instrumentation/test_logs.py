@@ -154,6 +154,8 @@ class LoggingObserverTests(SynchronousTestCase):
         """
         A failed connection is logged with the reason and the time to the next attempt.
         """
+        # Nothing was tried yet.
+        self.observer.connection_failed("redis", "", 0.1)
         self.observer.connection_failed("redis", "refused", 2.5)
         self.assertEqual(
             self.lines(),

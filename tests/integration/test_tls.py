@@ -193,7 +193,7 @@ class TlsTests(DeploymentTestCase):
                 self.wait_until(
                     "the rejected client in the log of main",
                     lambda: (
-                        "accepting a TLS client failed: 127.0.0.1: TLS"
+                        "Rejected input from the TLS client 127.0.0.1: TLS"
                         in self.log_of("main")
                     ),
                 )

@@ -99,8 +99,7 @@ class ServerFactoryTests(SynchronousTestCase):
         """If all connections have sent NAME, a new one is refused and reported."""
         ends = [self.connect() for _ in range(3)]
         self.assertIsNone(self.factory.buildProtocol(None))
-        ((what, error),) = self.observer.failures
-        self.assertEqual(what, "accepting a direct TCP connection")
+        (error,) = self.observer.refused
         self.assertIn("max_connections", str(error))
         drop(ends[0][0])
         self.connect()

@@ -23,7 +23,7 @@ class TlsServerTests(ProtocolTestCase):
         self.failures: list[tuple[str, str]] = []
         self.patch(
             self.observer,
-            "failure",
+            "line_refused",
             lambda what, error: self.failures.append((what, str(error))),
         )
         self.server: ServerReplicationStreamProtocol = self.make_server()
@@ -51,8 +51,8 @@ class TlsServerTests(ProtocolTestCase):
         why = SSL.Error([("SSL routines", "", "peer did not return a certificate")])
         self.server.connectionLost(Failure(why))
         ((what, error),) = self.failures
-        self.assertEqual(what, "accepting a TLS client")
-        self.assertIn("192.168.1.1: TLS: peer did not return a certificate: ", error)
+        self.assertEqual(what, "the TLS client 192.168.1.1")
+        self.assertIn("TLS: peer did not return a certificate: ", error)
         self.assertEqual(self.observer.links, [])
         self.assertEqual(self.closed, [self.server])
         self.assertEqual(self.clock.getDelayedCalls(), [])
@@ -71,5 +71,5 @@ class TlsServerTests(ProtocolTestCase):
         self.assertTrue(self.transport.aborted)
         self.assertEqual(
             self.failures,
-            [("accepting a TLS client", "192.168.1.1: no TLS handshake within 10 s")],
+            [("the TLS client 192.168.1.1", "no TLS handshake within 10 s")],
         )

@@ -71,8 +71,8 @@ HINTS: Mapping[StallReason, str] = MappingProxyType(
         "can be reached from here.",
         StallReason.WRITER_GONE: "Start the writer, or check its log for why it does "
         "not respond. Its rows are fetched when it is back.",
-        StallReason.NO_POSITION: "Start the writer. If it runs, check that it is "
-        "connected to the same Redis and has the same server_name.",
+        StallReason.NO_POSITION: "Start the writer. If it runs, check that it has the "
+        "same server_name, and a link to this process (the same Redis, or direct TCP).",
         StallReason.AHEAD_OF_WRITER: "Run 'synapse-replication positions repair --seen "
         "STREAM=POSITION' with the position of this process: it advances the sequence "
         "to that position, so that new rows are beyond it. Then make this process "

@@ -79,6 +79,7 @@ class StatusObserver(ReplicationObserver):
     :param expected: the (stream, writer) pairs from which rows are expected.
     :param needs_link: whether this process makes links; if so, it is not ready while no
         link is up.
+    :param own_links: the names of further links that this process makes itself.
     :param monotonic: returns a monotonic time in s.
     :param limits: the thresholds and limits of the status.
     """
@@ -90,6 +91,7 @@ class StatusObserver(ReplicationObserver):
         expected: Iterable[tuple[str, str]] = (),
         *,
         needs_link: bool = False,
+        own_links: Iterable[str] = (),
         monotonic: Callable[[], float] = time.monotonic,
         limits: StatusLimits | None = None,
     ) -> None:
@@ -103,7 +105,7 @@ class StatusObserver(ReplicationObserver):
         self._expected_names = frozenset(name for _, name in self._expected)
         self._writers = {key: WriterRecord(now, now) for key in self._expected}
         #: The names of the links that this process makes itself.
-        self._own_links = frozenset({instance_name, "redis", "redis_out"})
+        self._own_links = frozenset({instance_name, "redis", "redis_out", *own_links})
         self._records = StatusRecords(
             self._writers, hearing=HearingRecord(is_up=False, since=now)
         )
@@ -376,7 +378,7 @@ class StatusObserver(ReplicationObserver):
     @override
     def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
         link = self._link(connection)
-        if link is not None and not link.up:
+        if link is not None and not link.up and why:
             link.why = excerpt(why)
 
     def _link(self, name: str) -> LinkRecord | None:

@@ -25,6 +25,11 @@ from synapse_replication.instrumentation.status.model import (
 )
 
 
+def sentence(text: str) -> str:
+    """Return a text with a full stop, unless it ends a sentence already."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
 class StallLog:
     """Logs writers that stall; repeats each line once a minute until the stall ends.
 
@@ -56,11 +61,11 @@ class StallLog:
             if is_new or now - last >= REPEAT_AFTER:
                 last = now
                 self._logger.warn(
-                    "{streams} stalled for {seconds:.0f} s: {detail}. {remedy} (See "
+                    "{streams} stalled for {seconds:.0f} s: {detail} {remedy} (See "
                     "the runbook: ReplicationStalled, {reason})",
                     streams=group.names,
                     seconds=group.stalled_for,
-                    detail=group.detail.rstrip("."),
+                    detail=sentence(group.detail),
                     remedy=group.remedy,
                     reason=reason,
                 )

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.observer import PeerHeartbeat
 from synapse_replication.instrumentation.status.observer import StatusObserver
-from synapse_replication.instrumentation.status.stalls import StallLog
+from synapse_replication.instrumentation.status.stalls import StallLog, sentence
 from synapse_replication.streams.stuck_ids import StuckId
 from tests.support.known_readers import KnownReaders
 
@@ -80,6 +80,11 @@ class StallLogTests(SynchronousTestCase):
         self.assertIn("id 7 of events, written by w1, is not finished for 15 s", line)
         self.assertIn("session 12, idle. End it. (See the runbook", line)
         self.assertEqual(len(self.lines(60)), 1)
+
+    def test_sentences(self) -> None:
+        """A detail that is a question is followed by no full stop."""
+        self.assertEqual(sentence("is it running?"), "is it running?")
+        self.assertEqual(sentence("refused"), "refused.")
 
     def test_new_stall(self) -> None:
         """A new stream or a new cause is logged immediately."""
