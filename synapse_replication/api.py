@@ -1,14 +1,21 @@
 """The public API. Names that are neither here nor in the manual may change.
 
-Names that Synapse introduced have the same meaning here. The names of the storage
-package are imported on first use, because the database driver is an extra.
+Names that Synapse introduced have the same meaning here. Names that need the database
+driver, which is an extra, are imported on first use.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
+from synapse_replication.app.journal import JournalSink
+from synapse_replication.app.run import run_service, start_logging
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
+from synapse_replication.config.deployment import DatabaseConfig
+from synapse_replication.config.listener_safety import Listener
+from synapse_replication.config.options import ReplicationOptions
+from synapse_replication.config.tls import TlsConfig
 from synapse_replication.errors import (
     CatchUpError,
     ConfigError,
@@ -59,11 +66,16 @@ from synapse_replication.handlers.observer import (
     DiscardReason,
     ReplicationObserver,
 )
+from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
     StreamerOptions,
 )
-from synapse_replication.http.client import HttpCatchUpClient, make_agent
+from synapse_replication.http.client import (
+    HttpCatchUpClient,
+    InstanceLocation,
+    make_agent,
+)
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.http.retry import with_retries
 from synapse_replication.instrumentation.composite import CompositeObserver
@@ -76,14 +88,19 @@ from synapse_replication.instrumentation.tracing import TracingObserver
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.factory import SynapseRedisFactory
 from synapse_replication.redis.link import RedisReplicationLink
-from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
+from synapse_replication.redis.options import (
+    RedisOptions,
+    RedisTlsOptions,
+    SentinelOptions,
+)
 from synapse_replication.redis.subscriber import RedisSubscriber
+from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.between import (
     PositionedRow,
     RowsBetween,
     TokenStream,
 )
-from synapse_replication.streams.memory import MemoryStream
+from synapse_replication.streams.memory import InMemory, MemoryStream
 from synapse_replication.streams.rows import RawRowCodec, RowCodec
 from synapse_replication.streams.standard.registry import (
     MAIN_INSTANCE,
@@ -135,9 +152,11 @@ from synapse_replication.wire.commands.users import (
     UserSyncCommand,
 )
 from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.pending import PendingLimit
 
 if TYPE_CHECKING:
-    from synapse_replication.storage.database import Database
+    from synapse_replication.app.service import Replication
+    from synapse_replication.storage.database import Database, Transaction
     from synapse_replication.storage.id_generators import (
         MultiWriterIdGenerator,
         load_id_generator,
@@ -154,6 +173,7 @@ __all__ = [
     "STANDARD_STREAMS",
     "BackgroundProcesses",
     "BackgroundRunner",
+    "BacklogOptions",
     "BaseReplicationStreamProtocol",
     "CancelTaskCommand",
     "CatchUpError",
@@ -170,6 +190,7 @@ __all__ = [
     "ConfigError",
     "ConfigProblem",
     "Database",
+    "DatabaseConfig",
     "DirectTcpReplicationClientFactory",
     "DiscardReason",
     "EpochSink",
@@ -182,9 +203,13 @@ __all__ = [
     "IdStream",
     "Identity",
     "ImplausiblePositionError",
+    "InMemory",
+    "InstanceLocation",
     "InvalidateCacheCommand",
+    "JournalSink",
     "JsonValue",
     "LineTooLongError",
+    "Listener",
     "LocalProtocolError",
     "LockReleasedCommand",
     "LoggingObserver",
@@ -194,6 +219,7 @@ __all__ = [
     "NameCommand",
     "NewActiveTaskCommand",
     "Notifier",
+    "PendingLimit",
     "PersistedPosition",
     "PingCommand",
     "PositionCommand",
@@ -205,6 +231,7 @@ __all__ = [
     "RawRowCodec",
     "RdataCommand",
     "ReactorClock",
+    "ReceiverOptions",
     "RedisOptions",
     "RedisReplicationLink",
     "RedisSubscriber",
@@ -213,6 +240,7 @@ __all__ = [
     "RemoteServerUpCommand",
     "RemovePusherCommand",
     "ReplicateCommand",
+    "Replication",
     "ReplicationCommandHandler",
     "ReplicationConnection",
     "ReplicationDataHandler",
@@ -220,6 +248,7 @@ __all__ = [
     "ReplicationHost",
     "ReplicationMetrics",
     "ReplicationObserver",
+    "ReplicationOptions",
     "ReplicationResource",
     "ReplicationStreamProtocolFactory",
     "ReplicationStreamer",
@@ -227,6 +256,7 @@ __all__ = [
     "RowDecodeError",
     "RowSink",
     "RowsBetween",
+    "SentinelOptions",
     "SequenceBehindError",
     "ServerCommand",
     "ServerReplicationStreamProtocol",
@@ -243,9 +273,11 @@ __all__ = [
     "SyncingUser",
     "SyncingUsers",
     "TableStream",
+    "TlsConfig",
     "TokenError",
     "TokenStream",
     "TracingObserver",
+    "Transaction",
     "UnknownCommandError",
     "UnparsableLineError",
     "UpdateFunction",
@@ -256,33 +288,37 @@ __all__ = [
     "load_id_generator",
     "make_agent",
     "parse_command_from_line",
+    "run_service",
     "standard_stream",
+    "start_logging",
     "table_stream",
     "with_retries",
 ]
 
-_STORAGE_NAMES = frozenset(
-    {
-        "Database",
-        "IdStream",
-        "MultiWriterIdGenerator",
-        "PostgresStream",
-        "load_id_generator",
-        "standard_stream",
-        "table_stream",
-    }
-)
+#: The modules of the names that need the database driver.
+_NEED_DRIVER = {
+    "Database": "storage.database",
+    "IdStream": "storage.id_streams",
+    "MultiWriterIdGenerator": "storage.id_generators",
+    "PostgresStream": "storage.postgres_stream",
+    "Replication": "app.service",
+    "Transaction": "storage.database",
+    "load_id_generator": "storage.id_generators",
+    "standard_stream": "storage.postgres_stream",
+    "table_stream": "storage.postgres_stream",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _STORAGE_NAMES:
+    if name not in _NEED_DRIVER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from synapse_replication.storage import (
-        database,
-        id_generators,
-        postgres_stream,
-        sequences,
-    )
-
-    modules = (database, id_generators, postgres_stream, sequences)
-    return next(getattr(module, name) for module in modules if hasattr(module, name))
+    try:
+        module = importlib.import_module(f"synapse_replication.{_NEED_DRIVER[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "psycopg2":
+            raise
+        raise ImportError(
+            f"{name} needs the PostgreSQL driver: "
+            "pip install 'synapse_replication[postgres-binary]'"
+        ) from error
+    return getattr(module, name)

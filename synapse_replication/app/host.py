@@ -13,7 +13,8 @@ import attrs
 from synapse_replication.app.commands import CommandsOut
 from synapse_replication.app.sources import HostSources
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
-from synapse_replication.config.process import ProcessConfig
+from synapse_replication.config.options import ReplicationOptions
+from synapse_replication.errors import LocalProtocolError
 from synapse_replication.handlers.data import ReplicationDataHandler
 from synapse_replication.handlers.host_parts import (
     StreamTable,
@@ -23,6 +24,7 @@ from synapse_replication.handlers.host_parts import (
 from synapse_replication.handlers.interfaces import CommandSink, Identity, RowSink
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
+from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.streams.stream import UpdateFunction
 from synapse_replication.wire.commands.users import UserIpCommand
 
@@ -45,7 +47,8 @@ class StandaloneHost:
 
     The functions that create the sinks take the host as an argument, so the host is
     created without sinks. :meth:`set_sink` and :meth:`set_command_sink` add the sinks
-    before the functions of ``modules`` are called.
+    before the functions of ``modules`` are called. The cache is added when the link is
+    started.
 
     :ivar hooks: delivers events to subscribed callbacks.
     :ivar outgoing: sends commands to the other instances.
@@ -70,11 +73,12 @@ class StandaloneHost:
     commands: CommandSink = attrs.field(init=False)
     notifier: WriteNotifier = attrs.field(factory=WriteNotifier)
     rows: ReplicationDataHandler = attrs.field(init=False)
+    _cache: ExternalCache | None = None
 
     @classmethod
-    def from_config(
+    def from_options(
         cls,
-        config: ProcessConfig,
+        options: ReplicationOptions,
         clock: ReactorClock,
         observer: ReplicationObserver,
         hooks: ReplicationHooks,
@@ -83,12 +87,12 @@ class StandaloneHost:
         """Return the host of a process; its streams and sinks are added later."""
         return cls(
             Identity(
-                config.server_name, config.instance_name, secrets.token_urlsafe(12)
+                options.server_name, options.instance_name, secrets.token_urlsafe(12)
             ),
             clock,
             observer,
             BackgroundProcesses(observer),
-            config.stores_user_ips,
+            options.stores_user_ips,
             hooks,
             sources or HostSources(),
         )
@@ -110,6 +114,23 @@ class StandaloneHost:
     def set_command_sink(self, sink: CommandSink) -> None:
         """Set the sink to which the commands of other instances are delivered."""
         self.commands = sink
+
+    def set_cache(self, cache: ExternalCache) -> None:
+        """Set the cache that all processes share."""
+        self._cache = cache
+
+    @property
+    def cache(self) -> ExternalCache:
+        """The cache in Redis that all processes share; disabled without Redis.
+
+        :raises LocalProtocolError: if replication has not started.
+        """
+        if self._cache is None:
+            raise LocalProtocolError(
+                "the cache cannot be used before replication starts; use it from the "
+                "startService of a service that a module returns, or later"
+            )
+        return self._cache
 
     @property
     def stores_user_ips(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from twisted.web.resource import Resource
@@ -51,35 +51,25 @@ class MetricsResource(Resource):
         return generate_latest(self._registry)
 
 
-def make_site(
+def make_root(
     resources: frozenset[str],
-    replication: Resource,
     registry: CollectorRegistry,
     snapshot: Callable[[], ProcessStatus],
-    *,
-    hosts: frozenset[str] | None = None,
-    has_secret: bool = False,
-    max_connections: int = MAX_CONNECTIONS,
-    refused: Callable[[int, str], object] = lambda status, why: None,
-) -> BoundedSite:
-    """Return the site of one listener.
+    replication: Resource | None = None,
+) -> Resource:
+    """Return the root resource of one listener.
 
     :param resources: the resources to serve: ``replication``, ``health`` (with
         ``/ready``) and ``metrics`` (with ``/status`` and ``/status.json``).
-    :param replication: the resource at ``/_synapse/replication``.
     :param registry: the registry whose metrics are served at ``/metrics`` and
         ``/_synapse/metrics``.
     :param snapshot: returns the current status.
-    :param hosts: the host names that the listener serves; ``None`` for any.
-    :param has_secret: whether requests for rows must contain a secret.
-    :param max_connections: the most connections that are open at a time.
-    :param refused: called with a status and the reason for each refused request or
-        connection.
+    :param replication: the resource at ``/_synapse/replication``.
     """
     root: Any = Resource()  # type: ignore[no-untyped-call]
     synapse: Any = Resource()  # type: ignore[no-untyped-call]
     root.putChild(b"_synapse", synapse)
-    if "replication" in resources:
+    if "replication" in resources and replication is not None:
         synapse.putChild(b"replication", replication)
     if "health" in resources:
         root.putChild(b"health", HealthResource())  # type: ignore[no-untyped-call]
@@ -89,6 +79,26 @@ def make_site(
         root.putChild(b"status", StatusPageResource(snapshot))
         root.putChild(b"status.json", StatusJsonResource(snapshot))
         synapse.putChild(b"metrics", MetricsResource(registry))
+    return cast(Resource, root)
+
+
+def make_site(
+    root: Resource,
+    *,
+    hosts: frozenset[str] | None = None,
+    has_secret: bool = False,
+    max_connections: int = MAX_CONNECTIONS,
+    refused: Callable[[int, str], object] = lambda status, why: None,
+) -> BoundedSite:
+    """Return the site of one listener.
+
+    :param root: its root resource.
+    :param hosts: the host names that the listener serves; ``None`` for any.
+    :param has_secret: whether requests for rows must contain a secret.
+    :param max_connections: the most connections that are open at a time.
+    :param refused: called with a status and the reason for each refused request or
+        connection.
+    """
     site = BoundedSite(
         root,
         hosts,

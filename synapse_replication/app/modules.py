@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 
+from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.config.own_section import FactorySection
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
+
+_SINKS = ("row_sink", "command_sink")
 
 
 def load_factory(
@@ -47,7 +53,46 @@ def load_factory(
             f"{module_name} has no function {name}",
             "write the dotted name of a function that takes (host, config)",
         )
+    if option in _SINKS and (why := _why_no_sink(factory)) is not None:
+        raise problem(f"{name} {why.partition('; ')[0]}", why.partition("; ")[2])
     return lambda host: factory(host, dict(section.config))
+
+
+def check_sink(
+    sink: Any, interface: type[Any], options: ReplicationOptions, option: str
+) -> None:
+    """Check that an object has the methods of a sink.
+
+    :param interface: the protocol class of the sink.
+    :param option: the option that sets the sink, for the error.
+    :raises ConfigError: if it does not have them.
+    """
+    names = [name for name in vars(interface) if name.startswith(("on_", "get_"))]
+    missing = [name for name in names if not callable(getattr(sink, name, None))]
+    if missing:
+        what = "a coroutine" if inspect.iscoroutine(sink) else type(sink).__name__
+        if inspect.iscoroutine(sink):
+            sink.close()
+        problem = f"the sink is {what}, which has no {' and no '.join(missing)}"
+        hint = f"return an object with the methods of api.{interface.__name__}"
+        raise ConfigError([options.problem(option, problem, hint)])
+
+
+def _why_no_sink(factory: Callable[..., Any]) -> str | None:
+    """Return why a function cannot return a sink; ``None`` if it may return one."""
+    if inspect.iscoroutinefunction(factory):
+        return "is a coroutine function; write def instead of async def"
+    try:
+        (code,) = ast.parse(textwrap.dedent(inspect.getsource(factory))).body
+    except (OSError, TypeError, ValueError, SyntaxError):
+        # Not written in Python, or its source is not installed.
+        return None
+    if not isinstance(code, ast.FunctionDef):
+        return None
+    for node in ast.walk(code):
+        if isinstance(node, ast.Return) and node.value is not None:
+            return None
+    return "returns nothing; return the sink"
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ from twisted.logger import Logger
 
 from synapse_replication.app.tracing_export import SpanExport
 from synapse_replication.clock import ReactorClock
-from synapse_replication.config.process import ProcessConfig
+from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.handlers.interfaces import DelayedCall
 from synapse_replication.handlers.observer import ConnectionBuffers
 from synapse_replication.instrumentation.composite import CompositeObserver
@@ -38,7 +38,7 @@ class ProcessObservers:
     :ivar registry: the registry of the metrics.
     """
 
-    def __init__(self, config: ProcessConfig, clock: ReactorClock) -> None:
+    def __init__(self, config: ReplicationOptions, clock: ReactorClock) -> None:
         self._clock = clock
         self._sampling: DelayedCall
         self._stuck_ids: StuckIdWatch

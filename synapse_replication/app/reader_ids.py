@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 
 from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.postgres_stream import WriterIds
 
 
@@ -53,6 +54,13 @@ class ReaderIds:
         :raises StreamConfigurationError: if this process does not write the stream.
         """
         return self._generator().get_next()
+
+    def get_next_txn(self, txn: Transaction) -> int:
+        """Allocate an id that is finished when ``txn`` commits or rolls back.
+
+        :raises StreamConfigurationError: if this process does not write the stream.
+        """
+        return self._generator().get_next_txn(txn)
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
         """Return a writer's delivered position, as an id.
@@ -99,7 +107,7 @@ class ReaderIds:
     def _generator(self) -> WriterIds:
         if self._own is None:
             raise StreamConfigurationError(
-                f"{self._instance_name} does not write {self._stream_name}; name it in "
-                "stream_writers, or among the writers of the stream's declaration"
+                f"{self._instance_name} does not write {self._stream_name}; add it to "
+                "the writers of the stream"
             )
         return self._own

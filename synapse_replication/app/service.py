@@ -1,12 +1,11 @@
-"""The wiring of a process, as a Twisted service.
+"""The wiring of a process, as a Twisted service: :class:`Replication`.
 
-The parts start in this order and stop in the reverse order: database, the user's
-sinks, streams, the user's modules, HTTP, links, sending, the services that the modules
-returned. So whenever a peer can request rows, all streams exist; and whenever rows are
-announced, they can be requested. On a stop, the process first stops the services that
-the modules returned. It then sends and delivers pending rows, withdraws its syncing
-users (unless it is the main process), and closes the links. Each step takes at most
-:data:`DRAIN_TIMEOUT` s.
+The parts start in this order and stop in the reverse order: database, sinks, streams,
+modules, HTTP, links, sending, the child services. So whenever a peer can request rows,
+all streams exist; and whenever rows are announced, they can be requested. On a stop,
+the process first stops the child services. It then sends and delivers pending rows,
+withdraws its syncing users (unless it is the main process), and closes the links. Each
+step takes at most :data:`DRAIN_TIMEOUT` s.
 """
 
 from __future__ import annotations
@@ -15,12 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
-from twisted.application.service import Service
-from twisted.internet.defer import Deferred
+from prometheus_client import CollectorRegistry
+from twisted.application.service import MultiService, Service
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IProtocolFactory
 from twisted.logger import Logger
 from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.python.failure import Failure
+from twisted.web.resource import Resource
 from typing_extensions import override
 
 from synapse_replication.app.host import (
@@ -29,10 +31,10 @@ from synapse_replication.app.host import (
     process_label,
 )
 from synapse_replication.app.http_limits import served_hosts
-from synapse_replication.app.http_site import make_site
-from synapse_replication.app.modules import Factories, load_factories
+from synapse_replication.app.http_site import make_root, make_site
+from synapse_replication.app.modules import check_sink, load_factories
 from synapse_replication.app.observers import ProcessObservers
-from synapse_replication.app.sources import declared_streams, make_sources
+from synapse_replication.app.sources import make_sources
 from synapse_replication.app.stops import StopSteps
 from synapse_replication.app.streams import StreamSetup
 from synapse_replication.clock import ReactorClock
@@ -42,8 +44,13 @@ from synapse_replication.config.endpoints import (
     listener_descriptions,
     server_endpoint,
 )
+from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.errors import ConfigError
+from synapse_replication.errors import (
+    ConfigError,
+    LocalProtocolError,
+    StreamConfigurationError,
+)
 from synapse_replication.handlers.admission import DeclaredWriters
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
@@ -51,7 +58,11 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
-from synapse_replication.handlers.interfaces import ClosableSink, RowSink
+from synapse_replication.handlers.interfaces import (
+    ClosableSink,
+    CommandSink,
+    RowSink,
+)
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
@@ -59,10 +70,12 @@ from synapse_replication.handlers.sending.streamer import (
 )
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.http.resource import ReplicationResource
+from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.status.model import (
     ProcessStatus,
     encode_status,
 )
+from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.database import Database
@@ -81,65 +94,159 @@ from synapse_replication.wire.commands.users import ClearUserSyncsCommand
 DRAIN_TIMEOUT = 10.0
 
 
-class ProcessService(Service):
-    """A main process or a worker, as a Twisted service.
+class Replication(Service):
+    """Replication in one process, as a Twisted service.
 
-    :ivar started: fires when all parts are up; fails if the process cannot start.
-    :ivar host: the host that is passed to the user's code.
+    The service starts once, when the reactor runs. If the start fails, everything that
+    was started is stopped, and :attr:`started` fails.
+
+    :param options: the options of the process.
+    :param sink: receives the rows of other instances; ``None`` to track only their
+        positions. If it has a method ``close()``, that is called at the end.
+    :param command_sink: receives the commands of other instances that carry no rows;
+        by default, a :class:`.SyncingUsers`.
+    :param modules: functions ``(host) -> IService | None``, which are called when the
+        streams exist, before replication starts. The services are added to
+        :attr:`services`.
+    :ivar sink: see above. It may be assigned until the service is started.
+    :ivar started: a Deferred that fires when all parts are up; fails if the process
+        cannot start, with ``CancelledError`` if the service is stopped before it is up.
+    :ivar services: child services, which are started when replication is up, and
+        stopped before it stops.
+    :ivar host: the host that is passed to the modules.
+    :raises ConfigError: if the options cannot be used together; lists all problems.
     """
 
     log = Logger()
 
-    def __init__(self, config: ProcessConfig, reactor: Any) -> None:
-        self._config = config
+    def __init__(
+        self,
+        reactor: Any,
+        options: ReplicationOptions,
+        sink: RowSink | None = None,
+        *,
+        command_sink: CommandSink | None = None,
+        modules: Sequence[Callable[[StandaloneHost], Any]] = (),
+    ) -> None:
+        if problems := options.find_problems():
+            raise ConfigError(problems)
+        self._options = options
         self._reactor = reactor
+        self._modules = modules
         self._clock = ReactorClock(reactor)
-        self._observers = ProcessObservers(config, self._clock)
+        self._observers = ProcessObservers(options, self._clock)
         self._observer = self._observers.observer
         self._status = self._observers.status
-        self._hooks = self._observers.hooks
         self._epochs = PeerEpochs()
         agent, self._http_pool = make_agent(
-            reactor, config.instances, config.tls.for_connecting
+            reactor, options.instances, options.tls.for_connecting
         )
         self._client = HttpCatchUpClient(
             agent,
-            config.instances,
-            config.secret,
+            options.instances,
+            options.secret,
             reactor,
             epoch_of=self._epochs.epoch_of,
             observer=self._observer,
         )
         self._database: Database | None = None
-        if (database := config.database) is not None:
+        if (database := options.database) is not None:
             self._database = Database(
                 database.conninfo, reactor, max_connections=database.max_connections
             )
-        self.host = StandaloneHost.from_config(
-            config,
+        self.host = StandaloneHost.from_options(
+            options,
             self._clock,
             self._observer,
-            self._hooks,
-            make_sources(config, self._clock, self._database, self._client),
+            self._observers.hooks,
+            make_sources(options, self._clock, self._database, self._client),
         )
+        self.sink: RowSink = PositionsOnlySink() if sink is None else sink
+        if command_sink is not None:
+            self.host.set_command_sink(command_sink)
         self._backlog: Backlog | None = None
-        if config.backlog is not None:
-            self._backlog = Backlog(config.backlog)
+        if options.backlog is not None:
+            self._backlog = Backlog(options.backlog)
             self._observers.metrics.watch_backlog(self._backlog)
+        self.services = MultiService()  # type: ignore[no-untyped-call]
         self.started: Deferred[None] = Deferred()
         self._stops = StopSteps(reactor, DRAIN_TIMEOUT)
         self._starting: Deferred[None] | None = None
+        self._began = False
+
+    # -- for the service's own code ---------------------------------------------------
+
+    def __getitem__(self, stream_name: str) -> Any:
+        """Return a stream; the streams exist when :attr:`started` has fired.
+
+        :raises KeyError: if there is no such stream.
+        """
+        return self.host.streams.get_streams()[stream_name]
+
+    @property
+    def database(self) -> Database:
+        """The pool of connections to PostgreSQL.
+
+        :raises StreamConfigurationError: if the options name no database.
+        """
+        if self._database is None:
+            raise StreamConfigurationError(
+                "this process has no database; set the option database"
+            )
+        return self._database
+
+    @property
+    def cache(self) -> ExternalCache:
+        """The cache in Redis that all processes share; see ``host.cache``."""
+        return self.host.cache
+
+    @property
+    def hooks(self) -> ReplicationHooks:
+        """Delivers events to subscribed callbacks."""
+        return self._observers.hooks
+
+    @property
+    def metrics_registry(self) -> CollectorRegistry:
+        """The registry of this process's metrics."""
+        return self._observers.registry
+
+    def status_resource(self) -> Resource:
+        """Return a resource for a site of one's own.
+
+        Its children are ``status`` (the page), ``status.json``, ``metrics``, ``health``
+        and ``ready``. They show names and counts, but no rows, to any client.
+        """
+        return make_root(
+            frozenset({"health", "metrics"}),
+            self.metrics_registry,
+            self._status.snapshot,
+        )
 
     # -- IService -------------------------------------------------------------------
 
     @override
     def startService(self) -> None:
+        """Start the service as soon as the reactor runs.
+
+        :raises LocalProtocolError: if it was started before.
+        """
+        if self._began:
+            raise LocalProtocolError(
+                "a Replication can be started only once; create a new one"
+            )
+        self._began = True
         super().startService()  # type: ignore[no-untyped-call]
-        self._starting = Deferred.fromCoroutine(self._start())
-        self._starting.chainDeferred(self.started)
+        # Only in a running reactor can whoever waits for the result stop the reactor.
+        self._reactor.callWhenRunning(self._start_now)
+
+    def _start_now(self) -> None:
+        if self.running:
+            self._starting = Deferred.fromCoroutine(self._start_or_clean_up())
+            self._starting.chainDeferred(self.started)
 
     @override
     def stopService(self) -> Deferred[None]:
+        """Stop the service; the Deferred fires when it has stopped."""
         super().stopService()  # type: ignore[no-untyped-call]
         return Deferred.fromCoroutine(self._stop())
 
@@ -158,15 +265,19 @@ class ProcessService(Service):
         self, problem: str, needs_restart: Sequence[str]
     ) -> None:
         """Report to the hooks a reload of the configuration, or why it failed."""
-        self._hooks.configuration_reloaded(problem, needs_restart)
+        self.hooks.configuration_reloaded(problem, needs_restart)
 
     # -- start ----------------------------------------------------------------------
 
+    async def _start_or_clean_up(self) -> None:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop_parts()
+            raise
+
     async def _start(self) -> None:
-        config, host = self._config, self.host
-        for warning in config.warnings:
-            self.log.warn("{warning}", warning=warning)
-        factories = load_factories(config)
+        options, host = self._options, self.host
         self._stops.add(
             "sending spans", lambda: self._observers.spans.stop(self._reactor)
         )
@@ -177,13 +288,15 @@ class ProcessService(Service):
             self._stops.add("closing the database", self._database.close)
             background = host.run_as_background_process
             self._stops.add("ending background work", background.wait)
-        sink = self._make_sinks(factories)
-        setup = StreamSetup(config, host, self._database, self._reactor)
-        await setup.run(sink)
+        self._add_sinks()
+        setup = StreamSetup(options, host, self._database, self._reactor)
+        await setup.run(self.sink)
         if self._backlog is not None:
             for name, (start, token) in setup.empty_ranges.items():
                 self._backlog.of(name).skip_range(start, token)
-        services = [service for make in factories.modules if (service := make(host))]
+        for make in self._modules:
+            if (service := make(host)) is not None:
+                service.setServiceParent(self.services)
         handler, extension = self._make_handler()
         host.outgoing.connect(handler)
         self._start_observers(handler, setup.generators)
@@ -191,7 +304,7 @@ class ProcessService(Service):
             host,
             handler.sender,
             self._observer,
-            options=StreamerOptions(torture_level=config.torture_level),
+            options=StreamerOptions(torture_level=options.torture_level),
         )
         await self._listen_http()
         channels = handler.start_replication()
@@ -205,23 +318,21 @@ class ProcessService(Service):
         self._stops.add("sending written rows", streamer.stop)
         streamer.start()
         self._start_position_check(handler)
-        for service in services:
-            self._start_service(service)
+        self.services.startService()  # type: ignore[no-untyped-call]
         self.log.info(
             "{instance_name} of {server_name} is up",
-            instance_name=config.instance_name,
-            server_name=config.server_name,
+            instance_name=options.instance_name,
+            server_name=options.server_name,
         )
 
     def _start_position_check(self, handler: ReplicationCommandHandler) -> None:
-        config = self._config
-        interval = config.receiving.position_check_seconds
+        options = self._options
+        interval = options.receiving.position_check_seconds
         writers = {
             (stream.positions_name or name, writer): name
-            for name, stream in declared_streams(config).items()
-            if not stream.description.held_in_memory
-            for writer in config.writers[name]
-            if writer != config.instance_name
+            for name, stream in options.stored.items()
+            for writer in options.writers[name]
+            if writer != options.instance_name
         }
         if self._database is None or not interval or not writers:
             return
@@ -237,26 +348,22 @@ class ProcessService(Service):
         check.start()
         self._stops.add("stopping the reads of positions", check.stop)
 
-    def _make_sinks(self, factories: Factories) -> RowSink:
-        host = self.host
-        sink: RowSink = PositionsOnlySink()
-        if factories.row_sink is not None:
-            sink = factories.row_sink(host)
+    def _add_sinks(self) -> None:
+        host, sink = self.host, self.sink
+        check_sink(sink, RowSink, self._options, "row_sink")
+        check_sink(host.commands, CommandSink, self._options, "command_sink")
         host.set_sink(sink)
-        if factories.command_sink is not None:
-            host.set_command_sink(factories.command_sink(host))
         for each in (sink, host.commands):
             if isinstance(each, ClosableSink):
                 self._stops.add(f"closing {type(each).__name__}", each.close)
-        return sink
 
     def _make_handler(
         self,
     ) -> tuple[ReplicationCommandHandler, ReplicationExtension | None]:
         host, observer = self.host, self._observer
-        config = self._config
+        config = self._options
         options = HandlerOptions(
-            expects_links=_has_links(config),
+            expects_links=config.has_links,
             writers=DeclaredWriters(
                 config.writers,
                 [MAIN_INSTANCE, config.instance_name, *config.instances],
@@ -282,7 +389,7 @@ class ProcessService(Service):
         return handler, extension
 
     async def _listen_http(self) -> None:
-        config = self._config
+        config = self._options
         replication = ReplicationResource(
             self.host.streams,
             config.instance_name,
@@ -295,10 +402,12 @@ class ProcessService(Service):
         for listener in config.listeners:
             if not listener.direct_tcp:
                 site = make_site(
-                    listener.resources,
-                    replication,
-                    self._observers.registry,
-                    self._status.snapshot,
+                    make_root(
+                        listener.resources,
+                        self.metrics_registry,
+                        self._status.snapshot,
+                        replication,
+                    ),
                     hosts=served_hosts(
                         listener.addresses,
                         [
@@ -319,7 +428,7 @@ class ProcessService(Service):
         extension: ReplicationExtension | None,
         channels: tuple[str, ...],
     ) -> None:
-        config = self._config
+        config = self._options
         descriptions = [
             *((description, False) for description in config.tcp_listen),
             *(
@@ -372,15 +481,16 @@ class ProcessService(Service):
         link = RedisReplicationLink(
             self._reactor,
             redis,
-            self._config.server_name,
+            self._options.server_name,
             handler,
             self._observer,
             lambda lost: handler.sender.announce_positions(),
             channels,
             extension=extension,
         )
-        with explained_redis_files(self._config):
+        with explained_redis_files(self._options):
             link.start()
+        self.host.set_cache(link.cache)
         self._observers.watch_buffers(link.buffers)
         self._stops.add("closing the Redis connections", link.stop)
 
@@ -398,7 +508,7 @@ class ProcessService(Service):
             handler.readers,
             StuckIdWatch(lambda: generators, self._clock),
         )
-        self._stops.add("stopping the hooks", self._hooks.stop)
+        self._stops.add("stopping the hooks", self.hooks.stop)
         self._stops.add("stopping the sampling", self._observers.stop_sampling)
 
     async def _listen(
@@ -406,14 +516,14 @@ class ProcessService(Service):
     ) -> None:
         if tls:
             factory = TLSMemoryBIOFactory(
-                self._config.tls.for_listening(), False, factory
+                self._options.tls.for_listening(), False, factory
             )
-        endpoint = server_endpoint(self._reactor, description, self._config)
+        endpoint = server_endpoint(self._reactor, description, self._options)
         try:
             port = await endpoint.listen(factory)
         except CannotListenError as error:
-            is_tcp = description in self._config.tcp_listen
-            problem = self._config.problem(
+            is_tcp = description in self._options.tcp_listen
+            problem = self._options.problem(
                 "tcp_listen" if is_tcp else "listeners",
                 f"cannot listen on {description}: {error.socketError}",
                 "choose a free port, and an address of this machine",
@@ -421,13 +531,9 @@ class ProcessService(Service):
             raise ConfigError([problem]) from error
         self._stops.add(f"closing {description}", port.stopListening)
 
-    def _start_service(self, service: Any) -> None:
-        service.startService()
-        self._stops.add(f"stopping {service!r}", service.stopService)
-
     def _clear_users(self, handler: ReplicationCommandHandler) -> Callable[[], None]:
         def clear() -> None:
-            if not self._config.is_main:
+            if not self._options.is_main:
                 handler.sender.send(
                     ClearUserSyncsCommand(self.host.identity.instance_id)
                 )
@@ -437,26 +543,61 @@ class ProcessService(Service):
     # -- stop -----------------------------------------------------------------------
 
     async def _stop(self) -> None:
-        if self._starting is not None and not self._starting.called:
-            self._starting.cancel()
-        self._hooks.stopping()
+        starting = self._starting
+        if starting is None:
+            # The reactor has not run yet.
+            self._give_up()
+            return
+        if not starting.called:
+            ended: Deferred[None] = Deferred()
+            starting.addBoth(lambda _: ended.callback(None))
+            starting.cancel()
+            await ended
+            self._give_up()
+        self.hooks.stopping()
         links = self._status.snapshot().links
         outcome = "everything received was handled and everything written was sent"
         if links and not any(link.up for link in links):
             outcome = "no link was up: readers will fetch what they have not received"
-        if not await self._stops.run():
+        if not await self._stop_parts():
             outcome = "the warnings above name the steps that did not finish"
         self.log.info(
             "{instance_name} has stopped; {outcome}",
-            instance_name=self._config.instance_name,
+            instance_name=self._options.instance_name,
             outcome=outcome,
         )
 
+    def _give_up(self) -> None:
+        """Fail :attr:`started` because the service was stopped before it was up."""
+        if not self.started.called:
+            self.started.errback(CancelledError())
+        # Whoever stopped the service need not handle this.
+        self.started.addErrback(_ignore_cancellation)
 
-def _has_links(config: ProcessConfig) -> bool:
-    return bool(
-        config.redis is not None
-        or config.tcp_connect
-        or config.tcp_listen
-        or any(listener.direct_tcp for listener in config.listeners)
-    )
+    async def _stop_parts(self) -> bool:
+        if self.services.running:
+            Service.stopService(self.services)  # type: ignore[no-untyped-call]
+            for service in self.services:
+                self._stops.add(f"stopping {service!r}", service.stopService)
+        return await self._stops.run()
+
+
+def _ignore_cancellation(failure: Failure) -> None:
+    failure.trap(CancelledError)  # type: ignore[no-untyped-call]
+
+
+def make_process(config: ProcessConfig, reactor: Any) -> Replication:
+    """Return the service of a main process or a worker.
+
+    :raises ConfigError: if a function that the configuration names cannot be imported,
+        or does not return a sink.
+    """
+    for warning in config.warnings:
+        Replication.log.warn("{warning}", warning=warning)
+    factories = load_factories(config)
+    process = Replication(reactor, config, modules=factories.modules)
+    if factories.row_sink is not None:
+        process.sink = factories.row_sink(process.host)
+    if factories.command_sink is not None:
+        process.host.set_command_sink(factories.command_sink(process.host))
+    return process

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import attrs
 
 from synapse_replication.clock import ReactorClock
-from synapse_replication.config.process import ProcessConfig
+from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.data import LargestToken
 from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.http.retry import with_retries
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_streams import read_sequence
-from synapse_replication.streams.standard.registry import (
-    STANDARD_STREAMS,
-    StandardStream,
-)
+from synapse_replication.streams.memory import InMemory
 from synapse_replication.streams.stream import UpdateFunction
-from synapse_replication.streams.table import TableStream
 
 
 def _fail_without_client(name: str) -> UpdateFunction:
@@ -44,23 +40,8 @@ class HostSources:
     largest_token: LargestToken | None = None
 
 
-def declared_streams(
-    config: ProcessConfig,
-) -> Mapping[str, StandardStream | TableStream]:
-    """Return the configured streams by name."""
-    return {
-        stream.name: stream
-        for stream in (
-            declared
-            if isinstance(declared, TableStream)
-            else STANDARD_STREAMS[declared]
-            for declared in config.streams
-        )
-    }
-
-
 def make_sources(
-    config: ProcessConfig,
+    options: ReplicationOptions,
     clock: ReactorClock,
     database: Database | None,
     client: HttpCatchUpClient,
@@ -76,7 +57,7 @@ def make_sources(
 
     if database is None:
         return HostSources(fetch_from_writer)
-    streams = declared_streams(config)
+    streams = options.declared
 
     async def largest_token(stream_name: str) -> int | None:
         """Return the last id that a stream's sequence allocated.
@@ -85,7 +66,9 @@ def make_sources(
             the stream is not configured or has no sequence.
         """
         declared = streams.get(stream_name)
-        sequence = None if declared is None else declared.sequence
+        if declared is None or isinstance(declared, InMemory):
+            return None
+        sequence = declared.sequence
         if sequence is None:
             return None
         return await database.transact(

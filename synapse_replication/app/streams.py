@@ -6,7 +6,8 @@ The initial position of another writer is the first of these that exists:
    in memory only if the writer has not restarted since the position was saved, see
    :class:`~synapse_replication.handlers.interfaces.EpochSink`;
 2. if the sink saved no position of the stream, the writer's position in
-   ``stream_positions``: a new sink receives the rows that are written from now on;
+   ``stream_positions``: a new sink receives the rows that are written from now on. With
+   the option ``fill_sink``, the beginning of the stream instead;
 3. for a stream in the database, the lowest of the positions that rules 1 and 2 yield
    for its writers;
 4. in a stream without declared writers, the last id that its sequence has allocated;
@@ -34,10 +35,9 @@ from twisted.logger import Logger
 
 from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.reader_ids import ReaderIds
-from synapse_replication.app.sources import declared_streams
 from synapse_replication.backoff import Backoff
-from synapse_replication.config.process import ProcessConfig
-from synapse_replication.errors import ConfigError, ConfigProblem
+from synapse_replication.config.options import DeclaredStream, ReplicationOptions
+from synapse_replication.errors import ConfigError, RowDecodeError, StorageError
 from synapse_replication.handlers.data import AdvancingStream
 from synapse_replication.handlers.interfaces import PositionSink, RowSink
 from synapse_replication.storage.database import Database
@@ -58,10 +58,9 @@ from synapse_replication.storage.postgres_stream import (
 from synapse_replication.storage.removed_writers import RemovedWriterFinder
 from synapse_replication.storage.schema import prepare_database
 from synapse_replication.storage.sequences import limit_positions, read_stored_positions
-from synapse_replication.streams.memory import MemoryStream
+from synapse_replication.streams.memory import InMemory, MemoryStream
 from synapse_replication.streams.positions import FIRST_POSITION
 from synapse_replication.streams.standard.registry import (
-    STANDARD_STREAMS,
     StandardStream,
 )
 from synapse_replication.streams.table import TableStream
@@ -93,12 +92,12 @@ class StreamSetup:
 
     def __init__(
         self,
-        config: ProcessConfig,
+        options: ReplicationOptions,
         host: StandaloneHost,
         database: Database | None,
         reactor: IReactorFromThreads,
     ) -> None:
-        self._config = config
+        self._options = options
         self._reactor = reactor
         self._host = host
         self._database = database
@@ -126,11 +125,10 @@ class StreamSetup:
         try:
             await self._make_all(sink)
         except psycopg2.errors.InsufficientPrivilege as error:
-            problem = ConfigProblem(
-                ", ".join(self._config.files),
-                "database.args.user",
+            problem = self._options.problem(
+                "database",
                 f"PostgreSQL refuses access: {str(error).strip().splitlines()[0]}",
-                "use the role that owns Synapse's tables and sequences, or GRANT the "
+                "use the role that owns the tables and sequences, or GRANT the "
                 "configured role SELECT on them, USAGE on the sequences and ALL on "
                 "stream_positions",
             )
@@ -139,42 +137,78 @@ class StreamSetup:
             psycopg2.errors.UndefinedTable,
             psycopg2.errors.UndefinedColumn,
         ) as error:
-            # Without a list of streams, all streams of a homeserver are configured.
-            problem = ConfigProblem(
-                ", ".join(self._config.files),
-                "synapse_replication.streams",
+            problem = self._options.problem(
+                "streams",
                 "a replicated stream is not in this database: "
                 + str(error).partition("\n")[0].strip(),
-                "point database.args at the homeserver's database; or, if there is no "
-                "homeserver, list the streams to replicate, for instance `streams: "
-                "[typing]`, or `streams: []` if your modules add them; or create the "
-                "tables and sequences of the streams that you declared",
+                self._missing_table_hint(),
             )
             raise ConfigError([problem]) from error
+        except psycopg2.Error as error:
+            raise StorageError(
+                "PostgreSQL rejected a query at the start of replication: "
+                + str(error).partition("\n")[0].strip()
+            ) from error
+
+    def _missing_table_hint(self) -> str:
+        create = "create the tables and sequences of the streams that you declared"
+        if not any(isinstance(stream, str) for stream in self._options.streams):
+            return f"{create}, or connect to the database that has them"
+        # Without a list of streams, all streams of a homeserver are configured.
+        return (
+            "point database.args at the homeserver's database; or, if there is no "
+            "homeserver, list the streams to replicate, for instance `streams: "
+            f"[typing]`, or `streams: []` if your modules add them; or {create}"
+        )
 
     async def _make_all(self, sink: RowSink) -> None:
         has_saved = isinstance(sink, PositionSink)
         if isinstance(sink, PositionSink):
             self._saved = sink.saved_positions()
         await self._read_stored()
-        for declared in self._config.streams:
+        for name, declared in self._options.declared.items():
             stream = await self._make(declared)
-            self._host.streams.add(
-                stream, is_written_here=self._writes(stream.description.name)
-            )
+            self._host.streams.add(stream, is_written_here=self._options.writes(name))
             await self._find_own_earlier_rows(stream)
+            if self._options.fill_sink:
+                await self._deliver_own_rows(stream, sink)
             if has_saved:
                 await self._report_initial_positions(stream, sink)
 
-    def _writes(self, name: str) -> bool:
-        writers = self._config.writers[name]
-        # Every process may write a stream without declared writers.
-        return not writers or self._config.instance_name in writers
-
     def _others(self, name: str) -> list[str]:
-        me = self._config.instance_name
-        writers = dict.fromkeys(self._config.writers[name])
+        me = self._options.instance_name
+        writers = dict.fromkeys(self._options.writers[name])
         return [writer for writer in writers if writer != me]
+
+    async def _deliver_own_rows(self, stream: AdvancingStream, sink: RowSink) -> None:
+        """Deliver the rows that this process wrote before its start."""
+        name, me = stream.description.name, self._options.instance_name
+        if me not in self._options.writers[name]:
+            return
+        reached, end = self._saved.get((name, me), 0), stream.current_token(me)
+        while reached < end:
+            page = await stream.get_updates_since(me, reached, end)
+            for token, updates in itertools.groupby(page.updates, lambda row: row[0]):
+                await self._deliver(stream, sink, token, [row for _, row in updates])
+            reached = page.upto_token
+        waiting = sink.on_position(name, me, end)
+        if waiting is not None:
+            await waiting
+
+    async def _deliver(
+        self, stream: AdvancingStream, sink: RowSink, token: int, values: list[Any]
+    ) -> None:
+        name, me = stream.description.name, self._options.instance_name
+        rows = []
+        for value in values:
+            try:
+                rows.append(stream.description.codec.from_json(value))
+            except RowDecodeError as error:
+                self._host.observer.failure(f"reading row {token} of {name}", error)
+        if rows:
+            waiting = sink.on_rdata(name, me, token, rows)
+            if waiting is not None:
+                await waiting
 
     async def _find_own_earlier_rows(self, stream: AdvancingStream) -> None:
         """Search for earlier rows of this process in a stream that it begins to write.
@@ -185,9 +219,9 @@ class StreamSetup:
         :data:`LOOK_BACK` ids: readers are rarely farther behind, and scanning all of a
         big table might take minutes.
         """
-        name, me = stream.description.name, self._config.instance_name
+        name, me = stream.description.name, self._options.instance_name
         # An instance that may have written the stream before has a stored position.
-        if not self._writes(name) or me in self._stored.get(name, {me: 0}):
+        if not self._options.writes(name) or me in self._stored.get(name, {me: 0}):
             return
         token = stream.current_token(me)
         if token > 0:
@@ -207,29 +241,32 @@ class StreamSetup:
                 if waiting is not None:
                     await waiting
 
-    async def _make(self, declared: str | TableStream) -> AdvancingStream:
+    async def _make(self, declared: DeclaredStream) -> AdvancingStream:
         if isinstance(declared, TableStream):
             ids, finder = await self._make_ids(declared)
             return table_stream(
                 declared,
                 self._get_database(),
                 ids,
-                instance_name=self._config.instance_name,
-                writers=self._config.writers[declared.name],
+                instance_name=self._options.instance_name,
+                writers=self._options.writers[declared.name],
                 find_removed_writers=finder.find,
-                plausible_distance=self._config.receiving.plausible_distance,
+                plausible_distance=self._options.receiving.plausible_distance,
             )
-        standard = STANDARD_STREAMS[declared]
-        if standard.description.held_in_memory:
-            return self._make_in_memory(standard)
-        ids, finder = await self._make_ids(standard)
+        if isinstance(declared, InMemory):
+            return self._make_in_memory(
+                declared, max_rows=declared.max_rows, max_bytes=declared.max_bytes
+            )
+        if declared.description.held_in_memory:
+            return self._make_in_memory(declared)
+        ids, finder = await self._make_ids(declared)
         return standard_stream(
-            standard,
+            declared,
             self._get_database(),
             ids,
-            instance_name=self._config.instance_name,
+            instance_name=self._options.instance_name,
             find_removed_writers=finder.find,
-            plausible_distance=self._config.receiving.plausible_distance,
+            plausible_distance=self._options.receiving.plausible_distance,
         )
 
     async def _make_ids(
@@ -244,7 +281,7 @@ class StreamSetup:
             self._get_database(),
             self._host.clock,
             stream,
-            self._config.instance_name,
+            self._options.instance_name,
             ids,
             is_new=self._is_new(declared.name),
         )
@@ -275,7 +312,9 @@ class StreamSetup:
                 self._skip_writer(name, stream, ids, writer, survey.last_row)
 
     def _is_new(self, name: str) -> bool:
-        """Return whether the sink has saved no position of a stream."""
+        """Return whether the sink is new to a stream, and needs only its new rows."""
+        if self._options.fill_sink:
+            return False
         return all(of != name for of, _ in self._saved)
 
     def _skip_writer(
@@ -291,39 +330,44 @@ class StreamSetup:
             stream_name=declared.positions_name or declared.name,
             sequence=declared.sequence,
             tables=declared.id_columns,
-            writers=self._config.writers[declared.name],
+            writers=self._options.writers[declared.name],
             negative=declared.negative,
-            plausible_distance=self._config.receiving.plausible_distance,
+            plausible_distance=self._options.receiving.plausible_distance,
         )
 
     def _get_database(self) -> Database:
         assert self._database is not None, "the configuration was checked"
         return self._database
 
-    def _make_in_memory(self, standard: StandardStream) -> MemoryStream:
+    def _make_in_memory(
+        self, declared: StandardStream | InMemory, **bounds: int
+    ) -> MemoryStream:
         stream = MemoryStream(
-            standard.description,
-            instance_name=self._config.instance_name,
-            fetch=self._host.fetch_from_writer(standard.name),
-            key=standard.key,
+            declared.description,
+            instance_name=self._options.instance_name,
+            fetch=self._host.fetch_from_writer(declared.name),
+            key=declared.key,
             on_write=self._host.notifier.notify,
-            plausible_distance=self._config.receiving.plausible_distance,
+            plausible_distance=self._options.receiving.plausible_distance,
+            **bounds,
         )
         for (name, writer), token in self._saved.items():
-            if name == standard.name and writer != self._config.instance_name:
+            if name == declared.name and writer != self._options.instance_name:
                 stream.advance(writer, token)
         return stream
 
     async def _ids(self, name: str, stream: IdStream) -> ReaderIds:
         own: WriterIds | None = None
-        if self._writes(name):
+        if self._options.writes(name):
             own = self.generators[name] = await self._generator(stream)
         saved = {
             writer: token for (of, writer), token in self._saved.items() if of == name
         }
-        handled = await self._without_impossible(stream, saved or self._stored[name])
-        unknown = min(handled.values(), default=FIRST_POSITION)
-        if not handled and not stream.writers:
+        fills = self._options.fill_sink and not saved
+        initial = saved or ({} if fills else self._stored[name])
+        handled = await self._without_impossible(stream, initial)
+        unknown = min(handled.values(), default=0 if fills else FIRST_POSITION)
+        if not handled and not stream.writers and not fills:
             # The positions of undeclared writers are not stored. Begin with new rows,
             # whose tokens are greater.
             unknown = await self._get_database().transact(
@@ -331,7 +375,7 @@ class StreamSetup:
             )
         return ReaderIds(
             name,
-            self._config.instance_name,
+            self._options.instance_name,
             handled,
             unknown,
             own,
@@ -381,7 +425,7 @@ class StreamSetup:
         return await load_id_generator(
             self._get_database(),
             stream,
-            self._config.instance_name,
+            self._options.instance_name,
             self._reactor,
             self._host.clock,
             on_finished=self._host.notifier.notify,
@@ -392,15 +436,13 @@ class StreamSetup:
         """Read the stored positions; retry until database and table are available."""
         streams = {
             name: self._id_stream(declared)
-            for name, declared in declared_streams(self._config).items()
-            if not declared.description.held_in_memory
+            for name, declared in self._options.stored.items()
         }
         if not streams:
             return
 
         def read(txn: Any) -> dict[str, dict[str, int]]:
-            if self._config.is_main:
-                # Without a homeserver, nothing else creates ``stream_positions``.
+            if self._options.creates_tables:
                 prepare_database(txn)
             return {
                 name: read_stored_positions(txn, stream) if stream.writers else {}
@@ -430,7 +472,7 @@ def _explain(error: psycopg2.Error) -> str:
     why = " ".join(str(error).split("\n", 1)[0].split())
     if isinstance(error, psycopg2.errors.UndefinedTable) and "stream_positions" in why:
         why += (
-            "; start the main process, which creates it, or run: "
-            "synapse-replication init-db -c FILE"
+            "; start a process that creates it (the main process of a homeserver), or "
+            "run: synapse-replication init-db -c FILE"
         )
     return why

@@ -144,7 +144,7 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
 
     config = load_or_exit(paths, purpose)
     try:
-        from synapse_replication.app.service import ProcessService
+        from synapse_replication.app.service import make_process
     except ModuleNotFoundError as error:
         if error.name != "psycopg2":
             raise
@@ -161,7 +161,7 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
 
     def make() -> SupervisedProcess:
         return SupervisedProcess(
-            ProcessService(config, reactor),
+            make_process(config, reactor),
             config,
             reactor,
             lambda: load_config(paths, purpose),

@@ -22,11 +22,7 @@ from synapse_replication.errors import StorageError
 from synapse_replication.storage.consistency import Problem, Report, examine, repair
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.sequences import skip_ids
-from synapse_replication.streams.standard.registry import (
-    STANDARD_STREAMS,
-    StandardStream,
-)
-from synapse_replication.streams.table import TableStream
+from synapse_replication.streams.memory import InMemory
 from synapse_replication.text import counted
 
 #: Exit status if positions, tables and sequences disagree.
@@ -36,13 +32,8 @@ EXIT_DISAGREES = 1
 def id_streams(config: ProcessConfig) -> list[tuple[str, IdStream]]:
     """Return the name and the description of each stream that has a sequence."""
     streams = []
-    for declared in config.streams:
-        stream: StandardStream | TableStream = (
-            declared
-            if isinstance(declared, TableStream)
-            else STANDARD_STREAMS[declared]
-        )
-        if stream.sequence is None:
+    for stream in config.declared.values():
+        if isinstance(stream, InMemory) or stream.sequence is None:
             continue
         streams.append(
             (

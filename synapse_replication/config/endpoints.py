@@ -19,8 +19,8 @@ from twisted.internet.endpoints import (
 )
 from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndpoint
 
-from synapse_replication.config.listener_safety import split_description
-from synapse_replication.config.options import Listener, ReplicationOptions
+from synapse_replication.config.listener_safety import Listener, split_description
+from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.errors import ConfigError
 from synapse_replication.transport.tls import server_context
 

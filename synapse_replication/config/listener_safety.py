@@ -1,4 +1,4 @@
-"""Checks that no unauthenticated remote client can use listeners for replication.
+"""Listeners, and checks that no unauthenticated remote client can use them.
 
 The wire protocol has no authentication: any client that connects over direct TCP can
 read every row that the process sends, and can send any command. HTTP catch-up returns
@@ -12,59 +12,77 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from synapse_replication.config.files import OWN_SECTION, KeyPath
-from synapse_replication.config.models import ListenerSection, SharedFile
+import attrs
 
 _OR_ELSE = (
-    f"or write {OWN_SECTION}: {{allow_unprotected_listeners: true}} if no untrusted "
-    "client can reach the listener"
+    "or set allow_unprotected_listeners if no untrusted client can reach the listener"
 )
 
 
-def unprotected_listeners(
-    shared: SharedFile, key: str, has_secret: bool
-) -> Iterator[tuple[KeyPath, str, str]]:
-    """Find the listeners for replication that any client on another machine may use.
+_ALL_RESOURCES = frozenset({"replication", "health", "metrics"})
 
-    :param key: the key of this process's listeners.
-    :param has_secret: whether HTTP requests must contain a secret.
-    :return: for each such listener, the key's path, what is wrong, and the hint; none
-        if the operator allows unprotected listeners.
+
+@attrs.frozen
+class Listener:
+    """A listener of this process, on a port or on the path of a Unix socket.
+
+    :ivar addresses: the addresses on which the port is open.
+    :ivar resources: which of ``replication``, ``health`` and ``metrics`` it serves;
+        irrelevant for direct TCP.
+    :ivar direct_tcp: whether it serves direct TCP instead of HTTP.
+    :ivar tls: whether it uses TLS.
     """
-    own = shared.synapse_replication
-    if own.allow_unprotected_listeners:
-        return
-    sections: list[ListenerSection] = getattr(shared, key)
-    for index, section in enumerate(sections):
-        open_to = [a for a in section.addresses if not is_for_this_machine(a)]
-        if section.path is not None or not open_to:
-            continue
-        if section.tls and own.tls.client_ca_file is not None:
-            # Clients need a certificate.
-            continue
-        if section.type == "replication":
-            yield (
-                (key, index, "bind_addresses"),
-                f"direct TCP on {open_to[0]} sends every row to any client",
-                "write ['127.0.0.1'], use a path, or `tls: true` with "
-                f"{OWN_SECTION}.tls.client_ca_file, {_OR_ELSE}",
-            )
-        elif "replication" in section.resource_names and not has_secret:
-            yield (
-                (key, index, "bind_addresses"),
-                f"any client can request rows from {open_to[0]}",
-                "set worker_replication_secret, write ['127.0.0.1'], use a path, "
-                f"{_OR_ELSE}",
-            )
-    for index, description in enumerate(own.direct_tcp.listen):
-        if not is_guarded(description):
-            yield (
-                (OWN_SECTION, "direct_tcp", "listen", index),
-                f"{description} sends every row to any client",
-                f"add :interface=127.0.0.1, or write ssl: with caCertsDir, {_OR_ELSE}",
-            )
+
+    port: int | None = None
+    path: str | None = None
+    addresses: tuple[str, ...] = ("127.0.0.1",)
+    resources: frozenset[str] = _ALL_RESOURCES
+    direct_tcp: bool = False
+    tls: bool = False
+
+
+def why_unprotected(
+    listener: Listener, *, has_secret: bool, verifies_clients: bool
+) -> tuple[str, str] | None:
+    """Return why any client on another machine may use a listener for replication.
+
+    :param has_secret: whether HTTP requests must contain a secret.
+    :param verifies_clients: whether TLS requires client certificates.
+    :return: what is wrong, and the hint; ``None`` if the listener is protected.
+    """
+    open_to = [a for a in listener.addresses if not is_for_this_machine(a)]
+    if listener.path is not None or not open_to:
+        return None
+    if listener.tls and verifies_clients:
+        return None
+    if listener.direct_tcp:
+        return (
+            f"direct TCP on {open_to[0]} sends every row to any client",
+            "listen on 127.0.0.1 or on a path, or use TLS with a client_ca_file, "
+            f"{_OR_ELSE}",
+        )
+    if "replication" in listener.resources and not has_secret:
+        return (
+            f"any client can request rows from {open_to[0]}",
+            f"set a replication secret, listen on 127.0.0.1 or on a path, {_OR_ELSE}",
+        )
+    return None
+
+
+def why_unguarded(description: str) -> tuple[str, str] | None:
+    """Return why any client may use an endpoint for direct TCP.
+
+    :param description: a server endpoint description in Twisted's syntax.
+    :return: what is wrong, and the hint; ``None`` if the endpoint is guarded.
+    """
+    if is_guarded(description):
+        return None
+    return (
+        f"{description} sends every row to any client",
+        f"add :interface=127.0.0.1, or write ssl: with caCertsDir, {_OR_ELSE}",
+    )
 
 
 def is_for_this_machine(address: str) -> bool:

@@ -7,11 +7,20 @@ subclass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import attrs
 
 from synapse_replication.config.deployment import DatabaseConfig
+from synapse_replication.config.files import did_you_mean
+from synapse_replication.config.listener_safety import (
+    Listener,
+    why_unguarded,
+    why_unprotected,
+)
 from synapse_replication.config.own_section import TracingSection
 from synapse_replication.config.tls import TlsConfig
 from synapse_replication.errors import ConfigProblem
@@ -19,38 +28,63 @@ from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import InstanceLocation
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import BacklogOptions
-from synapse_replication.streams.standard.registry import MAIN_INSTANCE
+from synapse_replication.streams.memory import InMemory
+from synapse_replication.streams.standard.registry import (
+    MAIN_INSTANCE,
+    STANDARD_STREAMS,
+    StandardStream,
+)
 from synapse_replication.streams.table import TableStream
 from synapse_replication.wire.pending import PendingLimit
 
+DeclaredStream: TypeAlias = StandardStream | TableStream | InMemory
+"""A stream's declaration."""
 
-@attrs.frozen
-class Listener:
-    """A listener of this process, on a port or on the path of a Unix socket.
 
-    :ivar addresses: the addresses on which the port is open.
-    :ivar resources: which of ``replication``, ``health`` and ``metrics`` it serves;
-        irrelevant for direct TCP.
-    :ivar direct_tcp: whether it serves direct TCP instead of HTTP.
-    :ivar tls: whether it uses TLS.
-    """
+def _to_names(value: Iterable[str]) -> tuple[str, ...]:
+    return tuple(value)
 
-    port: int | None = None
-    path: str | None = None
-    addresses: tuple[str, ...] = ("127.0.0.1",)
-    resources: frozenset[str] = frozenset({"replication", "health", "metrics"})
-    direct_tcp: bool = False
-    tls: bool = False
+
+def _to_streams(
+    value: Iterable[str | TableStream | InMemory],
+) -> tuple[str | TableStream | InMemory, ...]:
+    return tuple(value)
+
+
+def _to_listeners(value: Iterable[Listener]) -> tuple[Listener, ...]:
+    return tuple(value)
+
+
+_Finding: TypeAlias = tuple[str, str, str]
+"""An option, what is wrong with it, and the hint."""
+
+
+def _to_database(value: Any) -> DatabaseConfig | None:
+    if value is None or isinstance(value, DatabaseConfig):
+        return value
+    return DatabaseConfig({"dsn": value} if isinstance(value, str) else value)
 
 
 @attrs.frozen(kw_only=True)
 class ReplicationOptions:
     """The options of one process.
 
-    :ivar instance_name: ``master`` for the main process of a homeserver.
+    :ivar server_name: the name of the deployment, which is also the name of its main
+        Redis channel. All instances of a deployment have the same.
+    :ivar instance_name: the name of this process, which no other has; ``master`` for
+        the main process of a homeserver.
     :ivar streams: standard streams (by name) and declared ones.
-    :ivar writers: the writers of each stream, by its name on the wire; empty for a
-        stream that every instance may write.
+    :ivar writers: replaces the declared writers of streams, by the stream's name.
+        After the creation, it has the writers of every stream: none for a stream that
+        every instance may write. By default, ``master`` writes a standard stream.
+    :ivar database: libpq's parameters by name, a DSN, or a ``DatabaseConfig``; ``None``
+        if no stream is stored in PostgreSQL.
+    :ivar creates_tables: whether this process creates the tables that replication needs
+        if they are missing. If not, it waits for them.
+    :ivar fill_sink: whether a sink that has saved no position of a stream receives all
+        rows of the stream from the beginning, and rows that this process wrote before
+        its start, too. By default, it receives the rows of others that are written from
+        now on. Rows of streams held in memory always arrive from the beginning.
     :ivar redis: ``None`` if Redis is not used.
     :ivar tcp_connect: the endpoint descriptions of the direct TCP listeners to which
         this process connects; empty if Redis is used. A listener sends only the rows
@@ -58,10 +92,15 @@ class ReplicationOptions:
         this process needs.
     :ivar tcp_listen: endpoint descriptions on which to serve direct TCP, in addition to
         the direct TCP listeners in ``listeners``.
-    :ivar listeners: the direct TCP and HTTP listeners.
-    :ivar instances: the address at which each instance serves HTTP replication.
+    :ivar instances: the address at which each instance serves HTTP replication. Needed
+        for the writers of streams held in memory; for other writers, it lets readers
+        fetch missed rows without the database.
+    :ivar listeners: the direct TCP and HTTP listeners; by default, an HTTP listener at
+        this instance's own address in ``instances``, if it is there.
     :ivar secret: the secret that requests for rows must contain; the same for all
         instances.
+    :ivar allow_unprotected_listeners: whether other machines may reach a listener for
+        replication that requires neither a secret nor a client certificate.
     :ivar stores_user_ips: whether this process stores client IPs.
     :ivar tls: the files for TLS between instances.
     :ivar backlog: the limits of the backlog of each stream; ``None`` if this process
@@ -81,31 +120,187 @@ class ReplicationOptions:
 
     server_name: str
     instance_name: str
-    streams: tuple[str | TableStream, ...]
-    writers: Mapping[str, tuple[str, ...]]
-    database: DatabaseConfig | None = None
+    streams: tuple[str | TableStream | InMemory, ...] = attrs.field(
+        converter=_to_streams
+    )
+    writers: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
+    database: DatabaseConfig | None = attrs.field(default=None, converter=_to_database)
+    creates_tables: bool = True
+    fill_sink: bool = False
     redis: RedisOptions | None = None
-    tcp_connect: tuple[str, ...] = ()
-    tcp_listen: tuple[str, ...] = ()
-    listeners: tuple[Listener, ...] = ()
+    tcp_connect: tuple[str, ...] = attrs.field(default=(), converter=_to_names)
+    tcp_listen: tuple[str, ...] = attrs.field(default=(), converter=_to_names)
     instances: Mapping[str, InstanceLocation] = attrs.field(factory=dict)
+    listeners: tuple[Listener, ...] = attrs.field(
+        default=attrs.Factory(lambda self: self._own_listeners(), takes_self=True),
+        converter=_to_listeners,
+    )
     secret: str | None = attrs.field(default=None, repr=False)
+    allow_unprotected_listeners: bool = False
     stores_user_ips: bool = False
     tls: TlsConfig = attrs.field(factory=TlsConfig)
     backlog: BacklogOptions | None = attrs.field(factory=BacklogOptions)
     receiving: ReceiverOptions = attrs.field(factory=ReceiverOptions)
     tcp_limit: PendingLimit = attrs.field(factory=PendingLimit)
     max_tcp_connections: int = 500
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = attrs.field(default=(), converter=_to_names)
     max_http_connections: int = 500
     torture_level: int = 0
     tracing: TracingSection | None = None
+
+    def __attrs_post_init__(self) -> None:
+        writers = {
+            name: _default_writers(stream) for name, stream in self.declared.items()
+        }
+        writers.update(
+            (name, tuple(instances)) for name, instances in self.writers.items()
+        )
+        object.__setattr__(self, "writers", writers)
+
+    def _own_listeners(self) -> tuple[Listener, ...]:
+        own = self.instances.get(self.instance_name)
+        if own is None:
+            return ()
+        if own.path is not None:
+            return (Listener(path=own.path, addresses=()),)
+        try:
+            address = str(ipaddress.ip_address(own.host or ""))
+        except ValueError:
+            # A name may have other addresses here than at the peers.
+            address = "127.0.0.1" if own.host == "localhost" else "0.0.0.0"
+        return (Listener(own.port, addresses=(address,), tls=own.tls),)
+
+    @property
+    def declared(self) -> Mapping[str, DeclaredStream]:
+        """The declaration of each stream, by its name; unknown names are skipped."""
+        streams = (
+            STANDARD_STREAMS.get(stream) if isinstance(stream, str) else stream
+            for stream in self.streams
+        )
+        return {stream.name: stream for stream in streams if stream is not None}
+
+    @property
+    def stored(self) -> Mapping[str, StandardStream | TableStream]:
+        """The declarations of the streams that are stored in the database."""
+        return {
+            name: stream
+            for name, stream in self.declared.items()
+            if not isinstance(stream, InMemory)
+            and not stream.description.held_in_memory
+        }
 
     @property
     def is_main(self) -> bool:
         """Whether the instance name is that of the main process."""
         return self.instance_name == MAIN_INSTANCE
 
+    @property
+    def has_links(self) -> bool:
+        """Whether there is a link to other processes, or a listener for links."""
+        return bool(
+            self.redis is not None
+            or self.tcp_connect
+            or self.tcp_listen
+            or any(listener.direct_tcp for listener in self.listeners)
+        )
+
+    def writes(self, stream_name: str) -> bool:
+        """Return whether this instance may write a stream.
+
+        Every instance may write a stream without declared writers.
+        """
+        writers = self.writers[stream_name]
+        return not writers or self.instance_name in writers
+
     def problem(self, option: str, problem: str, hint: str) -> ConfigProblem:
         """Return a problem with the value of an option."""
         return ConfigProblem("ReplicationOptions", option, problem, hint)
+
+    def find_problems(self) -> list[ConfigProblem]:
+        """Return the reasons why the options cannot be used."""
+        findings = [
+            *self._find_bad_names(),
+            *self._find_missing(),
+            *self._find_unprotected(),
+        ]
+        return [self.problem(*finding) for finding in findings]
+
+    def _find_bad_names(self) -> Iterator[_Finding]:
+        if not re.fullmatch(r"[^\s/]+", self.server_name):
+            hint = "write one word without slashes, for instance shop.example.com"
+            yield "server_name", f"is {self.server_name!r}", hint
+        if not re.fullmatch(r"\S+", self.instance_name):
+            yield "instance_name", f"is {self.instance_name!r}", "write one word"
+        names = [
+            stream if isinstance(stream, str) else stream.name
+            for stream in self.streams
+        ]
+        for stream in self.streams:
+            if isinstance(stream, str) and stream not in STANDARD_STREAMS:
+                meant = did_you_mean(stream, STANDARD_STREAMS)
+                hint = f"did you mean {meant!r}?" if meant else "pass its declaration"
+                yield "streams", f"{stream!r} is not a standard stream", hint
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield "streams", f"{name} is there twice", "rename or remove one of the two"
+        for name in self.writers.keys() - set(names):
+            yield "writers", f"there is no stream {name}", f"write one of {names}"
+
+    def _find_missing(self) -> Iterator[_Finding]:
+        me, stored = self.instance_name, list(self.stored)
+        if stored and self.database is None:
+            hint = 'pass libpq\'s parameters, for instance {"dbname": "shop"}'
+            yield "database", f"is missing, but {stored[0]} is stored in it", hint
+        others = {
+            (name, writer)
+            for name, writers in self.writers.items()
+            for writer in writers
+            if writer != me
+        }
+        if others and not self.has_links:
+            name, writer = min(others)
+            yield (
+                "redis",
+                f"there is no link to {writer}, which writes {name}",
+                "pass redis, or tcp_connect and tcp_listen",
+            )
+        if self.redis is not None and self.tcp_connect:
+            hint = "remove one of the two"
+            yield "tcp_connect", "is set beside redis: rows would arrive twice", hint
+        serves = any("replication" in each.resources for each in self.listeners)
+        for name in self.declared.keys() - set(stored):
+            if me in self.writers[name] and self.has_links and not serves:
+                yield (
+                    "listeners",
+                    f"this instance writes {name}, which is held in memory, but has no "
+                    "listener from which readers can request its rows",
+                    f"add {me} to instances, or a Listener",
+                )
+            for writer in self.writers[name]:
+                if writer != me and writer not in self.instances:
+                    yield (
+                        "instances",
+                        f"{writer} writes {name}, which is held in its memory, but its "
+                        "address is missing",
+                        f"add {writer!r}: InstanceLocation(host, port)",
+                    )
+
+    def _find_unprotected(self) -> Iterator[_Finding]:
+        if self.allow_unprotected_listeners:
+            return
+        for listener in self.listeners:
+            why = why_unprotected(
+                listener,
+                has_secret=bool(self.secret),
+                verifies_clients=self.tls.client_ca_file is not None,
+            )
+            if why is not None:
+                yield ("listeners", *why)
+        for description in self.tcp_listen:
+            if (why := why_unguarded(description)) is not None:
+                yield ("tcp_listen", *why)
+
+
+def _default_writers(stream: DeclaredStream) -> tuple[str, ...]:
+    if not isinstance(stream, StandardStream):
+        return stream.writers
+    return () if stream.any_instance_writes else (MAIN_INSTANCE,)

@@ -272,6 +272,12 @@ class OwnSection(StrictSection):
         default=None,
         description="``factory(host, config) -> RowSink``: the sink receives the rows.",
     )
+    fill_sink: bool = Field(
+        default=False,
+        description="Whether a sink that has saved no position of a stream receives "
+        "all rows of the stream from the beginning, instead of those that are written "
+        "from now on.",
+    )
     command_sink: FactorySection | None = Field(
         default=None,
         description="``factory(host, config) -> CommandSink``: the sink receives the "

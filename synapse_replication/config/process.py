@@ -30,9 +30,13 @@ from synapse_replication.config.files import (
     MergedFiles,
     read_secret,
 )
-from synapse_replication.config.listener_safety import unprotected_listeners
+from synapse_replication.config.listener_safety import (
+    Listener,
+    why_unguarded,
+    why_unprotected,
+)
 from synapse_replication.config.models import ListenerSection, SharedFile
-from synapse_replication.config.options import Listener, ReplicationOptions
+from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.config.own_section import FactorySection
 from synapse_replication.config.redis import read_redis
 from synapse_replication.config.sanity import (
@@ -50,7 +54,6 @@ from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import (
     MAIN_INSTANCE,
-    STANDARD_STREAMS,
 )
 from synapse_replication.wire.pending import PendingLimit
 
@@ -69,6 +72,7 @@ _KEYS: Mapping[str, str] = MappingProxyType(
         "instances": "instance_map",
         "instance_name": "worker_name",
         "secret": "worker_replication_secret",
+        "fill_sink": f"{OWN_SECTION}.fill_sink",
         "stores_user_ips": "run_background_tasks_on",
         "torture_level": "replication_torture_level",
         "writers": "stream_writers",
@@ -121,6 +125,11 @@ class ProcessConfig(ReplicationOptions):
         if option == "listeners" and not self.is_main:
             return "worker_listeners"
         return _KEYS.get(option, option)
+
+    @override
+    def find_problems(self) -> list[ConfigProblem]:
+        # load_config() found none.
+        return []
 
     @override
     def problem(self, option: str, problem: str, hint: str) -> ConfigProblem:
@@ -179,6 +188,8 @@ class _Checks:
             files=self._merged.files,
             server_name=shared.server_name,
             instance_name=instance_name,
+            creates_tables=instance_name == MAIN_INSTANCE,
+            fill_sink=own.fill_sink,
             database=read_database(
                 shared,
                 self._merged,
@@ -228,25 +239,37 @@ class _Checks:
             tracing=check_tracing(own.tracing, self._merged, self._problems),
         )
         if not failed_keys(self._problems) & {OWN_SECTION, "worker_replication_secret"}:
-            key = "worker_listeners" if self._is_worker else "listeners"
-            has_secret = bool(config.secret)
-            if self._purpose is not Purpose.FOLLOW:
-                for path, problem, hint in unprotected_listeners(
-                    shared, key, has_secret
-                ):
-                    self._problem(path, problem, hint)
+            self._check_exposure(config)
         if self._is_worker:
             self._check_rows_can_be_requested(config)
         self._check_sanity(config)
         return attrs.evolve(config, warnings=tuple(readable_secrets(self._merged)))
 
+    def _check_exposure(self, config: ProcessConfig) -> None:
+        """Check that no untrusted client can use the listeners for replication."""
+        own = self._shared.synapse_replication
+        if self._purpose is Purpose.FOLLOW or own.allow_unprotected_listeners:
+            return
+        for index, section in enumerate(self._listener_sections()):
+            why = why_unprotected(
+                _listener(section),
+                has_secret=bool(config.secret),
+                verifies_clients=own.tls.client_ca_file is not None,
+            )
+            if why is not None:
+                self._problem((self._listeners_key, index, "bind_addresses"), *why)
+        for index, description in enumerate(own.direct_tcp.listen):
+            if (why := why_unguarded(description)) is not None:
+                self._problem((OWN_SECTION, "direct_tcp", "listen", index), *why)
+
     def _check_sanity(self, config: ProcessConfig) -> None:
         shared = self._shared
         findings = list(mistyped_keys(self._merged.values))
         if self._purpose is not Purpose.FOLLOW:
-            key = "worker_listeners" if self._is_worker else "listeners"
             listen = shared.synapse_replication.direct_tcp.listen
-            findings += clashing_listeners(key, getattr(shared, key), listen)
+            findings += clashing_listeners(
+                self._listeners_key, self._listener_sections(), listen
+            )
         if why := why_no_secret(config.secret):
             secret = ("worker_replication_secret",)
             hint = "write a long random secret, for instance the output of pwgen -s 32"
@@ -324,28 +347,24 @@ class _Checks:
             )
         return ()
 
+    @property
+    def _listeners_key(self) -> str:
+        return "worker_listeners" if self._is_worker else "listeners"
+
+    def _listener_sections(self) -> list[ListenerSection]:
+        shared = self._shared
+        return shared.worker_listeners if self._is_worker else shared.listeners
+
     def _listeners(self) -> tuple[Listener, ...]:
         if self._purpose is Purpose.FOLLOW:
             return ()
-        key = "worker_listeners" if self._is_worker else "listeners"
-        sections: list[ListenerSection] = getattr(self._shared, key)
         listeners = []
-        for index, section in enumerate(sections):
-            direct_tcp = section.type == "replication"
-            if not direct_tcp and not section.resource_names:
-                continue
-            if section.tls:
-                self._tls_listeners.append((key, index, "tls"))
-            listeners.append(
-                Listener(
-                    section.port,
-                    section.path,
-                    tuple(section.addresses),
-                    section.resource_names,
-                    direct_tcp,
-                    section.tls,
-                )
-            )
+        for index, section in enumerate(self._listener_sections()):
+            listener = _listener(section)
+            if listener.direct_tcp or listener.resources:
+                listeners.append(listener)
+                if listener.tls:
+                    self._tls_listeners.append((self._listeners_key, index, "tls"))
         return tuple(listeners)
 
     def _instances(self) -> dict[str, InstanceLocation]:
@@ -358,11 +377,9 @@ class _Checks:
 
     def _check_rows_can_be_requested(self, config: ProcessConfig) -> None:
         in_memory = [
-            stream
-            for stream in config.streams
-            if isinstance(stream, str)
-            and STANDARD_STREAMS[stream].description.held_in_memory
-            and config.instance_name in config.writers[stream]
+            name
+            for name, stream in config.declared.items()
+            if stream.description.held_in_memory and config.writes(name)
         ]
         if "worker_listeners" in failed_keys(self._problems) or any(
             "replication" in listener.resources for listener in config.listeners
@@ -376,3 +393,14 @@ class _Checks:
                 "add `- {type: http, port: ..., resources: [{names: [replication]}]}`, "
                 "with the same port as in instance_map",
             )
+
+
+def _listener(section: ListenerSection) -> Listener:
+    return Listener(
+        section.port,
+        section.path,
+        tuple(section.addresses),
+        section.resource_names,
+        section.type == "replication",
+        section.tls,
+    )

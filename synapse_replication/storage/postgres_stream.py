@@ -54,6 +54,10 @@ class WriterIds(Protocol):
         """Allocate an id, which is finished when the context is left."""
         ...
 
+    def get_next_txn(self, txn: Transaction) -> int:
+        """Allocate an id that is finished when ``txn`` commits or rolls back."""
+        ...
+
     def get_current_token_for_writer(self, instance_name: str) -> int:
         """Return a writer's position: the token up to which its ids are finished."""
         ...
@@ -283,8 +287,8 @@ class PostgresStream:
 
         :param rows: of the stream's row type; at least one.
         :return: their token.
-        :raises LocalProtocolError: if ``rows`` is empty, or a row cannot be encoded as
-            JSON.
+        :raises LocalProtocolError: if ``rows`` is empty, or peers would not accept a
+            row, for instance because a value does not have its declared type.
         :raises StreamConfigurationError: if the rows of this stream are written by
             other means, or this instance is not a writer of the stream.
         :raises SequenceBehindError: if the sequence is far behind the ids that this
@@ -293,6 +297,40 @@ class PostgresStream:
             was written, or if the result of the commit was lost. The token is not used
             again.
         """
+        insert, text = self._encode_new(rows)
+        async with self._ids.get_next() as id_:
+            await self._database.transact(
+                f"write_{self._description.name}",
+                lambda txn: self._insert_rows(txn, insert, id_, text),
+            )
+        if self._on_write is not None:
+            self._on_write()
+        return self._sign * id_
+
+    def write_txn(self, txn: Transaction, rows: Sequence[Any]) -> int:
+        """Write rows under one token, in a transaction of the application.
+
+        The rows are announced after the commit. After a rollback, or if the transaction
+        is repeated, the token is not used. Call it in the thread that runs the
+        transaction, as often as needed.
+
+        :param txn: the transaction: the argument of the function that was passed to
+            ``database.transact``, without ``autocommit``. A cursor of another pool
+            needs ``call_after`` and ``call_on_exception``.
+        :param rows: of the stream's row type; at least one.
+        :return: their token.
+        :raises LocalProtocolError: as :meth:`write` does; nothing was written, and the
+            transaction can continue. Likewise ``StreamConfigurationError``.
+        :raises SequenceBehindError: if the sequence is far behind the ids that this
+            process knows.
+        :raises psycopg2.Error: if the database rejected the rows.
+        """
+        insert, text = self._encode_new(rows)
+        id_ = self._ids.get_next_txn(txn)
+        self._insert_rows(txn, insert, id_, text)
+        return self._sign * id_
+
+    def _encode_new(self, rows: Sequence[Any]) -> tuple[InsertStatement, str]:
         name, insert = self._description.name, self._insert
         if insert is None:
             raise StreamConfigurationError(
@@ -300,31 +338,30 @@ class PostgresStream:
                 "with ids of its id generator, or declare it as a TableStream"
             )
         if not rows:
-            raise LocalProtocolError(f"write() of {name} was called without rows")
+            raise LocalProtocolError(
+                f"rows of {name} cannot be written: there are none"
+            )
         codec = self._description.codec
+        for row in rows:
+            codec.encode_new(row)
         try:
-            text = encode_json(
-                [
-                    dict(zip(insert.columns, codec.to_json(row), strict=True))
-                    for row in rows
-                ]
-            ).decode()
+            values = [
+                dict(zip(insert.columns, codec.to_json(row), strict=True))
+                for row in rows
+            ]
         except ValueError as error:
             raise LocalProtocolError(
                 f"a row of {name} cannot be written: {error}"
             ) from None
+        return insert, encode_json(values).decode()
 
-        def write(txn: Transaction) -> None:
-            txn.execute(
-                insert.sql,
-                {"id": id_, "instance_name": self._instance_name, "rows": text},
-            )
-
-        async with self._ids.get_next() as id_:
-            await self._database.transact(f"write_{name}", write)
-        if self._on_write is not None:
-            self._on_write()
-        return self._sign * id_
+    def _insert_rows(
+        self, txn: Transaction, insert: InsertStatement, id_: int, text: str
+    ) -> None:
+        txn.execute(
+            insert.sql,
+            {"id": id_, "instance_name": self._instance_name, "rows": text},
+        )
 
 
 def standard_stream(

@@ -37,17 +37,47 @@ from synapse_replication.errors import (
 from synapse_replication.streams.between import PositionedRow, RowsBetween
 from synapse_replication.streams.pages import check_page
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
-from synapse_replication.streams.rows import decode_json
+from synapse_replication.streams.rows import RowCodec, decode_json
 from synapse_replication.streams.stream import (
     JsonValue,
     StreamDescription,
     StreamUpdateResult,
     UpdateFunction,
 )
+from synapse_replication.streams.table import to_writers
 from synapse_replication.streams.tokens import (
     MultiWriterStreamToken,
     PersistedPosition,
 )
+
+
+@attrs.frozen(kw_only=True)
+class InMemory:
+    """The declaration of a stream that is held in the memory of its writers.
+
+    :ivar name: the name on the wire.
+    :ivar row_type: an attrs class whose fields are the elements of a row on the wire.
+        Fields with a default may be missing at the end of a peer's row.
+    :ivar writers: the instances that may write; each has its own rows.
+    :ivar key: returns the key that a row describes; ``None`` if rows do not replace
+        older rows.
+    :ivar max_rows: see :class:`MemoryStream`, also for ``max_bytes``.
+    """
+
+    name: str
+    row_type: type[Any]
+    writers: tuple[str, ...] = attrs.field(converter=to_writers)
+    key: Callable[[Any], Hashable] | None = None
+    max_rows: int = 10_000
+    max_bytes: int = 8 * 1024 * 1024
+    description: StreamDescription = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        codec = RowCodec(self.name, self.row_type)
+        description = StreamDescription(
+            self.name, codec, resettable=True, held_in_memory=True
+        )
+        object.__setattr__(self, "description", description)
 
 
 @attrs.frozen
@@ -164,15 +194,16 @@ class MemoryStream:
 
         :param rows: of the stream's row type; at least one.
         :return: their token.
-        :raises LocalProtocolError: if ``rows`` is empty, or a row cannot be encoded as
-            JSON. In that case, nothing is written.
+        :raises LocalProtocolError: if ``rows`` is empty, or peers would not accept a
+            row, for instance because a value does not have its declared type. In that
+            case, nothing is written.
         """
         if not rows:
             raise LocalProtocolError(
                 f"write() of {self._description.name} was called without rows"
             )
         codec = self._description.codec
-        texts = tuple(codec.encode(row) for row in rows)
+        texts = tuple(codec.encode_new(row) for row in rows)
         keys = () if self._key is None else tuple(map(self._key, rows))
         token = self._positions[self._instance_name] + 1
         self._positions[self._instance_name] = token

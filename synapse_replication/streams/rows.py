@@ -24,6 +24,10 @@ from synapse_replication.errors import LocalProtocolError, RowDecodeError
 
 RowT = TypeVar("RowT")
 
+#: The longest JSON text of a row that may be written, in bytes: the longest message
+#: that peers accept.
+MAX_ROW_LENGTH = 16 * 1024 * 1024
+
 _decode_any = msgspec.json.Decoder().decode
 _encode_any = msgspec.json.Encoder().encode
 _encode_lines = msgspec.json.Encoder().encode_lines
@@ -190,8 +194,9 @@ class RowCodec(Generic[RowT]):
         types = tuple(hints.get(field.name, field.type) for field in fields)
         self.types = tuple.__class_getitem__(types)
         self.fast_class: Callable[..., RowT] = fast_class(row_type)
-        names = [field.name for field in fields]
-        self.fields_of = _fields_getter(names)
+        self._names = [field.name for field in fields]
+        self._field_types = types
+        self.fields_of = _fields_getter(self._names)
         self._most = len(types)
         self._least = sum(field.default is attrs.NOTHING for field in fields)
         self._decode: Callable[[bytes | str], Any] = msgspec.json.Decoder(
@@ -275,6 +280,49 @@ class RowCodec(Generic[RowT]):
                 f"a row of {self.stream_name} cannot be sent: {error}"
             ) from None
 
+    def encode_new(self, row: RowT) -> bytes:
+        """Return the JSON text of a row that is about to be written.
+
+        :raises LocalProtocolError: if the row cannot be encoded as JSON, or is longer
+            than :data:`MAX_ROW_LENGTH`, or if readers would receive another value.
+        """
+        text = self.encode(row)
+        if len(text) > MAX_ROW_LENGTH:
+            raise LocalProtocolError(
+                f"a row of {self.stream_name} has {len(text)} bytes as JSON, more than "
+                f"the {MAX_ROW_LENGTH} that peers accept; write smaller rows"
+            )
+        self._check_round_trip(row, text)
+        return text
+
+    def _check_round_trip(self, row: RowT, text: bytes) -> None:
+        fields = self.fields_of(row)
+        try:
+            if self.fields_of(self.decode([text]).rows[0]) == fields:
+                return
+        except RowDecodeError as error:
+            reason = error.reason
+        else:
+            reason = ""
+        for name, type_, value in zip(
+            self._names, self._field_types, fields, strict=True
+        ):
+            try:
+                received = msgspec.convert(decode_json(encode_json(value)), type_)
+                if received == value:
+                    continue
+                reason = f"readers would receive {type(received).__name__}"
+            except msgspec.ValidationError as error:
+                reason = str(error).partition(" - at")[0].lower()
+            raise LocalProtocolError(
+                f"a row of {self.stream_name} cannot be written: {name} is "
+                f"{type(value).__name__} ({reason}); write a value of the declared type"
+            )
+        raise LocalProtocolError(
+            f"a row of {self.stream_name} cannot be written: readers would reject it"
+            + (f": {reason}" if reason else "")
+        )
+
     def _encode(self, row: RowT) -> bytes:
         fields = self.fields_of(row)
         return encode_json(fields, fields.count(None))
@@ -304,6 +352,9 @@ class RawRowCodec(RowCodec[Any]):
             except ValueError as error:
                 raise RowDecodeError(self.stream_name, index, str(error)) from None
         return DecodedRows(rows)
+
+    def _check_round_trip(self, row: Any, text: bytes) -> None:
+        """Do nothing: readers receive any JSON value."""
 
     def from_json(self, value: Any) -> Any:
         """Return the value itself."""

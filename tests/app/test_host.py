@@ -41,7 +41,7 @@ class StandaloneHostTests(FilesMixin):
             [self.write("h.yaml", HOMESERVER), self.write("w.yaml", WORKER)]
         )
         clock = ReactorClock(Clock())
-        return StandaloneHost.from_config(
+        return StandaloneHost.from_options(
             config, clock, ReplicationObserver(), silent_hooks(clock)
         )
 

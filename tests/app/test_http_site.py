@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.static import Data
 
-from synapse_replication.app.http_site import make_site
+from synapse_replication.app.http_site import make_root, make_site
 from synapse_replication.instrumentation.status.model import decode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
 
@@ -21,7 +21,9 @@ class MakeSiteTests(SynchronousTestCase):
         Counter("seen", "A counter.", registry=registry).inc()
         replication: Resource = Data(b"rows", "text/plain")
         status = StatusObserver("x.test", "me")
-        site = make_site(frozenset(names), replication, registry, status.snapshot)
+        site = make_site(
+            make_root(frozenset(names), registry, status.snapshot, replication)
+        )
         http: Any = StubTreq(site.resource)
         response = self.successResultOf(http.get(f"http://process{path}"))
         self.addCleanup(http.flush)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -22,6 +22,9 @@ class FakeIdGenerator:
         self.advanced: list[tuple[str, int]] = []
 
     def get_next(self) -> AbstractAsyncContextManager[int]:
+        raise NotImplementedError
+
+    def get_next_txn(self, txn: Any) -> int:
         raise NotImplementedError
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
@@ -87,5 +90,5 @@ class ReaderIdsTests(SynchronousTestCase):
         ids = self.make()
         with self.assertRaises(StreamConfigurationError) as caught:
             ids.get_next()
-        self.assertIn("me does not write s; name it in", str(caught.exception))
+        self.assertIn("me does not write s; add it to", str(caught.exception))
         self.assertRaises(StreamConfigurationError, ids.get_minimal_local_current_token)

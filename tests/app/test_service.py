@@ -12,7 +12,7 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.logger import capturedLogs, formatEvent
 from twisted.python.failure import Failure
 
-from synapse_replication.app.service import DRAIN_TIMEOUT, ProcessService
+from synapse_replication.app.service import DRAIN_TIMEOUT, Replication, make_process
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.interfaces import RowSink
@@ -56,7 +56,7 @@ def make_recorder(host: Any, config: dict[str, Any]) -> Recorder:
     return _recorder
 
 
-class ProcessServiceTests(FilesMixin):
+class ReplicationTests(FilesMixin):
     def setUp(self) -> None:
         super().setUp()
         global _recorder
@@ -64,8 +64,9 @@ class ProcessServiceTests(FilesMixin):
         self.recorder.calls = []
         self.recorder.stopping = None
         self.reactor = MemoryReactorClock()
+        self.reactor.run()
 
-    def make(self, **more: Any) -> ProcessService:
+    def make(self, **more: Any) -> Replication:
         name = f"{__name__}.make_recorder"
         own = {
             "streams": ["typing"],
@@ -83,7 +84,7 @@ class ProcessServiceTests(FilesMixin):
             **more,
         }
         path = self.write("h.yaml", json.dumps(config))
-        return ProcessService(load_config([path]), self.reactor)
+        return make_process(load_config([path]), self.reactor)
 
     def test_start(self) -> None:
         """A process opens its listeners and links, and starts the modules."""
@@ -194,6 +195,7 @@ class ProcessServiceTests(FilesMixin):
         """The error names the key of the listener that cannot listen."""
         for port, key in ((80, "listeners"), (9000, "synapse_replication.direct_tcp")):
             self.reactor = MemoryReactorClock()
+            self.reactor.run()
             listen = self.reactor.listenTCP
 
             def listen_tcp(

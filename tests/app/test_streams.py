@@ -110,11 +110,15 @@ class StreamSetupTests(TestCase):
             "presence_federation",
             _NOTES,
         ),
+        *,
+        fill_sink: bool = False,
     ) -> StandaloneHost:
         config = ProcessConfig(
             files=[],
             server_name="x.test",
             instance_name=instance_name,
+            creates_tables=instance_name == "master",
+            fill_sink=fill_sink,
             streams=tuple(streams),
             writers={
                 "caches": (),
@@ -127,7 +131,7 @@ class StreamSetupTests(TestCase):
         clock = ReactorClock(self.clock)
         agent, _ = make_agent(reactor, {})
         client = HttpCatchUpClient(agent, {}, None, self.clock)
-        host = StandaloneHost.from_config(
+        host = StandaloneHost.from_options(
             config,
             clock,
             self.observer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -237,10 +238,9 @@ class SupervisedProcessTests(FilesMixin):
         for field in attrs.fields(ProcessConfig):
             if field.name in ("files", "warnings", "log_level"):
                 continue
-            other: Any = {field.name: None}
-            if getattr(config, field.name) is None:
-                other = {field.name: "other"}
-            changed = attrs.evolve(config, **other)
+            changed = copy.copy(config)
+            other = None if getattr(config, field.name) is not None else "other"
+            object.__setattr__(changed, field.name, other)
             self.assertEqual(len(needs_restart(config, changed)), 1, field.name)
 
     def test_without_a_manager(self) -> None:

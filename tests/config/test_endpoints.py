@@ -15,7 +15,8 @@ from synapse_replication.config.endpoints import (
     listener_descriptions,
     server_endpoint,
 )
-from synapse_replication.config.options import Listener, ReplicationOptions
+from synapse_replication.config.listener_safety import Listener
+from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.config.tls import TlsConfig
 from synapse_replication.errors import ConfigError

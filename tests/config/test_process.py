@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from synapse_replication.config.options import Listener
+from synapse_replication.config.listener_safety import Listener
 from synapse_replication.config.process import Purpose
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import InstanceLocation

@@ -67,7 +67,7 @@ class HintsTests(SynchronousTestCase):
                 "synapse_replication.modules[0].confg: did you mean 'config'?",
                 "synapse_replication.direct_tcp.conect: did you mean 'connect'?",
                 "synapse_replication.zzz: write one of allow_unprotected_listeners, "
-                "command_sink, direct_tcp, extension, http, log_level, modules, "
-                "receiving, row_sink, streams, tls, tracing",
+                "command_sink, direct_tcp, extension, fill_sink, http, log_level, "
+                "modules, receiving, row_sink, streams, tls, tracing",
             ],
         )

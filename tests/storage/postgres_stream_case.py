@@ -63,6 +63,9 @@ class CountingIds:
         finally:
             self.unfinished.discard(self.last)
 
+    def get_next_txn(self, txn: Any) -> int:
+        raise NotImplementedError
+
     def get_current_token_for_writer(self, instance_name: str) -> int:
         if instance_name == "w1":
             return self.sign * max(self.last, *map(abs, self.others.values()), 1)

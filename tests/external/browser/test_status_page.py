@@ -17,9 +17,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.internet.threads import blockingCallFromThread, deferToThread
 from twisted.trial.unittest import TestCase
-from twisted.web.resource import Resource
 
-from synapse_replication.app.http_site import make_site
+from synapse_replication.app.http_site import make_root, make_site
 from synapse_replication.handlers.observer import CatchUpEvent, PeerHeartbeat
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from tests.external import skip_reason
@@ -48,10 +47,9 @@ class StatusPageTests(TestCase):
             self.known.go_live(*key, 1000)
         self.heartbeat()
         site = make_site(
-            frozenset({"metrics"}),
-            Resource(),
-            CollectorRegistry(),
-            self.observer.snapshot,
+            make_root(
+                frozenset({"metrics"}), CollectorRegistry(), self.observer.snapshot
+            )
         )
         self.port = reactor.listenTCP(0, site, interface="127.0.0.1")
 
