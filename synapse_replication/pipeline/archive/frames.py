@@ -38,7 +38,11 @@ from synapse_replication.pipeline.schemas import (
     ARCHIVED_WIRE_SCHEMA,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.spark.local import local_frame
+from synapse_replication.pipeline.spark.local import (
+    FEW_IDS,
+    local_batches,
+    local_frame,
+)
 from synapse_replication.pipeline.tables import (
     DAY,
     TYPE_METADATA,
@@ -99,6 +103,11 @@ class ArchivedTables:
         """The location of the archive."""
         return self._store.uri
 
+    @property
+    def has_wire(self) -> bool:
+        """Whether the archive has a table of commands."""
+        return self._wire_table is not None
+
     def lacks(self, recording: Path) -> bool:
         """Return whether the archive lacks a recording, or has it with another size."""
         if self._wire_table is None:
@@ -142,7 +151,8 @@ class ArchivedTables:
     ) -> DataFrame:
         """Apply a function to the rows of all streams, in the tasks that read them.
 
-        Only the results of the function are passed to Spark, not the rows.
+        Only the results of the function are passed to Spark, not the rows. If there are
+        few rows, they are read in this process, before the method returns.
 
         :param work: called in each task with an iterator of record batches, whose
             columns are ``stream`` and ``columns``.
@@ -156,18 +166,17 @@ class ArchivedTables:
         ]
         if not files:
             return local_frame(self._session, schema)
+        schemas = {
+            name: _chosen(_arrow(table), columns)
+            for name, table in self._delta_tables.items()
+        }
+        if sum(map(_row_count, self._delta_tables.values())) <= FEW_IDS:
+            found = work(_read_streams(self._store, files, schemas))
+            return local_batches(self._session, schema, found)
         tasks = _tasks(self._session, len(files))
-        read = functools.partial(
-            _map_files,
-            self._store,
-            # Adjacent files have similar sizes: assign them to different tasks.
-            [files[number::tasks] for number in range(tasks)],
-            {
-                name: _chosen(_arrow(table), columns)
-                for name, table in self._delta_tables.items()
-            },
-            work,
-        )
+        # Adjacent files have similar sizes: assign them to different tasks.
+        of_tasks = [files[number::tasks] for number in range(tasks)]
+        read = functools.partial(_map_files, self._store, of_tasks, schemas, work)
         # Create a partition for each number, so that no shuffle is needed.
         numbers = self._session.range(0, tasks, numPartitions=tasks)
         return numbers.mapInArrow(read, schema)
@@ -376,22 +385,34 @@ def _map_files(
     :param tasks: the files of each task, as pairs of a stream and a path.
     :param numbers: the indexes in ``tasks`` of the tasks to run, in the column ``id``.
     """
+    chosen = (
+        file
+        for batch in numbers
+        for number in batch.column("id").to_pylist()
+        for file in tasks[number]
+    )
+    yield from work(_read_streams(store, chosen, schemas))
 
-    def read() -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column("id").to_pylist():
-                for stream, path in tasks[number]:
-                    root = store.path(store.stream_uri(stream))
-                    for found in _read_file(store, root, path, schemas[stream]):
-                        yield pa.RecordBatch.from_arrays(
-                            [
-                                pa.repeat(pa.scalar(stream), found.num_rows),
-                                *found.columns,
-                            ],
-                            names=["stream", *found.schema.names],
-                        )
 
-    yield from work(read())
+def _read_streams(
+    store: ArchiveStore,
+    files: Iterable[tuple[str, str]],
+    schemas: Mapping[str, pa.Schema],
+) -> Iterator[pa.RecordBatch]:
+    """Read files, which are pairs of a stream and a path, with a column ``stream``."""
+    for stream, path in files:
+        root = store.path(store.stream_uri(stream))
+        for found in _read_file(store, root, path, schemas[stream]):
+            yield pa.RecordBatch.from_arrays(
+                [pa.repeat(pa.scalar(stream), found.num_rows), *found.columns],
+                names=["stream", *found.schema.names],
+            )
+
+
+def _row_count(table: DeltaTable) -> int:
+    """Return the number of rows of a table, from its log."""
+    counts = pa.table(table.get_add_actions(flatten=True))["num_records"]
+    return sum(count.as_py() or FEW_IDS + 1 for count in counts)
 
 
 def _read_files(

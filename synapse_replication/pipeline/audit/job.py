@@ -155,9 +155,13 @@ def audited(
         begin("read recordings and archive")
         archived_wire = _archived_wire(session, archive)
         wire = _wire(session, recordings, archive, archived_wire)
-        lines = _cached(wire_lines(wire), stack)
+        lines = wire_lines(wire)
+        has_lines = bool(recordings) or (archive is not None and archive.has_wire)
+        if has_lines:
+            # Spark removes operations on an empty frame, unless it is cached.
+            lines = _cached(lines, stack)
         tokens = wire_tokens(lines)
-        on_wire = _reach(tokens)
+        on_wire = _reach(tokens) if has_lines else []
         begin("compare ids")
         # Read the sequences after the recordings. Otherwise, an id that was allocated
         # in between would seem to be ahead of its sequence.
@@ -175,7 +179,7 @@ def audited(
             gap_findings(ids),
             gone_findings(ids),
         ]
-        if recordings or archive is not None:
+        if has_lines:
             found.append(damage_findings(lines))
         if on_wire:
             sole = facts.sole_writers(
@@ -228,7 +232,7 @@ def _archive_findings(
     """
     return [
         rows_twice_findings(_repeated(session, ids, archive)),
-        commands_twice_findings(archived_wire),
+        *([commands_twice_findings(archived_wire)] if archive.has_wire else []),
         not_archived_findings(ids, _purged(session, archive)),
     ]
 

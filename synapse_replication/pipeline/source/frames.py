@@ -12,6 +12,7 @@ from synapse_replication.pipeline.source.offsets import offsets_to_json
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.source.reading import read_parts
+from synapse_replication.pipeline.spark.local import local_batches
 from synapse_replication.pipeline.tables import RowForm
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def map_rows(
 ) -> DataFrame:
     """Apply a function to the rows in the database, in the tasks that read them.
 
-    Only the results of the function are passed to Spark, not the rows.
+    Only the results of the function are passed to Spark, not the rows. If there are few
+    rows, they are read in this process, before the function returns.
 
     :param work: called in each task with the batches of the data source.
     :param schema: the columns of the batches that ``work`` yields.
@@ -61,6 +63,13 @@ def map_rows(
     given = {**reader_options(settings), "rows": form.value, **options}
     checked = SourceOptions.parse(given)
     plan = Planner(checked, continuous=False).batch()
+    if len(plan.tasks) <= 1:
+        rows = (
+            batch
+            for parts in plan.tasks
+            for batch in read_parts(plan.conninfo, parts, form)
+        )
+        return local_batches(session, schema, work(rows))
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:

@@ -5,13 +5,21 @@ The rows and partitions are tested without Spark in ``test_planning``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
+from synapse_replication.pipeline.settings import settings_of_dsn
+from synapse_replication.pipeline.source.frames import map_rows
 from synapse_replication.pipeline.spark.failures import short_failures
 from tests.pipeline.extracts import by_writer, extract_dsn, read, server
+from tests.pipeline.shared_session import shared_session
 from tests.storage.synapse_extract import ON_THE_WIRE
+
+_KEYS = pa.schema([pa.field("stream", pa.string()), pa.field("stream_id", pa.int64())])
 
 
 class SourceTests(SynchronousTestCase):
@@ -70,6 +78,23 @@ class SourceTests(SynchronousTestCase):
         counts = caches.count(), events.count()
         self.assertEqual(frame.count(), everything)
         self.assertEqual(caches.union(events).count(), sum(counts))
+
+    def test_mapped_rows(self) -> None:
+        """A function is applied to the same rows in one process and in tasks."""
+        settings = settings_of_dsn(extract_dsn())
+        schema = "stream string, stream_id bigint"
+
+        def keys(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                yield batch.select(["stream", "stream_id"]).cast(_KEYS)
+
+        def found(**options: str) -> list[tuple[object, ...]]:
+            frame = map_rows(shared_session(), settings, keys, schema, **options)
+            return sorted(map(tuple, frame.collect()))
+
+        here = found()
+        self.assertEqual(len(here), read(extract_dsn()).count())
+        self.assertEqual(found(numPartitions="3"), here)
 
     def test_nothing_to_read(self) -> None:
         """A query that matches no stream returns no rows."""

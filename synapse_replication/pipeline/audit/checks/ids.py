@@ -26,6 +26,7 @@ from synapse_replication.pipeline.audit.checks.sightings import (
     unpack,
 )
 from synapse_replication.pipeline.audit.findings import Kind, finding, sample
+from synapse_replication.pipeline.spark.local import FEW_IDS, local_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,9 +64,6 @@ _IDS_SCHEMA: Final = (
 #: summarises all other gaps of the stream.
 MAX_GAPS: Final = 1000
 
-#: Approximately the largest number of ids that one task compares.
-_IDS_PER_TASK: Final = 250_000
-
 
 def known_ids(
     tables: DataFrame,
@@ -90,7 +88,8 @@ def known_ids(
     :param archived: for each stream, the range in which an id that is not archived is
         unhealthy; by default, all ids of all streams.
     :param last_ids: the approximate number of ids of all streams together, which
-        determines the number of tasks.
+        determines the number of tasks. Few ids are compared in this process, before
+        the function returns.
     :return: a row for each id that :func:`.notable.notable` selects. ``first_writer``
         and ``last_writer`` are the least and the greatest name of the id's writers in
         tables and archive: they differ only if several writers used the id, and are
@@ -118,10 +117,13 @@ def known_ids(
         found = notable(unpack(batches), received=received, archived=archived)
         yield from found.to_batches()
 
+    if last_ids <= FEW_IDS:
+        packed_ids = seen.toArrow().to_batches()
+        return local_batches(seen.sparkSession, _IDS_SCHEMA, choose(iter(packed_ids)))
     # Use at least the session's number of shuffle partitions, and enough tasks that
     # the ids of each task fit into the memory of a worker.
     default = int(seen.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-    tasks = max(default, last_ids // _IDS_PER_TASK)
+    tasks = max(default, last_ids // FEW_IDS)
     return seen.repartition(tasks, "stream", "bucket").mapInArrow(choose, _IDS_SCHEMA)
 
 
