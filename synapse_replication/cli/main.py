@@ -269,6 +269,7 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
     epilog=examples(
         "follow -c homeserver.yaml --stream events --command RDATA",
         "follow -c homeserver.yaml --json | jq .command",
+        "follow -c homeserver.yaml --verify",
     ),
 )
 @config_option
@@ -295,6 +296,24 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
 @click.option(
     "--positions", is_flag=True, help="At the end, print each writer's position."
 )
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Instead of lines, print rows that were committed and never announced, and at "
+    "the end the totals. Needs a role of the database that may SELECT.",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=5),
+    default=30.0,
+    show_default=True,
+    help="With --verify: how long a committed row may wait for its announcement, in s.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    help="With --verify: the port of 127.0.0.1 that serves /metrics.",
+)
 def follow_command(
     config_paths: tuple[str, ...],
     as_json: bool,
@@ -302,6 +321,9 @@ def follow_command(
     writers: tuple[str, ...],
     commands: tuple[str, ...],
     positions: bool,
+    verify: bool,
+    patience: float,
+    metrics_port: int | None,
 ) -> None:
     """Print what a running deployment replicates, without taking part in it."""
     from synapse_replication.app.run import run_service, start_logging
@@ -311,6 +333,26 @@ def follow_command(
     check_streams(streams, config)
     start_logging(sys.stderr)
     reactor = get_reactor()
+    if verify:
+        from synapse_replication.cli.verify import make_meter
+
+        if writers or commands or positions:
+            raise click.UsageError(
+                "--verify takes --stream, but no --writer, --command or --positions"
+            )
+        sys.exit(
+            run_service(
+                reactor,
+                lambda: make_meter(
+                    config,
+                    reactor,
+                    streams=streams,
+                    as_json=as_json,
+                    patience=patience,
+                    metrics_port=metrics_port,
+                ),
+            )
+        )
     filters = Filters(
         frozenset(streams),
         frozenset(writers),

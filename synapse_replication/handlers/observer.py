@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
@@ -299,6 +299,11 @@ class ReplicationObserver:
 
         The rows are fetched.
         """
+
+    def rows_unannounced(
+        self, stream_name: str, instance_name: str, tokens: Sequence[int]
+    ) -> None:
+        """Record committed rows that their writer did not announce."""
 
     def heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
         """Record a hello, a heartbeat or a goodbye of a peer."""

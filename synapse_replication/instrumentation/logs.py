@@ -9,7 +9,7 @@ connected or removed writers, and the progress of catch-ups have none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from twisted.logger import Logger
@@ -321,6 +321,21 @@ class LoggingObserver(ReplicationObserver):
             writer=instance_name,
             from_token=from_token,
             upto_token=upto_token,
+        )
+
+    @override
+    def rows_unannounced(
+        self, stream_name: str, instance_name: str, tokens: Sequence[int]
+    ) -> None:
+        self._log_limited(
+            self._logger.warn,
+            ("rows_unannounced", stream_name, instance_name),
+            "{writer} committed {count} tokens of {stream} and did not announce them, "
+            "the first of them {token}",
+            stream=stream_name,
+            writer=instance_name,
+            count=len(tokens),
+            token=tokens[0],
         )
 
     @override

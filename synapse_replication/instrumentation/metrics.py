@@ -272,6 +272,12 @@ UNANNOUNCED_FOUND = _counter(
     help_text="Number of times that a writer's stored position was ahead of what it "
     "announced; the rows are fetched.",
 )
+UNANNOUNCED_ROWS = _counter(
+    "synapse_replication_unannounced_rows",
+    "stream_name",
+    "instance_name",
+    help_text="Committed tokens that their writer did not announce.",
+)
 EPOCH_CHANGES = _counter(
     "synapse_replication_epoch_changes",
     "instance_name",

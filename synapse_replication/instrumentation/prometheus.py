@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -397,6 +397,14 @@ class PrometheusObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
         self._count(metrics.UNANNOUNCED_FOUND, stream_name, instance_name)
+
+    @override
+    def rows_unannounced(
+        self, stream_name: str, instance_name: str, tokens: Sequence[int]
+    ) -> None:
+        self._count(
+            metrics.UNANNOUNCED_ROWS, stream_name, instance_name, count=len(tokens)
+        )
 
     @override
     def epoch_changed(self, instance_name: str) -> None:

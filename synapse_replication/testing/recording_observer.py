@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from typing_extensions import override
@@ -54,6 +54,7 @@ class RecordingObserver(ReplicationObserver):
     :ivar gaps: (stream, writer, from_token, upto_token) of each gap.
     :ivar unannounced: (stream, writer, from_token, upto_token) of each stored position
         that was not announced.
+    :ivar unannounced_rows: (stream, writer, tokens) that were not announced.
     :ivar restarted: the names of restarted instances.
     :ivar duplicates: (name, locations) of each duplicate instance.
     :ivar unknown: the number of unknown fields in messages of the extension.
@@ -95,6 +96,7 @@ class RecordingObserver(ReplicationObserver):
         self.backlog_answers: list[tuple[str, str, BaseException | None]] = []
         self.gaps: list[tuple[str, str, int, int]] = []
         self.unannounced: list[tuple[str, str, int, int]] = []
+        self.unannounced_rows: list[tuple[str, str, list[int]]] = []
         self.restarted: list[str] = []
         self.duplicates: list[tuple[str, str]] = []
         self.unknown = 0
@@ -235,6 +237,12 @@ class RecordingObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
         self.unannounced.append((stream_name, instance_name, from_token, upto_token))
+
+    @override
+    def rows_unannounced(
+        self, stream_name: str, instance_name: str, tokens: Sequence[int]
+    ) -> None:
+        self.unannounced_rows.append((stream_name, instance_name, list(tokens)))
 
     @override
     def epoch_changed(self, instance_name: str) -> None:

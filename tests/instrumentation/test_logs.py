@@ -35,6 +35,7 @@ class LoggingObserverTests(SynchronousTestCase):
         self.observer.duplicate_instance("w1", "a:1 and b:2")
         self.observer.gap_found("events", "w1", 1, 5)
         self.observer.unannounced_found("events", "w1", 5, 6)
+        self.observer.rows_unannounced("events", "w1", [3, 4])
         self.observer.epoch_changed("w1")
         self.observer.unknown_fields("redis", 1)
         self.observer.backlog_requested("events", "w1", None)
@@ -52,6 +53,11 @@ class LoggingObserverTests(SynchronousTestCase):
                     "warn",
                     "w1 has stored position 6 of events, but announced only 5; "
                     "fetching the rows in between",
+                ),
+                (
+                    "warn",
+                    "w1 committed 2 tokens of events and did not announce them, the "
+                    "first of them 3",
                 ),
                 (
                     "info",

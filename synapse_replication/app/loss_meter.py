@@ -1,0 +1,328 @@
+"""Reports rows that were committed and never announced, beside any deployment.
+
+Theory of operation: a writer persists its position in ``stream_positions`` after each
+write. Every :data:`CHECK_EVERY` s, the meter reads these positions, and the tokens that
+are committed between the positions of the last two checks; for the writers that wrote
+something, that is one scan of an index per table. A committed token that no RDATA line
+has carried yet is *waiting*. If it is still waiting after the patience, it was never
+announced. A line that arrives later still is reported as late.
+
+The meter only knows what it observes itself: while its link is down, nothing is
+verified, and what was written meanwhile is not counted. Streams held in memory and
+``caches`` have no stored positions and are not verified; of a table that stores only
+the newest row of an object, only that row is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import attrs
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from synapse_replication.handlers.interfaces import Clock, DelayedCall
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.storage import queries
+from synapse_replication.storage.committed import committed_tokens, existing_ranges
+from synapse_replication.storage.database import TransactionRunner
+from synapse_replication.storage.row_queries import RangeQuery
+from synapse_replication.streams.ledger import TokenLedger
+from synapse_replication.wire.commands.standard import RdataCommand
+from synapse_replication.wire.connection import CloseReason
+
+_log = Logger()
+
+#: The interval of the checks, in s.
+CHECK_EVERY: Final = 5.0
+#: How long a committed row may wait for its announcement by default, in s.
+PATIENCE: Final = 30.0
+#: The most tokens of a writer and table that one check reads.
+MAX_READ: Final = 10_000
+#: The most waiting or lost tokens of a writer that are stored; further ones are only
+#: counted.
+MAX_MISSING: Final = 10_000
+#: The most writers, over all streams.
+MAX_WRITERS: Final = 1000
+
+#: ``(stream, writer)``; the stream has its name on the wire.
+Key: TypeAlias = tuple[str, str]
+
+
+@attrs.frozen
+class Finding:
+    """A committed token whose announcement is missing or late.
+
+    :ivar seconds: the time since the row was found in the database, in s.
+    :ivar is_announced: whether it was announced after all.
+    """
+
+    stream_name: str
+    instance_name: str
+    token: int
+    seconds: float
+    is_announced: bool
+
+
+@attrs.define
+class Tally:
+    """What was found about one writer of one stream.
+
+    :ivar verified: the number of committed tokens that were compared.
+    :ivar lost: the number of tokens that were never announced.
+    :ivar late: the number of tokens that were announced after the patience.
+    :ivar slowest: the longest time that a late announcement took, in s.
+    """
+
+    verified: int = 0
+    lost: int = 0
+    late: int = 0
+    slowest: float = 0.0
+
+
+@attrs.define
+class _Writer:
+    """What arrived from one writer of one stream, and what did not.
+
+    :ivar bound: its stored position at the last check; ``None`` before the first.
+    :ivar missing: the time at which each token was found to be missing, in s.
+    :ivar lost: those of them that were reported as never announced.
+    """
+
+    ledger: TokenLedger = attrs.Factory(lambda: TokenLedger(0))
+    bound: int | None = None
+    tally: Tally = attrs.Factory(Tally)
+    missing: dict[int, float] = attrs.Factory(dict)
+    lost: set[int] = attrs.Factory(set)
+
+    def is_due(self) -> bool:
+        """Return whether something is to be verified."""
+        return self.bound is not None and self.bound > self.ledger.verified
+
+
+@attrs.frozen
+class _Read:
+    """What one check read from the database.
+
+    :ivar tables: the queries of each stream, without those whose tables do not exist.
+    :ivar committed: the committed tokens, and the token up to which they are complete.
+    """
+
+    tables: Mapping[str, Sequence[RangeQuery]]
+    positions: Mapping[Key, int]
+    committed: Mapping[Key, tuple[list[int], int]]
+
+
+class LossMeter(ReplicationObserver):
+    """Compares the announced tokens with the committed ones.
+
+    Use it in the reactor's thread. As an observer of the links, it notices when one of
+    them is down.
+
+    :param streams: by its name in ``stream_positions``: the stream's name on the wire,
+        and the queries for its rows.
+    :param links: the number of links.
+    :param observer: notified of rows that were never announced, and of failures.
+    :param report: called with each finding.
+    :param patience: how long a committed row may wait for its announcement, in s.
+    """
+
+    def __init__(
+        self,
+        streams: Mapping[str, tuple[str, Sequence[RangeQuery]]],
+        database: TransactionRunner,
+        clock: Clock,
+        observer: ReplicationObserver,
+        report: Callable[[Finding], object],
+        *,
+        links: int = 1,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._names = {stored: name for stored, (name, _) in streams.items()}
+        self._tables: Mapping[str, Sequence[RangeQuery]] = dict(streams.values())
+        self._has_found_tables = False
+        self._database = database
+        self._clock = clock
+        self._observer = observer
+        self._report = report
+        self._patience = patience
+        self._writers: dict[Key, _Writer] = {}
+        self._timer: DelayedCall | None = None
+        self._is_running = False
+        self._links_down = links
+        self._observing_since: float | None = None
+        self._observed = 0.0
+        #: Incremented when a link is lost: what was read before is not compared.
+        self._gap = 0
+        #: The gap since which positions have been read.
+        self._began_after: int | None = None
+
+    # -- starting and stopping --------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to check."""
+        self._is_running = True
+        self._check()
+
+    def stop(self) -> None:
+        """Stop checking."""
+        self._is_running = False
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+
+    def tallies(self) -> dict[Key, Tally]:
+        """Return what was found about each writer of which anything was verified."""
+        return {
+            key: writer.tally
+            for key, writer in sorted(self._writers.items())
+            if writer.tally.verified
+        }
+
+    def waiting(self) -> int:
+        """Return the number of committed tokens that may still be announced."""
+        return sum(len(w.missing) - len(w.lost) for w in self._writers.values())
+
+    def observed(self) -> float:
+        """Return for how long all links were up, in s."""
+        if self._observing_since is None:
+            return self._observed
+        return self._observed + self._clock.seconds() - self._observing_since
+
+    # -- links ------------------------------------------------------------------------
+
+    def connection_made(self, connection: str) -> None:
+        """Record that a link is up."""
+        self._links_down -= 1
+        if not self._links_down:
+            self._observing_since = self._clock.seconds()
+            if self._timer is not None and self._timer.active():
+                self._timer.cancel()
+                self._check()
+
+    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
+        """Record that a link is down: what is announced meanwhile is not observed."""
+        self._links_down += 1
+        self._gap += 1
+        self._observed, self._observing_since = self.observed(), None
+        for writer in self._writers.values():
+            writer.missing = {token: writer.missing[token] for token in writer.lost}
+
+    # -- announcements ----------------------------------------------------------------
+
+    def announced(self, command: RdataCommand) -> None:
+        """Record an RDATA line."""
+        key = command.stream_name, command.instance_name
+        token = command.token
+        if token is None or key[0] not in self._tables:
+            return
+        writer = self._writers.get(key)
+        if writer is None:
+            if len(self._writers) >= MAX_WRITERS:
+                return
+            writer = self._writers[key] = _Writer()
+        if token in writer.missing:
+            self._announced_late(key, writer, token)
+        else:
+            writer.ledger.add([token])
+
+    def _announced_late(self, key: Key, writer: _Writer, token: int) -> None:
+        seconds = self._clock.seconds() - writer.missing.pop(token)
+        if token in writer.lost:
+            writer.lost.discard(token)
+            writer.tally.lost -= 1
+            writer.tally.late += 1
+            writer.tally.slowest = max(writer.tally.slowest, seconds)
+            self._report(Finding(*key, token, seconds, is_announced=True))
+
+    # -- checks -----------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._links_down:
+            self._schedule()
+            return
+        gap = self._gap
+        ranges = {
+            key: (writer.ledger.verified, writer.bound)
+            for key, writer in self._writers.items()
+            if gap == self._began_after and writer.is_due() and self._is_alone(key)
+        }
+        self._database.transact(
+            "read_committed_tokens", lambda txn: self._read(txn, ranges)
+        ).addCallbacks(self._compare, self._failed, callbackArgs=(gap,)).addBoth(
+            lambda _: self._schedule()
+        )
+
+    def _is_alone(self, key: Key) -> bool:
+        """Return whether the rows of a writer can be told from those of others."""
+        stream_name = key[0]
+        return all(each.writer_column for each in self._tables[stream_name]) or (
+            sum(name == stream_name for name, _ in self._writers) == 1
+        )
+
+    def _schedule(self) -> None:
+        if self._is_running:
+            self._timer = self._clock.call_later(CHECK_EVERY, self._check)
+
+    def _read(self, txn: Any, ranges: Mapping[Key, tuple[int, Any]]) -> _Read:
+        txn.execute("SET TRANSACTION READ ONLY")
+        tables = self._tables
+        if not self._has_found_tables:
+            tables = {name: existing_ranges(txn, each) for name, each in tables.items()}
+        committed = {
+            key: committed_tokens(txn, tables[key[0]], key[1], after, upto, MAX_READ)
+            for key, (after, upto) in ranges.items()
+        }
+        txn.execute(queries.ALL_POSITIONS)
+        positions = {
+            (self._names[stored], instance_name): abs(id_)
+            for stored, instance_name, id_ in txn.fetchall()
+            if stored in self._names
+        }
+        return _Read(tables, positions, committed)
+
+    def _compare(self, read: _Read, gap: int) -> None:
+        self._tables, self._has_found_tables = read.tables, True
+        if gap != self._gap:
+            return
+        now = self._clock.seconds()
+        for key, (tokens, upto) in read.committed.items():
+            writer = self._writers[key]
+            writer.tally.verified += len(tokens)
+            for token in writer.ledger.verify(tokens, upto):
+                if len(writer.missing) < MAX_MISSING:
+                    writer.missing[token] = now
+                else:
+                    writer.tally.lost += 1
+        for key, position in read.positions.items():
+            writer = self._writers.setdefault(key, _Writer())
+            if writer.bound is None or gap != self._began_after:
+                writer.ledger.skip_to(position)
+            writer.bound = position
+        if gap != self._began_after:
+            self._began_after = gap
+            _log.info(
+                "Verifying what {count} writers commit from now on",
+                count=len(read.positions),
+            )
+        self._report_lost(now)
+
+    def _report_lost(self, now: float) -> None:
+        for key, writer in self._writers.items():
+            tokens = [
+                token
+                for token, since in writer.missing.items()
+                if now - since >= self._patience and token not in writer.lost
+            ]
+            if not tokens:
+                continue
+            writer.lost.update(tokens)
+            writer.tally.lost += len(tokens)
+            self._observer.rows_unannounced(*key, tokens)
+            for token in tokens:
+                seconds = now - writer.missing[token]
+                self._report(Finding(*key, token, seconds, is_announced=False))
+
+    def _failed(self, failure: Failure) -> None:
+        assert failure.value is not None
+        self._observer.failure("verifying the announced rows", failure.value)

@@ -1,0 +1,222 @@
+"""``synapse-replication follow --verify``: reports rows that were never announced."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TextIO
+
+import attrs
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+from rich.table import Table
+from twisted.internet.defer import maybeDeferred
+from twisted.logger import Logger
+from twisted.web.resource import Resource
+from twisted.web.server import Site
+
+from synapse_replication.app.http_site import MetricsResource
+from synapse_replication.app.loss_meter import Finding, LossMeter
+from synapse_replication.app.passive import Follower, Output, make_links
+from synapse_replication.app.sources import declared_streams
+from synapse_replication.clock import ReactorClock
+from synapse_replication.config.process import ProcessConfig
+from synapse_replication.errors import (
+    ConfigError,
+    RemoteProtocolError,
+    ReplicationError,
+)
+from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.instrumentation.logs import LoggingObserver
+from synapse_replication.instrumentation.prometheus import (
+    PrometheusObserver,
+    ReplicationMetrics,
+)
+from synapse_replication.storage.database import Database
+from synapse_replication.storage.row_queries import RangeQuery, declared_query
+from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
+from synapse_replication.streams.rows import encode_json
+from synapse_replication.streams.table import TableStream
+from synapse_replication.text import printable
+from synapse_replication.wire.commands.standard import (
+    RdataCommand,
+    parse_command_from_line,
+)
+
+_PREFIX = f"{RdataCommand.NAME} ".encode()
+
+
+def ranges_of_streams(
+    config: ProcessConfig, names: Collection[str]
+) -> dict[str, tuple[str, Sequence[RangeQuery]]]:
+    """Return the queries for the rows of the streams that have stored positions.
+
+    :param names: the names of the streams to select; all if empty.
+    :return: by the stream's name in ``stream_positions``, its name on the wire and the
+        queries.
+    """
+    found: dict[str, tuple[str, Sequence[RangeQuery]]] = {}
+    for name, stream in declared_streams(config).items():
+        if stream.description.held_in_memory or (names and name not in names):
+            continue
+        if isinstance(stream, TableStream):
+            found[stream.positions_name or name] = name, [declared_query(stream).range]
+        elif stream.positions_name is not None:
+            found[stream.positions_name] = (
+                name,
+                [query.range for query in STANDARD_QUERIES[name]],
+            )
+    return found
+
+
+def print_json(out: Any) -> Callable[[Finding], None]:
+    """Return a printer of findings as JSON, one per line."""
+
+    def show(finding: Finding) -> None:
+        out.write(encode_json(attrs.asdict(finding)).decode() + "\n")
+
+    return show
+
+
+def print_text(out: Any) -> Callable[[Finding], None]:
+    """Return a printer of findings as text."""
+
+    def show(finding: Finding) -> None:
+        name = printable(f"{finding.stream_name} {finding.instance_name}")
+        what = "announced after" if finding.is_announced else "not announced for"
+        out.write(f"{name} {finding.token}: {what} {finding.seconds:.0f} s\n")
+
+    return show
+
+
+def summarise(meter: LossMeter) -> dict[str, Any]:
+    """Return the totals of a meter, as JSON."""
+    return {
+        "observed_seconds": round(meter.observed(), 1),
+        "waiting": meter.waiting(),
+        "writers": [
+            {"stream_name": stream, "instance_name": writer, **attrs.asdict(tally)}
+            for (stream, writer), tally in meter.tallies().items()
+        ],
+    }
+
+
+def print_summary(summary: Mapping[str, Any], out: TextIO) -> None:
+    """Print the totals of a meter as a table."""
+    writers = summary["writers"]
+    table = Table(box=None, pad_edge=False)
+    for title in ("Stream", "Writer"):
+        table.add_column(title)
+    for title in ("Committed", "Never announced", "Late", "Slowest, s"):
+        table.add_column(title, justify="right")
+    for each in writers:
+        table.add_row(
+            printable(each["stream_name"]),
+            printable(each["instance_name"]),
+            f"{each['verified']:,}",
+            f"{each['lost']:,}",
+            f"{each['late']:,}",
+            f"{each['slowest']:.0f}",
+        )
+    console = Console(file=out, highlight=False)
+    console.print(table)
+    lost = sum(each["lost"] for each in writers)
+    verified = sum(each["verified"] for each in writers)
+    console.print(
+        f"Observed for {summary['observed_seconds']:,.0f} s: {verified:,} committed "
+        f"tokens, {lost:,} never announced, {summary['waiting']:,} not announced yet."
+    )
+
+
+def make_meter(
+    config: ProcessConfig,
+    reactor: Any,
+    *,
+    streams: Collection[str],
+    as_json: bool,
+    patience: float,
+    metrics_port: int | None,
+) -> Follower:
+    """Return a service that reports rows that were committed and never announced.
+
+    :param streams: the names of the streams to verify; all if empty.
+    :param patience: how long a committed row may wait for its announcement, in s.
+    :param metrics_port: the port of 127.0.0.1 that serves the metrics; ``None`` for
+        none.
+    :raises ConfigError: if no database is configured, or an endpoint for direct TCP
+        cannot be used.
+    """
+    if config.database is None:
+        problem = config.problem(
+            "database",
+            "there is no database to compare with",
+            "add the section `database` of the homeserver, with a role that may SELECT",
+        )
+        raise ConfigError([problem])
+    clock = ReactorClock(reactor)
+    database = Database(config.database.conninfo, reactor, max_connections=1)
+    registry = CollectorRegistry()
+    logs = LoggingObserver(Logger())
+    metrics = PrometheusObserver(ReplicationMetrics(registry), config.server_name)
+    output = Output(
+        sys.stdout, reactor, lambda error: _output_failed(error, reactor, follower)
+    )
+    show = print_json(output) if as_json else print_text(output)
+    meter = LossMeter(
+        ranges_of_streams(config, streams),
+        database,
+        clock,
+        CompositeObserver([metrics, logs]),
+        show,
+        links=1 if config.redis is not None else len(config.tcp_connect),
+        patience=patience,
+    )
+
+    def tap(channel: str, line: bytes) -> None:
+        if line.startswith(_PREFIX):
+            try:
+                command = parse_command_from_line(line.decode("utf-8", "replace"))
+            except RemoteProtocolError:
+                return
+            assert isinstance(command, RdataCommand)
+            meter.announced(command)
+
+    observer = CompositeObserver([meter, logs])
+    start_links, stop_links = make_links(config, reactor, "follow", tap, observer)
+    listening: list[Any] = []
+
+    def start() -> None:
+        if metrics_port is not None:
+            root = Resource()  # type: ignore[no-untyped-call]
+            root.putChild(b"metrics", MetricsResource(registry))
+            site = Site(root)  # type: ignore[no-untyped-call]
+            listening.append(
+                reactor.listenTCP(metrics_port, site, interface="127.0.0.1")
+            )
+        start_links()
+        meter.start()
+
+    async def stop() -> None:
+        meter.stop()
+        for port in listening:
+            await maybeDeferred(port.stopListening)
+        await stop_links()
+        await database.close()
+
+    def at_end() -> None:
+        summary = summarise(meter)
+        if as_json:
+            output.write(encode_json({"summary": summary}).decode() + "\n")
+            sys.stdout.flush()
+        else:
+            print_summary(summary, sys.stderr)
+
+    follower = Follower(start, stop, at_end)
+    return follower
+
+
+def _output_failed(error: OSError | None, reactor: Any, follower: Follower) -> None:
+    if error is None:
+        reactor.stop()
+    else:
+        follower.fail(ReplicationError(f"cannot write: {error.strerror}"))

@@ -1,0 +1,29 @@
+"""Tests for synapse_replication.streams.ledger."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.streams import ledger
+from synapse_replication.streams.ledger import TokenLedger
+
+
+class TokenLedgerTests(SynchronousTestCase):
+    def test_missing(self) -> None:
+        """Committed tokens that did not arrive are missing, once."""
+        tokens = TokenLedger(5)
+        tokens.add([6, 9, 12])
+        self.assertEqual(tokens.verify([6, 7, 9], 10), [7])
+        self.assertEqual(tokens.verified, 10)
+        self.assertEqual(tokens.verify([11, 12], 12), [11])
+
+    def test_bounded(self) -> None:
+        """If more tokens arrive than are stored, missing ones are only counted."""
+        self.patch(ledger, "MAX_TOKENS", 3)
+        tokens = TokenLedger(0)
+        tokens.add([1, 2, 3])
+        tokens.add([4])
+        self.assertEqual(tokens.verify([1, 2, 3, 4], 4), [])
+        self.assertEqual(tokens.unverified, 1)
+        tokens.add([5])
+        self.assertEqual(tokens.verify([5, 6], 6), [6])
