@@ -18,7 +18,6 @@ from twisted.web.server import Site
 from synapse_replication.app.http_site import MetricsResource
 from synapse_replication.app.loss_meter import Finding, LossMeter
 from synapse_replication.app.passive import Follower, Output, make_links
-from synapse_replication.app.sources import declared_streams
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import (
@@ -56,8 +55,8 @@ def ranges_of_streams(
         queries.
     """
     found: dict[str, tuple[str, Sequence[RangeQuery]]] = {}
-    for name, stream in declared_streams(config).items():
-        if stream.description.held_in_memory or (names and name not in names):
+    for name, stream in config.stored.items():
+        if names and name not in names:
             continue
         if isinstance(stream, TableStream):
             found[stream.positions_name or name] = name, [declared_query(stream).range]
