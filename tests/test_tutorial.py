@@ -24,6 +24,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.testing.private_process import free_port
 from synapse_replication.testing.server_binaries import find_postgres
 from synapse_replication.testing.servers import (
+    PrivateRedis,
     shared_postgres,
     shared_redis,
 )
@@ -113,6 +114,12 @@ class Terminal:
             if found(line):
                 return lines
         raise AssertionError("".join(lines))
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._timer.cancel()
 
     def interrupt(self) -> int:
         """Press Ctrl+C and return the exit status."""
@@ -241,19 +248,12 @@ class OwnHostTests(WalkthroughTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.run_line("createdb shop")
-        sql = ROOT / "docs" / "examples" / "orders.sql"
-        self.run_line(f"psql --quiet --dbname shop --file {shlex.quote(str(sql))}")
-        config = {
-            "server_name": "shop.example.com",
-            "database": {"name": "psycopg2", "args": {"dbname": "shop"}},
-            "redis": {"enabled": True},
-            "synapse_replication": {"streams": []},
-        }
-        (self.folder / "shop.yaml").write_text(json.dumps(config))
-        self.run_line("synapse-replication init-db -c shop.yaml")
+        self.private_redis = PrivateRedis()
+        self.private_redis.start()
+        self.addCleanup(self.private_redis.stop)
         text = (ROOT / "docs" / "examples" / "homeserver.py").read_text()
         for fixed, free in (
-            ("6379", str(self.redis.port)),
+            ("6379", str(self.private_redis.port)),
             ("9094", str(free_port())),
             ("shop.example.com", self.folder.name),
         ):
@@ -262,8 +262,13 @@ class OwnHostTests(WalkthroughTestCase):
         (self.folder / "homeserver.py").write_text(text)
         self.environ["PYTHONPATH"] = str(ROOT)
 
+    def create_table(self) -> None:
+        sql = ROOT / "docs" / "examples" / "orders.sql"
+        self.run_line(f"psql --quiet --dbname shop --file {shlex.quote(str(sql))}")
+
     def test_two_processes(self) -> None:
         """The reader receives both streams, over Redis and over HTTP, and both stop."""
+        self.create_table()
         command = f"{shlex.quote(sys.executable)} homeserver.py "
         with self.terminal(command + "writer") as writer:
             writer.wait_for(lambda line: "Connected: redis\n" in line)
@@ -280,3 +285,42 @@ class OwnHostTests(WalkthroughTestCase):
         # Rows written before the reader started came over HTTP.
         self.assertEqual(offsets, list(range(len(offsets))))
         self.assertGreater(len(offsets), 1)
+
+    def test_restart_without_redis(self) -> None:
+        """If the writer is killed while Redis is down, its new rows arrive."""
+        self.create_table()
+        command = f"{shlex.quote(sys.executable)} homeserver.py "
+        with self.terminal(command + "reader") as reader:
+            writer = Terminal(command + "writer", self.folder, self.environ)
+            reader.wait_for(lambda line: "offset=3)" in line)
+            self.private_redis.kill()
+            writer.kill()
+            with self.terminal(command + "writer") as writer:
+                writer.wait_for(lambda line: "is up" in line)
+                self.private_redis.start()
+                # The new rows from the first one on, although the tokens began anew.
+                reader.wait_for(lambda line: "offset=0)" in line)
+                reader.wait_for(lambda line: "offset=1)" in line)
+                reader.wait_for(lambda line: line.startswith("orders"))
+
+    def test_failed_start(self) -> None:
+        """Without its table, the server says what to do, and exits with status 1."""
+        command = [sys.executable, "homeserver.py", "writer"]
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 1)
+        self.assertIn('relation "orders', done.stderr)
+        self.assertIn("create the tables and sequences", done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+
+    def test_own_test(self) -> None:
+        """The example of a test of the server passes."""
+        shutil.copy(ROOT / "docs" / "examples" / "test_homeserver.py", self.folder)
+        self.run_line(f"{shlex.quote(sys.executable)} -m twisted.trial test_homeserver")

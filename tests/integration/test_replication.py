@@ -11,7 +11,7 @@ import psycopg2
 import treq
 from twisted.application.service import Service
 from twisted.internet import reactor as real_reactor  # noqa: TID251
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError
 from twisted.internet.task import deferLater
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
@@ -26,6 +26,7 @@ from synapse_replication.errors import (
 from synapse_replication.instrumentation.hooks import LinkUp
 from synapse_replication.testing.private_process import free_port
 from synapse_replication.testing.servers import shared_postgres, shared_redis
+from synapse_replication.testing.sinks import CollectingSink
 
 reactor: Any = real_reactor
 
@@ -56,35 +57,15 @@ class WatcherRow:
     count: int
 
 
-class Index:
-    """A sink that waits for rows, and may resume from saved positions."""
+class Journal(CollectingSink):
+    """A sink that resumes from saved positions."""
 
-    def __init__(self, saved: Mapping[tuple[str, str], int] | None = None) -> None:
-        self.rows: list[Any] = []
-        self.tokens: list[int] = []
-        self._waiting: list[tuple[int, Deferred[None]]] = []
-        if saved is not None:
-            self.saved_positions = lambda: saved
+    def __init__(self, saved: Mapping[tuple[str, str], int]) -> None:
+        super().__init__(reactor)
+        self._saved = saved
 
-    def on_rdata(self, stream: str, writer: str, token: int, rows: list[Any]) -> None:
-        self.rows += rows
-        self.tokens += [token] * len(rows)
-        reached = [item for item in self._waiting if len(self.rows) >= item[0]]
-        for item in reached:
-            self._waiting.remove(item)
-            # Never run a test inside a sink.
-            reactor.callLater(0, item[1].callback, None)
-
-    def on_position(self, stream: str, writer: str, token: int) -> None:
-        """Ignore the position."""
-
-    async def has(self, count: int) -> list[Any]:
-        """Wait until ``count`` rows have arrived, and return all rows."""
-        if len(self.rows) < count:
-            deferred: Deferred[None] = Deferred()
-            self._waiting.append((count, deferred))
-            await deferred
-        return self.rows
+    def saved_positions(self) -> Mapping[tuple[str, str], int]:
+        return self._saved
 
 
 class ReplicationTests(TestCase):
@@ -120,7 +101,7 @@ class ReplicationTests(TestCase):
         return api.ReplicationOptions(**{**values, **more})
 
     async def start(
-        self, name: str, sink: Index | None = None, **more: Any
+        self, name: str, sink: CollectingSink | None = None, **more: Any
     ) -> api.Replication:
         replication = api.Replication(reactor, self.options(name, **more), sink)
         replication.startService()
@@ -148,13 +129,13 @@ class ReplicationTests(TestCase):
 
     async def test_two_services(self) -> None:
         """Rows in a table and in memory arrive; caches are shared; both stop."""
-        index = Index()
+        index = CollectingSink(reactor)
         writer = await self.start("bid1")
         reader = await self.start("web1", index)
         await writer["bids"].write([bid(1)])
-        await index.has(1)
+        await index.wait_for(1)
         writer["watchers"].write([WatcherRow("lot1", 3)])
-        self.assertEqual(await index.has(2), [bid(1), WatcherRow("lot1", 3)])
+        self.assertEqual(await index.wait_for(2), [bid(1), WatcherRow("lot1", 3)])
         await writer.cache.set("prices", "lot1", 7, 60_000)
         self.assertEqual(await reader.cache.get("prices", "lot1"), 7)
         await reader.stopService()
@@ -184,7 +165,7 @@ class ReplicationTests(TestCase):
 
     async def test_write_with_the_application(self) -> None:
         """Rows and the application's tables commit together, under one token."""
-        index = Index()
+        index = CollectingSink(reactor)
         writer = await self.start("bid1")
         await self.start("web1", index)
 
@@ -194,13 +175,13 @@ class ReplicationTests(TestCase):
             return token
 
         token = await writer.database.transact("bid", place)
-        self.assertEqual(await index.has(2), [bid(4), bid(5)])
+        self.assertEqual(await index.wait_for(2), [bid(4), bid(5)])
         self.assertEqual(index.tokens, [token, token])
         self.assertEqual(await self.read("SELECT * FROM lots"), [("lot1", 5)])
 
     async def test_rollback(self) -> None:
         """After a rollback nothing is announced, and later rows arrive."""
-        index = Index()
+        index = CollectingSink(reactor)
         writer = await self.start("bid1")
         await self.start("web1", index)
 
@@ -211,15 +192,15 @@ class ReplicationTests(TestCase):
         with self.assertRaises(ZeroDivisionError):
             await writer.database.transact("bid", fail)
         await self.write(writer, 2)
-        self.assertEqual(await index.has(1), [bid(2)])
+        self.assertEqual(await index.wait_for(1), [bid(2)])
 
     async def test_many_rows(self) -> None:
         """Ten thousand rows are written in one transaction, and arrive in order."""
-        index = Index()
+        index = CollectingSink(reactor)
         writer = await self.start("bid1")
         await self.start("web1", index)
         await self.write(writer, *range(10_000))
-        rows = await index.has(10_000)
+        rows = await index.wait_for(10_000)
         self.assertEqual([row.amount for row in rows], list(range(10_000)))
 
     async def test_rows_that_readers_could_not_decode(self) -> None:
@@ -258,17 +239,17 @@ class ReplicationTests(TestCase):
             await self.write(one, amount)
             await self.write(two, -amount)
         await one.stopService()
-        for sink in (Index(), Index({})):
+        for sink in (CollectingSink(reactor), Journal({})):
             again = await self.start("bid1", sink, fill_sink=True)
-            rows = await sink.has(4)
+            rows = await sink.wait_for(4)
             self.assertCountEqual(rows, [bid(1), bid(2), bid(-1), bid(-2)])
             await again.stopService()
-        index = Index()
+        index = CollectingSink(reactor)
         reader = await self.start("web1", index, fill_sink=True)
         await self.write(two, -3)
         # The rows of an instance that is down arrive when it announces them.
         await self.start("bid1")
-        rows = await index.has(5)
+        rows = await index.wait_for(5)
         self.assertCountEqual([row.amount for row in rows], [1, 2, -1, -2, -3])
         await reader.stopService()
 
@@ -278,10 +259,10 @@ class ReplicationTests(TestCase):
         await self.write(writer, 1)
         token = await self.write(writer, 2)
         await self.write(writer, 3)
-        index = Index({("bids", "bid1"): token})
+        index = Journal({("bids", "bid1"): token})
         await self.start("web1", index, fill_sink=True)
         await self.write(writer, 4)
-        rows = await index.has(2)
+        rows = await index.wait_for(2)
         self.assertEqual([row.amount for row in rows], [3, 4])
 
     async def test_children(self) -> None:
@@ -295,7 +276,7 @@ class ReplicationTests(TestCase):
             def stopService(self) -> None:
                 calls.append("stop")
 
-        index = Index()
+        index = CollectingSink(reactor)
         writer = api.Replication(reactor, self.options("bid1"), index)
         child: Any = Child()
         child.setServiceParent(writer.services)
@@ -337,8 +318,8 @@ class ReplicationTests(TestCase):
     async def test_wrong_sinks(self) -> None:
         """An object that is not a sink is refused at the start."""
 
-        async def make() -> Index:
-            return Index()
+        async def make() -> CollectingSink:
+            return CollectingSink(reactor)
 
         for sink, named in (
             (object(), "on_rdata"),
