@@ -270,6 +270,10 @@ class FalsePositionTests(DeploymentTestCase):
             )
         )
         sent = time.monotonic()
+        self.wait_until(
+            "writer2 has advanced the sequence",
+            lambda: f"announced up to {last + 20_000}, but" in self.log_of("writer2"),
+        )
         self.write_and_check(6)
         self.assertLess(time.monotonic() - sent, DELAY)
         self.wait_until(
