@@ -59,9 +59,9 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
     """Find unknown keys that resemble a known key which the same section lacks.
 
     The sections are the top level, ``redis``, ``database``, each entry of
-    ``instance_map``, and each listener. Other unknown keys are ignored, because Synapse, or a later version of it,
-    may use them. Some keys that Synapse is known to use are ignored even if they
-    resemble a known key.
+    ``instance_map``, and each listener. Other unknown keys are ignored, because
+    Synapse, or a later version of it, may use them. Some keys that Synapse is known to
+    use are ignored even if they resemble a known key.
     """
     sections: list[tuple[KeyPath, Any, type[BaseModel]]] = [
         ((), values, SharedFile),
