@@ -501,6 +501,7 @@ class Replication(Service):
     ) -> None:
         written = self.host.streams.get_streams_to_replicate()
         self._observers.start(
+            self._reactor,
             lambda: {
                 stream.description.name: handler.sender.last_sent_token(stream)
                 for stream in written

@@ -313,6 +313,12 @@ FAILURES = _counter(
 )
 
 #: All definitions, in the order of the reference documentation.
+REACTOR_TURNS = _histogram(
+    "synapse_replication_reactor_turn_seconds",
+    help_text="Duration in seconds of each turn of the reactor, during which nothing "
+    "else is handled; absent if the reactor cannot be measured.",
+)
+
 METRICS: tuple[MetricDefinition, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, MetricDefinition)
 )
