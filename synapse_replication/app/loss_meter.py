@@ -289,7 +289,7 @@ class LossMeter(ReplicationObserver):
         for key, (tokens, upto) in read.committed.items():
             writer = self._writers[key]
             writer.tally.verified += len(tokens)
-            for token in writer.ledger.verify(tokens, upto):
+            for token in writer.ledger.verify(tokens, upto, MAX_READ):
                 if len(writer.missing) < MAX_MISSING:
                     writer.missing[token] = now
                 else:

@@ -80,6 +80,7 @@ from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.storage.postgres_stream import ranges_of
 from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.storage.stuck_ids import StuckIdWatch
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
@@ -339,8 +340,13 @@ class Replication(Service):
         check = StoredPositionCheck(
             self._database,
             writers,
-            handler.known_position,
-            handler.stored_position,
+            {
+                name: ranges_of(stream)
+                for name, stream in options.stored.items()
+                if name in writers.values()
+            },
+            handler,
+            lambda name: self._epochs.epoch_of(name) is not None,
             self._clock,
             self._observer,
             interval=interval,

@@ -10,13 +10,18 @@ from synapse_replication.dropin.id_generators import HostDatabase
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.dropin.streams import declared_writers
+from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.storage.postgres_stream import ranges_of
 from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
 
 def start_position_check(
-    hs: Any, host: SynapseHost, handler: ReplicationCommandHandler
+    hs: Any,
+    host: SynapseHost,
+    handler: ReplicationCommandHandler,
+    epochs: PeerEpochs,
 ) -> StoredPositionCheck | None:
     """Start to read the stored positions of the declared writers.
 
@@ -38,8 +43,9 @@ def start_position_check(
     check = StoredPositionCheck(
         database,
         writers,
-        handler.known_position,
-        handler.stored_position,
+        {name: ranges_of(STANDARD_STREAMS[name]) for name in set(writers.values())},
+        handler,
+        lambda name: epochs.epoch_of(name) is not None,
         host.clock,
         observer_of(hs),
         interval=interval,

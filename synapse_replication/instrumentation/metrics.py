@@ -278,6 +278,12 @@ UNANNOUNCED_ROWS = _counter(
     "instance_name",
     help_text="Committed tokens that their writer did not announce.",
 )
+LATE_ROWS = _counter(
+    "synapse_replication_late_rows",
+    "stream_name",
+    "instance_name",
+    help_text="Tokens that were not announced and were delivered after greater ones.",
+)
 EPOCH_CHANGES = _counter(
     "synapse_replication_epoch_changes",
     "instance_name",

@@ -419,6 +419,12 @@ class PrometheusObserver(ReplicationObserver):
         )
 
     @override
+    def late_rows_delivered(
+        self, stream_name: str, instance_name: str, tokens: Sequence[int]
+    ) -> None:
+        self._count(metrics.LATE_ROWS, stream_name, instance_name, count=len(tokens))
+
+    @override
     def epoch_changed(self, instance_name: str) -> None:
         self._count(metrics.EPOCH_CHANGES, instance_name)
 

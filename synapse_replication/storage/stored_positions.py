@@ -7,6 +7,11 @@ table: one query for all streams, every few seconds. A stored position that is a
 the reader for longer than a grace time was not announced; the rows up to it are
 fetched. While all is well, nothing else is queried.
 
+A row can also be lost below a later row, which leaves no trace in positions. For a
+writer without the extension, the delivered tokens up to its stored position are
+therefore compared with the committed ones, with one scan of an index per table. Rows
+that are missing are delivered late. While a writer writes nothing, nothing is scanned.
+
 A stored position carries less weight than an announced one: it never rewinds a reader,
 and a position that is implausibly far ahead is verified like any other claim.
 """
@@ -14,15 +19,18 @@ and a position that is implausibly far ahead is verified like any other claim.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from twisted.python.failure import Failure
 
+from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage import queries
+from synapse_replication.storage.committed import committed_tokens, existing_ranges
 from synapse_replication.storage.database import TransactionRunner
+from synapse_replication.storage.row_queries import RangeQuery
 
 #: How long a stored position must be ahead before its rows are fetched, in s.
 GRACE: Final = 2.0
@@ -33,6 +41,14 @@ JITTER: Final = 0.2
 
 #: ``(stream, writer) -> token``; streams have their names on the wire.
 Tokens: TypeAlias = dict[tuple[str, str], int]
+
+#: ``(stream, writer) -> (committed tokens, the token up to which they are complete)``.
+Committed: TypeAlias = dict[tuple[str, str], tuple[list[int], int]]
+
+_Tables: TypeAlias = Mapping[str, Sequence[RangeQuery]]
+
+#: The most tokens of a writer that one read compares, for each table.
+MAX_READ: Final = 10_000
 
 
 def read_tokens(txn: Any, writers: Mapping[tuple[str, str], str]) -> Tokens:
@@ -50,15 +66,22 @@ def read_tokens(txn: Any, writers: Mapping[tuple[str, str], str]) -> Tokens:
     }
 
 
+def _find_tables(txn: Any, tables: _Tables | None) -> _Tables | None:
+    """Return the queries whose tables exist: a stream may lack some of its tables."""
+    if tables is None:
+        return None
+    return {name: existing_ranges(txn, ranges) for name, ranges in tables.items()}
+
+
 class StoredPositionCheck:
     """Reads ``stream_positions`` periodically, and reports positions that are ahead.
 
     Use it in the reactor's thread.
 
     :param writers: see :func:`read_tokens`.
-    :param known: ``(stream, writer)``; returns the token up to which the writer's rows
-        were delivered here or are being fetched.
-    :param report: ``(stream, writer, token)``; called with a position that is ahead.
+    :param tables: the queries for the rows of each stream, by its name on the wire.
+    :param handler: knows what arrived, and fetches or delivers what did not.
+    :param speaks_extension: returns whether a writer speaks the extension.
     :param interval: the mean time between two reads, in s.
     :param uniform: returns a random number between its arguments.
     """
@@ -67,8 +90,9 @@ class StoredPositionCheck:
         self,
         database: TransactionRunner,
         writers: Mapping[tuple[str, str], str],
-        known: Callable[[str, str], int],
-        report: Callable[[str, str, int], None],
+        tables: Mapping[str, Sequence[RangeQuery]],
+        handler: ReplicationCommandHandler,
+        speaks_extension: Callable[[str], bool],
         clock: Clock,
         observer: ReplicationObserver,
         *,
@@ -77,8 +101,18 @@ class StoredPositionCheck:
     ) -> None:
         self._database = database
         self._writers = writers
-        self._known = known
-        self._report = report
+        self._tables: _Tables = {
+            name: ranges
+            for name, ranges in tables.items()
+            # Otherwise, the rows of several writers cannot be told apart.
+            if all(each.writer_column for each in ranges)
+            or sum(of == name for of in writers.values()) == 1
+        }
+        self._handler = handler
+        self._speaks_extension = speaks_extension
+        self._has_found_tables = False
+        #: The result of the last read.
+        self._stored: Tokens = {}
         self._clock = clock
         self._observer = observer
         self._interval = interval
@@ -104,14 +138,49 @@ class StoredPositionCheck:
             self._timer = self._clock.call_later(self._interval * factor, self._read)
 
     def _read(self) -> None:
+        ranges = self._ranges_to_verify()
+        tables = None if self._has_found_tables else self._tables
         self._database.transact(
             "read_stored_positions",
-            lambda txn: read_tokens(txn, self._writers),
+            lambda txn: (
+                read_tokens(txn, self._writers),
+                self._scan(txn, ranges),
+                _find_tables(txn, tables),
+            ),
             autocommit=True,
         ).addCallbacks(self._compare, self._failed)
 
-    def _compare(self, tokens: Tokens) -> None:
+    def _ranges_to_verify(self) -> dict[tuple[str, str], tuple[int, int]]:
+        found = {}
+        for (stream_name, instance_name), stored in self._stored.items():
+            if stream_name in self._tables:
+                is_wanted = not self._speaks_extension(instance_name)
+                range_ = self._handler.range_to_verify(
+                    stream_name, instance_name, stored, is_wanted=is_wanted
+                )
+                if range_ is not None:
+                    found[stream_name, instance_name] = range_
+        return found
+
+    def _scan(
+        self, txn: Any, ranges: Mapping[tuple[str, str], tuple[int, int]]
+    ) -> Committed:
+        return {
+            (name, writer): committed_tokens(
+                txn, self._tables[name], writer, after, upto, MAX_READ
+            )
+            for (name, writer), (after, upto) in ranges.items()
+        }
+
+    def _compare(self, found: tuple[Tokens, Committed, _Tables | None]) -> None:
         self._has_failed = False
+        tokens, committed, tables = found
+        if tables is not None:
+            self._tables, self._has_found_tables = tables, True
+        self._stored = tokens
+        if self._is_running:
+            for key, (complete, upto) in committed.items():
+                self._handler.verify(*key, complete, upto)
         ahead = self._still_ahead(tokens)
         if ahead and self._is_running:
             self._timer = self._clock.call_later(GRACE, self._report_ahead, ahead)
@@ -121,11 +190,13 @@ class StoredPositionCheck:
     def _report_ahead(self, tokens: Tokens) -> None:
         self._schedule()
         for (stream_name, instance_name), token in self._still_ahead(tokens).items():
-            self._report(stream_name, instance_name, token)
+            self._handler.stored_position(stream_name, instance_name, token)
 
     def _still_ahead(self, tokens: Tokens) -> Tokens:
         return {
-            key: token for key, token in tokens.items() if token > self._known(*key)
+            key: token
+            for key, token in tokens.items()
+            if token > self._handler.known_position(*key)
         }
 
     def _failed(self, failure: Failure) -> None:

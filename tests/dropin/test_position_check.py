@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.dropin import position_check
 from synapse_replication.dropin.position_check import start_position_check
 from synapse_replication.dropin.settings import variable
+from synapse_replication.handlers.epochs import PeerEpochs
 from tests.dropin.host import FakeHomeserver, FakeStream, fake_modules
 
 
@@ -27,11 +28,10 @@ class StartPositionCheckTests(SynchronousTestCase):
         self.hs.config.worker.writers.events = ["w1", "w2"]
         self.made: list[Any] = []
         self.patch(position_check, "StoredPositionCheck", self.make)
-        self.handler: Any = type("Handler", (), {})()
-        self.handler.known_position = self.handler.stored_position = None
+        self.handler: Any = object()
 
     def make(self, *arguments: Any, **options: Any) -> Any:
-        self.made.append((arguments[1], options))
+        self.made.append((arguments[1], arguments[2], options))
         return type("Check", (), {"start": lambda self: None})()
 
     def start(self) -> Any:
@@ -42,16 +42,17 @@ class StartPositionCheckTests(SynchronousTestCase):
         host.clock = self.hs.reactor
         host.streams = type("Streams", (), {})()
         host.streams.get_streams = lambda: ["events", "presence", "typing", "caches"]
-        return start_position_check(self.hs, host, self.handler)
+        return start_position_check(self.hs, host, self.handler, PeerEpochs())
 
     def test_writers(self) -> None:
         """The declared writers of streams in the database are compared."""
         self.assertIsNotNone(self.start())
-        ((writers, options),) = self.made
+        ((writers, tables, options),) = self.made
         self.assertEqual(
             writers,
             {("events", "w2"): "events", ("presence_stream", "master"): "presence"},
         )
+        self.assertEqual(set(tables), {"events", "presence"})
         self.assertEqual(options["interval"], 5)
 
     def test_disabled(self) -> None:

@@ -115,6 +115,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         observer.gap_found("events", "w1", 1, 2)
         observer.unannounced_found("events", "w1", 1, 2)
         observer.rows_unannounced("events", "w1", [1, 2])
+        observer.late_rows_delivered("events", "w1", [1, 2])
         observer.epoch_changed("w1")
         observer.duplicate_instance("w1", "here and there")
         observer.unknown_fields("redis", 2)
