@@ -124,9 +124,11 @@ class CatchUps:
         """Deliver a fetched page, while the next one is being fetched."""
         writer, result = item.writer, item.result
         reader = writer.reader
+        if reader.request is not item.fetch:
+            # The page is not wanted any more.
+            return
         if isinstance(result, Exception):
-            if reader.request is item.fetch:
-                self._fail(writer, result)
+            self._fail(writer, result)
             return
         try:
             page = reader.page_fetched(item.fetch, result)
@@ -163,10 +165,11 @@ class CatchUps:
                 if reader.page is page:
                     self._fail(writer, error)
                 return
-            if reader.page is not page:
-                # The queue overflowed meanwhile, and something in it reset the stream.
-                return
             reader.delivered(token)
+            if reader.page is not page:
+                # The queue overflowed meanwhile, and something in it made the page
+                # obsolete.
+                return
         reader.page_delivered()
         writer.record(page.tokens)
         context.observer.catch_up_page(event, len(page.tokens), page.upto_token)

@@ -265,9 +265,9 @@ class StreamReceiver:
         :param token: the writer's position.
         :param has_restarted: whether this may be the first message of a process.
         """
-        if (
-            self._context.description.held_in_memory
-            and self._writers.find(instance_name).reader.epoch != epoch
+        reader = self._writers.find(instance_name).reader
+        if self._context.description.held_in_memory and not reader.follows_epoch(
+            link, epoch
         ):
             self._put(link, ReportedEpoch(instance_name, token, epoch, has_restarted))
 
