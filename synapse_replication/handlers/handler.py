@@ -256,7 +256,13 @@ class ReplicationCommandHandler:
         if link is None:
             # The connection was lost after these items had been read from it.
             return
+        is_answered = False
         for item in items:
+            if type(item) is ReplicateCommand:
+                # One answer is enough: it is sent after all of them have arrived.
+                if is_answered:
+                    continue
+                is_answered = True
             self._item_handlers.get(type(item), self._handle_command)(link, item)
 
     def _handle_rows(self, link: Link, run: RdataRun) -> None:
