@@ -28,7 +28,6 @@ from typing_extensions import override
 from synapse_replication.app.host import (
     PositionsOnlySink,
     StandaloneHost,
-    process_label,
 )
 from synapse_replication.app.http_limits import served_hosts
 from synapse_replication.app.http_site import make_root, make_site
@@ -89,6 +88,7 @@ from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
 )
+from synapse_replication.text import process_label
 from synapse_replication.wire.commands.users import ClearUserSyncsCommand
 
 #: The most time that each step of a stop may take, in s.
