@@ -329,13 +329,19 @@ class Replication(Service):
     def _start_position_check(self, handler: ReplicationCommandHandler) -> None:
         options = self._options
         interval = options.receiving.position_check_seconds
+        me = options.instance_name
         writers = {
             (stream.positions_name or name, writer): name
             for name, stream in options.stored.items()
             for writer in options.writers[name]
-            if writer != options.instance_name
+            if writer != me
         }
-        if self._database is None or not interval or not writers:
+        unstored = {
+            name: [writer for writer in options.instances if writer != me]
+            for name in options.stored
+            if not options.writers[name]
+        }
+        if self._database is None or not interval or not (writers or unstored):
             return
         check = StoredPositionCheck(
             self._database,
@@ -343,8 +349,9 @@ class Replication(Service):
             {
                 name: ranges_of(stream)
                 for name, stream in options.stored.items()
-                if name in writers.values()
+                if name in unstored or name in writers.values()
             },
+            unstored,
             handler,
             lambda name: self._epochs.epoch_of(name) is not None,
             self._clock,

@@ -63,6 +63,22 @@ def ranges_of_streams(
     return found
 
 
+def unstored_ranges(
+    config: ProcessConfig, names: Collection[str]
+) -> dict[str, RangeQuery]:
+    """Return the query for the rows of each stream without stored positions, by name.
+
+    :param names: the names of the streams to select; all if empty.
+    """
+    return {
+        name: ranges_of(stream)[0]
+        for name, stream in config.stored.items()
+        if not isinstance(stream, TableStream)
+        and stream.positions_name is None
+        and (not names or name in names)
+    }
+
+
 def print_json(out: Any) -> Callable[[Finding], None]:
     """Return a printer of findings as JSON, one per line."""
 
@@ -162,6 +178,7 @@ def make_meter(
         clock,
         CompositeObserver([metrics, logs]),
         show,
+        unstored=unstored_ranges(config, streams),
         links=1 if config.redis is not None else len(config.tcp_connect),
         patience=patience,
     )

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from synapse_replication.dropin.adapter import SynapseHost
+from synapse_replication.dropin.backlogs import instance_locations
 from synapse_replication.dropin.id_generators import HostDatabase
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.settings import DropInSettings
@@ -40,10 +41,25 @@ def start_position_check(
         for writer in declared_writers(hs.config.worker, name)
         if writer != instance_name
     }
+    others = [
+        name
+        for name in instance_locations(hs.config.worker.instance_map)
+        if name != instance_name
+    ]
+    unstored = {
+        name: others
+        for name in host.streams.get_streams()
+        if (known := STANDARD_STREAMS.get(name)) is not None
+        and known.any_instance_writes
+    }
     check = StoredPositionCheck(
         database,
         writers,
-        {name: ranges_of(STANDARD_STREAMS[name]) for name in set(writers.values())},
+        {
+            name: ranges_of(STANDARD_STREAMS[name])
+            for name in (*writers.values(), *unstored)
+        },
+        unstored,
         handler,
         lambda name: epochs.epoch_of(name) is not None,
         host.clock,

@@ -12,6 +12,9 @@ writer without the extension, the delivered tokens up to its stored position are
 therefore compared with the committed ones, with one scan of an index per table. Rows
 that are missing are delivered late. While a writer writes nothing, nothing is scanned.
 
+A stream that any instance may write (``caches``) has no stored positions; the newest
+tokens of its writers in the table take their place.
+
 A stored position carries less weight than an announced one: it never rewinds a reader,
 and a position that is implausibly far ahead is verified like any other claim.
 """
@@ -22,13 +25,18 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+import attrs
 from twisted.python.failure import Failure
 
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage import queries
-from synapse_replication.storage.committed import committed_tokens, existing_ranges
+from synapse_replication.storage.committed import (
+    committed_tokens,
+    existing_ranges,
+    newest_tokens,
+)
 from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.row_queries import RangeQuery
 
@@ -44,8 +52,6 @@ Tokens: TypeAlias = dict[tuple[str, str], int]
 
 #: ``(stream, writer) -> (committed tokens, the token up to which they are complete)``.
 Committed: TypeAlias = dict[tuple[str, str], tuple[list[int], int]]
-
-_Tables: TypeAlias = Mapping[str, Sequence[RangeQuery]]
 
 #: The most tokens of a writer that one read compares, for each table.
 MAX_READ: Final = 10_000
@@ -66,11 +72,13 @@ def read_tokens(txn: Any, writers: Mapping[tuple[str, str], str]) -> Tokens:
     }
 
 
-def _find_tables(txn: Any, tables: _Tables | None) -> _Tables | None:
-    """Return the queries whose tables exist: a stream may lack some of its tables."""
-    if tables is None:
-        return None
-    return {name: existing_ranges(txn, ranges) for name, ranges in tables.items()}
+@attrs.frozen
+class _Found:
+    """What one read found; ``tables`` are the queries whose tables exist."""
+
+    tables: Mapping[str, Sequence[RangeQuery]]
+    tokens: Tokens
+    committed: Committed
 
 
 class StoredPositionCheck:
@@ -80,6 +88,7 @@ class StoredPositionCheck:
 
     :param writers: see :func:`read_tokens`.
     :param tables: the queries for the rows of each stream, by its name on the wire.
+    :param unstored: the writers of each stream without stored positions, by its name.
     :param handler: knows what arrived, and fetches or delivers what did not.
     :param speaks_extension: returns whether a writer speaks the extension.
     :param interval: the mean time between two reads, in s.
@@ -91,6 +100,7 @@ class StoredPositionCheck:
         database: TransactionRunner,
         writers: Mapping[tuple[str, str], str],
         tables: Mapping[str, Sequence[RangeQuery]],
+        unstored: Mapping[str, Sequence[str]],
         handler: ReplicationCommandHandler,
         speaks_extension: Callable[[str], bool],
         clock: Clock,
@@ -101,13 +111,15 @@ class StoredPositionCheck:
     ) -> None:
         self._database = database
         self._writers = writers
-        self._tables: _Tables = {
+        self._tables: Mapping[str, Sequence[RangeQuery]] = {
             name: ranges
             for name, ranges in tables.items()
             # Otherwise, the rows of several writers cannot be told apart.
-            if all(each.writer_column for each in ranges)
+            if name in unstored
+            or all(each.writer_column for each in ranges)
             or sum(of == name for of in writers.values()) == 1
         }
+        self._unstored = unstored
         self._handler = handler
         self._speaks_extension = speaks_extension
         self._has_found_tables = False
@@ -139,16 +151,31 @@ class StoredPositionCheck:
 
     def _read(self) -> None:
         ranges = self._ranges_to_verify()
-        tables = None if self._has_found_tables else self._tables
         self._database.transact(
             "read_stored_positions",
-            lambda txn: (
-                read_tokens(txn, self._writers),
-                self._scan(txn, ranges),
-                _find_tables(txn, tables),
-            ),
+            lambda txn: self._query(txn, ranges),
             autocommit=True,
         ).addCallbacks(self._compare, self._failed)
+
+    def _query(
+        self, txn: Any, ranges: Mapping[tuple[str, str], tuple[int, int]]
+    ) -> _Found:
+        tables = self._tables
+        if not self._has_found_tables:
+            # A stream may lack some of its tables.
+            tables = {name: existing_ranges(txn, each) for name, each in tables.items()}
+        tokens = read_tokens(txn, self._writers)
+        for name, writers in self._unstored.items():
+            for each in tables[name]:
+                newest = newest_tokens(txn, each, writers)
+                tokens |= {(name, writer): id_ for writer, id_ in newest.items()}
+        committed = {
+            (name, writer): committed_tokens(
+                txn, tables[name], writer, after, upto, MAX_READ
+            )
+            for (name, writer), (after, upto) in ranges.items()
+        }
+        return _Found(tables, tokens, committed)
 
     def _ranges_to_verify(self) -> dict[tuple[str, str], tuple[int, int]]:
         found = {}
@@ -162,26 +189,14 @@ class StoredPositionCheck:
                     found[stream_name, instance_name] = range_
         return found
 
-    def _scan(
-        self, txn: Any, ranges: Mapping[tuple[str, str], tuple[int, int]]
-    ) -> Committed:
-        return {
-            (name, writer): committed_tokens(
-                txn, self._tables[name], writer, after, upto, MAX_READ
-            )
-            for (name, writer), (after, upto) in ranges.items()
-        }
-
-    def _compare(self, found: tuple[Tokens, Committed, _Tables | None]) -> None:
+    def _compare(self, found: _Found) -> None:
         self._has_failed = False
-        tokens, committed, tables = found
-        if tables is not None:
-            self._tables, self._has_found_tables = tables, True
-        self._stored = tokens
+        self._tables, self._has_found_tables = found.tables, True
+        self._stored = found.tokens
         if self._is_running:
-            for key, (complete, upto) in committed.items():
+            for key, (complete, upto) in found.committed.items():
                 self._handler.verify(*key, complete, upto)
-        ahead = self._still_ahead(tokens)
+        ahead = self._still_ahead(found.tokens)
         if ahead and self._is_running:
             self._timer = self._clock.call_later(GRACE, self._report_ahead, ahead)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -26,12 +27,16 @@ class StartPositionCheckTests(SynchronousTestCase):
         )
         self.hs = FakeHomeserver("w1")
         self.hs.config.worker.writers.events = ["w1", "w2"]
+        self.hs.config.worker.instance_map = {
+            name: SimpleNamespace(host="h", port=1, tls=False)
+            for name in ("main", "w1", "w2")
+        }
         self.made: list[Any] = []
         self.patch(position_check, "StoredPositionCheck", self.make)
         self.handler: Any = object()
 
     def make(self, *arguments: Any, **options: Any) -> Any:
-        self.made.append((arguments[1], arguments[2], options))
+        self.made.append((arguments[1], arguments[2], arguments[3], options))
         return type("Check", (), {"start": lambda self: None})()
 
     def start(self) -> Any:
@@ -47,12 +52,13 @@ class StartPositionCheckTests(SynchronousTestCase):
     def test_writers(self) -> None:
         """The declared writers of streams in the database are compared."""
         self.assertIsNotNone(self.start())
-        ((writers, tables, options),) = self.made
+        ((writers, tables, unstored, options),) = self.made
         self.assertEqual(
             writers,
             {("events", "w2"): "events", ("presence_stream", "master"): "presence"},
         )
-        self.assertEqual(set(tables), {"events", "presence"})
+        self.assertEqual(set(tables), {"events", "presence", "caches"})
+        self.assertEqual(unstored, {"caches": ["master", "w2"]})
         self.assertEqual(options["interval"], 5)
 
     def test_disabled(self) -> None:

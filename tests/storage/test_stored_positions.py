@@ -43,7 +43,7 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
             database,
             {("foobar", "w1"): "foo", ("foobar", "w2"): "foo"},
             {
-                "foo": [
+                name: [
                     RangeQuery(
                         table=table,
                         alias="source",
@@ -51,9 +51,11 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
                         writer_column="instance_name",
                         columns=(),
                     )
-                    for table in ("foobar", "missing")
+                    for table in (name + "bar", "missing")
                 ]
+                for name in ("foo", "bar")
             },
+            {"bar": ["w1", "w2"]},
             self,  # type: ignore[arg-type]
             lambda name: name in self.speakers,
             self.clock,
@@ -142,6 +144,15 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         self.assertEqual(self.verified, [])
         await self.read()
         self.assertEqual(self.verified, [("foo", "w1", [6, 8], 8)])
+
+    async def test_without_stored_positions(self) -> None:
+        """In a stream without stored positions, the newest rows are compared."""
+        self.sql("CREATE TABLE barbar (stream_id bigint, instance_name text)")
+        self.sql("INSERT INTO barbar VALUES (3, 'w1'), (7, 'w1'), (9, 'me')")
+        self.known["bar", "w1"] = 5
+        await self.read()
+        self.clock.advance(GRACE)
+        self.assertEqual(self.reported, [("bar", "w1", 7)])
 
     async def test_negative_ids(self) -> None:
         """The tokens of a stream that counts down are positive."""

@@ -186,8 +186,7 @@ class Evidence:
     def unannounced(self) -> tuple[str, ...]:
         """Return rows that no process received, as ``stream token of writer``.
 
-        Rows of streams in memory and of ``caches``, which have no stored positions, are
-        omitted.
+        Rows of streams in memory are omitted.
 
         :raises psycopg2.Error: if the database is down.
         """
@@ -199,7 +198,7 @@ class Evidence:
             for delivery, row in sorted(
                 rows.items(), key=lambda item: (item[0].stream, item[0].token)
             )
-            if STANDARD_STREAMS[row.stream].positions_name is not None
+            if not STANDARD_STREAMS[row.stream].description.held_in_memory
             and lost_at[delivery]
             == sum(epoch.must_receive(row) for epoch in self.epochs)
         )
