@@ -3,7 +3,8 @@
 A request for rows is ``GET
 <base>/_synapse/replication/get_repl_stream_updates/<stream>/<txn_id>
 ?from_token=&upto_token=`` with ``Authorization: Bearer <secret>``. The response is
-``{"updates": [[token, row], ...], "upto_token": n, "limited": bool}``.
+``{"updates": [[token, row], ...], "upto_token": n, "limited": bool}``; an instance that
+speaks the extension adds its ``epoch`` to a page of a stream that it holds in memory.
 
 Stock instances cache a response by its ``<txn_id>`` for half an hour, so every request,
 including a retry, has a new random ``<txn_id>``. Stock instances answer 500 to a wrong
@@ -22,7 +23,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import attrs
 import msgspec
@@ -48,6 +49,7 @@ from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
 from synapse_replication.transport.tls import client_context, explain
+from synapse_replication.wire.extension import MAX_NAME_LENGTH
 
 #: The longest accepted response body, in bytes.
 MAX_ANSWER_LENGTH = 256 * 1024 * 1024
@@ -84,6 +86,7 @@ class _Answer(msgspec.Struct):
     updates: list[tuple[int, Any]]
     upto_token: int
     limited: bool
+    epoch: Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)] | None = None
 
 
 _decode_answer = msgspec.json.Decoder(_Answer).decode
@@ -160,8 +163,9 @@ class HttpCatchUpClient:
     :param timeout: time limit of a request for rows and its response, in s. Requests
         for a backlog or a status have their own limits.
     :param max_answer_length: the longest accepted response body, in bytes.
-    :param epoch_of: returns an instance's epoch; ``None`` if it does not speak the
-        extension.
+    :param epoch_of: returns an instance's epoch, or ``None`` if the epoch is not known;
+        without this parameter, this process does not speak the extension, and the
+        epochs of pages are ignored: it could not tell whether they are new.
     :param observer: notified of each request for rows.
     """
 
@@ -174,7 +178,7 @@ class HttpCatchUpClient:
         *,
         timeout: float = REQUEST_TIMEOUT,
         max_answer_length: int = MAX_ANSWER_LENGTH,
-        epoch_of: Callable[[str], str | None] = lambda instance_name: None,
+        epoch_of: Callable[[str], str | None] | None = None,
         observer: ReplicationObserver | None = None,
     ) -> None:
         self._http = HTTPClient(agent)
@@ -210,7 +214,7 @@ class HttpCatchUpClient:
             request fails, or the response is not a page of rows.
         """
         query = {"from_token": str(from_token), "upto_token": str(upto_token)}
-        epoch = self._epoch_of(instance_name)
+        epoch = None if self._epoch_of is None else self._epoch_of(instance_name)
         if epoch is not None:
             query["epoch"] = epoch
         page = await self._get(stream_name, instance_name, query, self._timeout)
@@ -273,7 +277,10 @@ class HttpCatchUpClient:
             raise HttpCatchUpError(
                 "GET", shown, 200, f"the response is not a page of rows: {error}"
             ) from error
-        return StreamUpdateResult(answer.updates, answer.upto_token, answer.limited)
+        epoch = None if self._epoch_of is None else answer.epoch
+        return StreamUpdateResult(
+            answer.updates, answer.upto_token, answer.limited, epoch=epoch
+        )
 
     async def _send_get(
         self,

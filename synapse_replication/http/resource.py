@@ -7,7 +7,9 @@ response. Errors are 400 ``M_MISSING_PARAM`` or ``M_INVALID_PARAM`` for a parame
 for a missing or wrong secret, and 500 if the rows cannot be fetched.
 
 Readers that speak the extension pass the ``epoch`` from which they expect rows; the
-response is 409 if this instance's epoch differs, because its rows may differ, too. With
+response is 409 if this instance's epoch differs, because its rows may differ, too. A
+page of a stream held in memory has the field ``epoch``, so that a reader that does not
+know this instance yet learns of which epoch the rows are. With
 ``backlog=1`` they request rows from the backlog; the response is 410 if the rows are
 not in the backlog. An instance without a backlog ignores ``backlog``, and one that does
 not speak the extension ignores ``epoch``.
@@ -21,6 +23,7 @@ import hmac
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
@@ -141,6 +144,8 @@ class ReplicationResource(Resource):
         try:
             with serving:
                 page = await self._fetch(stream, from_token, upto_token)
+                if stream.description.held_in_memory:
+                    page = attrs.evolve(page, epoch=self._epoch)
                 body = self._encode_page(stream, page)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._observer.failure("serving rows over HTTP", error)
@@ -279,13 +284,14 @@ def _integer(request: Any, name: bytes) -> int:
 def _encode(
     updates: Sequence[tuple[int, JsonValue]], result: StreamUpdateResult
 ) -> bytes:
-    return encode_json(
-        {
-            "updates": updates,
-            "upto_token": result.upto_token,
-            "limited": result.limited,
-        }
-    )
+    page: dict[str, JsonValue] = {
+        "updates": list(updates),
+        "upto_token": result.upto_token,
+        "limited": result.limited,
+    }
+    if result.epoch is not None:
+        page["epoch"] = result.epoch
+    return encode_json(page)
 
 
 def _refuse(request: Any, refused: _RefusedError) -> bytes:

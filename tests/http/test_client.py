@@ -124,6 +124,16 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         client = self.make_client(self.make_extended(), epoch="older")
         self.assertEqual(self.fail_to_fetch(client).status, 409)
 
+    def test_epoch_of_page(self) -> None:
+        """A page of a stream in memory states of which epoch it is."""
+        typing = ListStream("typing", [(2, ["a"])])
+        client = self.make_client(self.make_extended(typing=typing))
+        for name, epoch in (("typing", "abc"), ("events", None)):
+            response = Deferred.fromCoroutine(
+                client.get_updates_since(name, "writer1", 1, 9)
+            )
+            self.assertEqual(self.successResultOf(response).epoch, epoch)
+
     def test_backlog(self) -> None:
         """Rows come from the backlog; for older ones the status is 410."""
         backlog = Backlog(BacklogOptions())
@@ -163,10 +173,13 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.clock.advance(1)
         self.failureResultOf(response, HttpCatchUpError)
 
-    def make_extended(self, backlog: Backlog | None = None) -> Resource:
+    def make_extended(
+        self, backlog: Backlog | None = None, typing: ListStream | None = None
+    ) -> Resource:
         """Return the resource of a process that supports the extension."""
+        streams = [self.events] if typing is None else [self.events, typing]
         return ReplicationResource(
-            Directory(self.events),
+            Directory(*streams, writes=streams),
             "writer1",
             "hush",
             FailureObserver(),

@@ -72,3 +72,30 @@ class TwoLinksTests(SynchronousTestCase):
         self.assertEqual(
             fixture.host.observer.discards["events", "w", DiscardReason.REPEATED], 3
         )
+
+    def test_late_first_position(self) -> None:
+        """A first POSITION may be older than the rows of another link."""
+        for held_in_memory in (False, True):
+            fixture = receiving(
+                resettable=held_in_memory, held_in_memory=held_in_memory
+            )
+            fixture.receive("POSITION events w 0 0")
+            rows = [f'RDATA events w {token} ["x"]' for token in (1, 2)]
+            fixture.receive(*rows)
+            other = fixture.connect()
+            fixture.receive('RDATA events w 3 ["x"]', "POSITION events w 3 5")
+            fixture.receive("POSITION events w 1 1", connection=other)
+            self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
+            self.assertEqual(fixture.stream.current_token("w"), 5)
+            self.assertEqual(fixture.host.observer.resets, [])
+
+    def test_claim_of_another_link(self) -> None:
+        """A writer that is behind the reader's initial position is not contradicted."""
+        fixture = receiving()
+        fixture.stream.advance("w", 65)
+        fixture.reconnect()
+        other = fixture.connect()
+        fixture.receive("POSITION events w 64 64", "POSITION events w 64 67")
+        fixture.receive("POSITION events w 64 64", connection=other)
+        self.assertEqual(fixture.stream.current_token("w"), 67)
+        self.assertEqual(fixture.host.observer.resets, [])
