@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -11,7 +10,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.dropin import position_check
 from synapse_replication.dropin.position_check import start_position_check
 from synapse_replication.dropin.settings import variable
-from synapse_replication.handlers.epochs import PeerEpochs
 from tests.dropin.host import FakeHomeserver, FakeStream, fake_modules
 
 
@@ -27,16 +25,13 @@ class StartPositionCheckTests(SynchronousTestCase):
         )
         self.hs = FakeHomeserver("w1")
         self.hs.config.worker.writers.events = ["w1", "w2"]
-        self.hs.config.worker.instance_map = {
-            name: SimpleNamespace(host="h", port=1, tls=False)
-            for name in ("main", "w1", "w2")
-        }
         self.made: list[Any] = []
         self.patch(position_check, "StoredPositionCheck", self.make)
-        self.handler: Any = object()
+        self.handler: Any = type("Handler", (), {})()
+        self.handler.known_position = self.handler.stored_position = None
 
     def make(self, *arguments: Any, **options: Any) -> Any:
-        self.made.append((arguments[1], arguments[2], arguments[3], options))
+        self.made.append((arguments[1], options))
         return type("Check", (), {"start": lambda self: None})()
 
     def start(self) -> Any:
@@ -47,18 +42,16 @@ class StartPositionCheckTests(SynchronousTestCase):
         host.clock = self.hs.reactor
         host.streams = type("Streams", (), {})()
         host.streams.get_streams = lambda: ["events", "presence", "typing", "caches"]
-        return start_position_check(self.hs, host, self.handler, PeerEpochs())
+        return start_position_check(self.hs, host, self.handler)
 
     def test_writers(self) -> None:
         """The declared writers of streams in the database are compared."""
         self.assertIsNotNone(self.start())
-        ((writers, tables, unstored, options),) = self.made
+        ((writers, options),) = self.made
         self.assertEqual(
             writers,
             {("events", "w2"): "events", ("presence_stream", "master"): "presence"},
         )
-        self.assertEqual(set(tables), {"events", "presence", "caches"})
-        self.assertEqual(unstored, {"caches": ["master", "w2"]})
         self.assertEqual(options["interval"], 5)
 
     def test_disabled(self) -> None:

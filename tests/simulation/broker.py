@@ -118,6 +118,8 @@ class SimulatedBroker:
 class _Session:
     """The session of one client."""
 
+    reactor = None
+
     def __init__(
         self, broker: SimulatedBroker, connection: Connection, number: int
     ) -> None:
@@ -129,6 +131,8 @@ class _Session:
 
     def write(self, data: bytes) -> None:
         self.connection.down.write(data)
+
+    def begin(self) -> None: ...
 
     def lost(self) -> None:
         self._broker.ended(self)

@@ -21,7 +21,7 @@ from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.storage.postgres_stream import PostgresStream
 from synapse_replication.storage.sequences import load_positions
 from synapse_replication.streams.positions import WriterPositions
-from synapse_replication.streams.reader import Finding, Phase, Reader
+from synapse_replication.streams.reader import Finding, Phase, Reader, Verdict
 from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
 from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import RdataRun
@@ -107,6 +107,31 @@ def _makes_all_writers_live() -> AbstractContextManager[object]:
         return original(self, link, run)
 
     return patch.object(RowHandler, "handle", handle)
+
+
+def _compares_links_with_the_position() -> AbstractContextManager[object]:
+    """Compare the first POSITION of a link with rows that another link carried."""
+    original = Reader.link_up
+
+    def link_up(self: Reader, link: Link) -> None:
+        original(self, link)
+        self.links[link].heard = self.position
+
+    return patch.object(Reader, "link_up", link_up)
+
+
+def _reads_each_link() -> AbstractContextManager[object]:
+    """Deliver what is new on a link, even if another link carried it before."""
+    original = Reader.batch
+
+    def batch(self: Reader, link: Link, token: int, size: int) -> Verdict:
+        is_new = token > self.links[link].heard
+        verdict: Verdict = original(self, link, token, size)
+        if verdict is Verdict.OLD and is_new and self.work is None:
+            return Verdict.DELIVER
+        return verdict
+
+    return patch.object(Reader, "batch", batch)
 
 
 def _skips_unreadable_rows() -> AbstractContextManager[object]:
@@ -265,6 +290,8 @@ BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "interleaved-batches": _collects_batches_by_stream,
     "position-during-batch": _drops_all_batches,
     "gap-per-writer": _makes_all_writers_live,
+    "late position": _compares_links_with_the_position,
+    "repeated rows": _reads_each_link,
     "unreadable-row": _skips_unreadable_rows,
     "covered-rows": lambda: _with_positions(_AnnouncesOnRemotePositions),
     "unregistered-id": lambda: _with_positions(_IgnoresFetches),
@@ -279,15 +306,19 @@ BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
 
 #: For each bug, the seed at which its search starts: the first that found it.
 FOUND_BY: Mapping[str, int] = {
-    "reconnect-order": 203,
+    "reconnect-order": 140,
     "interleaved-batches": 6,
-    "position-during-batch": 18,
-    "covered-rows": 30,
+    "position-during-batch": 8,
+    "gap-per-writer": 143,
+    "late position": 165,
+    "unreadable-row": 22,
+    "covered-rows": 175,
     "unregistered-id": 133,
-    "typing-reset": 10,
+    "typing-reset": 12,
     "typing-reset, saved": 12,
     "shared token": 6,
     "late baseline": 6,
     "revealed rows": 6,
+    "removed": 4,
     "removed, running": 15,
 }

@@ -18,7 +18,7 @@ from tests.simulation.invariants import (
     Reader,
     SimulatedRow,
 )
-from tests.simulation.network import SimulatedNetwork
+from tests.simulation.network import Connection, SimulatedNetwork
 from tests.simulation.process import Process
 from tests.simulation.reactor import ProcessReactor
 from tests.simulation.topology import (
@@ -27,6 +27,7 @@ from tests.simulation.topology import (
     PROCESSES,
     TABLES,
     SavedState,
+    choose_links,
 )
 from tests.simulation.watcher import Counts
 
@@ -64,6 +65,7 @@ class Cluster:
             name for name in PROCESSES if setting.random() < extension_share
         }
         self.shares_tokens = setting.random() < SHARED_TOKENS_CHANCE
+        self.links = choose_links(Random(f"{seed}/links"))
         self.sink_failure_chance = self.slow_sink_chance = 0.0
         self.http_failure_chance = 0.0
         self._epoch = 0
@@ -180,6 +182,12 @@ class Cluster:
             self.unexpected(what, failure.value)
 
         Deferred.fromCoroutine(coroutine).addErrback(failed)
+
+    def written(self, name: str, connection: Connection, data: bytes) -> None:
+        """Check what a process writes to a connection to another process."""
+        if connection.role == "tcp":
+            for line in data.split(b"\n"):
+                self._published(name, line)
 
     def _published(self, name: str, line: bytes) -> None:
         if line.startswith(b"POSITION "):

@@ -12,6 +12,7 @@ from tests.simulation.clock import SimulatedClock
 from tests.simulation.database import SimulatedDatabase
 from tests.simulation.invariants import Ledger, Reader
 from tests.simulation.network import SimulatedNetwork
+from tests.simulation.topology import Links
 from tests.simulation.watcher import Counts
 
 
@@ -39,6 +40,7 @@ class Environment(Protocol):
     :ivar shares_tokens: true if the processes simulate those of a homeserver, in which
         a writer's token states that the rows of all writers up to it are persisted;
         false if the processes simulate those of the stand-alone host.
+    :ivar links: the links between the processes, and to Redis.
     :ivar sink_failure_chance: the probability that a sink rejects rows or an epoch.
     :ivar slow_sink_chance: the probability that a sink rejects rows or delivers them
         late, unless ``sink_failure_chance`` is greater: then no sink is slow.
@@ -54,6 +56,7 @@ class Environment(Protocol):
     speak_extension: set[str]
     has_small_queues: bool
     shares_tokens: bool
+    links: Links
     torture_level: int
     sink_failure_chance: float
     slow_sink_chance: float

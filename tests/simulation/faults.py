@@ -13,7 +13,7 @@ from random import Random
 
 from tests.simulation.cluster import Cluster
 from tests.simulation.liar import Liar
-from tests.simulation.network import Connection
+from tests.simulation.network import Connection, Pipe
 from tests.simulation.topology import MEMORY_STREAM, PROCESSES
 
 _WRITERS = ("main", "writer1", "writer2")
@@ -149,6 +149,11 @@ class Faults:
         self._armed[point, name] = lambda: self._crash_now(name)
         return f"{name}, {point}"
 
+    @property
+    def _sending_role(self) -> str:
+        """The role of the connections on which rows are sent first."""
+        return "redis_out" if self._cluster.links.has_redis else "tcp"
+
     def _outrun(self) -> str:
         """Restart the writer of the stream in memory while a reader is down or cut off.
 
@@ -162,10 +167,11 @@ class Faults:
             cluster.crash(name)
             call_later(4.0, cluster.start, name)
         else:
-            role = name, "redis"
-            cluster.network.refused.add(role)
-            self._reset_all(*role)
-            call_later(4.0, cluster.network.refused.discard, role)
+            for receiving in {"redis", "tcp"} & set(cluster.links.roles):
+                role = name, receiving
+                cluster.network.refused.add(role)
+                self._reset_all(*role)
+                call_later(4.0, cluster.network.refused.discard, role)
         cluster.crash("main")
         call_later(1.0 + random.random() / 2, cluster.start, "main")
         for _ in range(random.randrange(5, 40)):
@@ -178,7 +184,8 @@ class Faults:
 
     def _cut_at_point(self) -> str:
         name, point = self._random.choice(_WRITERS), self._random.choice(_POINTS)
-        self._armed[point, name] = lambda: self._reset_all(name, "redis_out")
+        role = self._sending_role
+        self._armed[point, name] = lambda: self._reset_all(name, role)
         return f"{name}, {point}"
 
     def _reset_all(self, name: str, role: str | None) -> None:
@@ -187,21 +194,21 @@ class Faults:
 
     def _reset(self) -> str:
         name = self._random.choice(list(PROCESSES))
-        role = self._random.choice([None, "redis", "redis_out"])
+        role = self._random.choice([None, *self._cluster.links.roles])
         self._reset_all(name, role)
         return f"{name}, {role or 'both'}"
 
     def _cut_outbound(self) -> str:
         name = self._random.choice(_WRITERS)
-        refused = self._cluster.network.refused
-        refused.add((name, "redis_out"))
-        self._reset_all(name, "redis_out")
-        delay = self._later(refused.discard, (name, "redis_out"))
+        refused, role = self._cluster.network.refused, self._sending_role
+        refused.add((name, role))
+        self._reset_all(name, role)
+        delay = self._later(refused.discard, (name, role))
         return f"{name} for {delay:.1f} s"
 
     def _half_open(self) -> str:
         name = self._random.choice(list(PROCESSES))
-        role = self._random.choice(["redis", "redis_out"])
+        role = self._random.choice(self._cluster.links.roles)
         direction = self._random.choice(["up", "down", "both"])
         for connection in self._cluster.network.of_process(name, role):
             connection.up.is_cut |= direction in ("up", "both")
@@ -298,17 +305,19 @@ class Faults:
             self._cluster.trace(f"POINT {point} of {name}")
             act()
 
-    def _before_write(self, connection: Connection, data: bytes) -> bytes:
-        name = connection.reactor.name
-        if self._armed and connection.role == "redis_out" and b"RDATA" in data:
+    def _before_write(
+        self, name: str, connection: Connection, pipe: Pipe, data: bytes
+    ) -> bytes:
+        if self._armed and connection.role != "redis" and b"RDATA" in data:
             self._reach("before publish", name)
             act = self._armed.get(("between rows", name))
             at = data.find(b" batch ")
             if act is not None and at >= 0 and connection.is_open:
                 # Nothing after the first row of the batch arrives.
-                connection.up.write(data[: data.index(b"]\r\n", at) + 3])
-                connection.up.end()
+                pipe.write(data[: data.index(b"\n", at) + 1])
+                pipe.end()
                 self._reach("between rows", name)
+        self._cluster.written(name, connection, data)
         return data
 
     def _deliver(self, name: str, line: bytes) -> bytes:

@@ -11,8 +11,13 @@ For each stream in tables, each writer, and each epoch of each reader:
 - a POSITION on the wire never declares a range to be empty that contains a committed
   row.
 
-For a stream in memory: no row is delivered after a newer row of the same key. (At the
-end, the cluster compares each reader's newest row of each key with the writer's.)
+For a stream in memory: no row is delivered twice, or after a newer row of the same key.
+(At the end, the cluster compares each reader's newest row of each key with the
+writer's.)
+
+A position moves back only if the writer of a stream in memory, or of an idempotent one,
+has started since it last did. The initial position of a reader of an idempotent stream
+may be greater than the writer's own, so it may move back, too.
 
 A reader that received a false position, or whose database was set back, is *doubted*:
 it may skip rows, which are then *owed* to it, or *excused* if it cannot know of them.
@@ -21,6 +26,7 @@ it may skip rows, which are then *owed* to it, or *excused* if it cannot know of
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +85,8 @@ class Reader:
     :ivar found: each writer's greatest committed token when this epoch began.
     :ivar excused: tokens that are no longer owed: their rows may be delivered, but need
         not be.
+    :ivar starts: the number of the writer's starts when the position last moved back;
+        of streams in memory also when this epoch began.
     """
 
     name: str
@@ -92,6 +100,7 @@ class Reader:
     owed: dict[_Key, set[int]] = attrs.Factory(dict)
     found: dict[_Key, int] = attrs.Factory(dict)
     excused: dict[_Key, set[int]] = attrs.Factory(dict)
+    starts: dict[_Key, int] = attrs.Factory(dict)
 
 
 class Ledger:
@@ -122,6 +131,7 @@ class Ledger:
         self._trace = trace
         self._written: dict[_Key, _Written] = {}
         self.readers: dict[str, Reader] = {}
+        self._starts: Counter[str] = Counter()
         self.violations: list[str] = []
         self.committed_rows = 0
         self.applied_rows = 0
@@ -206,6 +216,16 @@ class Ledger:
     def _is_doubted(self, reader: Reader, key: _Key) -> bool:
         return self._all_are_doubted or (reader.name, *key) in self.doubted
 
+    def _is_stream_doubted(self, stream: str) -> bool:
+        """Return whether any position of a stream may be false.
+
+        A writer whose own rows are all sent announces the greatest position of the
+        others.
+        """
+        return self._all_are_doubted or any(
+            doubted == stream for _, doubted, _ in self.doubted
+        )
+
     def _owe(self, reader: Reader, key: _Key, token: int) -> None:
         """Record that a doubted reader skipped the rows of a token."""
         if token <= reader.delivered.get(key, 0):
@@ -240,6 +260,10 @@ class Ledger:
             rows across a crash; otherwise ``None``.
         """
         reader = self.readers[name] = Reader(name, dict(positions))
+        self._starts[name] += 1
+        for key in positions:
+            if key[0] in self._in_memory:
+                reader.starts[key] = self._starts[key[1]]
         for key, written in self._written.items():
             reader.found[key] = written.tokens[-1] if written.tokens else 0
         if last is not None:
@@ -248,6 +272,7 @@ class Ledger:
             reader.hidden_resets = last.hidden_resets
             reader.delivered = last.delivered
             reader.owed, reader.excused = last.owed, last.excused
+            reader.starts = last.starts
             self.cut_off(name)
         return reader
 
@@ -365,6 +390,23 @@ class Ledger:
             return
         self._passes(reader, key, token)
 
+    def reset(self, name: str, stream: str, writer: str) -> None:
+        """Record that a process reported that a writer's position moved back.
+
+        :raises ViolationError: if nothing explains it.
+        """
+        reader, key = self.readers[name], (stream, writer)
+        starts = self._starts[writer]
+        is_resettable = stream in self._in_memory or stream in self._idempotent
+        if self._is_stream_doubted(stream) or (
+            is_resettable and starts != reader.starts.get(key, 0)
+        ):
+            reader.starts[key] = starts
+            return
+        raise self._violation(
+            f"{name} moves back in {stream} of {writer}, which did not start anew"
+        )
+
     def shown(self, reader: Reader, stream: str, token: int) -> None:
         """Check the token up to which a homeserver treats a stream as complete.
 
@@ -373,9 +415,7 @@ class Ledger:
         """
         if stream in self._in_memory or stream in self._idempotent:
             return
-        if self._all_are_doubted or (reader.name, stream) in {
-            doubted[:2] for doubted in self.doubted
-        }:
+        if self._is_stream_doubted(stream):
             # The token may depend on a false position.
             return
         for (of_stream, writer), written in self._written.items():
@@ -418,10 +458,10 @@ class Ledger:
                 # The writer restarted and is already beyond the reader's position.
                 reader.hidden_resets.add(stream)
                 reader.epochs[stream] = int(epoch)
-            if row.row_id < view.get(key, 0):
+            if row.row_id <= view.get(key, 0):
                 raise self._violation(
-                    f"{reader.name} got row {row.row_id} of {stream} after a newer one "
-                    f"of the same key"
+                    f"{reader.name} got row {row.row_id} of {stream} twice, or after a "
+                    "newer one of the same key"
                 )
             view[key] = row.row_id
 

@@ -1,4 +1,4 @@
-"""The network between processes and the broker: unreliable TCP connections.
+"""The network between processes, and to the broker: unreliable TCP connections.
 
 Each direction of a connection is a :class:`Pipe`: bytes arrive late and in order, but
 writes may be joined or split on arrival. A pipe may be *cut*: then it accepts bytes and
@@ -19,8 +19,8 @@ from twisted.python.failure import Failure
 
 from tests.simulation.clock import SimulatedClock
 
-#: The address to which every connection leads.
-BROKER_ADDRESS = IPv4Address("TCP", "127.0.0.1", 6379)
+#: The address of every server: only names matter.
+SERVER_ADDRESS = IPv4Address("TCP", "127.0.0.1", 6379)
 
 
 class Owner(Protocol):
@@ -41,7 +41,17 @@ class Owner(Protocol):
 
 
 class Session(Protocol):
-    """The broker's end of a connection."""
+    """The server's end of a connection.
+
+    :ivar reactor: the epoch of the server's process; ``None`` for the broker.
+    """
+
+    @property
+    def reactor(self) -> Owner | None: ...
+
+    def begin(self) -> None:
+        """Begin, after the client's end."""
+        ...
 
     def received(self, data: bytes) -> None:
         """Process bytes of the client."""
@@ -49,6 +59,14 @@ class Session(Protocol):
 
     def lost(self) -> None:
         """Record that the connection is closed."""
+        ...
+
+
+class ServerFactory(Protocol):
+    """A process's factory of protocols for the connections that it accepts."""
+
+    def buildProtocol(self, addr: Any) -> Any:
+        """Return a protocol; ``None`` to refuse the connection."""
         ...
 
 
@@ -164,27 +182,35 @@ class Pipe:
 
 
 class SimulatedTransport:
-    """The process's end of a connection."""
+    """A process's end of a connection.
+
+    :param write: sends bytes.
+    :param close: closes the connection, for a reason.
+    """
 
     disconnecting = False
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(
+        self,
+        address: IPv4Address,
+        write: Callable[[bytes], object],
+        close: Callable[[Exception], object],
+    ) -> None:
+        self._address = address
+        self._close = close
+        self.write = write
         self.connected = True
-
-    def write(self, data: bytes) -> None:
-        self._connection.client_writes(data)
 
     def writeSequence(self, data: list[bytes]) -> None:
         self.write(b"".join(data))
 
     def loseConnection(self) -> None:
         self.disconnecting = True
-        self._connection.client_closes(ConnectionDone())
+        self._close(ConnectionDone())
 
     def abortConnection(self) -> None:
         self.disconnecting = True
-        self._connection.client_closes(ConnectionLost())
+        self._close(ConnectionLost())
 
     def registerProducer(self, producer: object, streaming: bool) -> None:
         """Do nothing: writes are too small to need flow control."""
@@ -200,20 +226,45 @@ class SimulatedTransport:
     def setTcpKeepAlive(self, enabled: bool) -> None: ...
 
     def getPeer(self) -> IPv4Address:
-        return BROKER_ADDRESS
+        return SERVER_ADDRESS
 
     def getHost(self) -> IPv4Address:
-        return self._connection.address
+        return self._address
+
+
+class PeerSession:
+    """The end of the process that accepted a connection."""
+
+    def __init__(self, connection: Connection, reactor: Owner, protocol: Any) -> None:
+        self.reactor = reactor
+        self._protocol = protocol
+        self._transport = SimulatedTransport(
+            connection.address,
+            connection.session_writes,
+            lambda why: connection.end_session(),
+        )
+
+    def begin(self) -> None:
+        self._protocol.makeConnection(self._transport)
+
+    def received(self, data: bytes) -> None:
+        if self.reactor.is_alive:
+            self._protocol.dataReceived(data)
+
+    def lost(self) -> None:
+        self._transport.connected = False
+        self.reactor.callLater(
+            0, self._protocol.connectionLost, Failure(ConnectionDone())
+        )
 
 
 class Connection:
-    """One connection of a process to the broker.
+    """One connection of a process to the broker, or to another process.
 
     :param protocol: the client's protocol, which :meth:`begin` connects.
-    :param role: the name of the client's factory: ``redis`` subscribes, ``redis_out``
-        sends.
+    :param role: ``redis`` subscribes, ``redis_out`` sends, and ``tcp`` leads to another
+        process.
     :param lost: called with the reason, after ``connectionLost`` of the protocol.
-    :ivar role: the name of the client's factory.
     :ivar is_open: whether the connection is open from the client's point of view.
     :ivar address: the unique address of the client's end.
     """
@@ -238,7 +289,7 @@ class Connection:
         self._session_open = True
 
         def latency() -> float:
-            return network.latency(reactor.name)
+            return network.latency(*self.process_names)
 
         clock, random = network.clock, network.random
         self.up = Pipe(
@@ -257,30 +308,43 @@ class Connection:
             self._client_receives,
             self._peer_left,
         )
-        self.transport = SimulatedTransport(self)
+        self.transport = SimulatedTransport(
+            self.address, self.client_writes, self.client_closes
+        )
+
+    @property
+    def process_names(self) -> list[str]:
+        """The names of the client and, unless that is the broker, of the server."""
+        server = self._session.reactor
+        return [self.reactor.name] + ([] if server is None else [server.name])
 
     def begin(self) -> None:
-        """Connect the protocol."""
+        """Connect the protocols."""
         self._protocol.makeConnection(self.transport)
+        self._session.begin()
 
-    # -- the process's end ------------------------------------------------------------
+    # -- the client's end -------------------------------------------------------------
 
     def client_writes(self, data: bytes) -> None:
-        """Send bytes of the process to the broker."""
+        """Send bytes to the server."""
         if self.is_open and self.reactor.is_alive:
-            data = self._network.before_write(self, data)
+            data = self._network.before_write(self.reactor.name, self, self.up, data)
             if self.is_open:
                 self.up.write(data)
 
     def client_closes(self, why: Exception) -> None:
-        """Close the process's end of the connection."""
+        """Close the client's end of the connection."""
         if self.is_open:
             self.up.end()
             self._client_lost(why)
 
-    def process_died(self) -> None:
-        """Close the client's end as the kernel does; the protocol is not notified."""
-        if self.is_open:
+    def process_died(self, reactor: Owner) -> None:
+        """Close a process's end as the kernel does; the protocol is not notified."""
+        if self._session.reactor is reactor and self._session_open:
+            self._session_open = False
+            self.down.end_within(0.5)
+            self._network.forget(self)
+        elif self.reactor is reactor and self.is_open:
             self.is_open = False
             # Bytes of this epoch must not arrive after those of the next one.
             self.up.end_within(0.5)
@@ -305,14 +369,23 @@ class Connection:
         self._protocol.connectionLost(failure)
         self._lost(failure)
 
-    # -- the broker's end -------------------------------------------------------------
+    # -- the server's end -------------------------------------------------------------
+
+    def session_writes(self, data: bytes) -> None:
+        """Send bytes of the process that accepted the connection to the client."""
+        server = self._session.reactor
+        assert server is not None
+        if self._session_open and server.is_alive:
+            data = self._network.before_write(server.name, self, self.down, data)
+            if self._session_open:
+                self.down.write(data)
 
     def _session_receives(self, data: bytes) -> None:
         if self._session_open:
             self._session.received(data)
 
     def end_session(self) -> None:
-        """Close the broker's end."""
+        """Close the server's end."""
         if self._session_open:
             self._session_open = False
             self._session.lost()
@@ -324,8 +397,8 @@ class Connection:
     def reset(self, *, in_flight_arrives: bool) -> None:
         """Lose the connection at both ends.
 
-        :param in_flight_arrives: whether bytes that were sent to the broker still
-            arrive, before the broker's end is closed.
+        :param in_flight_arrives: whether bytes that were sent to the server still
+            arrive, before the server's end is closed.
         """
         if not in_flight_arrives:
             self.up.close()
@@ -339,12 +412,14 @@ class Connection:
 class SimulatedNetwork:
     """All connections, and their faults.
 
-    :ivar before_write: called with each write of a process; it may end the connection
-        or the process, and returns the bytes to write.
+    :ivar before_write: called with the name of a process, one of its connections, the
+        pipe and the bytes before these are written; it may end the connection or the
+        process, and returns the bytes to write.
     :ivar splitting: how writes are split on arrival, on all connections.
     :ivar slowness: the factor of the latencies, by process.
     :ivar refused: the (process, role) pairs whose connections are refused.
     :ivar broker_is_up: whether the broker accepts connections.
+    :ivar listeners: the processes that accept connections, and their factories.
     """
 
     def __init__(self, clock: SimulatedClock, random: Random) -> None:
@@ -356,7 +431,10 @@ class SimulatedNetwork:
         self.refused: set[tuple[str, str]] = set()
         self.broker_is_up = True
         self.broker_session: Callable[[Connection], Session] | None = None
-        self.before_write: Callable[[Connection, bytes], bytes] = lambda _, data: data
+        self.before_write: Callable[[str, Connection, Pipe, bytes], bytes] = (
+            lambda name, connection, pipe, data: data
+        )
+        self.listeners: dict[str, tuple[Owner, ServerFactory]] = {}
         self._last_port = 40_000
 
     def next_port(self) -> int:
@@ -364,13 +442,20 @@ class SimulatedNetwork:
         self._last_port += 1
         return self._last_port
 
-    def latency(self, name: str) -> float:
-        """Return the latency in s of a message between a process and the broker."""
-        return (0.001 + self.random.random() * 0.02) * self.slowness.get(name, 1.0)
+    def latency(self, *names: str) -> float:
+        """Return the latency in s of a message to or from these processes."""
+        slowness = max(self.slowness.get(name, 1.0) for name in names)
+        return (0.001 + self.random.random() * 0.02) * slowness
 
-    def refuses(self, name: str, role: str) -> bool:
-        """Return whether a connection would be refused now."""
-        return not self.broker_is_up or (name, role) in self.refused
+    def refuses(self, name: str, role: str, server: str | None = None) -> bool:
+        """Return whether a connection would be refused now.
+
+        :param server: the name of the process to connect to; ``None`` for the broker.
+        """
+        if server is None:
+            return not self.broker_is_up or (name, role) in self.refused
+        refusing = {(name, role), (server, role)} & self.refused
+        return server not in self.listeners or bool(refusing)
 
     def open(
         self,
@@ -378,28 +463,40 @@ class SimulatedNetwork:
         protocol: Any,
         role: str,
         lost: Callable[[Failure], object],
+        server: str | None = None,
     ) -> Connection:
-        """Open a connection; see :class:`Connection` for the parameters."""
-        assert self.broker_session is not None
-        connection = Connection(
-            self, reactor, protocol, self.broker_session, role, lost
-        )
+        """Open a connection; see :class:`Connection` and :meth:`refuses`."""
+        make_session = self.broker_session
+        if server is not None:
+            owner, factory = self.listeners[server]
+            accepted = factory.buildProtocol(SERVER_ADDRESS)
+
+            def make_session(connection: Connection) -> Session:
+                return PeerSession(connection, owner, accepted)
+
+        assert make_session is not None
+        connection = Connection(self, reactor, protocol, make_session, role, lost)
         self.connections.append(connection)
         connection.begin()
         return connection
 
+    def listen(self, reactor: Owner, factory: ServerFactory) -> None:
+        """Accept connections to a process."""
+        self.listeners[reactor.name] = reactor, factory
+
     def process_died(self, reactor: Owner) -> None:
         """Close all connections of an epoch whose process has died."""
-        for connection in self.of_process(reactor.name):
-            if connection.reactor is reactor:
-                connection.process_died()
+        if self.listeners.get(reactor.name, (None,))[0] is reactor:
+            del self.listeners[reactor.name]
+        for connection in list(self.connections):
+            connection.process_died(reactor)
 
     def of_process(self, name: str, role: str | None = None) -> list[Connection]:
         """Return the open connections of a process."""
         return [
             connection
             for connection in self.connections
-            if connection.reactor.name == name
+            if name in connection.process_names
             and connection.is_open
             and role in (None, connection.role)
         ]

@@ -50,6 +50,10 @@ from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
 from synapse_replication.streams.table import TableStream
+from synapse_replication.tcp.factory import (
+    DirectTcpReplicationClientFactory,
+    ReplicationStreamProtocolFactory,
+)
 from synapse_replication.testing.hooks import silent_hooks
 from tests.simulation.database import DatabaseClient
 from tests.simulation.environment import Environment, Neighbour
@@ -58,6 +62,7 @@ from tests.simulation.homeserver import (
     make_rows,
 )
 from tests.simulation.invariants import Reader, SimulatedRow
+from tests.simulation.reactor import PEER_PORT
 from tests.simulation.sink import ProcessSink
 from tests.simulation.topology import (
     CACHES,
@@ -92,6 +97,7 @@ class Process:
             cluster.trace,
             cluster.unexpected,
             cluster.ledger.cut_off,
+            cluster.ledger.reset,
         )
         clock = ReactorClock(self.reactor, cluster.clock.seconds)
         self.host = StandaloneHost(
@@ -105,7 +111,8 @@ class Process:
         self.epochs = PeerEpochs()
         self.backlog: Backlog | None = None
         if name in cluster.speak_extension:
-            self.backlog = Backlog(BacklogOptions(max_rows=40, page_rows=4))
+            page_rows = cluster.links.page_rows + 1
+            self.backlog = Backlog(BacklogOptions(max_rows=40, page_rows=page_rows))
         self.database = DatabaseClient(cluster.database, self.reactor)
         self.generators: dict[str, MultiWriterIdGenerator] = {}
         self.written: dict[str, PostgresStream | MemoryStream] = {}
@@ -140,26 +147,47 @@ class Process:
             options=StreamerOptions(max_rows=5, torture_level=cluster.torture_level),
             random_source=cluster.random,
         )
-        link = RedisReplicationLink(
-            self.reactor,
-            RedisOptions(password="secret"),
-            "hs",
-            self.handler,
-            self.watcher,
-            self._announce_again,
-            self.handler.start_replication(),
-            ping_interval=5.0,
-            reply_timeout=5.0,
-            extension=extension,
-            # Simultaneous reconnects are the harder case.
-            jitter=lambda: 0.0,
-        )
-        link.start()
+        self._start_links(extension)
         if extension is not None:
             extension.start()
         streamer.start()
         self.is_up = True
         cluster.trace(f"{self.name} is up")
+
+    def _start_links(self, extension: ReplicationExtension | None) -> None:
+        links, handler, watcher = self.cluster.links, self.handler, self.watcher
+        clock = self.host.clock
+        if "tcp" in links.roles:
+            server = ReplicationStreamProtocolFactory(
+                "hs", clock, handler, watcher, extension=extension
+            )
+            self.cluster.network.listen(self.reactor, server)
+        for peer in links.peers[self.name]:
+            client = DirectTcpReplicationClientFactory(
+                self.name,
+                "hs",
+                clock,
+                handler,
+                watcher,
+                extension=extension,
+                jitter=lambda: 0.0,
+            )
+            self.reactor.connectTCP(peer, PEER_PORT, client)
+        if links.has_redis:
+            RedisReplicationLink(
+                self.reactor,
+                RedisOptions(password="secret"),
+                "hs",
+                handler,
+                watcher,
+                self._announce_again,
+                handler.start_replication(),
+                ping_interval=5.0,
+                reply_timeout=5.0,
+                extension=extension,
+                # Simultaneous reconnects are the harder case.
+                jitter=lambda: 0.0,
+            ).start()
 
     async def _make_streams(self) -> list[PostgresStream]:
         """Create the streams in tables, retrying until the database is available."""
@@ -334,7 +362,7 @@ class Process:
             ids,
             instance_name=self.name,
             insert=declared_insert(table),
-            page_rows=3,
+            page_rows=self.cluster.links.page_rows,
             # A homeserver reads its pages without reading the sequence.
             sequence=None if self.cluster.shares_tokens else table.sequence,
             find_removed_writers=None if finder is None else finder.find,
@@ -368,7 +396,7 @@ class Process:
             fetch=self._fetch,
             key=lambda row: row.key,
             max_rows=10,
-            page_rows=3,
+            page_rows=self.cluster.links.page_rows,
             on_write=self.host.notifier.notify,
         )
         if (token := self.saved.positions.get((MEMORY_STREAM, "main"))) is not None:
@@ -387,6 +415,8 @@ class Process:
         stream = process.host.streams.get_streams()[MEMORY_STREAM]
         result = await stream.get_updates_since(instance_name, from_token, upto_token)
         await deferLater(self.reactor, self.cluster.network.latency(self.name))
+        if process.backlog is not None and self.backlog is not None:
+            return attrs.evolve(result, epoch=process.host.identity.instance_id)
         return result
 
     async def _ask_backlog(

@@ -12,9 +12,12 @@ from twisted.python.failure import Failure
 
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.network import (
-    BROKER_ADDRESS,
+    SERVER_ADDRESS,
     SimulatedNetwork,
 )
+
+#: The port on which processes accept connections of other processes.
+PEER_PORT = 9092
 
 
 class ProcessReactor:
@@ -66,8 +69,13 @@ class ProcessReactor:
         timeout: float = 30,
         bindAddress: object = None,
     ) -> SimulatedConnector:
-        """Begin a simulated connection to the broker."""
-        connector = SimulatedConnector(self._network, self, factory)
+        """Begin a simulated connection.
+
+        :param host: the name of the process to connect to, if ``port`` is
+            :data:`PEER_PORT`; otherwise, the connection leads to the broker.
+        """
+        server = host if port == PEER_PORT else None
+        connector = SimulatedConnector(self._network, self, factory, server)
         connector.connect()
         return connector
 
@@ -76,11 +84,17 @@ class SimulatedConnector:
     """The connector that a client factory uses to reconnect."""
 
     def __init__(
-        self, network: SimulatedNetwork, reactor: ProcessReactor, factory: Any
+        self,
+        network: SimulatedNetwork,
+        reactor: ProcessReactor,
+        factory: Any,
+        server: str | None,
     ) -> None:
         self._network = network
         self._reactor = reactor
+        self._server = server
         self.factory = factory
+        self._role: str = factory.name if server is None else "tcp"
         self._attempt = 0
 
     def connect(self) -> None:
@@ -100,19 +114,19 @@ class SimulatedConnector:
         self._attempt += 1
 
     def getDestination(self) -> None:
-        """Return ``None``: every connection leads to the broker."""
+        """Return ``None``: simulated servers have no addresses."""
 
     def _decide(self, attempt: int) -> None:
         if attempt != self._attempt:
             return
         network, factory = self._network, self.factory
-        if network.refuses(self._reactor.name, factory.name):
+        if network.refuses(self._reactor.name, self._role, self._server):
             refused = Failure(ConnectionRefusedError())
             factory.clientConnectionFailed(self, refused)
             factory.doStop()
             return
-        protocol = factory.buildProtocol(BROKER_ADDRESS)
-        network.open(self._reactor, protocol, factory.name, self.lost)
+        protocol = factory.buildProtocol(SERVER_ADDRESS)
+        network.open(self._reactor, protocol, self._role, self.lost, self._server)
 
     def lost(self, failure: Failure) -> None:
         """Report to the factory that the connection is lost."""

@@ -258,12 +258,12 @@ class Run:
         cluster = self.cluster
         # Half-open connections that are detected now may still cause messages.
         self._go_until(cluster.clock.rightNow + NOTICE_SECONDS)
-        before = cluster.broker.messages
+        before = cluster.counts.commands
         self._go_until(cluster.clock.rightNow + IDLE_SECONDS)
-        sent = cluster.broker.messages - before
+        sent = cluster.counts.commands - before
         if sent:
             raise ViolationError(
-                f"{sent} messages in {IDLE_SECONDS:g} s, although the cluster was idle"
+                f"{sent} commands in {IDLE_SECONDS:g} s, although the cluster was idle"
             )
         if found := cluster.differences():
             raise ViolationError("disagreement after agreement: " + "; ".join(found))

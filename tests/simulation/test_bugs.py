@@ -45,6 +45,14 @@ class BugTests(SynchronousTestCase):
         """The simulation finds a POSITION that makes another writer live."""
         self.check("gap-per-writer")
 
+    def test_compares_links_with_the_position(self) -> None:
+        """The simulation finds a slow link that makes the position move back."""
+        self.check("late position")
+
+    def test_reads_each_link(self) -> None:
+        """The simulation finds rows that two links deliver."""
+        self.check("repeated rows")
+
     def test_skips_unreadable_rows(self) -> None:
         """The simulation finds an unreadable row of a batch that is skipped."""
         self.check("unreadable-row")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
+from twisted.internet.protocol import ClientFactory, Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
 from tests.simulation.clock import SimulatedClock
-from tests.simulation.network import Pipe, Splitting
+from tests.simulation.network import Pipe, SimulatedNetwork, Splitting
+from tests.simulation.reactor import PEER_PORT, ProcessReactor
 
 
 class PipeTests(SynchronousTestCase):
@@ -75,3 +78,60 @@ class PipeTests(SynchronousTestCase):
         self.clock.run_until(9.0)
         self.assertEqual(self.arrived, [b"a"])
         self.assertEqual(len(self.ends), 1)
+
+
+class _Peer(Protocol):
+    """Records what happens at one end of a connection."""
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+
+    def connectionMade(self) -> None:
+        self.events.append("made")
+
+    def dataReceived(self, data: bytes) -> None:
+        self.events.append(data)
+
+    def connectionLost(self, reason: object = None) -> None:
+        self.events.append("lost")
+
+
+class PeerTests(SynchronousTestCase):
+    """Connections between two processes."""
+
+    def setUp(self) -> None:
+        self.clock = SimulatedClock()
+        self.network = SimulatedNetwork(self.clock, Random(1))
+        self.client = ProcessReactor(self.clock, self.network, "client")
+        self.server = ProcessReactor(self.clock, self.network, "server")
+        self.ends: list[_Peer] = []
+        factory: Any = ClientFactory.forProtocol(self._build)
+        self.network.listen(self.server, factory)
+        self.client.connectTCP("server", PEER_PORT, factory)
+        self.clock.run_until(1.0)
+
+    def _build(self) -> _Peer:
+        self.ends.append(_Peer())
+        return self.ends[-1]
+
+    def test_both_directions(self) -> None:
+        """Bytes arrive at the other end, and each end may close the connection."""
+        ends = self.ends
+        for end, text in zip(ends, (b"a", b"b"), strict=True):
+            assert end.transport is not None
+            end.transport.write(text)
+        self.clock.run_until(2.0)
+        assert ends[0].transport is not None
+        ends[0].transport.loseConnection()
+        self.clock.run_until(3.0)
+        events = sorted(str(end.events) for end in ends)
+        self.assertEqual(events, ["['made', b'a', 'lost']", "['made', b'b', 'lost']"])
+
+    def test_death(self) -> None:
+        """The other end notices that a process died; that process does not."""
+        self.assertEqual(len(self.network.of_process("server", "tcp")), 1)
+        self.server.kill()
+        self.clock.run_until(2.0)
+        events = sorted(str(end.events) for end in self.ends)
+        self.assertEqual(events, ["['made', 'lost']", "['made']"])
+        self.assertTrue(self.network.refuses("client", "tcp", "server"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from random import Random
 
 import attrs
 
@@ -25,6 +26,45 @@ PROCESSES: Mapping[str, bool] = {
     "reader1": True,
     "reader2": True,
 }
+
+
+@attrs.frozen
+class Links:
+    """The links of a cluster.
+
+    :ivar has_redis: whether the processes are connected to Redis.
+    :ivar peers: the processes to which each process connects directly, over TCP.
+    :ivar page_rows: the number of rows of a page of a catch-up.
+    """
+
+    has_redis: bool
+    peers: Mapping[str, Sequence[str]]
+    page_rows: int
+
+    @property
+    def roles(self) -> list[str]:
+        """The roles of connections, see ``Connection`` in ``network.py``."""
+        roles = ["redis", "redis_out"] if self.has_redis else []
+        return [*roles, "tcp"] if any(self.peers.values()) else roles
+
+
+def choose_links(random: Random) -> Links:
+    """Return the links of a cluster.
+
+    Most clusters use only Redis. In a mesh, each pair of processes has a direct link,
+    or two, since processes that read each other list each other.
+    """
+    kind = random.choices(
+        ["Redis", "one link", "two links", "Redis and two links"], [5, 1, 2, 2]
+    )[0]
+    names = list(PROCESSES)
+    peers: dict[str, list[str]] = {name: [] for name in names}
+    if kind == "one link":
+        peers = {name: names[:index] for index, name in enumerate(names)}
+    elif kind != "Redis":
+        peers = {name: [each for each in names if each != name] for name in names}
+    page_rows = 3 if kind == "Redis" else random.choice([1, 2, 3, 10, 100])
+    return Links("Redis" in kind, peers, page_rows)
 
 
 #: The processes that may be configured as writers.

@@ -15,7 +15,9 @@ from synapse_replication.handlers.observer import (
     DiscardReason,
     ReplicationObserver,
 )
+from synapse_replication.wire.commands.standard import PingCommand
 from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.extension import COUNTED_AS
 
 
 @attrs.define
@@ -24,9 +26,10 @@ class Counts:
 
     :ivar writes: attempted writes.
     :ivar starts: starts, by process.
-    :ivar subscriptions: established subscriptions, by process.
+    :ivar subscriptions: established links, by process.
     :ivar announcements: repeated announcements of all positions, by process: after lost
         publishes, and at the end of a run if the positions do not agree.
+    :ivar commands: sent commands, without pings.
     :ivar catch_ups: started catch-ups, by process; one that resumes after a page, or is
         retried, is not counted again.
     :ivar garbled: rows that were made unreadable in transit.
@@ -50,6 +53,7 @@ class Counts:
     starts: Counter[str] = attrs.Factory(Counter)
     subscriptions: Counter[str] = attrs.Factory(Counter)
     announcements: Counter[str] = attrs.Factory(Counter)
+    commands: int = 0
     catch_ups: Counter[str] = attrs.Factory(Counter)
     garbled: int = 0
     sink_failures: int = 0
@@ -72,8 +76,10 @@ class Watcher(ReplicationObserver):
     :param counts: the counters to update.
     :param trace: called with a text for most kinds of events.
     :param unexpected: called with failures that no fault explains.
-    :param cut_off: called with ``name`` when the process obtains or loses its
-        subscription, because it may have missed messages.
+    :param cut_off: called with ``name`` when the process obtains or loses a link,
+        because it may have missed messages.
+    :param reset: called with ``name``, a stream and its writer when the position of the
+        process moved back.
     """
 
     def __init__(
@@ -82,13 +88,15 @@ class Watcher(ReplicationObserver):
         counts: Counts,
         trace: Callable[[str], object],
         unexpected: Callable[[str, BaseException], object],
-        cut_off: Callable[[str], object] = lambda name: None,
+        cut_off: Callable[[str], object],
+        reset: Callable[[str, str, str], object],
     ) -> None:
         self._name = name
         self.counts = counts
         self._trace = trace
         self._unexpected = unexpected
         self._cut_off = cut_off
+        self._reset = reset
         self._reached: dict[tuple[str, str], int] = {}
         self._fetched: dict[tuple[str, str], CatchUpEvent] = {}
         #: Positions of this process that are ahead of the writer, by (stream, writer).
@@ -97,15 +105,20 @@ class Watcher(ReplicationObserver):
     @override
     def connection_made(self, connection: str) -> None:
         self._trace(f"{self._name}: {connection} is up")
-        if connection == "redis":
+        if connection != "redis_out":
             self._cut_off(self._name)
             self.counts.subscriptions[self._name] += 1
 
     @override
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
         self._trace(f"{self._name}: {connection} is lost: {why}")
-        if connection == "redis":
+        if connection != "redis_out":
             self._cut_off(self._name)
+
+    @override
+    def commands_sent(self, connection: str, command: str, count: int) -> None:
+        if command not in (PingCommand.NAME, COUNTED_AS):
+            self.counts.commands += count
 
     @override
     def stream_connected(
@@ -167,6 +180,11 @@ class Watcher(ReplicationObserver):
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
         self.counts.fallbacks += 1
+        self._trace(
+            f"{self._name} moves back from {from_token} to {to_token} of {stream_name} "
+            f"of {instance_name}"
+        )
+        self._reset(self._name, stream_name, instance_name)
 
     @contextmanager
     @override

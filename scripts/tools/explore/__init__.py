@@ -1,1 +1,0 @@
-"""Exploration of the reader's state machine in every interleaving of a small world."""
