@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from typing import Final
 
 #: Matches a command that may contain an access token, from its name to the end.
@@ -29,3 +31,9 @@ def printable(text: str) -> str:
 def without_lines(text: str) -> str:
     """Remove the part of a peer's text that may repeat a line with a secret."""
     return _SECRETIVE.sub(r"\1 (the rest is not shown)", text)
+
+
+def process_label() -> str:
+    """Return the label of this process for operators, ``machine:pid``."""
+    machine = re.sub(r"[^\w.-]", "_", socket.gethostname())
+    return f"{machine[:200]}:{os.getpid()}"

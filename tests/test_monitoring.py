@@ -25,12 +25,15 @@ COMMON = {"instance", "job", "server_name"}
 
 def exposed() -> dict[str, set[str]]:
     """Return the labels of each metric by its exposed name."""
+    suffixes: dict[MetricKind, dict[str, tuple[str, ...]]] = {
+        MetricKind.COUNTER: {"_total": ()},
+        MetricKind.GAUGE: {"": ()},
+        MetricKind.HISTOGRAM: {"_count": (), "_sum": (), "_bucket": ("le",)},
+    }
     return {
-        metric.name + "_total" * (metric.kind is MetricKind.COUNTER): {
-            *metric.labels,
-            *COMMON,
-        }
+        metric.name + suffix: {*metric.labels, *more, *COMMON}
         for metric in METRICS
+        for suffix, more in suffixes[metric.kind].items()
     }
 
 

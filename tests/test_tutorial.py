@@ -324,3 +324,18 @@ class OwnHostTests(WalkthroughTestCase):
         """The example of a test of the server passes."""
         shutil.copy(ROOT / "docs" / "examples" / "test_homeserver.py", self.folder)
         self.run_line(f"{shlex.quote(sys.executable)} -m twisted.trial test_homeserver")
+
+
+class AuctionTests(WalkthroughTestCase):
+    """Tests for the server in docs/examples/auction."""
+
+    def test_own_test(self) -> None:
+        """Its own test passes: each process is killed, and every bid arrives once."""
+        folder = ROOT / "docs" / "examples" / "auction"
+        for name in ("auction.py", "auction.sql", "test_auction.py"):
+            shutil.copy(folder / name, self.folder)
+        self.environ["PYTHONPATH"] = str(ROOT)
+        self.run_line(
+            f"AUCTION_BIDS=200 {shlex.quote(sys.executable)} -m twisted.trial "
+            "test_auction.AuctionTests.test_direct_tcp"
+        )

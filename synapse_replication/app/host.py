@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
 import secrets
-import socket
 from typing import Any
 
 import attrs
@@ -148,9 +145,3 @@ class StandaloneHost:
         """Return the JSON value of a typed row."""
         stream = self.streams.get_streams()[stream_name]
         return stream.description.codec.to_json(row)
-
-
-def process_label() -> str:
-    """Return the label of this process for operators, ``machine:pid``."""
-    machine = re.sub(r"[^\w.-]", "_", socket.gethostname())
-    return f"{machine[:200]}:{os.getpid()}"

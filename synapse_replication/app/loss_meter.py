@@ -7,15 +7,20 @@ something, that is one scan of an index per table. A committed token that no RDA
 has carried yet is *waiting*. If it is still waiting after the patience, it was never
 announced. A line that arrives later still is reported as late.
 
+A stream that any instance may write (``caches``) has no stored positions; the newest
+tokens of its writers take their place. Rows that were in flight longer than the
+interval of the checks are then not verified.
+
 The meter only knows what it observes itself: while its link is down, nothing is
-verified, and what was written meanwhile is not counted. Streams held in memory and
-``caches`` have no stored positions and are not verified; of a table that stores only
+verified, and what was written meanwhile is not counted. Streams held in memory are not
+verified; of a table that stores only
 the newest row of an object, only that row is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -25,7 +30,12 @@ from twisted.python.failure import Failure
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage import queries
-from synapse_replication.storage.committed import committed_tokens, existing_ranges
+from synapse_replication.storage.committed import (
+    committed_tokens,
+    existing_ranges,
+    newest_tokens,
+    writers_of,
+)
 from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.streams.ledger import TokenLedger
@@ -122,6 +132,8 @@ class LossMeter(ReplicationObserver):
 
     :param streams: by its name in ``stream_positions``: the stream's name on the wire,
         and the queries for its rows.
+    :param unstored: the query for the rows of each stream without stored positions, by
+        its name.
     :param links: the number of links.
     :param observer: notified of rows that were never announced, and of failures.
     :param report: called with each finding.
@@ -136,11 +148,16 @@ class LossMeter(ReplicationObserver):
         observer: ReplicationObserver,
         report: Callable[[Finding], object],
         *,
+        unstored: Mapping[str, RangeQuery] = MappingProxyType({}),
         links: int = 1,
         patience: float = PATIENCE,
     ) -> None:
         self._names = {stored: name for stored, (name, _) in streams.items()}
-        self._tables: Mapping[str, Sequence[RangeQuery]] = dict(streams.values())
+        self._unstored = unstored
+        self._tables: Mapping[str, Sequence[RangeQuery]] = {
+            **dict(streams.values()),
+            **{name: [each] for name, each in unstored.items()},
+        }
         self._has_found_tables = False
         self._database = database
         self._clock = clock
@@ -279,6 +296,10 @@ class LossMeter(ReplicationObserver):
             for stored, instance_name, id_ in txn.fetchall()
             if stored in self._names
         }
+        for name in self._unstored:
+            for each in tables[name]:
+                newest = newest_tokens(txn, each, writers_of(txn, each))
+                positions |= {(name, writer): id_ for writer, id_ in newest.items()}
         return _Read(tables, positions, committed)
 
     def _compare(self, read: _Read, gap: int) -> None:
@@ -289,7 +310,7 @@ class LossMeter(ReplicationObserver):
         for key, (tokens, upto) in read.committed.items():
             writer = self._writers[key]
             writer.tally.verified += len(tokens)
-            for token in writer.ledger.verify(tokens, upto):
+            for token in writer.ledger.verify(tokens, upto, MAX_READ):
                 if len(writer.missing) < MAX_MISSING:
                     writer.missing[token] = now
                 else:

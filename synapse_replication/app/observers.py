@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from twisted.logger import Logger
@@ -22,6 +23,7 @@ from synapse_replication.instrumentation.prometheus import (
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
 from synapse_replication.instrumentation.tracing import TracingObserver
+from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.storage.stuck_ids import StuckIdWatch
 from synapse_replication.streams.reader import Reader
 from synapse_replication.tcp.factory import outgoing_label
@@ -63,8 +65,12 @@ class ProcessObservers:
         self.spans = SpanExport(
             config.tracing, config.server_name, config.instance_name
         )
+        self._turns = ReactorTurns()
         self.metrics = PrometheusObserver(
-            ReplicationMetrics(self.registry), config.server_name, status=self.status
+            ReplicationMetrics(self.registry),
+            config.server_name,
+            status=self.status,
+            turns=self._turns,
         )
         self.observer = CompositeObserver(
             [
@@ -83,12 +89,14 @@ class ProcessObservers:
 
     def start(
         self,
+        reactor: Any,
         own_positions: Callable[[], Mapping[str, int]],
         readers: Callable[[], Mapping[tuple[str, str], Reader]],
         stuck_ids: StuckIdWatch,
     ) -> None:
-        """Begin to sample the lag, and to call hooks.
+        """Begin to sample the lag, to measure turns, and to call hooks.
 
+        :param reactor: the reactor whose turns are measured.
         :param own_positions: returns, for each stream that this process writes, the
             token up to which its rows were sent or skipped, by the stream's name.
         :param readers: returns the readers of all writers, by (stream, writer).
@@ -98,6 +106,7 @@ class ProcessObservers:
         self.status.watch_own_positions(own_positions)
         self._stuck_ids = stuck_ids
         self.status.watch_stuck_ids(stuck_ids.stuck)
+        self._turns.start(reactor)
         self._sample()
         self.hooks.start()
 
@@ -106,7 +115,9 @@ class ProcessObservers:
         self.status.sample()
         self._stuck_ids.check()
         self._stalls.update(self.status.snapshot())
+        self._stalls.report_turns(self._turns.take_stall())
 
     def stop_sampling(self) -> None:
-        """Stop sampling the lag."""
+        """Stop sampling the lag, and measuring turns."""
         self._sampling.cancel()
+        self._turns.stop()

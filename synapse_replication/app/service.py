@@ -28,7 +28,6 @@ from typing_extensions import override
 from synapse_replication.app.host import (
     PositionsOnlySink,
     StandaloneHost,
-    process_label,
 )
 from synapse_replication.app.http_limits import served_hosts
 from synapse_replication.app.http_site import make_root, make_site
@@ -80,6 +79,7 @@ from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.storage.postgres_stream import ranges_of
 from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.storage.stuck_ids import StuckIdWatch
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
@@ -88,6 +88,7 @@ from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
 )
+from synapse_replication.text import process_label
 from synapse_replication.wire.commands.users import ClearUserSyncsCommand
 
 #: The most time that each step of a stop may take, in s.
@@ -328,19 +329,31 @@ class Replication(Service):
     def _start_position_check(self, handler: ReplicationCommandHandler) -> None:
         options = self._options
         interval = options.receiving.position_check_seconds
+        me = options.instance_name
         writers = {
             (stream.positions_name or name, writer): name
             for name, stream in options.stored.items()
             for writer in options.writers[name]
-            if writer != options.instance_name
+            if writer != me
         }
-        if self._database is None or not interval or not writers:
+        unstored = {
+            name: [writer for writer in options.instances if writer != me]
+            for name in options.stored
+            if not options.writers[name]
+        }
+        if self._database is None or not interval or not (writers or unstored):
             return
         check = StoredPositionCheck(
             self._database,
             writers,
-            handler.known_position,
-            handler.stored_position,
+            {
+                name: ranges_of(stream)
+                for name, stream in options.stored.items()
+                if name in unstored or name in writers.values()
+            },
+            unstored,
+            handler,
+            lambda name: self._epochs.epoch_of(name) is not None,
             self._clock,
             self._observer,
             interval=interval,
@@ -501,6 +514,7 @@ class Replication(Service):
     ) -> None:
         written = self.host.streams.get_streams_to_replicate()
         self._observers.start(
+            self._reactor,
             lambda: {
                 stream.description.name: handler.sender.last_sent_token(stream)
                 for stream in written

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from synapse_replication.config.process import ProcessConfig, Purpose, load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.text import counted
+
+if TYPE_CHECKING:
+    from synapse_replication.config.process import ProcessConfig, Purpose
 
 #: Exit status when the command or the configuration is wrong.
 EXIT_USAGE = 2
@@ -58,6 +60,10 @@ def examples(*commands: str) -> str:
 
 def load_or_exit(paths: Sequence[str], purpose: Purpose | None) -> ProcessConfig:
     """Return the configuration, or print all problems in it and exit."""
+    # Imported here: ``exec`` loads no configuration, and its process would keep the
+    # modules in memory.
+    from synapse_replication.config.process import load_config
+
     try:
         return load_config(paths, purpose)
     except ConfigError as error:

@@ -18,7 +18,7 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 from typing_extensions import override
@@ -33,11 +33,11 @@ from synapse_replication.cli.common import (
     load_or_exit,
     log_option,
 )
-from synapse_replication.config.files import did_you_mean
-from synapse_replication.config.process import ProcessConfig, Purpose, load_config
 from synapse_replication.errors import ConfigError, ConfigProblem, ReplicationError
-from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.wire.commands.standard import COMMANDS
+
+if TYPE_CHECKING:
+    from synapse_replication.config.process import ProcessConfig, Purpose
 
 #: The commands that are imported when they are looked up: the module in
 #: ``synapse_replication.cli`` and the command's name there.
@@ -118,6 +118,8 @@ def cli() -> None:
 @log_option
 def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
     """Run a main process until SIGTERM or SIGINT. SIGHUP reloads the configuration."""
+    from synapse_replication.config.process import Purpose
+
     _run(config_paths, Purpose.MAIN, log_json)
 
 
@@ -131,6 +133,8 @@ def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
 @log_option
 def worker_command(config_paths: tuple[str, ...], log_json: bool) -> None:
     """Run a worker until SIGTERM or SIGINT. SIGHUP reloads the configuration."""
+    from synapse_replication.config.process import Purpose
+
     _run(config_paths, Purpose.WORKER, log_json)
 
 
@@ -141,6 +145,7 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
         open_notify_socket,
         watchdog_interval,
     )
+    from synapse_replication.config.process import load_config
 
     config = load_or_exit(paths, purpose)
     try:
@@ -225,6 +230,9 @@ def check_streams(names: Sequence[str], config: ProcessConfig) -> None:
     :raises click.BadParameter: if a name is neither that of a standard stream nor that
         of a declared stream.
     """
+    from synapse_replication.config.files import did_you_mean
+    from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+
     known = {*STANDARD_STREAMS, *config.writers}
     for name in names:
         if name not in known:
@@ -328,6 +336,7 @@ def follow_command(
     """Print what a running deployment replicates, without taking part in it."""
     from synapse_replication.app.run import run_service, start_logging
     from synapse_replication.cli.follow import Filters, make_follower
+    from synapse_replication.config.process import Purpose
 
     config = load_or_exit(config_paths, Purpose.FOLLOW)
     check_streams(streams, config)

@@ -32,8 +32,8 @@ from synapse_replication.instrumentation.prometheus import (
     ReplicationMetrics,
 )
 from synapse_replication.storage.database import Database
-from synapse_replication.storage.row_queries import RangeQuery, declared_query
-from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
+from synapse_replication.storage.postgres_stream import ranges_of
+from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.table import TableStream
 from synapse_replication.text import printable
@@ -58,14 +58,25 @@ def ranges_of_streams(
     for name, stream in config.stored.items():
         if names and name not in names:
             continue
-        if isinstance(stream, TableStream):
-            found[stream.positions_name or name] = name, [declared_query(stream).range]
-        elif stream.positions_name is not None:
-            found[stream.positions_name] = (
-                name,
-                [query.range for query in STANDARD_QUERIES[name]],
-            )
+        if isinstance(stream, TableStream) or stream.positions_name is not None:
+            found[stream.positions_name or name] = name, ranges_of(stream)
     return found
+
+
+def unstored_ranges(
+    config: ProcessConfig, names: Collection[str]
+) -> dict[str, RangeQuery]:
+    """Return the query for the rows of each stream without stored positions, by name.
+
+    :param names: the names of the streams to select; all if empty.
+    """
+    return {
+        name: ranges_of(stream)[0]
+        for name, stream in config.stored.items()
+        if not isinstance(stream, TableStream)
+        and stream.positions_name is None
+        and (not names or name in names)
+    }
 
 
 def print_json(out: Any) -> Callable[[Finding], None]:
@@ -167,6 +178,7 @@ def make_meter(
         clock,
         CompositeObserver([metrics, logs]),
         show,
+        unstored=unstored_ranges(config, streams),
         links=1 if config.redis is not None else len(config.tcp_connect),
         patience=patience,
     )

@@ -60,9 +60,11 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+def did_you_mean(
+    word: str, known: Iterable[str], least_likeness: float = 0.7
+) -> str | None:
     """Return the known word that a mistyped word resembles, if there is one."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=least_likeness)
     return close[0] if close else None
 
 

@@ -27,6 +27,7 @@ from synapse_replication.config.models import (
     InstanceSection,
     ListenerSection,
     RedisSection,
+    SharedFile,
 )
 from synapse_replication.errors import ConfigProblem
 
@@ -37,19 +38,33 @@ Finding = tuple[KeyPath, str, str]
 MIN_SECRET: Final = 4
 #: Keys of Synapse that this package does not read, but that resemble keys it reads.
 _OTHER_KEYS: Final = frozenset(
-    {"additional_resources", "allow_unsafe_locale", "request_id_header", "mode", "tag"}
+    {
+        "additional_resources",
+        "allow_unsafe_locale",
+        "databases",
+        "mode",
+        "request_id_header",
+        "tag",
+        "worker_replication_http_port",
+        "worker_replication_http_tls",
+    }
 )
+
+#: The least likeness of an unknown and a known top-level key. It is high, because
+#: Synapse has hundreds of top-level keys.
+_TOP_LEVEL_LIKENESS: Final = 0.8
 
 
 def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
     """Find unknown keys that resemble a known key which the same section lacks.
 
-    The sections are ``redis``, ``database``, each entry of ``instance_map``, and each
-    listener. Other unknown keys are ignored, because Synapse, or a later version of it,
-    may use them. Some keys that Synapse is known to use are ignored even if they
-    resemble a known key.
+    The sections are the top level, ``redis``, ``database``, each entry of
+    ``instance_map``, and each listener. Other unknown keys are ignored, because
+    Synapse, or a later version of it, may use them. Some keys that Synapse is known to
+    use are ignored even if they resemble a known key.
     """
     sections: list[tuple[KeyPath, Any, type[BaseModel]]] = [
+        ((), values, SharedFile),
         (("redis",), values.get("redis"), RedisSection),
         (("database",), values.get("database"), DatabaseSection),
     ]
@@ -67,11 +82,12 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
                 for index, section in enumerate(listeners)
             ]
     for path, section, model in sections:
-        if not isinstance(section, dict):
+        if not isinstance(section, Mapping):
             continue
+        likeness = 0.7 if path else _TOP_LEVEL_LIKENESS
         known = set(model.model_fields)
         for key in section:
-            meant = did_you_mean(str(key), known - set(section))
+            meant = did_you_mean(str(key), known - set(section), likeness)
             if key not in known | _OTHER_KEYS and meant is not None:
                 hint = f"did you mean {meant!r}?"
                 yield (*path, str(key)), "there is no such key", hint

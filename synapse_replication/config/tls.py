@@ -18,6 +18,10 @@ from synapse_replication.errors import ConfigProblem
 from synapse_replication.transport.tls import client_context, server_context
 
 
+def _path(name: str | Path | None) -> Path | None:
+    return None if name is None else Path(name)
+
+
 @attrs.frozen
 class TlsConfig:
     """The files for TLS, by purpose. An authority file may also be a folder.
@@ -34,12 +38,12 @@ class TlsConfig:
         if clients need no certificate.
     """
 
-    ca_file: Path | None = None
-    certificate_file: Path | None = None
-    private_key_file: Path | None = None
-    listener_certificate_file: Path | None = None
-    listener_private_key_file: Path | None = None
-    client_ca_file: Path | None = None
+    ca_file: Path | None = attrs.field(default=None, converter=_path)
+    certificate_file: Path | None = attrs.field(default=None, converter=_path)
+    private_key_file: Path | None = attrs.field(default=None, converter=_path)
+    listener_certificate_file: Path | None = attrs.field(default=None, converter=_path)
+    listener_private_key_file: Path | None = attrs.field(default=None, converter=_path)
+    client_ca_file: Path | None = attrs.field(default=None, converter=_path)
 
     def for_connecting(self, hostname: str) -> Any:
         """Return a connection creator for TLS that verifies a host's certificate.
@@ -91,12 +95,12 @@ def read_tls(
     if pair == (None, None):
         pair = (shared.tls_certificate_path, shared.tls_private_key_path)
     config = TlsConfig(
-        ca_file=_path(own.ca_file),
-        certificate_file=_path(own.certificate_file),
-        private_key_file=_path(own.private_key_file),
-        listener_certificate_file=_path(pair[0]),
-        listener_private_key_file=_path(pair[1]),
-        client_ca_file=_path(own.client_ca_file),
+        ca_file=own.ca_file,
+        certificate_file=own.certificate_file,
+        private_key_file=own.private_key_file,
+        listener_certificate_file=pair[0],
+        listener_private_key_file=pair[1],
+        client_ca_file=own.client_ca_file,
     )
     try:
         config.for_connecting("localhost")
@@ -120,7 +124,3 @@ def read_tls(
                 )
             )
     return config
-
-
-def _path(name: str | None) -> Path | None:
-    return None if name is None else Path(name)

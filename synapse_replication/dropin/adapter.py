@@ -123,6 +123,16 @@ class HostRows:
         if stream_name in self._held:
             await self._release(stream_name, instance_name)
 
+    async def on_late_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> None:
+        """Deliver rows whose token is below the writer's position.
+
+        The host invalidates its caches and wakes waiting requests as for other rows;
+        its position does not change.
+        """
+        await self._data_handler.on_rdata(stream_name, instance_name, token, rows)
+
     async def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from synapse_replication.app.host import process_label
 from synapse_replication.dropin.adapter import SynapseHost
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.settings import DropInSettings
@@ -23,6 +22,7 @@ from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.streams.backlog import Backlog
+from synapse_replication.text import process_label
 
 
 def make_extension(

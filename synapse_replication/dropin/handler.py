@@ -63,7 +63,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
     def __init__(self, hs: Any) -> None:
         self._hs = hs
         self.host = SynapseHost(hs, monitoring_of(hs).hooks)
-        epochs = PeerEpochs()
+        self._epochs = epochs = PeerEpochs()
         partial_resync = make_partial_resync(hs, self.host.clock, epochs)
         super().__init__(
             self.host,
@@ -124,7 +124,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
                 bindAddress=None,
             )
         monitoring_of(hs).start(self, self.host)
-        self._position_check = start_position_check(hs, self.host, self)
+        self._position_check = start_position_check(hs, self.host, self, self._epochs)
         if self.extension is not None:
             self.extension.start()
         factories = [outbound._factory, factory]

@@ -43,6 +43,7 @@ from synapse_replication.instrumentation.prometheus import (
 from synapse_replication.instrumentation.status.model import encode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
+from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.storage.stuck_ids import StuckIdWatch
 
 if TYPE_CHECKING:
@@ -80,7 +81,10 @@ class Monitoring:
             self.status.snapshot,
             lambda what, error: self.observer.failure(what, error),
         )
-        self.metrics = PrometheusObserver(metrics, server_name, status=self.status)
+        self._turns = ReactorTurns()
+        self.metrics = PrometheusObserver(
+            metrics, server_name, status=self.status, turns=self._turns
+        )
         observers = [self.status, self.hooks, LoggingObserver(logger), self.metrics]
         self._spans: SpanExport | None = None
         if endpoint := DropInSettings.from_environ(os.environ).tracing_endpoint:
@@ -116,6 +120,7 @@ class Monitoring:
         self._stuck_ids = StuckIdWatch(host.streams.get_generators, self._clock)
         self.status.watch_stuck_ids(self._stuck_ids.stuck)
         self.hooks.start()
+        self._turns.start(self._reactor)
         self._sample()
         self._start_systemd()
 
@@ -133,6 +138,7 @@ class Monitoring:
         self.hooks.stop()
         if self._sampling is not None and self._sampling.active():
             self._sampling.cancel()
+        self._turns.stop()
         if self._systemd is not None and self._notify is not None:
             self._systemd.stopping()
             self._notify.close()
@@ -144,6 +150,7 @@ class Monitoring:
         self.status.sample()
         self._stuck_ids.check()
         self._stalls.update(self.status.snapshot())
+        self._stalls.report_turns(self._turns.take_stall())
 
     def _start_systemd(self) -> None:
         try:

@@ -26,6 +26,7 @@ from synapse_replication.handlers.interfaces import (
     Clock,
     DelayedCall,
     EpochSink,
+    LateRowSink,
     RowSink,
 )
 from synapse_replication.handlers.stream_tokens import StreamTokenWatch, find_stream
@@ -87,6 +88,8 @@ class ReplicationDataHandler:
     ) -> None:
         self._streams = streams
         self._sink = sink
+        if isinstance(sink, LateRowSink):
+            self.on_late_rdata = sink.on_late_rdata
         self._clock = clock
         self._largest_token = largest_token
         self._waiters: dict[tuple[str, str], list[_Waiter]] = {}

@@ -256,7 +256,13 @@ class ReplicationCommandHandler:
         if link is None:
             # The connection was lost after these items had been read from it.
             return
+        is_answered = False
         for item in items:
+            if type(item) is ReplicateCommand:
+                # One answer is enough: it is sent after all of them have arrived.
+                if is_answered:
+                    continue
+                is_answered = True
             self._item_handlers.get(type(item), self._handle_command)(link, item)
 
     def _handle_rows(self, link: Link, run: RdataRun) -> None:
@@ -384,6 +390,23 @@ class ReplicationCommandHandler:
     def known_position(self, stream_name: str, instance_name: str) -> int:
         """Return the token up to which rows were delivered or are being fetched."""
         return self._receivers[stream_name].known_position(instance_name)
+
+    def range_to_verify(
+        self, stream_name: str, instance_name: str, stored: int, *, is_wanted: bool
+    ) -> tuple[int, int] | None:
+        """Return the range of delivered tokens to compare with the database.
+
+        See :class:`~synapse_replication.handlers.receiving.receiver.StreamReceiver`.
+        """
+        return self._receivers[stream_name].range_to_verify(
+            instance_name, stored, is_wanted=is_wanted
+        )
+
+    def verify(
+        self, stream_name: str, instance_name: str, committed: Sequence[int], upto: int
+    ) -> None:
+        """Compare delivered tokens with committed ones; deliver missing rows late."""
+        self._receivers[stream_name].verify(instance_name, committed, upto)
 
     def stored_position(self, stream_name: str, instance_name: str, token: int) -> None:
         """Fetch rows up to a stored position that its writer has not announced.

@@ -176,6 +176,22 @@ class EpochSink(Protocol):
         ...
 
 
+@runtime_checkable
+class LateRowSink(Protocol):
+    """Additional interface of a row sink that accepts rows which are late.
+
+    A writer without this package may commit a row and never announce it. If such a row
+    is found below rows that were delivered, it is passed to this method. A sink without
+    it never receives the row; the observer is notified in any case.
+    """
+
+    def on_late_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> Awaitable[None] | None:
+        """Handle rows whose token is below the writer's position."""
+        ...
+
+
 @attrs.frozen
 class SyncingUser:
     """A user who is syncing with this process.

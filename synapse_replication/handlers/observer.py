@@ -305,6 +305,14 @@ class ReplicationObserver:
     ) -> None:
         """Record committed rows that their writer did not announce."""
 
+    def late_rows_delivered(
+        self, stream_name: str, instance_name: str, tokens: Sequence[int]
+    ) -> None:
+        """Record that rows were delivered after rows with greater tokens.
+
+        :meth:`rows_unannounced` has reported their tokens.
+        """
+
     def heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
         """Record a hello, a heartbeat or a goodbye of a peer."""
 

@@ -17,7 +17,7 @@ docs/plugging-in.rst has examples.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeVar
 
@@ -121,6 +121,15 @@ class Resynced:
 
 
 @attrs.frozen
+class LateRows:
+    """Rows that their writer did not announce were delivered after later ones."""
+
+    stream_name: str
+    instance_name: str
+    tokens: tuple[int, ...]
+
+
+@attrs.frozen
 class WriterRoleChanged:
     """A known instance started or stopped writing a stream."""
 
@@ -190,6 +199,7 @@ HookEvent: TypeAlias = (
     | CatchUpProgress
     | Stalled
     | Resynced
+    | LateRows
     | WriterRoleChanged
     | StreamReset
     | PositionPersisted
@@ -352,6 +362,12 @@ class ReplicationHooks(ReplicationObserver):
     @override
     def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
         self._enqueue(Resynced(stream_name, instance_name, kind))
+
+    @override
+    def late_rows_delivered(
+        self, stream_name: str, instance_name: str, tokens: Sequence[int]
+    ) -> None:
+        self._enqueue(LateRows(stream_name, instance_name, tuple(tokens)))
 
     @override
     def stream_reset(

@@ -339,6 +339,21 @@ class LoggingObserver(ReplicationObserver):
         )
 
     @override
+    def late_rows_delivered(
+        self, stream_name: str, instance_name: str, tokens: Sequence[int]
+    ) -> None:
+        self._log_limited(
+            self._logger.warn,
+            ("late_rows", stream_name, instance_name),
+            "Delivered {count} tokens of {stream} of {writer} late, after greater "
+            "ones; the first of them is {token}",
+            stream=stream_name,
+            writer=instance_name,
+            count=len(tokens),
+            token=tokens[0],
+        )
+
+    @override
     def epoch_changed(self, instance_name: str) -> None:
         self._log_limited(
             self._logger.info,

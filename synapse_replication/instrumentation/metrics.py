@@ -278,6 +278,12 @@ UNANNOUNCED_ROWS = _counter(
     "instance_name",
     help_text="Committed tokens that their writer did not announce.",
 )
+LATE_ROWS = _counter(
+    "synapse_replication_late_rows",
+    "stream_name",
+    "instance_name",
+    help_text="Tokens that were not announced and were delivered after greater ones.",
+)
 EPOCH_CHANGES = _counter(
     "synapse_replication_epoch_changes",
     "instance_name",
@@ -313,6 +319,12 @@ FAILURES = _counter(
 )
 
 #: All definitions, in the order of the reference documentation.
+REACTOR_TURNS = _histogram(
+    "synapse_replication_reactor_turn_seconds",
+    help_text="Duration in seconds of each turn of the reactor, during which nothing "
+    "else is handled; absent if the reactor cannot be measured.",
+)
+
 METRICS: tuple[MetricDefinition, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, MetricDefinition)
 )

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
@@ -45,6 +45,7 @@ from synapse_replication.instrumentation.metrics import (
 )
 from synapse_replication.instrumentation.status.model import Condition
 from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.streams.backlog import StreamBacklog
 from synapse_replication.wire.connection import CloseReason
 
@@ -75,6 +76,7 @@ _SCRAPED = {definition for definition, _ in _BUFFERS} | {
     metrics.BACKLOG_BYTES,
     metrics.COMMAND_QUEUE,
     metrics.POSITION,
+    metrics.REACTOR_TURNS,
 }
 
 _COUNTED_COMMANDS = {
@@ -127,12 +129,19 @@ class ReplicationMetrics(Collector):
                 labels=(*definition.labels, SERVER_NAME_LABEL),
             )
             for definition in METRICS
-            if definition in _SCRAPED
+            if definition in _SCRAPED and definition.kind is MetricKind.GAUGE
         }
+        turns = HistogramMetricFamily(
+            metrics.REACTOR_TURNS.name,
+            metrics.REACTOR_TURNS.documentation,
+            labels=(SERVER_NAME_LABEL,),
+        )
         for observer, server_name in self._scraped.items():
+            if observer.turns is not None:
+                turns.add_metric((server_name,), *observer.turns.buckets())
             for (definition, *values), value in observer.read_gauges().items():
                 families[definition].add_metric((*values, server_name), value)
-        return families.values()
+        return (*families.values(), turns)
 
 
 def _make(definition: MetricDefinition, registry: CollectorRegistry) -> Any:
@@ -181,6 +190,7 @@ class PrometheusObserver(ReplicationObserver):
     :param monotonic: returns a monotonic time in s.
     :param status: the source of the metrics of lag and of stalls; it must receive the
         same events as this observer. ``None`` to omit these metrics.
+    :param turns: measures the reactor's turns; ``None`` to omit the metric.
     """
 
     def __init__(
@@ -190,8 +200,10 @@ class PrometheusObserver(ReplicationObserver):
         monotonic: Callable[[], float] = time.monotonic,
         *,
         status: StatusObserver | None = None,
+        turns: ReactorTurns | None = None,
     ) -> None:
         self._monotonic = monotonic
+        self.turns = turns
         self._metrics = {
             definition: replication_metrics.children(definition, server_name)
             for definition in METRICS
@@ -405,6 +417,12 @@ class PrometheusObserver(ReplicationObserver):
         self._count(
             metrics.UNANNOUNCED_ROWS, stream_name, instance_name, count=len(tokens)
         )
+
+    @override
+    def late_rows_delivered(
+        self, stream_name: str, instance_name: str, tokens: Sequence[int]
+    ) -> None:
+        self._count(metrics.LATE_ROWS, stream_name, instance_name, count=len(tokens))
 
     @override
     def epoch_changed(self, instance_name: str) -> None:

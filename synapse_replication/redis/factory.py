@@ -76,6 +76,7 @@ class RedisLink:
         self.factory.links.add(self)
         self._reader = self.factory.reader_factory()
         self._read_size = ReadSize()
+        #: The bytes received since the chunk in which the last reply ended, inclusive.
         self._unfinished = 0
         self._why = ""
         self._close_reason = CloseReason.LOST
@@ -121,12 +122,12 @@ class RedisLink:
         self._read_size.received(self.transport, len(data))
         try:
             self._reader.feed(data)
+            self._unfinished += len(data)
             if self.read_replies():
-                self._unfinished = 0
+                self._unfinished = len(data)
         except txredisapi.InvalidData as error:
             self.abort(f"the server does not speak the Redis protocol: {error}")
             return
-        self._unfinished += len(data)
         if self._unfinished > MAX_REPLY_LENGTH:
             self.abort(f"a reply is longer than {MAX_REPLY_LENGTH} bytes")
 

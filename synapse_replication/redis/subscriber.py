@@ -20,7 +20,7 @@ import txredisapi
 from twisted.python.failure import Failure
 from typing_extensions import override
 
-from synapse_replication.errors import LineTooLongError
+from synapse_replication.errors import ExtensionMessageError, LineTooLongError
 from synapse_replication.handlers.extension.extension import ExtensionHandler
 from synapse_replication.handlers.interfaces import (
     ConnectionHandler,
@@ -40,9 +40,10 @@ from synapse_replication.wire.rdata import (
     ReceivedItem,
     RefusedLine,
     read_lines,
+    refuse_long_line,
 )
 
-#: The longest line to publish, in bytes. Redis itself allows 512 MiB.
+#: The longest line to publish or to accept, in bytes. Redis itself allows 512 MiB.
 MAX_LINE_LENGTH = 1024 * 1024
 #: The channel suffixes of the commands that have a channel of their own, by command.
 _OWN_CHANNEL = {"USER_IP": "/USER_IP"}
@@ -101,9 +102,14 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         if reply is False:
             return False
         lines: list[bytes] = []
+        may_be_long = self._unfinished > MAX_LINE_LENGTH
         while reply is not False:
             if type(reply) is list and len(reply) == 3 and reply[0] == b"message":
-                if reply[1] == self._extension_channel:
+                if may_be_long and _is_too_long(reply[2]):
+                    self._deliver(lines)
+                    lines = []
+                    self._refuse(reply[2], reply[1] == self._extension_channel)
+                elif reply[1] == self._extension_channel:
                     self._deliver(lines)
                     lines = []
                     self._deliver_extension(reply[2])
@@ -125,6 +131,20 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             except (AttributeError, TypeError):
                 self._check_bytes(lines)
                 raise
+            self._count(items)
+            self.factory.command_handler.received(self, items)
+
+    def _refuse(self, message: bytes, is_extension: bool) -> None:
+        """Refuse a message that no peer of this package would send, undecoded.
+
+        Decoding one of 15 MiB would block the process for seconds. A row in it is
+        fetched.
+        """
+        if is_extension:
+            error = ExtensionMessageError(f"it has {len(message)} bytes")
+            self.factory.observer.line_refused(self.name, error)
+        elif self.established:
+            items = [refuse_long_line(message, MAX_LINE_LENGTH)]
             self._count(items)
             self.factory.command_handler.received(self, items)
 
@@ -266,6 +286,10 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
         The observer has already been notified of the error.
         """
+
+
+def _is_too_long(message: object) -> bool:
+    return type(message) is bytes and len(message) > MAX_LINE_LENGTH
 
 
 class SubscriberFactory(SynapseRedisFactory):

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from synapse_replication.storage import queries
+from synapse_replication.storage.id_streams import Lookup, find_lookups
 from synapse_replication.storage.row_queries import RangeQuery, id_expressions
+from synapse_replication.streams.table import IdColumn
 
 
 def committed_tokens(
@@ -52,6 +54,28 @@ def committed_tokens(
             upto = tokens[-1] - 1
         found.update(tokens)
     return sorted(each for each in found if each <= upto), upto
+
+
+def newest_tokens(txn: Any, each: RangeQuery, writers: Sequence[str]) -> dict[str, int]:
+    """Return the newest token of each writer in a stream without stored positions.
+
+    Lower ids of a writer may still be in flight.
+    """
+    column = IdColumn(each.table, each.id_column, each.writer_column)
+    txn.execute(
+        queries.greatest_ids_of_writers(column, each.negative),
+        {"writers": list(writers)},
+    )
+    return {writer: abs(id_) for writer, id_ in txn.fetchall() if id_ is not None}
+
+
+def writers_of(txn: Any, each: RangeQuery) -> list[str]:
+    """Return the names of the writers that have rows, by a few index searches."""
+    column = IdColumn(each.table, each.id_column, each.writer_column)
+    if Lookup.BY_WRITER not in find_lookups(txn, column):
+        return []
+    txn.execute(queries.writers_of_table(column))
+    return [name for (name,) in txn.fetchall()]
 
 
 def existing_ranges(txn: Any, ranges: Sequence[RangeQuery]) -> list[RangeQuery]:

@@ -7,6 +7,14 @@ table: one query for all streams, every few seconds. A stored position that is a
 the reader for longer than a grace time was not announced; the rows up to it are
 fetched. While all is well, nothing else is queried.
 
+A row can also be lost below a later row, which leaves no trace in positions. For a
+writer without the extension, the delivered tokens up to its stored position are
+therefore compared with the committed ones, with one scan of an index per table. Rows
+that are missing are delivered late. While a writer writes nothing, nothing is scanned.
+
+A stream that any instance may write (``caches``) has no stored positions; the newest
+tokens of its writers in the table take their place.
+
 A stored position carries less weight than an announced one: it never rewinds a reader,
 and a position that is implausibly far ahead is verified like any other claim.
 """
@@ -14,15 +22,23 @@ and a position that is implausibly far ahead is verified like any other claim.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+import attrs
 from twisted.python.failure import Failure
 
+from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage import queries
+from synapse_replication.storage.committed import (
+    committed_tokens,
+    existing_ranges,
+    newest_tokens,
+)
 from synapse_replication.storage.database import TransactionRunner
+from synapse_replication.storage.row_queries import RangeQuery
 
 #: How long a stored position must be ahead before its rows are fetched, in s.
 GRACE: Final = 2.0
@@ -33,6 +49,12 @@ JITTER: Final = 0.2
 
 #: ``(stream, writer) -> token``; streams have their names on the wire.
 Tokens: TypeAlias = dict[tuple[str, str], int]
+
+#: ``(stream, writer) -> (committed tokens, the token up to which they are complete)``.
+Committed: TypeAlias = dict[tuple[str, str], tuple[list[int], int]]
+
+#: The most tokens of a writer that one read compares, for each table.
+MAX_READ: Final = 10_000
 
 
 def read_tokens(txn: Any, writers: Mapping[tuple[str, str], str]) -> Tokens:
@@ -50,15 +72,25 @@ def read_tokens(txn: Any, writers: Mapping[tuple[str, str], str]) -> Tokens:
     }
 
 
+@attrs.frozen
+class _Found:
+    """What one read found; ``tables`` are the queries whose tables exist."""
+
+    tables: Mapping[str, Sequence[RangeQuery]]
+    tokens: Tokens
+    committed: Committed
+
+
 class StoredPositionCheck:
     """Reads ``stream_positions`` periodically, and reports positions that are ahead.
 
     Use it in the reactor's thread.
 
     :param writers: see :func:`read_tokens`.
-    :param known: ``(stream, writer)``; returns the token up to which the writer's rows
-        were delivered here or are being fetched.
-    :param report: ``(stream, writer, token)``; called with a position that is ahead.
+    :param tables: the queries for the rows of each stream, by its name on the wire.
+    :param unstored: the writers of each stream without stored positions, by its name.
+    :param handler: knows what arrived, and fetches or delivers what did not.
+    :param speaks_extension: returns whether a writer speaks the extension.
     :param interval: the mean time between two reads, in s.
     :param uniform: returns a random number between its arguments.
     """
@@ -67,8 +99,10 @@ class StoredPositionCheck:
         self,
         database: TransactionRunner,
         writers: Mapping[tuple[str, str], str],
-        known: Callable[[str, str], int],
-        report: Callable[[str, str, int], None],
+        tables: Mapping[str, Sequence[RangeQuery]],
+        unstored: Mapping[str, Sequence[str]],
+        handler: ReplicationCommandHandler,
+        speaks_extension: Callable[[str], bool],
         clock: Clock,
         observer: ReplicationObserver,
         *,
@@ -77,8 +111,20 @@ class StoredPositionCheck:
     ) -> None:
         self._database = database
         self._writers = writers
-        self._known = known
-        self._report = report
+        self._tables: Mapping[str, Sequence[RangeQuery]] = {
+            name: ranges
+            for name, ranges in tables.items()
+            # Otherwise, the rows of several writers cannot be told apart.
+            if name in unstored
+            or all(each.writer_column for each in ranges)
+            or sum(of == name for of in writers.values()) == 1
+        }
+        self._unstored = unstored
+        self._handler = handler
+        self._speaks_extension = speaks_extension
+        self._has_found_tables = False
+        #: The result of the last read.
+        self._stored: Tokens = {}
         self._clock = clock
         self._observer = observer
         self._interval = interval
@@ -104,15 +150,53 @@ class StoredPositionCheck:
             self._timer = self._clock.call_later(self._interval * factor, self._read)
 
     def _read(self) -> None:
+        ranges = self._ranges_to_verify()
         self._database.transact(
             "read_stored_positions",
-            lambda txn: read_tokens(txn, self._writers),
+            lambda txn: self._query(txn, ranges),
             autocommit=True,
         ).addCallbacks(self._compare, self._failed)
 
-    def _compare(self, tokens: Tokens) -> None:
+    def _query(
+        self, txn: Any, ranges: Mapping[tuple[str, str], tuple[int, int]]
+    ) -> _Found:
+        tables = self._tables
+        if not self._has_found_tables:
+            # A stream may lack some of its tables.
+            tables = {name: existing_ranges(txn, each) for name, each in tables.items()}
+        tokens = read_tokens(txn, self._writers)
+        for name, writers in self._unstored.items():
+            for each in tables[name]:
+                newest = newest_tokens(txn, each, writers)
+                tokens |= {(name, writer): id_ for writer, id_ in newest.items()}
+        committed = {
+            (name, writer): committed_tokens(
+                txn, tables[name], writer, after, upto, MAX_READ
+            )
+            for (name, writer), (after, upto) in ranges.items()
+        }
+        return _Found(tables, tokens, committed)
+
+    def _ranges_to_verify(self) -> dict[tuple[str, str], tuple[int, int]]:
+        found = {}
+        for (stream_name, instance_name), stored in self._stored.items():
+            if stream_name in self._tables:
+                is_wanted = not self._speaks_extension(instance_name)
+                range_ = self._handler.range_to_verify(
+                    stream_name, instance_name, stored, is_wanted=is_wanted
+                )
+                if range_ is not None:
+                    found[stream_name, instance_name] = range_
+        return found
+
+    def _compare(self, found: _Found) -> None:
         self._has_failed = False
-        ahead = self._still_ahead(tokens)
+        self._tables, self._has_found_tables = found.tables, True
+        self._stored = found.tokens
+        if self._is_running:
+            for key, (complete, upto) in found.committed.items():
+                self._handler.verify(*key, complete, upto)
+        ahead = self._still_ahead(found.tokens)
         if ahead and self._is_running:
             self._timer = self._clock.call_later(GRACE, self._report_ahead, ahead)
         else:
@@ -121,11 +205,13 @@ class StoredPositionCheck:
     def _report_ahead(self, tokens: Tokens) -> None:
         self._schedule()
         for (stream_name, instance_name), token in self._still_ahead(tokens).items():
-            self._report(stream_name, instance_name, token)
+            self._handler.stored_position(stream_name, instance_name, token)
 
     def _still_ahead(self, tokens: Tokens) -> Tokens:
         return {
-            key: token for key, token in tokens.items() if token > self._known(*key)
+            key: token
+            for key, token in tokens.items()
+            if token > self._handler.known_position(*key)
         }
 
     def _failed(self, failure: Failure) -> None:

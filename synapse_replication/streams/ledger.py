@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 #: The most tokens that a ledger stores. Beyond it, ranges are not verified.
@@ -20,30 +20,36 @@ class TokenLedger:
     def __init__(self, verified: int) -> None:
         self.verified = verified
         self.unverified = 0
-        self._arrived: set[int] = set()
-        self._is_overfull = False
+        #: The tokens as they arrived. To add many costs no more than to add one.
+        self._arrived: list[Iterable[int]] = []
+        self._count = 0
 
-    def add(self, tokens: Iterable[int]) -> None:
+    def add(self, tokens: Sequence[int]) -> None:
         """Record tokens that arrived."""
-        if len(self._arrived) < MAX_TOKENS:
-            self._arrived.update(tokens)
-        else:
-            self._is_overfull = True
+        self._count += len(tokens)
+        if self._count <= MAX_TOKENS:
+            self._arrived.append(tokens)
 
-    def verify(self, committed: Iterable[int], upto: int) -> list[int]:
+    def verify(self, committed: Sequence[int], upto: int, limit: int) -> list[int]:
         """Return the committed tokens that did not arrive, and forget the range.
 
-        :param committed: all committed tokens in ``(verified, upto]``.
+        :param committed: all committed tokens in ``(verified, upto]``, in order.
+        :param limit: the most tokens to return. Those above the last of them remain to
+            be verified.
         """
-        missing = [token for token in committed if token not in self._arrived]
-        if self._is_overfull:
+        arrived = set().union(*self._arrived)
+        missing = [token for token in committed if token not in arrived]
+        if self._count > MAX_TOKENS:
             self.unverified += len(missing)
             missing = []
+        if len(missing) > limit:
+            upto = missing[limit - 1]
         self.skip_to(upto)
-        return missing
+        return missing[:limit]
 
     def skip_to(self, token: int) -> None:
         """Verify nothing up to ``token``."""
         self.verified = max(self.verified, token)
-        self._arrived = {each for each in self._arrived if each > self.verified}
-        self._is_overfull = self._is_overfull and len(self._arrived) >= MAX_TOKENS
+        arrived = set().union(*self._arrived)
+        remaining = {each for each in arrived if each > self.verified}
+        self._arrived, self._count = [remaining], len(remaining)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import TypeVar
@@ -35,6 +36,11 @@ class Page:
     values: list[JsonValue]
     upto_token: int
     is_encoded: bool = False
+
+    def cut(self, upto_token: int) -> Page:
+        """Return the part of the page up to a token."""
+        end = bisect_right(self.tokens, upto_token)
+        return Page(self.tokens[:end], self.values[:end], upto_token, self.is_encoded)
 
     def batches(self) -> Iterator[tuple[int, list[JsonValue]]]:
         """Iterate over pairs of a token and its rows."""

@@ -56,6 +56,8 @@ CHECK_INTERVAL: Final = 1.0
 #: long; and it must not delay a reader for longer than the interval, either.
 BURST: Final = 20
 INTERVAL: Final = 0.1
+#: The number of tokens that are stored to check a page for them.
+MAX_EXPECTED: Final = 1000
 
 
 class State(enum.Enum):
@@ -144,6 +146,7 @@ class LinkState:
     :ivar is_lossy: whether rows of the next batch, or rows before it, were lost.
     :ivar is_from_start: whether all rows delivered so far may have arrived on this
         link, from the writer's process that it has now.
+    :ivar epoch: the epoch of the writer that was stated last on the link.
     """
 
     heard: int
@@ -151,6 +154,7 @@ class LinkState:
     pending: list[bytes] = attrs.field(factory=list)
     is_lossy: bool = False
     is_from_start: bool = False
+    epoch: str | None = None
 
 
 @attrs.define
@@ -280,14 +284,19 @@ class Work:
     @property
     def goal(self) -> int:
         """The token up to which the next page is requested."""
-        if self.doubt is None or max(self.cursor, self.empty_upto) < self.target:
+        if self.doubt is None or self.reached < self.target:
             return self.target
         return self.doubt
 
     @property
     def is_fetched(self) -> bool:
         """Whether nothing remains to be fetched."""
-        return max(self.cursor, self.empty_upto) >= self.goal
+        return self.reached >= self.goal
+
+    @property
+    def reached(self) -> int:
+        """The token up to which nothing remains to be fetched."""
+        return max(self.cursor, self.empty_upto)
 
 
 @attrs.frozen
@@ -353,8 +362,8 @@ class Reader:
     :ivar work: the catch-up; ``None`` if nothing is missing.
     :ivar request: the page that was requested last, unless it is not wanted any more.
     :ivar page: the page that is being delivered.
-    :ivar expected: the greatest token of the rows that arrived since the page was
-        requested, and that it should contain.
+    :ivar expected: the tokens of rows that arrived since the page was requested, and
+        that it should contain; the lowest :data:`MAX_EXPECTED` of them, in order.
     """
 
     policy: ReaderPolicy
@@ -366,9 +375,12 @@ class Reader:
     work: Work | None = None
     request: Fetch | None = None
     page: Page | None = None
-    expected: int | None = None
+    expected: list[int] = attrs.field(factory=list)
+    _page_cursor: int = 0
     _reports: list[Action] = attrs.field(factory=list)
     _due: float = 0.0
+    # When the catch-up may begin, if it was delayed.
+    _start: float | None = None
 
     # -- the scoreboard ---------------------------------------------------------------
 
@@ -388,6 +400,10 @@ class Reader:
     def _is_announced(self) -> bool:
         links = list(self.links.values())  # another thread may change the dict
         return any(s.phase is not Phase.WAITING for s in links)
+
+    @property
+    def _from_start(self) -> list[LinkState]:
+        return [state for state in self.links.values() if state.is_from_start]
 
     @property
     def floor(self) -> int:
@@ -416,28 +432,44 @@ class Reader:
             and state.phase is Phase.COMPLETE
             and not state.pending
             and not state.is_lossy
+            and self._is_of_epoch(state)
         )
+
+    def _is_of_epoch(self, state: LinkState) -> bool:
+        """Return whether what a link carries is of the epoch of the delivered rows.
+
+        Until that is certain, rows are fetched: a page says of which epoch it is.
+        """
+        return self.epoch is None or state.epoch == self.epoch
 
     def follows(self, link: Hashable, token: int) -> bool:
         """Return whether a link that announces ``token`` would change nothing."""
         return token == self.position == self.floor and self.is_live_on(link)
 
+    def follows_epoch(self, link: Hashable, epoch: str) -> bool:
+        """Return whether a link that states an epoch would change nothing."""
+        state = self.links.get(link)
+        return self.epoch == epoch and state is not None and state.epoch == epoch
+
     # -- links ------------------------------------------------------------------------
 
     @_on(Event.LINK_UP)
     def link_up(self, link: Hashable) -> None:
-        """Add a link. What the writer sends on it is not older than the position.
+        """Add a link. What the writer sends on it is not older than what it said.
 
-        The exception is a position that another link carries: the writer may have sent
-        its first POSITION before the rows that arrived on that link.
+        The exception is what another link carries: the writer may have sent its first
+        POSITION on this link before the rows that arrived on that link.
         """
         if not self.links:
             self._resume()
+        work = self.work
+        claimed = 0 if work is None else max(work.target, work.doubt or 0)
+        said = max(self.position, claimed)
         is_carried = any(
-            state.phase is not Phase.WAITING and state.heard >= self.position
+            state.phase is not Phase.WAITING and state.heard >= said
             for state in self.links.values()
         )
-        self.links[link] = LinkState(0 if is_carried else self.position)
+        self.links[link] = LinkState(0 if is_carried else said)
 
     @_on(Event.LINK_LOST)
     def link_lost(self, link: Hashable) -> None:
@@ -475,13 +507,12 @@ class Reader:
         """
         state, work = self.links[link], self.work
         is_plausible = self.is_plausible(token)
-        if is_plausible:
-            state.heard = max(state.heard, token)
+        state.heard = max(state.heard, token)
         is_late = token <= self.reached
         if is_late and not self.policy.idempotent:
             # Late rows do not reset a resettable stream: only a POSITION, a report or a
             # new epoch does.
-            if token <= self.floor or self.policy.resettable:
+            if token <= self.floor:
                 return Verdict.OLD
             if work is None or token <= work.cursor:
                 self._go_back_to(self.floor)
@@ -495,7 +526,7 @@ class Reader:
             return Verdict.FETCH
         if is_late:
             return Verdict.DELIVER
-        if work is not None or not is_plausible:
+        if work is not None or not is_plausible or not self._is_of_epoch(state):
             self._miss(self.position if work is None else work.cursor, token)
             # A false token may have ended its batch too early.
             state.is_lossy = not is_plausible and size > 1
@@ -571,10 +602,8 @@ class Reader:
             state.is_from_start = position == 0 and self.epoch is None
         contradicts = new < state.heard
         is_plausible = self.is_plausible(new)
-        if is_plausible:
-            state.heard = max(state.heard, new)
-        highest = self.reached if work is None else max(self.reached, work.target)
-        if new < highest and self.policy.resettable and contradicts:
+        state.heard = max(state.heard, new)
+        if self.policy.resettable and contradicts:
             return self._reset(link, new)
         if work is not None:
             self._claim(new)
@@ -609,8 +638,7 @@ class Reader:
             self._compare(link, token, token, now)
             return Finding.EXPECTED
         contradicts = token < state.heard
-        if self.is_plausible(token):
-            state.heard = max(state.heard, token)
+        state.heard = max(state.heard, token)
         if self.work is not None:
             self._claim(token)
             return Finding.EXPECTED
@@ -640,26 +668,42 @@ class Reader:
         """Handle the epoch of a writer that holds its rows in memory.
 
         The delivered rows are obsolete if they belong to another epoch. If their epoch
-        is not known, they belong to this one only if they arrived on this link, and the
-        writer has not connected since.
+        is not known, they belong to this one only if they arrived on links on which it
+        is stated, and the writer has not connected since.
 
         :param token: the writer's position.
         :param has_restarted: whether this may be the first message of a process.
         """
         state, work = self.links[link], self.work
+        stated, state.epoch = state.epoch, epoch
+        state.is_from_start &= not has_restarted
+        if has_restarted or stated not in (None, epoch):
+            # What was heard before was said by another process.
+            state.heard = token
         if epoch in (self.epoch, None if work is None else work.epoch):
             return Finding.NOTHING
-        if has_restarted:
-            state.is_from_start = False
-        is_same = state.is_from_start and self.epoch is None and token >= self.position
-        if self.position > 0 and not is_same:
-            self._reset(link, token)
-            assert self.work is not None
-            self.work.epoch = epoch
-            return Finding.RESET
+        state.heard = max(state.heard, token)
+        is_same = False
+        if self.position > 0:
+            from_start = self._from_start
+            if self.epoch is None and from_start:
+                if any(s.epoch is None for s in from_start):
+                    # It will be stated there, too.
+                    return Finding.NOTHING
+                is_same = all(s.epoch == epoch for s in from_start)
+                if is_same and all(s.heard < self.position for s in from_start):
+                    # It will be stated again when they have caught up.
+                    return Finding.NOTHING
+            if not is_same:
+                self._reset(link, token)
+                assert self.work is not None
+                self.work.epoch = epoch
+                return Finding.RESET
         if not is_same:
             for other in self.links:
                 self.drop_unfinished(other)
+            # What was requested may be of another epoch.
+            self.page = self.request = None
         self._begin().epoch = epoch
         return Finding.EXPECTED
 
@@ -699,25 +743,51 @@ class Reader:
         if result.last_token is not None and result.last_token < upto:
             self._refute(result.last_token)
             upto = min(upto, work.goal)
-            if upto <= work.cursor:
+            if work.rewind_to is not None or upto <= work.cursor:
                 return None
         page = check_page(result, work.cursor, upto, allow_encoded=True)
-        if self.expected is not None and self.expected <= page.upto_token:
-            index = bisect_left(page.tokens, self.expected)
-            if page.tokens[index : index + 1] != [self.expected]:
-                # The bound of the request was false: the row was committed after the
-                # request was answered.
-                work.pace = Pace.NEW
-                return None
+        complete_upto = self._complete_upto(page)
+        if complete_upto <= work.cursor:
+            work.pace = Pace.NEW
+            return None
+        if complete_upto < page.upto_token:
+            page = page.cut(complete_upto)
+        elif result.last_token is None and page.upto_token < fetch.upto_token:
+            # More pages follow.
+            self._page_cursor = page.upto_token
+            self.page = page
+            return page
+        # The bound may be false. Later claims have the tokens above the last row
+        # fetched again.
+        self._page_cursor = page.tokens[-1] if page.tokens else work.cursor
         self.page = page
         return page
 
+    def _complete_upto(self, page: Page) -> int:
+        """Return the token up to which a page has all rows.
+
+        The bound of its request may have been false. Rows that arrived since then may
+        have been committed after the source answered.
+        """
+        for token in self.expected:
+            if token > page.upto_token:
+                return page.upto_token
+            index = bisect_left(page.tokens, token)
+            if page.tokens[index : index + 1] != [token]:
+                return token - 1
+        if len(self.expected) == MAX_EXPECTED:
+            return min(page.upto_token, self.expected[-1])
+        return page.upto_token
+
     def delivered(self, token: int) -> None:
-        """Record that the rows of a page up to ``token`` were delivered."""
+        """Record that the rows of a page up to ``token`` were delivered.
+
+        The page may not be wanted any more.
+        """
         work = self.work
-        assert work is not None
-        work.cursor = token
-        work.attempts = 0
+        if work is not None and work.rewind_to is None:
+            work.cursor = max(work.cursor, token)
+            work.attempts = 0
         if self.empty is not None:
             self.empty.start = max(self.empty.start, token)
             self.empty.middle = max(self.empty.middle, token)
@@ -728,7 +798,8 @@ class Reader:
         work, page = self.work, self.page
         assert work is not None
         assert page is not None
-        work.cursor = page.upto_token
+        work.cursor = max(work.cursor, self._page_cursor)
+        work.empty_upto = max(work.empty_upto, page.upto_token)
         work.attempts = 0
         self.page = None
 
@@ -764,7 +835,12 @@ class Reader:
         self.position = max(self.position, target)
         work = self.work
         assert work is not None
-        if work.is_fetched and work.target <= target and work.rewind_to is None:
+        if (
+            work.is_fetched
+            and work.target <= target
+            and work.rewind_to is None
+            and work.epoch is None
+        ):
             self._finish()
 
     @_on(Event.FAILED)
@@ -811,12 +887,10 @@ class Reader:
                 return Advance(work.target)
             self._finish()
             return self.next(now)
-        if work.pace is Pace.NEW:
-            wait = self._admit(now)
-            if wait > 0:
-                work.pace = Pace.PAUSED
-                return Pause(wait)
-            work.pace = Pace.ADMITTED
+        if work.pace is Pace.NEW and (wait := self._wait(now)) > 0:
+            work.pace = Pace.PAUSED
+            return Pause(wait)
+        work.pace, self._start = Pace.ADMITTED, None
         if work.rewind_to is not None:
             return Rewind(work.rewind_to, work.epoch)
         return self._fetch(work.cursor)
@@ -827,7 +901,7 @@ class Reader:
         from_source = work.drain_upto is not None or (
             work.unreadable_upto is not None and from_token < work.unreadable_upto
         )
-        self.expected = None
+        self.expected = []
         self.request = Fetch(from_token, work.goal, from_source)
         return self.request
 
@@ -844,13 +918,18 @@ class Reader:
             or page.upto_token >= work.goal
         ):
             return None
-        return self._fetch(page.upto_token)
+        return self._fetch(self._page_cursor)
 
-    def _admit(self, now: float) -> float:
-        """Return the delay, in s, before a fetch may begin: at most the interval."""
-        due = max(self._due, now) + INTERVAL
-        self._due = min(due, now + (BURST + 1) * INTERVAL)
-        return max(0.0, self._due - now - BURST * INTERVAL)
+    def _wait(self, now: float) -> float:
+        """Return the delay, in s, before a fetch may begin: at most the interval.
+
+        What arrives meanwhile does not delay it once more.
+        """
+        if self._start is None:
+            due = max(self._due, now) + INTERVAL
+            self._due = min(due, now + (BURST + 1) * INTERVAL)
+            self._start = max(now, self._due - BURST * INTERVAL)
+        return self._start - now
 
     # -- changes of the scoreboard ----------------------------------------------------
 
@@ -883,9 +962,20 @@ class Reader:
         work = self._begin()
         if token <= work.empty_upto:
             work.empty_upto = work.cursor
-        request = self.request
+        request, page = self.request, self.page
         if request is not None and request.from_token < token <= request.upto_token:
-            self.expected = max(token, self.expected or token)
+            self._expect(token)
+        if page is not None and work.cursor < token <= page.upto_token:
+            index = bisect_left(page.tokens, token)
+            if page.tokens[index : index + 1] != [token]:
+                # The row was committed after the source answered.
+                self.page = self.request = None
+
+    def _expect(self, token: int) -> None:
+        index = bisect_left(self.expected, token)
+        if self.expected[index : index + 1] != [token]:
+            self.expected.insert(index, token)
+            del self.expected[MAX_EXPECTED:]
 
     def _go_back_to(self, token: int) -> None:
         """Fetch the rows above ``token`` again: the position above it is false."""
@@ -926,7 +1016,7 @@ class Reader:
         self.epoch = None
         for other, state in self.links.items():
             self.drop_unfinished(other)
-            state.heard = token
+            state.heard = token if other == link else min(state.heard, token)
             state.is_from_start = other == link and state.phase is not Phase.WAITING
             if other != link:
                 state.phase = Phase.WAITING
@@ -938,10 +1028,11 @@ class Reader:
         assert work is not None
         if epoch is None or epoch in (self.epoch, work.epoch):
             return True
+        if self.epoch is None and self.floor > 0 and self._from_start:
+            # It will be certain when the epoch is stated on that link.
+            return True
         work.epoch = epoch
-        if self.epoch is None and (
-            self.position == 0 or any(s.is_from_start for s in self.links.values())
-        ):
+        if self.epoch is None and self.floor == 0:
             return True
         work.cursor = work.empty_upto = work.rewind_to = 0
         if result.last_token is not None:
@@ -967,13 +1058,16 @@ class Reader:
                 state.phase = Phase.WAITING
             # A smaller claim may have been true; the next token shows it.
             state.is_lossy |= is_lossy
+            state.heard = min(state.heard, max(limit, self.position))
+        if is_exact and self.floor <= last_token < self.position:
+            self._go_back_to(last_token)
 
     def _clamp(self) -> None:
         """Do not fetch rows again that were delivered since the catch-up began."""
         work = self.work
         assert work is not None
         if work.doubt is not None and (
-            work.doubt <= work.cursor or self.is_plausible(work.doubt)
+            work.doubt <= work.reached or self.is_plausible(work.doubt)
         ):
             work.target, work.doubt = max(work.target, work.doubt), None
         is_reset = self.policy.resettable and work.rewind_to is not None
@@ -986,7 +1080,7 @@ class Reader:
     def _is_check_due(self, now: float) -> bool:
         """Return whether the empty range is to be checked again now."""
         empty = self.empty
-        if self.policy.resettable or empty is None or self.floor == self.position:
+        if empty is None or self.floor == self.position:
             return False
         if now < empty.check_from:
             return False

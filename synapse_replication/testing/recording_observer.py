@@ -55,6 +55,7 @@ class RecordingObserver(ReplicationObserver):
     :ivar unannounced: (stream, writer, from_token, upto_token) of each stored position
         that was not announced.
     :ivar unannounced_rows: (stream, writer, tokens) that were not announced.
+    :ivar late_rows: (stream, writer, tokens) that were delivered late.
     :ivar restarted: the names of restarted instances.
     :ivar duplicates: (name, locations) of each duplicate instance.
     :ivar unknown: the number of unknown fields in messages of the extension.
@@ -97,6 +98,7 @@ class RecordingObserver(ReplicationObserver):
         self.gaps: list[tuple[str, str, int, int]] = []
         self.unannounced: list[tuple[str, str, int, int]] = []
         self.unannounced_rows: list[tuple[str, str, list[int]]] = []
+        self.late_rows: list[tuple[str, str, list[int]]] = []
         self.restarted: list[str] = []
         self.duplicates: list[tuple[str, str]] = []
         self.unknown = 0
@@ -243,6 +245,12 @@ class RecordingObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, tokens: Sequence[int]
     ) -> None:
         self.unannounced_rows.append((stream_name, instance_name, list(tokens)))
+
+    @override
+    def late_rows_delivered(
+        self, stream_name: str, instance_name: str, tokens: Sequence[int]
+    ) -> None:
+        self.late_rows.append((stream_name, instance_name, list(tokens)))
 
     @override
     def epoch_changed(self, instance_name: str) -> None:

@@ -37,6 +37,8 @@ from synapse_replication.wire.commands.standard import (
 )
 
 _BATCH = BATCH.encode()
+#: The most bytes of a too long line that are parsed.
+_MAX_HEAD = 1024
 #: Tokens of at most this many digits need no range check: the largest 64-bit integer
 #: has one more.
 _SAFE_DIGITS = 18
@@ -256,6 +258,17 @@ def _refused_line(words: list[bytes], error: RemoteProtocolError) -> RefusedLine
         # The name of the stream or the writer is invalid, so no position depends on the
         # row.
         return RefusedLine(error)
+
+
+def refuse_long_line(line: bytes, limit: int) -> RefusedLine:
+    """Refuse a line because of its length, without parsing more than its names.
+
+    :param limit: the longest permitted line, in bytes.
+    """
+    words = line[:_MAX_HEAD].split(b" ", 4)
+    name = words[0].decode("utf-8", "replace")
+    reason = f"it has {len(line)} bytes, and the limit is {limit}"
+    return _refused_line(words, UnparsableLineError(name, reason))
 
 
 def rdata_lines(

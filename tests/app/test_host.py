@@ -12,7 +12,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.app.host import (
     PositionsOnlySink,
     StandaloneHost,
-    process_label,
 )
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import load_config
@@ -21,6 +20,7 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.hooks import silent_hooks
+from synapse_replication.text import process_label
 from tests.config.process_case import HOMESERVER, WORKER
 from tests.support.config_files import FilesMixin
 

@@ -43,13 +43,16 @@ class LossMeterTests(PostgresMixin, TestCase):
         self.found: list[Finding] = []
         await self.begin(table("foobar"), table("missing"))
 
-    async def begin(self, *tables: RangeQuery) -> None:
+    async def begin(
+        self, *tables: RangeQuery, unstored: RangeQuery | None = None
+    ) -> None:
         self.meter = LossMeter(
-            {"foobar": ("foo", tables)},
+            {"foobar": ("foo", tables)} if tables else {},
             self.database,
             self.clock,
             self.observer,
             self.found.append,
+            unstored={} if unstored is None else {"foo": unstored},
             patience=20.0,
         )
         self.addCleanup(self.meter.stop)
@@ -158,6 +161,17 @@ class LossMeterTests(PostgresMixin, TestCase):
         self.commit(8)
         await self.check(10)
         self.assertEqual([each.token for each in self.found], [6])
+
+    async def test_without_stored_positions(self) -> None:
+        """A stream without stored positions is verified up to its newest rows."""
+        self.meter.stop()
+        self.sql("DELETE FROM stream_positions")
+        self.sql("CREATE INDEX ON foobar (instance_name, stream_id)")
+        await self.begin(unstored=table("foobar"))
+        self.write_rows("w1", 7, 8)
+        self.announce(8)
+        await self.check(10)
+        self.assertEqual([each.token for each in self.found], [7])
 
     async def test_many(self) -> None:
         """A range that exceeds one read is verified in several checks."""

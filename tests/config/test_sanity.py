@@ -46,6 +46,25 @@ class SanityTests(FilesMixin):
         self.assertEqual(self.problems_of(more=more, redis=", whatever: 1"), [])
         self.assertEqual(self.warnings, ())
 
+    def test_mistyped_top_level_keys(self) -> None:
+        """Likewise at the top level, where Synapse has hundreds of other keys."""
+        for more, meant in (
+            ("instance_maps: {}", "instance_map"),
+            ("stream_writer: {typing: master}", "stream_writers"),
+        ):
+            name = more.partition(":")[0]
+            self.assertEqual(
+                self.problems_of(more=more),
+                [f"{name}: there is no such key; did you mean '{meant}'?"],
+            )
+        others = "server_context: x\ndatabases: {}\nworker_replication_http_port: 1"
+        self.assertEqual(self.problems_of(more=others), [])
+        text = "server_name: x.test\nsynapse-replication: {streams: [typing]}\n"
+        with self.assertRaises(ConfigError) as caught:
+            load_config([self.write("h.yaml", text)], Purpose.MAIN)
+        keys = {problem.key for problem in caught.exception.problems}
+        self.assertIn("synapse-replication", keys)
+
     def test_mistyped_keys(self) -> None:
         """
         An unknown key that resembles a known one is a problem; other keys are not.

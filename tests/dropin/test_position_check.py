@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -10,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.dropin import position_check
 from synapse_replication.dropin.position_check import start_position_check
 from synapse_replication.dropin.settings import variable
+from synapse_replication.handlers.epochs import PeerEpochs
 from tests.dropin.host import FakeHomeserver, FakeStream, fake_modules
 
 
@@ -25,13 +27,16 @@ class StartPositionCheckTests(SynchronousTestCase):
         )
         self.hs = FakeHomeserver("w1")
         self.hs.config.worker.writers.events = ["w1", "w2"]
+        self.hs.config.worker.instance_map = {
+            name: SimpleNamespace(host="h", port=1, tls=False)
+            for name in ("main", "w1", "w2")
+        }
         self.made: list[Any] = []
         self.patch(position_check, "StoredPositionCheck", self.make)
-        self.handler: Any = type("Handler", (), {})()
-        self.handler.known_position = self.handler.stored_position = None
+        self.handler: Any = object()
 
     def make(self, *arguments: Any, **options: Any) -> Any:
-        self.made.append((arguments[1], options))
+        self.made.append((arguments[1], arguments[2], arguments[3], options))
         return type("Check", (), {"start": lambda self: None})()
 
     def start(self) -> Any:
@@ -42,16 +47,18 @@ class StartPositionCheckTests(SynchronousTestCase):
         host.clock = self.hs.reactor
         host.streams = type("Streams", (), {})()
         host.streams.get_streams = lambda: ["events", "presence", "typing", "caches"]
-        return start_position_check(self.hs, host, self.handler)
+        return start_position_check(self.hs, host, self.handler, PeerEpochs())
 
     def test_writers(self) -> None:
         """The declared writers of streams in the database are compared."""
         self.assertIsNotNone(self.start())
-        ((writers, options),) = self.made
+        ((writers, tables, unstored, options),) = self.made
         self.assertEqual(
             writers,
             {("events", "w2"): "events", ("presence_stream", "master"): "presence"},
         )
+        self.assertEqual(set(tables), {"events", "presence", "caches"})
+        self.assertEqual(unstored, {"caches": ["master", "w2"]})
         self.assertEqual(options["interval"], 5)
 
     def test_disabled(self) -> None:

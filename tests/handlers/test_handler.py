@@ -71,6 +71,14 @@ class ConnectionTests(SynchronousTestCase):
         Receiving(self.host, self.handler, connection, self.stream).receive("REPLICATE")
         self.assertEqual(connection.take(), ["POSITION events writer 7 7"])
 
+    def test_repeated_requests(self) -> None:
+        """REPLICATE that arrives many times at once is answered once."""
+        connection = MemoryConnection(relays=True)
+        self.handler.new_connection(connection)
+        fixture = Receiving(self.host, self.handler, connection, self.stream)
+        fixture.receive("REPLICATE", "REMOTE_SERVER_UP hs2.example", "REPLICATE")
+        self.assertEqual(connection.take(), ["POSITION events writer 7 7"])
+
     def test_connected(self) -> None:
         """The handler is connected while it has at least one connection."""
         connection = MemoryConnection()

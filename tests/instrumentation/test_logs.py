@@ -36,6 +36,7 @@ class LoggingObserverTests(SynchronousTestCase):
         self.observer.gap_found("events", "w1", 1, 5)
         self.observer.unannounced_found("events", "w1", 5, 6)
         self.observer.rows_unannounced("events", "w1", [3, 4])
+        self.observer.late_rows_delivered("events", "w1", [3])
         self.observer.epoch_changed("w1")
         self.observer.unknown_fields("redis", 1)
         self.observer.backlog_requested("events", "w1", None)
@@ -58,6 +59,11 @@ class LoggingObserverTests(SynchronousTestCase):
                     "warn",
                     "w1 committed 2 tokens of events and did not announce them, the "
                     "first of them 3",
+                ),
+                (
+                    "warn",
+                    "Delivered 1 tokens of events of w1 late, after greater ones; the "
+                    "first of them is 3",
                 ),
                 (
                     "info",

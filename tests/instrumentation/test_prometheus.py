@@ -25,6 +25,7 @@ from synapse_replication.instrumentation.prometheus import (
     ReplicationMetrics,
 )
 from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stuck_ids import StuckId
 from synapse_replication.wire.connection import CloseReason
@@ -40,7 +41,11 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.metrics = ReplicationMetrics(self.registry)
         self.status = StatusObserver("test", "me", monotonic=self.clock.seconds)
         self.counting = PrometheusObserver(
-            self.metrics, "test", self.clock.seconds, status=self.status
+            self.metrics,
+            "test",
+            self.clock.seconds,
+            status=self.status,
+            turns=ReactorTurns(),
         )
         self.observer = CompositeObserver([self.status, self.counting])
         self.known = KnownReaders(self.status, self.observer)
@@ -110,6 +115,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         observer.gap_found("events", "w1", 1, 2)
         observer.unannounced_found("events", "w1", 1, 2)
         observer.rows_unannounced("events", "w1", [1, 2])
+        observer.late_rows_delivered("events", "w1", [1, 2])
         observer.epoch_changed("w1")
         observer.duplicate_instance("w1", "here and there")
         observer.unknown_fields("redis", 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import time
 
 from scripts.tools import hostile
@@ -126,7 +127,9 @@ class MadeUpNamesTests(HostileTestCase):
             self.assertLess(new_size - size, 20_000)
 
     def test_many_writers_and_peers(self) -> None:
-        """Undeclared writers leave no state, and NAME lines do not fill the log."""
+        """
+        One undeclared writer of a stream is shown; NAME lines do not fill the log.
+        """
         deployment = self.deploy(use_redis=False)
         victim = WRITERS[0]
         port = deployment.tcp_ports[victim]
@@ -136,7 +139,8 @@ class MadeUpNamesTests(HostileTestCase):
             "what was discarded",
             lambda: 'reason="undeclared_writer"' in deployment.get_metrics(victim),
         )
-        self.assertNotIn("ghost", deployment.get_metrics(victim))
+        shown = re.findall(r"ghost\d+", deployment.get_metrics(victim))
+        self.assertLessEqual(len(set(shown)), 1)
         hostile.connect_with_names(port, 150, 30)
         log, _ = self.inspect(deployment, victim)
         self.assertLess(len(log) - len(before), 150)

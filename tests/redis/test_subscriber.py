@@ -21,7 +21,7 @@ from synapse_replication.redis.subscriber import MAX_LINE_LENGTH, RedisSubscribe
 from synapse_replication.transport.buffers import DEFAULT_READ
 from synapse_replication.wire.commands.standard import RemoteServerUpCommand
 from synapse_replication.wire.commands.users import UserIpCommand
-from synapse_replication.wire.rdata import RdataRun
+from synapse_replication.wire.rdata import RdataRun, RefusedLine
 from tests.redis.doubles import MemoryLink, position, rdata
 
 if TYPE_CHECKING:
@@ -91,6 +91,28 @@ class RedisSubscriberTests(SynchronousTestCase):
                     + message,
                 )
                 self.assertIn("not a string", memory.protocols[1]._why)
+
+    def test_message_that_is_too_long(self) -> None:
+        """
+        A message over the senders' limit is refused undecoded; the stream of a row in
+        it is known, and the messages around it are handled.
+        """
+        memory = MemoryLink()
+        memory.establish()
+        before = len(memory.handler.items)
+        row = b"RDATA events writer 2 [%b]" % (b"[]," * MAX_LINE_LENGTH)
+        data = message(rdata(1), row, rdata(3))
+        for start in range(0, len(data), 65536):
+            memory.deliver_data(1, data[start : start + 65536])
+        first, refused, last = memory.handler.items[before:]
+        self.assertIsInstance(first, RdataRun)
+        assert isinstance(refused, RefusedLine)
+        self.assertEqual(
+            (refused.stream_name, refused.instance_name), ("events", "writer")
+        )
+        self.assertIn(f"{len(row)} bytes", str(refused.error))
+        self.assertLess(len(str(refused.error)), 200)
+        self.assertIsInstance(last, RdataRun)
 
     def test_behind(self) -> None:
         """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from synapse_replication.storage.database import Database
+from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.storage.stored_positions import GRACE, StoredPositionCheck
 from tests.storage.doubles import FakeReactor, PostgresMixin, RecordingObserver
 
@@ -29,7 +32,8 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         self.addCleanup(self.database.close)
         self.known = {("foo", "w1"): 5, ("foo", "w2"): 5}
         self.reported: list[tuple[str, str, int]] = []
-        self.queries = 0
+        self.verified: list[tuple[str, str, list[int], int]] = []
+        self.speakers = {"w2"}
         self.store(w1=5, w2=5, me=9, removed=9)
         self.check = self.make(self.database)
         self.addCleanup(self.check.stop)
@@ -38,8 +42,22 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         check = StoredPositionCheck(
             database,
             {("foobar", "w1"): "foo", ("foobar", "w2"): "foo"},
-            lambda *key: self.known[key],
-            lambda *found: self.reported.append(found),
+            {
+                name: [
+                    RangeQuery(
+                        table=table,
+                        alias="source",
+                        id_column="stream_id",
+                        writer_column="instance_name",
+                        columns=(),
+                    )
+                    for table in (name + "bar", "missing")
+                ]
+                for name in ("foo", "bar")
+            },
+            {"bar": ["w1", "w2"]},
+            self,  # type: ignore[arg-type]
+            lambda name: name in self.speakers,
             self.clock,
             self.observer,
             interval=INTERVAL,
@@ -47,6 +65,24 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         )
         check.start()
         return check
+
+    # -- the command handler ----------------------------------------------------------
+
+    def known_position(self, *key: str) -> int:
+        return self.known[key]  # type: ignore[index]
+
+    def stored_position(self, *found: Any) -> None:
+        self.reported.append(found)
+
+    def range_to_verify(
+        self, stream_name: str, instance_name: str, stored: int, *, is_wanted: bool
+    ) -> tuple[int, int] | None:
+        return (5, stored) if is_wanted and stored > 5 else None
+
+    def verify(self, *found: Any) -> None:
+        self.verified.append(found)
+
+    # -- the table --------------------------------------------------------------------
 
     def advance_position(self, writer: str, id_: int) -> None:
         self.sql(
@@ -93,6 +129,30 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         self.assertAlmostEqual(call.getTime() - self.clock.seconds(), INTERVAL * 1.2)
         self.clock.advance(GRACE)
         self.assertEqual(self.reported, [])
+
+    async def test_committed(self) -> None:
+        """
+        The tokens up to the last stored position are read for writers without the
+        extension.
+        """
+        self.write_rows("w1", 5, 6, 8, 9)
+        self.write_rows("w2", 7)
+        self.known = dict.fromkeys(self.known, 9)
+        self.advance_position("w1", 8)
+        self.advance_position("w2", 7)
+        await self.read()
+        self.assertEqual(self.verified, [])
+        await self.read()
+        self.assertEqual(self.verified, [("foo", "w1", [6, 8], 8)])
+
+    async def test_without_stored_positions(self) -> None:
+        """In a stream without stored positions, the newest rows are compared."""
+        self.sql("CREATE TABLE barbar (stream_id bigint, instance_name text)")
+        self.sql("INSERT INTO barbar VALUES (3, 'w1'), (7, 'w1'), (9, 'me')")
+        self.known["bar", "w1"] = 5
+        await self.read()
+        self.clock.advance(GRACE)
+        self.assertEqual(self.reported, [("bar", "w1", 7)])
 
     async def test_negative_ids(self) -> None:
         """The tokens of a stream that counts down are positive."""

@@ -14,7 +14,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from scripts.tools.bench.deployment import NAME, measure_deployment
+from scripts.tools.bench.deployment import (
+    IDLE_NAME,
+    NAME,
+    measure_deployment,
+    measure_idle,
+)
 from scripts.tools.bench.growth import measure_growth
 from scripts.tools.bench.runner import BenchError, Runner
 from scripts.tools.bench.tasks import TASKS, Result
@@ -121,8 +126,9 @@ def _run_tasks(
     print_line: Callable[[str], None],
 ) -> list[Result]:
     tasks = [task for task in TASKS if not only or task.name.startswith(only)]
-    if not tasks and NAME not in only:
-        names = ", ".join((*(task.name for task in TASKS), NAME))
+    is_idle = any(IDLE_NAME.startswith(each) for each in only)
+    if not tasks and NAME not in only and not is_idle:
+        names = ", ".join((*(task.name for task in TASKS), NAME, IDLE_NAME))
         raise click.BadParameter(f"no such task; the tasks are: {names}")
     results: list[Result] = []
     if tasks:
@@ -130,6 +136,9 @@ def _run_tasks(
     if NAME in only:
         os.environ.setdefault(PEER_PYTHON, str(other))
         results += measure_deployment(rounds, quick, print_line)
+    if is_idle:
+        os.environ.setdefault(PEER_PYTHON, str(other))
+        results += measure_idle(rounds, quick, print_line)
     return results
 
 

@@ -1,9 +1,12 @@
-"""Measures the cost of replication in a real homeserver: CPU time of five processes.
+"""Measures the cost of replication in a real homeserver, under load and idle.
 
 Both sides are the same deployment of a main process and four workers, started anew for
 each round. They run at the same time, and perform the same client operations in
 alternating blocks; while one side performs a block, the other is idle. The user and
 system time of each process is measured during the blocks of its own side.
+
+When idle, both sides do nothing at the same time; the CPU time and the resident memory
+of each process are measured.
 
 Whole rounds of one side after the other differ by more than the sides do, because the
 load of a shared machine changes, and with it the share of the processors' caches.
@@ -38,6 +41,9 @@ from tests.support.synapse_peer import SynapseDeployment
 #: The name for ``--only``.
 NAME = "deployment"
 
+#: The name for ``--only`` of the measurement without load.
+IDLE_NAME = "idle deployment"
+
 OPERATIONS, QUICK_OPERATIONS = 1500, 300
 WARM_UP = 150
 #: The number of rooms, half of them for each persister, and the maximum number of rooms
@@ -52,6 +58,10 @@ BLOCK = 50
 SETTLE = 0.5
 #: The time in s after the warm-up of both sides in which their start-up work ends.
 SETTLE_AT_FIRST = 3.0
+
+#: The time in s for which both sides are idle, and that before it.
+IDLE_FOR, QUICK_IDLE_FOR = 60.0, 20.0
+SETTLE_BEFORE_IDLE = 10.0
 
 SIDES = ("ours", "stock")
 
@@ -102,13 +112,13 @@ class _Side:
                 self.since[room] = answer["next_batch"]
 
     def measure(self, operations: list[tuple[int, str]]) -> None:
-        before = self._processor_seconds()
+        before = self.processor_seconds()
         self.operate(operations)
         time.sleep(SETTLE)
-        for name, seconds in self._processor_seconds().items():
+        for name, seconds in self.processor_seconds().items():
             self.spent[name] += seconds - before[name]
 
-    def _processor_seconds(self) -> dict[str, float]:
+    def processor_seconds(self) -> dict[str, float]:
         return {
             name: processor_seconds(
                 Path(f"/proc/{process.pid}/stat").read_text("utf-8")
@@ -150,10 +160,86 @@ def measure_deployment(
                 quick_count=QUICK_OPERATIONS,
             ),
             Unit.CPU_SECONDS,
-            **values,
+            values["ours"],
+            values["stock"],
         )
         for name, values in found.items()
     ]
+
+
+def measure_idle(
+    rounds: int, quick: bool, print_line: Callable[[str], object]
+) -> list[Result]:
+    """Measure both sides while no client does anything.
+
+    :return: for each process and for their sum, the CPU time and the resident memory.
+    """
+    seconds = QUICK_IDLE_FOR if quick else IDLE_FOR
+    units = (Unit.CPU_SECONDS, Unit.MEBIBYTES)
+    found: dict[tuple[str, Unit], dict[str, list[float]]] = {
+        (name, unit): {side: [] for side in SIDES}
+        for unit in units
+        for name in (*PROCESSES, "all")
+    }
+    for number in range(rounds):
+        for (side, unit), values in _measure_idle_round(seconds).items():
+            for name, value in (*values.items(), ("all", sum(values.values()))):
+                found[name, unit][side].append(value)
+        shown = ", ".join(
+            f"{unit.shown} {_ratio(found['all', unit], number)}" for unit in units
+        )
+        print_line(f"{IDLE_NAME}: round {number + 1} of {rounds}: {shown}")
+    return [
+        Result(
+            Task(
+                name=f"{IDLE_NAME}, {name}",
+                group=NAME,
+                measure=IDLE_NAME,
+                count=int(seconds),
+                quick_count=int(QUICK_IDLE_FOR),
+                count_name="s",
+            ),
+            unit,
+            values["ours"],
+            values["stock"],
+        )
+        for (name, unit), values in found.items()
+    ]
+
+
+def _ratio(values: Mapping[str, list[float]], number: int) -> str:
+    ours, stock = values["ours"][number], values["stock"][number]
+    return f"ours {ours:.2f}, stock {stock:.2f}, ours/stock {ours / stock:.3f}"
+
+
+def _measure_idle_round(
+    seconds: float,
+) -> Mapping[tuple[str, Unit], Mapping[str, float]]:
+    with contextlib.ExitStack() as stack:
+        postgres = stack.enter_context(PrivatePostgres())
+        sides = {name: _start(stack, name, postgres) for name in SIDES}
+        for side in sides.values():
+            side.operate(make_plan(WARM_UP))
+        time.sleep(SETTLE_BEFORE_IDLE)
+        before = {name: side.processor_seconds() for name, side in sides.items()}
+        time.sleep(seconds)
+        result: dict[tuple[str, Unit], Mapping[str, float]] = {}
+        for name, side in sides.items():
+            result[name, Unit.CPU_SECONDS] = {
+                process: spent - before[name][process]
+                for process, spent in side.processor_seconds().items()
+            }
+            result[name, Unit.MEBIBYTES] = {
+                each: resident_mebibytes(process.pid)
+                for each, process in side.deployment.processes.items()
+            }
+        return result
+
+
+def resident_mebibytes(pid: int) -> float:
+    """Return the resident memory of a process, in MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def _compare(totals: Mapping[str, float]) -> str:

@@ -23,6 +23,7 @@ class Unit(enum.Enum):
     BYTES = ("bytes", "bytes", False)
     CPU = ("ms of CPU", "cpu", False)
     CPU_SECONDS = ("s of CPU", "cpu_seconds", False)
+    MEBIBYTES = ("MiB", "mebibytes", False)
     MILLISECONDS = ("ms", "milliseconds", False)
 
     @property

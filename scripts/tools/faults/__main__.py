@@ -33,7 +33,7 @@ T = TypeVar("T", Result, DeploymentResult)
 
 #: The options that apply to one host only.
 _OF_DEMO = ("names", "rate", "recording")
-_OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug")
+_OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug", "meter")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -99,6 +99,12 @@ _OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug")
     help="synapse: call this function, which introduces a bug, in processes with this "
     "package; the checker must then find lost rows.",
 )
+@click.option(
+    "--meter",
+    is_flag=True,
+    help="With --host synapse: run `follow --verify` beside the deployment; it must "
+    "find exactly the rows that no process received.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 @click.pass_context
 def faults(
@@ -113,6 +119,7 @@ def faults(
     rounds: int,
     patience: float,
     bug: str,
+    meter: bool,
     as_json: bool,
 ) -> None:
     """Cause real faults on real processes under load, and check every row.
@@ -150,7 +157,7 @@ def faults(
         deployments
         or [name for name, each in DEPLOYMENTS.items() if not each.only_on_demand],
         lambda name: run_deployment(
-            name, schedule, print_line, patience=patience, bug=bug
+            name, schedule, print_line, patience=patience, bug=bug, with_meter=meter
         ),
     )
     if as_json:

@@ -98,6 +98,17 @@ def show_deployments(console: Console, results: Sequence[DeploymentResult]) -> N
             console.print(
                 f"{result.name} failed: {result.error}", markup=False, highlight=False
             )
+        if result.unannounced is not None:
+            for what, found in (
+                ("received by no process", result.unannounced),
+                ("found by the meter", result.metered),
+            ):
+                console.print(
+                    f"{result.name} {what}: {len(found)}: {', '.join(found)}",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
         for text in result.lost:
             console.print(f"{result.name} lost: {text}", markup=False, highlight=False)
 

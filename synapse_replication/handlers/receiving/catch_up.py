@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.handlers.interfaces import EpochSink
+from synapse_replication.handlers.interfaces import EpochSink, LateRowSink
 from synapse_replication.handlers.observer import (
     CatchUpEvent,
     DiscardReason,
@@ -31,7 +31,7 @@ from synapse_replication.handlers.observer import (
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
 from synapse_replication.handlers.receiving.writers import Writer
-from synapse_replication.streams.pages import Page
+from synapse_replication.streams.pages import Page, check_page
 from synapse_replication.streams.reader import (
     Advance,
     BeginEpoch,
@@ -124,9 +124,11 @@ class CatchUps:
         """Deliver a fetched page, while the next one is being fetched."""
         writer, result = item.writer, item.result
         reader = writer.reader
+        if reader.request is not item.fetch:
+            # The page is not wanted any more.
+            return
         if isinstance(result, Exception):
-            if reader.request is item.fetch:
-                self._fail(writer, result)
+            self._fail(writer, result)
             return
         try:
             page = reader.page_fetched(item.fetch, result)
@@ -163,16 +165,33 @@ class CatchUps:
                 if reader.page is page:
                     self._fail(writer, error)
                 return
-            if reader.page is not page:
-                # The queue overflowed meanwhile, and something in it reset the stream.
-                return
             reader.delivered(token)
+            if reader.page is not page:
+                # The queue overflowed meanwhile, and something in it made the page
+                # obsolete.
+                return
         reader.page_delivered()
+        writer.record(page.tokens)
         context.observer.catch_up_page(event, len(page.tokens), page.upto_token)
         context.report_position(name)
         context.pacer.count(len(page.tokens))
         if context.pacer.is_due():
             await context.pacer.take_break()
+
+    async def deliver_late(self, instance_name: str, token: int) -> None:
+        """Fetch the rows of one token that is below the position, and deliver them.
+
+        The sink must accept late rows.
+        """
+        context, sink = self._context, self._context.sink
+        assert isinstance(sink, LateRowSink)
+        result = await context.stream.get_updates_since(instance_name, token - 1, token)
+        page = check_page(result, token - 1, token, allow_encoded=True)
+        batches = self._decoder.decode_page(instance_name, page, skips_invalid=True)
+        for at, rows in batches:
+            waiting = rows and sink.on_late_rdata(context.name, instance_name, at, rows)
+            if waiting:
+                await waiting
 
     def delivery_failed(
         self, writer: Writer, left: Sequence[tuple[int, list[Any]]], error: Exception

@@ -22,11 +22,12 @@ failure-invalidation-flood.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import attrs
 
+from synapse_replication.handlers.interfaces import LateRowSink
 from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.observer import AnnouncedBy, DiscardReason
 from synapse_replication.handlers.receiving.catch_up import (
@@ -48,10 +49,16 @@ from synapse_replication.handlers.receiving.writers import (
     Writer,
     Writers,
 )
+from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.streams.reader import Finding, Reader, Verdict
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import InterleavedRun, RdataRun
+
+#: The most rows of a writer that are delivered late at once, and the delay before a
+#: failed attempt is repeated, in s.
+MAX_LATE = 100
+LATE_RETRY = 10.0
 
 #: The approximate memory for a queued item or row in addition to its text, in bytes.
 ROW_OVERHEAD = 80
@@ -80,8 +87,16 @@ class _StoredPosition:
     token: int
 
 
+@attrs.frozen(eq=False)
+class _LateRows:
+    """Committed tokens of a writer that are below its position and did not arrive."""
+
+    instance_name: str
+    tokens: Sequence[int]
+
+
 _Internal: TypeAlias = (
-    FetchedPage | Step | _LostConnection | _FoundRemoved | _StoredPosition
+    FetchedPage | Step | _LostConnection | _FoundRemoved | _StoredPosition | _LateRows
 )
 _Item: TypeAlias = tuple[Link, Received] | _Internal
 
@@ -198,6 +213,42 @@ class StreamReceiver:
         """Enqueue a stored position that is ahead of what its writer announced."""
         self._enqueue_internal(_StoredPosition(instance_name, token))
 
+    def range_to_verify(
+        self, instance_name: str, stored: int, *, is_wanted: bool
+    ) -> tuple[int, int] | None:
+        """Return the range of a writer's delivered tokens to compare with the database.
+
+        :param stored: the writer's stored position.
+        :param is_wanted: whether to verify what this writer announces.
+        :return: the range's exclusive lower and inclusive upper bound; ``None`` if
+            nothing is to be verified now.
+        """
+        writer = self._writers.get(instance_name)
+        if not is_wanted:
+            writer.ledger = None
+        elif writer.ledger is None:
+            writer.ledger = TokenLedger(writer.reader.position)
+        ledger = writer.ledger
+        if ledger is None or writer.reader.work is not None:
+            return None
+        upto = min(stored, writer.reader.position)
+        return (ledger.verified, upto) if ledger.verified < upto else None
+
+    def verify(self, instance_name: str, committed: Sequence[int], upto: int) -> None:
+        """Compare delivered tokens with committed ones; deliver the missing rows late.
+
+        :param committed: all committed tokens from the lower bound that
+            :meth:`range_to_verify` returned up to ``upto``.
+        """
+        writer = self._writers.get(instance_name)
+        if writer.ledger is None:
+            return
+        if missing := writer.ledger.verify(committed, upto, MAX_LATE):
+            context = self._context
+            context.observer.rows_unannounced(context.name, writer.name, missing)
+            if isinstance(context.sink, LateRowSink):
+                self._enqueue_internal(_LateRows(instance_name, missing))
+
     def enqueue_epoch(
         self,
         link: Link,
@@ -214,9 +265,9 @@ class StreamReceiver:
         :param token: the writer's position.
         :param has_restarted: whether this may be the first message of a process.
         """
-        if (
-            self._context.description.held_in_memory
-            and self._writers.find(instance_name).reader.epoch != epoch
+        reader = self._writers.find(instance_name).reader
+        if self._context.description.held_in_memory and not reader.follows_epoch(
+            link, epoch
         ):
             self._put(link, ReportedEpoch(instance_name, token, epoch, has_restarted))
 
@@ -268,6 +319,8 @@ class StreamReceiver:
             await self._handle_removed(item)
         elif isinstance(item, _StoredPosition):
             await self._handle_stored(item)
+        elif isinstance(item, _LateRows):
+            await self._handle_late(item)
         else:
             for writer in self._writers.link_lost(item.link):
                 self._give_up_parked(writer)
@@ -302,6 +355,22 @@ class StreamReceiver:
                 context.name, writer.name, position, item.token
             )
             await self._catch_ups.proceed(writer)
+
+    async def _handle_late(self, item: _LateRows) -> None:
+        """Fetch and deliver late rows; if that fails, repeat it later."""
+        context, delivered = self._context, 0
+        try:
+            for token in item.tokens:
+                await self._catch_ups.deliver_late(item.instance_name, token)
+                delivered += 1
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
+            context.observer.failure(f"delivering late rows of {context.name}", error)
+            rest = _LateRows(item.instance_name, item.tokens[delivered:])
+            context.clock.call_later(LATE_RETRY, self._enqueue_internal, rest)
+        if delivered:
+            context.observer.late_rows_delivered(
+                context.name, item.instance_name, item.tokens[:delivered]
+            )
 
     def _handle_announcement(
         self, writer: Writer, link: Link, item: Announcement

@@ -106,6 +106,8 @@ class RowHandler:
         ):
             return self._handle_slowly(writer, link, tokens, rows)
         reader.links[link].heard = tokens[-1]
+        if writer.ledger is not None:
+            writer.ledger.add(tokens)
         batches = zip(tokens, [[row] for row in typed])  # noqa: B905 -- equal lengths
         return self._deliver(writer, batches)
 
@@ -127,8 +129,11 @@ class RowHandler:
             elif (typed := self._decoder.decode(texts)) is None:
                 reader.unreadable(token)
                 context.discard(name, DiscardReason.UNDECODABLE, len(texts))
-            elif (waiting := self._deliver(writer, [(token, typed)])) is not None:
-                await waiting
+            else:
+                writer.record([token])
+                waiting = self._deliver(writer, [(token, typed)])
+                if waiting is not None:
+                    await waiting
         if self._exceeds_bounds(reader.links[link].pending):
             lost = reader.lost_rows(link)
             context.discard(name, DiscardReason.CATCHING_UP, lost)
@@ -225,7 +230,11 @@ class RowHandler:
                 failed = self._writers.get(instance_name)
                 self._catch_ups.delivery_failed(failed, [(token, [row])], error)
         for instance_name, token in moved.items():
-            self._writers.get(instance_name).reader.links[link].heard = token
+            writer = self._writers.get(instance_name)
+            writer.reader.links[link].heard = token
+            if writer.ledger is not None:
+                names = zip(part.instance_names, part.tokens, strict=True)
+                writer.record([t for n, t in names if n == instance_name and t])
 
     # -- delivery ---------------------------------------------------------------------
 

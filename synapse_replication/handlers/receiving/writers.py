@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import attrs
@@ -11,6 +12,7 @@ from synapse_replication.handlers.interfaces import DelayedCall
 from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.observer import Resync
 from synapse_replication.handlers.receiving.context import StreamContext
+from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.streams.reader import Reader, ReaderPolicy
 from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import InterleavedRun, RdataRun
@@ -64,6 +66,7 @@ class Writer:
     :ivar timer: the scheduled end of a pause, if any.
     :ivar resync: where the pages of the catch-up came from; ``None`` before the first.
     :ivar drained_upto: the last token of a removed writer that was reported as drained.
+    :ivar ledger: the delivered tokens that are to be verified; ``None`` for none.
     """
 
     name: str
@@ -73,6 +76,12 @@ class Writer:
     timer: DelayedCall | None = None
     resync: Resync | None = None
     drained_upto: int | None = None
+    ledger: TokenLedger | None = None
+
+    def record(self, tokens: Sequence[int]) -> None:
+        """Record delivered tokens, if they are to be verified."""
+        if self.ledger is not None:
+            self.ledger.add(tokens)
 
     def stop_timer(self) -> None:
         """Cancel the timer, if any."""

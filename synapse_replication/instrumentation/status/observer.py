@@ -253,9 +253,7 @@ class StatusObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
     ) -> None:
         if reason is DiscardReason.UNDECLARED_WRITER:
-            writer = self._writer(stream_name, instance_name)
-            if writer is not None and writer.undeclared_since is None:
-                writer.undeclared_since = self._monotonic()
+            self._undeclared_writer(stream_name, instance_name)
         elif reason is DiscardReason.UNPARSABLE:
             writer = self._writer(stream_name, instance_name)
             if writer is not None:
@@ -269,6 +267,18 @@ class StatusObserver(ReplicationObserver):
                 writer.skipped += count
                 if writer.skipped_since is None:
                     writer.skipped_since = self._monotonic()
+
+    def _undeclared_writer(self, stream_name: str, instance_name: str) -> None:
+        """Record one undeclared writer of a stream: a peer can make up any number."""
+        if any(
+            writer.undeclared_since is not None
+            for (name, _), writer in self._writers.items()
+            if name == stream_name
+        ):
+            return
+        writer = self._writer(stream_name, instance_name)
+        if writer is not None:
+            writer.undeclared_since = self._monotonic()
 
     @override
     def position_refuted(

@@ -94,10 +94,12 @@ class StatusReport:
         A writer that the configuration does not name is not required to return: it is
         not shown after its goodbye, or if it was idle for long.
         """
+        writer = self.records.writers.get(key)
+        if writer is not None and writer.is_drained:
+            return False
         if key in self.expected:
             return True
-        writer = self.records.writers.get(key)
-        if writer is None or writer.is_drained:
+        if writer is None:
             return False
         if writer.undeclared_since is not None or writer.skipped_since is not None:
             return True

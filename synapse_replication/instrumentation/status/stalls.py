@@ -23,6 +23,7 @@ from synapse_replication.instrumentation.status.model import (
     group_stalls,
     name_writers,
 )
+from synapse_replication.instrumentation.turns import Stall
 
 
 def sentence(text: str) -> str:
@@ -46,6 +47,18 @@ class StallLog:
         self._reasons: dict[tuple[str, str], str] = {}
         #: The time at which each group was last logged, by its reason and names.
         self._logged: dict[tuple[str, str], float] = {}
+
+    def report_turns(self, stall: Stall | None) -> None:
+        """Log that the reactor stalled since the last call, if it did."""
+        if stall is not None:
+            self._logger.warn(
+                "The reactor was blocked for {longest:.2f} s, during which this "
+                "process handled nothing else ({count} such turns). (See the runbook: "
+                "ReplicationReactorStalls.) It was executing {what}",
+                longest=stall.longest,
+                count=stall.count,
+                what=stall.what or "something unknown",
+            )
 
     def update(self, status: ProcessStatus) -> None:
         """Log the changes since the last call. Call this every few seconds."""

@@ -130,11 +130,20 @@ class ResetTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.current_token("w"), 4)
 
     def test_rows_alone_never_reset(self) -> None:
-        """A lower token without a POSITION is old, not a reset."""
+        """A token of a delivered row, without a POSITION, is old, not a reset."""
         fixture = receiving(resettable=True)
-        fixture.receive("POSITION events w 0 9", 'RDATA events w 1 ["a"]')
-        self.assertEqual(fixture.texts(), [])
+        fixture.receive("POSITION events w 0 8", 'RDATA events w 9 ["i"]')
+        fixture.receive('RDATA events w 1 ["a"]')
+        self.assertEqual(fixture.texts(), [("w", 9, ["i"])])
         self.assertEqual(fixture.stream.current_token("w"), 9)
+
+    def test_row_of_a_range_that_was_said_to_be_empty(self) -> None:
+        """A row above the last delivered row shows that a position was false."""
+        fixture = receiving(resettable=True)
+        fixture.stream.persist("w", 1, ["a"])
+        fixture.receive("POSITION events w 0 9", 'RDATA events w 1 ["a"]')
+        self.assertEqual(fixture.texts(), [("w", 1, ["a"])])
+        self.assertEqual(fixture.stream.current_token("w"), 1)
 
     def test_a_reset_while_catching_up(self) -> None:
         """A writer that restarts during its catch-up is fetched from zero."""

@@ -22,6 +22,7 @@ from scripts.tools.faults.synapse.deployments import (
     WRITER,
     Mixture,
 )
+from scripts.tools.faults.synapse.meter import Meter
 from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 from tests.support.client_api import ClientApi
 from tests.support.link_proxy import LinkProxy
@@ -68,6 +69,25 @@ class Cluster:
         self.deployment = self._deployment()
         stack.callback(self.deployment.stop)
         self.deployment.start()
+
+    def start_meter(self) -> Meter:
+        """Start a loss meter, which is connected to Redis directly."""
+        deployment = self.deployment
+        meter = Meter(
+            deployment.directory,
+            {
+                "server_name": deployment.server_name,
+                "stream_writers": deployment.stream_writers,
+                "database": {"name": "psycopg2", "args": deployment.database},
+                "redis": {
+                    "enabled": True,
+                    "host": self.redis.host,
+                    "port": self.redis.port,
+                },
+            },
+        )
+        self._stack.callback(meter.kill)
+        return meter
 
     def close(self) -> None:
         """Stop all processes and servers, and remove their files."""

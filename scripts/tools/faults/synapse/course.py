@@ -16,6 +16,7 @@ from scripts.tools.faults.synapse.deployments import (
 )
 from scripts.tools.faults.synapse.evidence import Evidence
 from scripts.tools.faults.synapse.failed_reads import users_of_failed_reads
+from scripts.tools.faults.synapse.meter import Meter
 from scripts.tools.faults.synapse.nemeses import NEMESES, Scene, cause
 from scripts.tools.faults.synapse.schedule import Round
 from scripts.tools.faults.synapse.traffic import Traffic
@@ -89,6 +90,9 @@ class DeploymentResult:
     :ivar requests: the number of requests of clients in the background.
     :ivar failures: the number of failed requests, which are expected during faults.
     :ivar lost: the lost rows, as ``process stream token``.
+    :ivar unannounced: the rows that no process received, as ``stream token of writer``;
+        ``None`` if no meter ran.
+    :ivar metered: the rows that the meter found.
     :ivar error: why the run was aborted; empty if it was not.
     """
 
@@ -98,12 +102,21 @@ class DeploymentResult:
     requests: int = 0
     failures: int = 0
     lost: tuple[str, ...] = ()
+    unannounced: tuple[str, ...] | None = None
+    metered: tuple[str, ...] = ()
     error: str = ""
 
     @property
     def is_good(self) -> bool:
-        """Whether the run finished, and neither lost, duplicated nor hid a row."""
-        return not self.error and all(stream.is_good for stream in self.streams)
+        """Whether the run finished, and neither lost, duplicated nor hid a row.
+
+        If a meter ran, it must have found exactly the rows that no process received.
+        """
+        return (
+            not self.error
+            and (self.unannounced is None or self.unannounced == self.metered)
+            and all(stream.is_good for stream in self.streams)
+        )
 
 
 def run_deployment(
@@ -113,6 +126,7 @@ def run_deployment(
     *,
     patience: float = PATIENCE,
     bug: str = "",
+    with_meter: bool = False,
 ) -> DeploymentResult:
     """Run a schedule against a deployment.
 
@@ -122,11 +136,13 @@ def run_deployment(
         must see every change. Rows that take longer are checked again at the end of the
         run.
     :param bug: the dotted name of a deliberate bug for processes with this package.
+    :param with_meter: whether to run ``follow --verify`` beside the deployment.
     """
     cluster = Cluster(DEPLOYMENTS[name], bug)
     try:
         cluster.start()
-        return _Course(name, cluster, print_line, patience).run(schedule)
+        meter = cluster.start_meter() if with_meter else None
+        return _Course(name, cluster, print_line, patience, meter).run(schedule)
     except ReplicationError as error:
         return DeploymentResult(name, (), (), error=str(error))
     finally:
@@ -142,8 +158,10 @@ class _Course:
         cluster: Cluster,
         print_line: Callable[[str], None],
         patience: float,
+        meter: Meter | None,
     ) -> None:
         self._name = name
+        self._meter = meter
         self._patience = patience
         self._cluster = cluster
         self._print_line = print_line
@@ -165,9 +183,15 @@ class _Course:
                 )
             # Check again at the end: late rows may have arrived.
             self._wait_until_shown()
+            metered = () if self._meter is None else self._meter.finish()
         finally:
             traffic.stop()
-        return self._judge(tuple(rounds))
+        judged = self._judge(tuple(rounds))
+        if self._meter is None:
+            return judged
+        self._evidence.collect()
+        unannounced = self._evidence.unannounced()
+        return attrs.evolve(judged, unannounced=unannounced, metered=metered)
 
     def _run_round(self, planned: Round) -> RoundResult:
         scene = Scene(self._cluster, self._traffic, self._evidence, planned.chance)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from bisect import bisect
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,26 @@ class Evidence:
         missing = self.new_missing(time.time())
         self._given_up.update((epoch, row.delivery) for epoch, row in missing)
         return missing
+
+    def unannounced(self) -> tuple[str, ...]:
+        """Return rows that no process received, as ``stream token of writer``.
+
+        Rows of streams in memory are omitted.
+
+        :raises psycopg2.Error: if the database is down.
+        """
+        missing = self.missing(time.time())
+        lost_at = Counter(row.delivery for _, row in missing)
+        rows = {row.delivery: row for _, row in missing}
+        return tuple(
+            f"{row.stream} {row.token} of {row.writer}"
+            for delivery, row in sorted(
+                rows.items(), key=lambda item: (item[0].stream, item[0].token)
+            )
+            if not STANDARD_STREAMS[row.stream].description.held_in_memory
+            and lost_at[delivery]
+            == sum(epoch.must_receive(row) for epoch in self.epochs)
+        )
 
     def present(self, streams: Iterable[str]) -> dict[str, Collection[Delivery]]:
         """Return the rows that are in the tables now, by stream.

@@ -1,0 +1,42 @@
+"""Explore the reader in every interleaving of small worlds. See docs/reader.rst."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from scripts.tools.explore.search import Search, explain
+from scripts.tools.explore.worlds import DEEP, SHALLOW
+
+
+def main(arguments: list[str]) -> int:
+    """Explore worlds; return 1 if a promise was broken, 2 if the time was too short."""
+    parser = argparse.ArgumentParser(prog="scripts/explore", description=__doc__)
+    parser.add_argument("--deep", action="store_true", help="explore the large worlds")
+    parser.add_argument("--world", action="append", help="only this world")
+    parser.add_argument(
+        "--seconds", type=float, default=3600.0, help="the time limit for each world"
+    )
+    options = parser.parse_args(arguments)
+    status = 0
+    for name, (kind, bounds) in (DEEP if options.deep else SHALLOW).items():
+        if options.world and name not in options.world:
+            continue
+        result = Search(kind, bounds).run(options.seconds)
+        end = "complete" if result.is_complete else "not complete"
+        print(  # noqa: T201 -- the result
+            f"{name}: {result.states} states, {result.transitions} transitions, depth "
+            f"{result.depth}, at most {result.steps} steps to rest, "
+            f"{result.seconds:.0f} s, {end}",
+            flush=True,
+        )
+        if result.broken is not None:
+            print(explain(result.broken))  # noqa: T201
+            status = 1
+        elif not result.is_complete:
+            status = status or 2
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1242 @@
+"""One writer, its links and a reader of it, in a world that is small enough to explore.
+
+Theory of operation: the reader is the package's own
+:class:`~synapse_replication.streams.reader.Reader`; all else is a model of what
+surrounds it. An event is a tuple of its name and arguments. :meth:`World.events` lists
+the events that can happen next, and :meth:`World.apply` applies one of them and raises
+:exc:`ViolationError` if it breaks a promise. :meth:`World.freeze` returns the state as
+a tuple of integers, in which the links, which are interchangeable, are sorted.
+
+A writer sends the same messages on all links, so they are in one log, and a link has a
+place in it. What a truthful heartbeat or POSITION says depends only on that place. The
+messages after it are on their way; if the link breaks, they are lost. Items that wait
+in the reader's queue are among them.
+
+The driver is a model of ``handlers/receiving``: the same calls in the same order. What
+it does in one go is one event, unless a fault can strike in between.
+
+A stream's other writers are not modelled. Their readers share only faults, which are
+events here as well, and their ids are ids that this writer never commits. So each run
+of several writers is, for each of them, a run of this world.
+
+Time stands still. An event lets all waiting end, or passes a part of it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+from synapse_replication.errors import CatchUpError
+from synapse_replication.streams import reader as machine
+from synapse_replication.streams.pages import Page
+from synapse_replication.streams.reader import (
+    Action,
+    Advance,
+    BeginEpoch,
+    EmptyRange,
+    Fetch,
+    Finished,
+    LinkState,
+    Pace,
+    Pause,
+    Phase,
+    Reader,
+    ReaderPolicy,
+    Rewind,
+    Verdict,
+    Work,
+)
+from synapse_replication.streams.stream import StreamUpdateResult
+
+Event: TypeAlias = tuple[Any, ...]
+Frozen: TypeAlias = tuple[Any, ...]
+
+#: The plausible distance of a token.
+DISTANCE: Final = 1
+#: How long an event ``moment`` lasts: half of the interval between fetches, in s.
+MOMENT: Final = machine.INTERVAL / 2
+#: The token whose rows arrive in two parts.
+LARGE: Final = 2
+
+PENDING, COMMITTED, ABORTED = 1, 2, 3
+_PHASES: Final = tuple(Phase)
+_PACES: Final = tuple(Pace)
+
+
+class ViolationError(Exception):
+    """A promise that was broken."""
+
+
+class Kind(enum.Enum):
+    """What stream it is."""
+
+    DATABASE = "database"
+    CACHES = "caches"  #: rows may be delivered late or twice
+    MEMORY = "memory"  #: the writer states its epoch
+    STOCK_MEMORY = "stock memory"  #: nobody states an epoch
+
+
+@attrs.frozen
+class Bounds:
+    """How much may happen at most.
+
+    :ivar ids: of the stream; tokens of rows.
+    :ivar losses: messages that are lost silently or noticeably, or cannot be decoded.
+    :ivar lies: whether someone may claim one false position, again and again.
+    :ivar failures: of the sink or of the source.
+    :ivar removals: how often the writer may be found to be removed.
+    :ivar hellos: how often the writer may reconnect.
+    :ivar total: how many of all these faults together, unless it is ``None``.
+    :ivar burst: how many fetches may begin without delay; ``None`` if all may.
+    """
+
+    ids: int = 3
+    links: int = 1
+    breaks: int = 0
+    losses: int = 0
+    overflows: int = 0
+    lies: int = 0
+    writer_crashes: int = 0
+    reader_crashes: int = 0
+    failures: int = 0
+    removals: int = 0
+    hellos: int = 0
+    total: int | None = None
+    burst: int | None = None
+
+    @property
+    def budgets(self) -> list[int]:
+        """How much may happen of each fault, in the order of the names below."""
+        return [getattr(self, name) for name in FAULTS]
+
+
+FAULTS: Final = (
+    "breaks",
+    "losses",
+    "overflows",
+    "lies",
+    "writer_crashes",
+    "reader_crashes",
+    "failures",
+    "removals",
+    "hellos",
+)
+BREAK, LOSS, OVERFLOW, LIE, CRASH, DIE, FAIL, REMOVE, HELLO = range(len(FAULTS))
+
+_POLICIES: Final = {
+    Kind.DATABASE: ReaderPolicy(tolerance=DISTANCE),
+    Kind.CACHES: ReaderPolicy(idempotent=True, tolerance=DISTANCE),
+    Kind.MEMORY: ReaderPolicy(resettable=True, held_in_memory=True),
+    Kind.STOCK_MEMORY: ReaderPolicy(resettable=True, held_in_memory=True),
+}
+
+
+class WorldLink:
+    """One link.
+
+    :ivar at: how many messages of the log were handled.
+    :ivar half: whether the first part of the next one was handled, too.
+    :ivar token: the writer's position at this place of the log.
+    :ivar life: the writer's process at this place.
+    :ivar said: whether the epoch of this process was stated on this link.
+    :ivar hidden: the tokens of rows of which a silent loss deprived the link, as bits.
+    :ivar carried: the tokens of rows that arrived on it, as bits.
+    """
+
+    __slots__ = ("at", "carried", "half", "hidden", "life", "said", "token", "up")
+
+    def __init__(
+        self,
+        up: bool = False,
+        at: int = 0,
+        half: bool = False,
+        token: int = 0,
+        life: int = 0,
+        said: bool = False,
+        hidden: int = 0,
+        carried: int = 0,
+    ) -> None:
+        self.up = up
+        self.at = at
+        self.half = half
+        self.token = token
+        self.life = life
+        self.said = said
+        self.hidden = hidden
+        self.carried = carried
+
+
+class World:
+    """A state of the world. Create the first one with :meth:`begin`.
+
+    :ivar ids: the status of each id, from 1 on.
+    :ivar sent: the token up to which the writer has sent its rows.
+    :ivar life: the number of restarts of the writer.
+    :ivar removed: whether the writer was removed.
+    :ivar log: what was sent: (prev token, new token, whether it is a row).
+    :ivar position: of the host.
+    :ivar known: the source's last token, as far as the reader's process knows it.
+    :ivar lie: the false position; 0 if there is none yet.
+    :ivar left: how much of each fault may still happen.
+    :ivar total: how much of all faults may still happen.
+    :ivar answer: what the source answered to the request: rows, upto token, last token,
+        life, ids in flight below them.
+    :ivar page_life: the writer's process to which the page belongs.
+    :ivar page_holes: the ids that were in flight when the page was read, as bits.
+    :ivar busy: what the driver is doing.
+    :ivar given_up: whether the queue is full.
+    :ivar timer: how long the timer still runs: 0 if there is none, -1 for an unknown
+        time.
+    :ivar timer_due: whether the end of a pause is in the queue.
+    :ivar wait: how long a fetch may still be delayed; ``None`` if none is.
+    :ivar delivered: the tokens of delivered rows of the present process, as bits.
+    :ivar unsure: those of them whose epoch was not known when they were delivered.
+    :ivar forgiven: the tokens of rows that nobody can know to be missing.
+    :ivar last: the last token that was delivered.
+    :ivar last_life: the writer's process to which it belongs.
+    """
+
+    __slots__ = (
+        "answer", "bounds", "busy", "delivered", "fetch", "forgiven", "given_up", "ids",
+        "kind", "known", "last", "last_life", "left", "lie", "life", "links", "log",
+        "page_holes", "page_life", "position", "reader", "removed", "sent", "timer",
+        "timer_due", "total", "trace", "unsure", "wait",
+    )  # fmt: skip
+
+    kind: Kind
+    bounds: Bounds
+    ids: list[int]
+    sent: int
+    life: int
+    removed: int
+    log: list[tuple[int, int, bool]]
+    links: list[WorldLink]
+    reader: Reader
+    position: int
+    known: int
+    lie: int
+    left: list[int]
+    total: int
+    fetch: Fetch | None
+    answer: Frozen | None
+    page_life: int
+    page_holes: int
+    busy: Frozen | None
+    given_up: bool
+    timer: float
+    timer_due: bool
+    wait: float | None
+    delivered: int
+    forgiven: int
+    unsure: int
+    last: int
+    last_life: int
+    trace: list[str] | None
+
+    @classmethod
+    def begin(cls, kind: Kind, bounds: Bounds) -> World:
+        """Return the first state: nothing was written, and no link is up."""
+        self = cls()
+        self.kind, self.bounds = kind, bounds
+        self.ids = [0] * bounds.ids
+        self.log = []
+        self.links = [WorldLink() for _ in range(bounds.links)]
+        self.sent = self.life = self.removed = self.position = self.known = 0
+        self.lie = self.page_life = self.page_holes = self.delivered = self.forgiven = 0
+        self.last = self.last_life = self.unsure = 0
+        self.left = bounds.budgets
+        self.total = sum(self.left) if bounds.total is None else bounds.total
+        self.fetch = self.answer = self.busy = self.wait = None
+        self.given_up = self.timer_due = False
+        self.timer = 0
+        self.trace = None
+        self._start_reader(None)
+        return self
+
+    def _start_reader(self, epoch: str | None) -> None:
+        self.reader = Reader(
+            _POLICIES[self.kind], self.is_plausible, self.position, epoch
+        )
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the rows exist only in the writer's memory."""
+        return self.kind in (Kind.MEMORY, Kind.STOCK_MEMORY)
+
+    def is_plausible(self, token: int) -> bool:
+        """Return whether the reader's process regards a token as plausible."""
+        known = self.position if self.in_memory else self.known
+        return token <= known + DISTANCE
+
+    # -- the state as a value ----------------------------------------------------------
+
+    def freeze(self) -> tuple[Frozen, list[int]]:
+        """Return the state as a value, and the order of the links in it."""
+        reader = self.reader
+        rates = self.bounds.burst is not None
+        links = []
+        for number, link in enumerate(self.links):
+            s = reader.links.get(number)
+            links.append((
+                (
+                    link.up, link.at, link.half, link.token, link.life, link.said,
+                    link.hidden, link.carried,
+                    None if s is None else (
+                        s.heard, _PHASES.index(s.phase), len(s.pending), s.is_lossy,
+                        s.is_from_start, s.epoch,
+                    ),
+                ),
+                number,
+            ))  # fmt: skip
+        links.sort(key=repr) if len(links) > 1 else None
+        e, w, page = reader.empty, reader.work, reader.page
+        frozen = (
+            tuple(self.ids), self.sent, self.life, self.removed, tuple(self.log),
+            tuple(link for link, _ in links),
+            self.position, self.known, self.lie, tuple(self.left), self.total,
+            self.answer, self.page_life, self.page_holes, self.busy, self.given_up,
+            round(self.timer, 3), self.timer_due,
+            None if self.wait is None else round(self.wait, 3),
+            self.delivered, self.unsure, self.forgiven, self.last, self.last_life,
+            reader.position, reader.epoch,
+            None if e is None else (e.start, e.end, e.middle, round(e.check_from, 3)),
+            None if w is None else (
+                w.cursor, w.target, w.empty_upto, w.doubt, w.has_more_doubts,
+                w.rewind_to, w.epoch, w.unreadable_upto, w.drain_upto,
+                min(w.attempts, 1), _PACES.index(w.pace),
+            ),
+            _fetch_key(reader.request),
+            None if page is None else (
+                tuple(page.tokens), page.upto_token, reader._page_cursor,
+            ),
+            tuple(reader.expected), round(reader._due, 3) if rates else 0.0,
+            None if reader._start is None else round(reader._start, 3),
+        )  # fmt: skip
+        return frozen, [number for _, number in links]
+
+    @classmethod
+    def thaw(cls, kind: Kind, bounds: Bounds, frozen: Frozen) -> World:
+        """Return the world whose state was frozen."""
+        self = cls()
+        self.kind, self.bounds, self.trace = kind, bounds, None
+        (
+            ids, self.sent, self.life, self.removed, log, links, self.position,
+            self.known, self.lie, left, self.total, self.answer, self.page_life,
+            self.page_holes, self.busy, self.given_up, self.timer, self.timer_due,
+            self.wait, self.delivered, self.unsure, self.forgiven, self.last,
+            self.last_life, position, epoch,
+            empty, work, request, page, expected, due, delayed_until,
+        ) = frozen  # fmt: skip
+        self.ids, self.log, self.left = list(ids), list(log), list(left)
+        self.reader = reader = Reader(
+            _POLICIES[kind], self.is_plausible, position, epoch
+        )
+        self.links = []
+        for number, (*link, state) in enumerate(links):
+            self.links.append(WorldLink(*link))
+            if state is not None:
+                heard, phase, pending, *others = state
+                reader.links[number] = LinkState(
+                    heard, _PHASES[phase], [b""] * pending, *others
+                )
+        if empty is not None:
+            start, end, middle, check_from = empty
+            reader.empty = EmptyRange(start, end, middle, 0.0, check_from)
+        if work is not None:
+            *fields, pace = work
+            reader.work = Work(*fields)
+            reader.work.pace = _PACES[pace]
+        if request is not None:
+            reader.request = Fetch(*request)
+        self.fetch = reader.request
+        if page is not None:
+            tokens, upto, reader._page_cursor = page
+            reader.page = Page(list(tokens), [None] * len(tokens), upto)
+        reader.expected, reader._due, reader._start = (
+            list(expected), due, delayed_until,
+        )  # fmt: skip
+        return self
+
+    # -- what can happen ---------------------------------------------------------------
+
+    def events(self) -> Iterator[Event]:
+        """Iterate over the events that can happen now."""
+        if self.given_up:
+            yield ("drained",)
+            yield from self._arrivals()
+        elif self.busy is not None:
+            yield from self._interruptions(self.busy)
+        else:
+            if self._may(OVERFLOW):
+                yield ("overflow",)
+            yield from self._links_up()
+            yield from self._arrivals()
+            yield from self._answers()
+            yield from self._pauses()
+            if self.in_memory:
+                yield from self._writing_in_memory()
+            else:
+                yield from self._writing()
+                yield from self._removals()
+            if self._may(DIE):
+                yield ("reader crash",)
+            for number, link in enumerate(self.links):
+                if link.up and self._may(BREAK):
+                    yield ("break", number)
+
+    def _interruptions(self, busy: Frozen) -> Iterator[Event]:
+        """Iterate over what can happen while the driver is busy."""
+        yield ("done",)
+        if busy[0] == "resume":
+            yield from self._arrivals()
+            return
+        if self._may(FAIL):
+            yield ("fail",)
+        if busy[0] == "page" and self._may(LOSS):
+            yield ("unreadable",)
+        if self._may(OVERFLOW):
+            yield ("overflow",)
+            yield from self._links_up()
+
+    def _answers(self) -> Iterator[Event]:
+        fetch = self.fetch
+        if fetch is None:
+            return
+        if self.answer is not None:
+            yield ("page",)
+            return
+        yield ("answer", False)
+        if len(self._rows(fetch.from_token, fetch.upto_token)) > 1:
+            yield ("answer", True)
+        if self._may(FAIL):
+            yield ("no answer",)
+
+    def _may(self, fault: int) -> bool:
+        return self.left[fault] > 0 and self.total > 0
+
+    def _spend(self, fault: int) -> None:
+        self.left[fault] -= 1
+        self.total -= 1
+
+    def _pauses(self) -> Iterator[Event]:
+        reader = self.reader
+        if self.timer_due:
+            yield ("timer",)
+        if self.timer < 0:
+            yield ("time",)
+        if self.bounds.burst is not None and (reader._due > 0 or self.timer > 0):
+            yield ("moment",)
+        if reader.empty is not None and reader.empty.check_from > 0:
+            yield ("second",)
+
+    def _links_up(self) -> Iterator[Event]:
+        known = False
+        for number, link in enumerate(self.links):
+            # Links that are down are interchangeable.
+            if not link.up and not known:
+                known = True
+                yield ("up", number)
+
+    def _arrivals(self) -> Iterator[Event]:
+        """Iterate over what arrives: handled, or given up if the reader is busy."""
+        for number, link in enumerate(self.links):
+            if not link.up:
+                continue
+            if link.at < len(self.log):
+                yield from self._messages(number, link)
+            if not (self.removed or link.half):
+                yield from self._announcements(number, link)
+            if self.lie or self._may(LIE):
+                highest = self.bounds.ids + 1 + DISTANCE
+                for token in (self.lie,) if self.lie else range(1, highest + 1):
+                    yield ("lie", number, 0, token)
+                    yield ("lie", number, token, token)
+                    yield ("false report", number, token)
+
+    def _messages(self, number: int, link: WorldLink) -> Iterator[Event]:
+        yield ("message", number)
+        if self._may(LOSS):
+            if not link.half:
+                yield ("lose", number)
+            if self.log[link.at][2]:
+                yield ("garble", number)
+                if self._is_whole(link) and self._is_idle:
+                    yield ("unreadable row", number)
+
+    def _announcements(self, number: int, link: WorldLink) -> Iterator[Event]:
+        if self.kind is not Kind.MEMORY or link.said:
+            yield ("report", number)
+        yield ("position", number)
+        if self.kind is Kind.MEMORY:
+            yield ("epoch", number)
+            # It is the first message of a process on a link that is up.
+            if not (link.said or link.token):
+                yield ("first hello", number)
+            if self._may(HELLO) and link.life == self.life:
+                yield ("hello", number)
+
+    def _is_whole(self, link: WorldLink) -> bool:
+        return self._is_single(self.log[link.at][1]) or link.half
+
+    def _is_single(self, token: int) -> bool:
+        return token != LARGE or self.bounds.ids < LARGE
+
+    def _writing_in_memory(self) -> Iterator[Event]:
+        if 0 in self.ids and not self.removed:
+            yield ("write",)
+        if self.sent < self._written:
+            yield ("send",)
+        if self._may(CRASH) and not self.removed:
+            yield ("writer crash", False)
+
+    def _writing(self) -> Iterator[Event]:
+        if self.removed:
+            return
+        if 0 in self.ids:
+            yield ("allocate",)
+        for index, status in enumerate(self.ids):
+            if status == PENDING:
+                yield ("commit", index + 1)
+                yield ("roll back", index + 1)
+        if self.sent < self._announceable():
+            yield ("send",)
+        if self._may(CRASH):
+            yield ("writer crash", False)
+            if self._own_last() != self._allocated():
+                yield ("writer crash", True)
+
+    def _removals(self) -> Iterator[Event]:
+        if self._may(REMOVE):
+            yield ("remove", True)
+            states = self.reader.links.values()
+            if all(state.phase is Phase.WAITING for state in states):
+                yield ("remove", False)
+        if self.removed == 1:
+            yield ("return",)
+        if self.removed > 2:
+            yield ("search",)
+
+    @property
+    def _written(self) -> int:
+        """The writer's position in its memory. An id is the life of its row, plus 1."""
+        return self.ids.count(self.life + 1)
+
+    def _allocated(self) -> int:
+        return len(self.ids) - self.ids.count(0)
+
+    def _own_last(self) -> int:
+        committed = [i + 1 for i, s in enumerate(self.ids) if s == COMMITTED]
+        return committed[-1] if committed else 0
+
+    def _announceable(self) -> int:
+        for index, status in enumerate(self.ids):
+            if status in (0, PENDING):
+                return index
+        return len(self.ids)
+
+    def _rows(self, from_token: int, upto_token: int) -> tuple[int, ...]:
+        if self.in_memory:
+            return tuple(range(from_token + 1, min(self._written, upto_token) + 1))
+        ids = self.ids
+        return tuple(
+            token
+            for token in range(from_token + 1, min(upto_token, len(ids)) + 1)
+            if ids[token - 1] == COMMITTED
+        )
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether an item that arrives is handled at once."""
+        return self.busy is None and not self.given_up and self.fetch is None
+
+    # -- events ------------------------------------------------------------------------
+
+    def apply(self, event: Event) -> None:
+        """Apply an event, and what the driver then does without interruption.
+
+        :raises ViolationError: if a promise is broken.
+        """
+        name, *arguments = event
+        _HANDLERS[name](self, *arguments)
+        self._run()
+        self._tidy()
+        self._check()
+
+    def _note(self, text: str) -> None:
+        if self.trace is not None:
+            self.trace.append(text)
+
+    # The writer.
+
+    def _on_write(self) -> None:
+        self.ids[self.ids.index(0)] = self.life + 1
+
+    def _on_allocate(self) -> None:
+        self.ids[self.ids.index(0)] = PENDING
+
+    def _on_commit(self, token: int) -> None:
+        self.ids[token - 1] = COMMITTED
+
+    def _on_roll_back(self, token: int) -> None:
+        self.ids[token - 1] = ABORTED
+
+    def _on_send(self) -> None:
+        upto = self._written if self.in_memory else self._announceable()
+        rows = self._rows(self.sent, upto)
+        new = rows[0] if rows else upto
+        self.log.append((self.sent, new, bool(rows)))
+        self.sent = new
+
+    def _on_writer_crash(self, to_own_row: bool) -> None:
+        self._spend(CRASH)
+        self.life += 1
+        self.ids = [ABORTED if s == PENDING else s for s in self.ids]
+        if self.in_memory:
+            self.ids = [0] * len(self.ids)
+            self.sent = 0
+            self.delivered = self.forgiven = self.unsure = 0
+        else:
+            self.sent = self._own_last() if to_own_row else self._allocated()
+        # The first message of the new process.
+        self.log.append((self.sent, self.sent, False))
+
+    def _on_remove(self, is_deleted: bool) -> None:
+        self._spend(REMOVE)
+        self.removed = 2 if is_deleted else 1
+        self.ids = [ABORTED if s == PENDING else s for s in self.ids]
+        # The range that the false position hides is not fetched.
+        self.forgiven |= ((2 << self.lie) - 1) & ~1 & ~self.delivered
+        self._find_removed(is_deleted)
+
+    def _find_removed(self, is_deleted: bool) -> None:
+        self.reader.position = self.position
+        upto = self._own_last()
+        if upto <= self.position:
+            upto = self.position
+        self.reader.removed(upto, is_deleted=is_deleted)
+        self._note(f"reader.removed({upto}, is_deleted={is_deleted})")
+        if self.busy is None and self.reader.request is None:
+            self.busy = ("proceed",)
+
+    def _on_search(self) -> None:
+        """Let the restarted reader's process find that the writer was removed."""
+        self.removed -= 2
+        self._find_removed(is_deleted=self.removed == 2)
+
+    def _on_return(self) -> None:
+        self.removed = 0
+
+    # Links.
+
+    def _on_up(self, number: int) -> None:
+        reader = self.reader
+        self.links[number] = WorldLink(
+            True, len(self.log), token=self.sent, life=self.life
+        )
+        reader.position = self.position
+        reader.link_up(number)
+        self._note(f"reader.link_up({number})")
+        if self.busy is None and not self.given_up:
+            self.busy = ("proceed",)
+
+    def _on_break(self, number: int) -> None:
+        self._spend(BREAK)
+        self.links[number] = WorldLink()
+        self.reader.position = self.position
+        self.reader.link_lost(number)
+        self._note(f"reader.link_lost({number})")
+        if not self.reader.links:
+            self.timer = 0
+
+    def _on_lose(self, number: int) -> None:
+        self._spend(LOSS)
+        link = self.links[number]
+        _, new, is_row = self.log[link.at]
+        hidden = self._rows(new - 1, new) if is_row else self._rows(0, new)
+        for token in hidden:
+            link.hidden |= 1 << token
+        self._pass(link)
+
+    def _on_garble(self, number: int) -> None:
+        self._spend(LOSS)
+        link = self.links[number]
+        is_half = not self._is_whole(link)
+        if not is_half:
+            if self.bounds.lies and self.reader.links[number].phase != Phase.WAITING:
+                link.carried |= 1 << self.log[link.at][1]
+            self._pass(link)
+        link.half = is_half
+        self._announce(number, "lost_rows", number)
+
+    def _on_unreadable_row(self, number: int) -> None:
+        self._spend(LOSS)
+        self._on_message(number, is_readable=False)
+
+    def _pass(self, link: WorldLink) -> None:
+        prev, new, is_row = self.log[link.at]
+        link.at += 1
+        link.half = False
+        link.token = new
+        if prev == new and not is_row:
+            link.life += 1
+            link.said = False
+            link.carried = 0 if self.in_memory else link.carried
+
+    def _on_message(self, number: int, is_readable: bool = True) -> None:
+        link = self.links[number]
+        prev, new, is_row = self.log[link.at]
+        if is_row:
+            token = new if self._is_whole(link) else None
+            if token is None:
+                link.half = True
+            else:
+                self._pass(link)
+            self._handle_row(number, token, is_readable)
+        else:
+            self._pass(link)
+            if prev == new and self.kind is Kind.MEMORY:
+                self._announce_epoch(number, has_restarted=True)
+            else:
+                self._announce(number, "announced", number, prev, new, 0.0)
+
+    def _on_position(self, number: int) -> None:
+        token = self.links[number].token
+        if not self.reader.follows(number, token):
+            self._announce(number, "announced", number, token, token, 0.0)
+
+    def _on_report(self, number: int) -> None:
+        token = self.links[number].token
+        if not self.reader.follows(number, token):
+            self._announce(number, "reported", number, token, 0.0)
+
+    def _on_epoch(self, number: int) -> None:
+        self._announce_epoch(number, has_restarted=False)
+
+    def _on_first_hello(self, number: int) -> None:
+        self._announce_epoch(number, has_restarted=True)
+
+    def _on_hello(self, number: int) -> None:
+        self._spend(HELLO)
+        self._announce_epoch(number, has_restarted=True)
+
+    def _announce_epoch(self, number: int, *, has_restarted: bool) -> None:
+        link = self.links[number]
+        link.said = True
+        epoch = str(link.life)
+        if link.life < self.last_life:
+            # The page of a new process overtook a message of the old one.
+            self.unsure |= self.delivered
+        if not self.reader.follows_epoch(number, epoch):
+            self._announce(
+                number,
+                "epoch_reported",
+                number,
+                link.token,
+                epoch,
+                has_restarted=has_restarted,
+            )
+
+    def _on_lie(self, number: int, prev: int, token: int) -> None:
+        self._lie(token)
+        if not self.reader.follows(number, token):
+            self._announce(number, "announced", number, prev, token, 0.0)
+
+    def _on_false_report(self, number: int, token: int) -> None:
+        self._lie(token)
+        if not self.reader.follows(number, token):
+            self._announce(number, "reported", number, token, 0.0)
+
+    def _lie(self, token: int) -> None:
+        if not self.lie:
+            self._spend(LIE)
+            self.lie = token
+
+    def _announce(self, number: int, method: str, *args: Any, **kwargs: Any) -> None:
+        """Notify the reader, as the driver does."""
+        reader = self.reader
+        is_idle = self._is_idle
+        reader.position = self.position
+        if not is_idle:
+            reader.overflow()
+            self._note("reader.overflow()")
+        if method == "announced":
+            reader.drop_unfinished(number)
+        found = getattr(reader, method)(*args, **kwargs)
+        if self.trace is not None:
+            words = [repr(a) for a in args] + [f"{k}={v!r}" for k, v in kwargs.items()]
+            self._note(f"reader.{method}({', '.join(words)}) -> {found}")
+        if is_idle:
+            self.busy = ("proceed",)
+
+    # Rows.
+
+    def _handle_row(self, number: int, token: int | None, is_readable: bool) -> None:
+        reader = self.reader
+        is_idle = self._is_idle
+        reader.position = self.position
+        if not is_idle:
+            reader.overflow()
+            self._note("reader.overflow()")
+        fast = is_idle and reader.is_live_on(number)
+        complete = reader.gather(number, [token], [b""])
+        if self.bounds.lies and complete:
+            self.links[number].carried |= 1 << complete[0][0]
+        self._note(f"reader.gather({number}, [{token}], [b'']) -> {complete}")
+        for new, texts in complete or ():
+            verdict = reader.batch(number, new, len(texts))
+            self._note(f"reader.batch({number}, {new}, {len(texts)}) -> {verdict}")
+            if (
+                fast
+                and new > self.position
+                and self.is_plausible(new)
+                and verdict is not Verdict.DELIVER
+            ):
+                raise ViolationError("the fast path delivers what the machine does not")
+            if verdict is Verdict.DELIVER:
+                if not is_idle:
+                    reader.overflow(new)
+                    self._note(f"reader.overflow({new})")
+                elif not is_readable:
+                    reader.unreadable(new)
+                    self._note(f"reader.unreadable({new})")
+                else:
+                    link = self.links[number]
+                    unknown = link.hidden
+                    if self.lie:
+                        # What the false position hid, and the link never carried.
+                        unknown |= ((2 << self.lie) - 1) & ~link.carried
+                    self.busy = ("row", new, unknown, link.life)
+                    return
+        if not is_idle:
+            reader.drop_unfinished(number)
+        elif complete is not None:
+            self.busy = ("proceed",)
+
+    # The source.
+
+    def _on_answer(self, is_limited: bool) -> None:
+        fetch = self.fetch
+        assert fetch is not None
+        from_token, upto = fetch.from_token, fetch.upto_token
+        last = None
+        if self.in_memory:
+            if self._written < upto:
+                last = upto = self._written
+        elif upto > self.known:
+            self.known = self._allocated()
+            if upto > self.known + DISTANCE:
+                last = upto = self.known
+        rows = self._rows(from_token, upto)
+        if is_limited and len(rows) > 1:
+            rows = rows[:1]
+            upto = rows[0]
+        # The ids that were in flight when later rows were read: only a false position
+        # can lead to that, and nobody can deliver their rows in order any more.
+        holes = 0
+        if not self.in_memory:
+            for token in range(from_token + 1, rows[-1] if rows else 0):
+                holes |= (self.ids[token - 1] == PENDING) << token
+        if holes and not self.lie:
+            raise ViolationError("rows are fetched before earlier ones were committed")
+        self.answer = (rows, upto, last, self.life, holes)
+
+    def _on_no_answer(self) -> None:
+        self._spend(FAIL)
+        self._fail()
+
+    def _on_page(self) -> None:
+        fetch, reader = self.fetch, self.reader
+        assert fetch is not None
+        assert self.answer is not None
+        rows, upto, last, life, holes = self.answer
+        self.answer = self.fetch = None
+        epoch = str(life) if self.kind is Kind.MEMORY else None
+        updates: list[tuple[int, Any]] = [(token, None) for token in rows]
+        result = StreamUpdateResult(updates, upto, False, last, epoch)
+        try:
+            page = reader.page_fetched(fetch, result)
+        except CatchUpError:
+            self._note(f"reader.page_fetched(..., {result}) -> error")
+            self._fail()
+            self.busy = ("resume",)
+            return
+        self._note(
+            f"reader.page_fetched(..., {rows}, upto {upto}, last {last}, {epoch}) -> "
+            f"{None if page is None else page.tokens}"
+        )
+        if page is None:
+            self.busy = ("resume",)
+            return
+        self.page_life, self.page_holes = life, holes
+        self._begin_page()
+
+    def _begin_page(self) -> None:
+        reader = self.reader
+        self._proceed()
+        if self.busy is None:
+            page = reader.page
+            self.busy = ("resume",) if page is None else ("page", 0, tuple(page.tokens))
+        elif self.busy[0] != "begin":
+            raise ViolationError(f"{self.busy[0]} while a page is delivered")
+
+    # The driver.
+
+    def _on_done(self) -> None:
+        """Complete what the driver is doing."""
+        busy, reader = self.busy, self.reader
+        assert busy is not None
+        self.busy = None
+        kind = busy[0]
+        if kind in ("resume", "proceed"):
+            self._proceed()
+        elif kind == "row":
+            _, token, unknown, life = busy
+            self._deliver(token, life)
+            # Nobody can know that these rows exist.
+            self.forgiven |= unknown & ((1 << token) - 1) & ~self.delivered
+            self.busy = ("proceed",)
+        elif kind == "page":
+            self._deliver_of_page(busy[1], busy[2])
+        elif kind == "rewind":
+            _, token, epoch = busy
+            self.position = token
+            reader.rewound()
+            self._note(f"reader.rewound() to {token}, epoch {epoch}")
+            if self.in_memory:
+                self.last, self.last_life = token, 0
+            self.busy = ("proceed",)
+        elif kind == "begin":
+            reader.epoch_begun()
+            self._note("reader.epoch_begun()")
+            if reader.page is None:
+                self.busy = ("proceed",)
+            else:
+                self._begin_page()
+        else:
+            self.position = busy[1]
+            reader.advanced(busy[1], 0.0)
+            self._note(f"reader.advanced({busy[1]})")
+            self.busy = ("proceed",)
+
+    def _deliver_of_page(self, index: int, tokens: tuple[int, ...]) -> None:
+        reader = self.reader
+        if index < len(tokens):
+            token = tokens[index]
+            self._deliver(token, self.page_life)
+            self.forgiven |= self.page_holes & ((1 << token) - 1)
+            reader.delivered(token)
+            self._note(f"reader.delivered({token})")
+            if reader.page is None:
+                self.busy = ("resume",)
+                return
+            index += 1
+        if index < len(tokens):
+            self.busy = ("page", index, tokens)
+            return
+        reader.page_delivered()
+        self._note("reader.page_delivered()")
+        self.busy = ("resume",)
+
+    def _on_fail(self) -> None:
+        """Let the sink fail."""
+        self._spend(FAIL)
+        busy, reader = self.busy, self.reader
+        assert busy is not None
+        self.busy = ("proceed",)
+        reader.position = self.position
+        if busy[0] == "row":
+            reader.delivery_failed([busy[1]])
+            self._note(f"reader.delivery_failed([{busy[1]}])")
+            self._pause(-1)
+        elif busy[0] == "page":
+            if reader.page is not None:
+                self._fail()
+            self.busy = ("resume",)
+        else:
+            self._fail()
+
+    def _on_unreadable(self) -> None:
+        """Find that the next row of the page cannot be decoded."""
+        busy, reader = self.busy, self.reader
+        assert busy is not None
+        self._spend(LOSS)
+        if busy[1] < len(busy[2]) and reader.page is not None:
+            reader.unreadable(busy[2][busy[1]])
+            self._note(f"reader.unreadable({busy[2][busy[1]]})")
+            self.busy = ("resume",)
+
+    def _fail(self) -> None:
+        self.reader.failed()
+        self._note("reader.failed()")
+        self._pause(-1)
+
+    def _pause(self, seconds: float) -> None:
+        if self.reader.links:
+            self.timer = seconds
+
+    def _on_overflow(self) -> None:
+        self._spend(OVERFLOW)
+        self.given_up = True
+
+    def _on_drained(self) -> None:
+        self.given_up = False
+        if self.busy is None:
+            self.busy = ("resume",)
+
+    def _on_time(self) -> None:
+        self.timer = 0
+        self.timer_due = True
+
+    def _on_timer(self) -> None:
+        self.timer_due = False
+        self.reader.timer_due()
+        self._note("reader.timer_due()")
+        self.busy = ("resume",)
+
+    def _on_second(self) -> None:
+        if self.reader.empty is not None:
+            self.reader.empty.check_from = 0.0
+
+    def _on_moment(self) -> None:
+        reader = self.reader
+        reader._due = max(0.0, reader._due - MOMENT)
+        if reader._start is not None:
+            reader._start = max(0.0, reader._start - MOMENT)
+        if self.timer > 0:
+            self.timer = round(self.timer - MOMENT, 3)
+            if self.timer <= 0:
+                self._on_time()
+        if self.wait is not None:
+            self.wait = max(0.0, round(self.wait - MOMENT, 3))
+
+    def _on_reader_crash(self) -> None:
+        self._spend(DIE)
+        for token in range(1, self.position + 1):
+            if not self.delivered & 1 << token:
+                self.forgiven |= 1 << token
+        self.links = [WorldLink() for _ in self.links]
+        self.fetch = self.answer = self.busy = self.wait = None
+        self.timer, self.timer_due = 0, False
+        if self.removed:
+            self.removed += 2
+        self._start_reader(self.reader.epoch)
+
+    def _run(self) -> None:
+        """Do what nothing can interrupt."""
+        may_stop = self._may(OVERFLOW) or self._may(FAIL)
+        while self.busy is not None and not self.given_up:
+            kind = self.busy[0]
+            work = self.reader.work
+            if kind == "resume":
+                if work is not None and not work.is_fetched and self._has_arrivals():
+                    return
+            elif self.busy[0:2] == ("page", 0) and not self.busy[2]:
+                pass
+            elif kind != "proceed" and (
+                may_stop or (kind == "page" and self._may(LOSS))
+            ):
+                return
+            self._on_done()
+
+    def _has_arrivals(self) -> bool:
+        return any(link.up for link in self.links)
+
+    def _proceed(self) -> None:
+        """Take the reader's actions, up to one that the sink has to carry out."""
+        reader = self.reader
+        steps = 0
+        while True:
+            steps += 1
+            if steps > 50:
+                raise ViolationError("the reader's actions never end")
+            reader.position = self.position
+            action = reader.next(0.0)
+            if action is None:
+                return
+            self._note(f"reader.next() -> {action}")
+            self._take(action)
+            if self.busy is not None:
+                return
+
+    def _take(self, action: Action) -> None:
+        if isinstance(action, Fetch):
+            self.fetch, self.answer, self.wait = action, None, None
+            if action.from_token >= action.upto_token:
+                raise ViolationError(f"{action} is empty")
+        elif isinstance(action, Pause):
+            if self.wait is not None and action.seconds > self.wait + 0.001:
+                raise ViolationError("a fetch that waits is delayed once more")
+            self.wait = self.timer = action.seconds
+        elif isinstance(action, Rewind):
+            if action.token > self.position:
+                raise ViolationError(f"{action} raises the position")
+            self.busy = ("rewind", action.token, action.epoch)
+        elif isinstance(action, BeginEpoch):
+            self.busy = ("begin",)
+        elif isinstance(action, Advance):
+            if action.token < self.position:
+                raise ViolationError(f"{action} lowers the position")
+            self.busy = ("advance", action.token)
+        elif isinstance(action, Finished):
+            self.timer = 0
+            self.wait = None
+
+    def _deliver(self, token: int, life: int) -> None:
+        self._note(f"delivered: row {token}" + (f" of process {life}" if life else ""))
+        if self.in_memory:
+            if life < self.last_life and self.reader.epoch is not None:
+                raise ViolationError(f"row {token} of an earlier process is delivered")
+            if life > self.last_life:
+                self.last = 0
+            # Without epochs, a false position looks like a restart.
+            bit = 1 << token
+            is_guess = self.kind is Kind.STOCK_MEMORY and (self.lie or self.life)
+            if token <= self.last and not is_guess:
+                raise ViolationError(f"row {token} is delivered after row {self.last}")
+            if life == self.life:
+                if self.delivered & bit and not (
+                    is_guess or self.lie or (self.unsure & bit and self._has_failed())
+                ):
+                    raise ViolationError(f"row {token} is delivered twice")
+                self.delivered |= bit
+                self.unsure &= ~bit
+                # A page can be ahead of what a restarted writer has sent.
+                if self.reader.epoch != str(life) or (life and token > self.sent):
+                    self.unsure |= bit
+            self.last, self.last_life = token, life
+            self.position = max(self.position, token)
+            return
+        if self.kind is not Kind.CACHES:
+            if self.delivered & 1 << token:
+                raise ViolationError(f"row {token} is delivered twice")
+            if token <= self.last:
+                raise ViolationError(f"row {token} is delivered after row {self.last}")
+        self.delivered |= 1 << token
+        self.last = max(self.last, token)
+        self.position = max(self.position, token)
+
+    def _has_failed(self) -> bool:
+        return self.left != self.bounds.budgets
+
+    def _tidy(self) -> None:
+        """Forget what has no effect any more."""
+        reader = self.reader
+        if self.fetch is not reader.request:
+            self.fetch, self.answer = reader.request, None
+        read = [link.at for link in self.links if link.up]
+        least = min(read) if read else len(self.log)
+        if least:
+            del self.log[:least]
+            for link in self.links:
+                if link.up:
+                    link.at -= least
+        for link in self.links:
+            link.hidden &= ~(self.delivered | self.forgiven)
+        if self.busy is None or self.busy[0] != "page":
+            self.page_life = self.page_holes = 0
+        if reader.request is None:
+            reader.expected = []
+
+    def _check(self) -> None:
+        if self.in_memory or self.lie:
+            return
+        for token in range(1, min(self.position, len(self.ids)) + 1):
+            bit = 1 << token
+            if self.ids[token - 1] == COMMITTED and not (
+                (self.delivered | self.forgiven) & bit
+            ):
+                raise ViolationError(
+                    f"the position {self.position} passed row {token}, which was not "
+                    "delivered"
+                )
+
+    # -- the way to rest ---------------------------------------------------------------
+
+    def missing(self) -> str | None:
+        """Return what is still missing before the world is at rest, if anything."""
+        reader = self.reader
+        upto = self._written if self.in_memory else len(self.ids)
+        for token in self._rows(0, upto):
+            if self.kind is Kind.CACHES and token <= self.lie:
+                # Such a position cannot be detected, because rows may be late.
+                continue
+            if not (self.delivered | self.forgiven) & 1 << token:
+                return f"row {token} was not delivered"
+        if reader.work is not None or self.busy is not None or self.given_up:
+            return "the reader is not at rest"
+        if self.removed:
+            return None
+        if any(s.phase is not Phase.COMPLETE for s in reader.links.values()):
+            return "a link is not complete"
+        # A false position may remain if no row shows that it is false.
+        may_differ = self.lie and (self.kind is not Kind.DATABASE or self.forgiven)
+        if self.position != self.sent and not may_differ:
+            return f"the position is {self.position}, not {self.sent}"
+        return None
+
+    def towards_rest(self) -> list[Event]:
+        """Return events, of which the first one that changes anything leads to rest.
+
+        :return: an empty list at rest.
+        """
+        event = self._next_of_driver() or self._next_of_world()
+        if event is not None:
+            return [event]
+        return [] if self.missing() is None else self._round()
+
+    def _next_of_driver(self) -> Event | None:
+        if self.given_up:
+            return ("drained",)
+        if self.busy is not None:
+            return ("done",)
+        if self.fetch is not None:
+            return ("answer", False) if self.answer is None else ("page",)
+        if self.timer_due:
+            return ("timer",)
+        if self.timer:
+            return ("moment",) if self.timer > 0 else ("time",)
+        return None
+
+    def _next_of_world(self) -> Event | None:
+        for number, link in enumerate(self.links):
+            if not link.up:
+                return ("up", number)
+            if link.at < len(self.log):
+                return ("message", number)
+        if self.removed:
+            return ("search",) if self.removed > 2 else None
+        if not self.in_memory and PENDING in self.ids:
+            return ("commit", self.ids.index(PENDING) + 1)
+        upto = self._written if self.in_memory else self._announceable()
+        return ("send",) if self.sent < upto else None
+
+    def _round(self) -> list[Event]:
+        """Return the announcements that repeat, and the time between them."""
+        if self.removed:
+            return []
+        numbers = range(len(self.links))
+        found: list[Event] = []
+        if self.kind is Kind.MEMORY:
+            found += [("epoch", number) for number in numbers]
+        found += [("report", number) for number in numbers]
+        if self.reader.empty is not None and self.reader.empty.check_from > 0:
+            found.append(("second",))
+        found += [("position", number) for number in numbers]
+        return found
+
+
+def _fetch_key(fetch: Fetch | None) -> Frozen | None:
+    if fetch is None:
+        return None
+    return fetch.from_token, fetch.upto_token, fetch.from_source
+
+
+_HANDLERS: Final = {
+    name[len("_on_") :].replace("_", " "): method
+    for name, method in vars(World).items()
+    if name.startswith("_on_")
+}

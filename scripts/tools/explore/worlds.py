@@ -1,0 +1,68 @@
+"""The worlds that are explored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scripts.tools.explore.world import Bounds, Kind
+
+
+def _bounds(
+    ids: int,
+    links: int,
+    total: int,
+    *,
+    lies: int = 0,
+    removals: int = 0,
+    hellos: int = 0,
+    burst: int | None = None,
+) -> Bounds:
+    """Return bounds with at most one fault of each kind, and ``total`` together."""
+    return Bounds(
+        ids=ids,
+        links=links,
+        breaks=1,
+        losses=1,
+        overflows=1,
+        writer_crashes=1,
+        reader_crashes=1,
+        failures=1,
+        lies=lies,
+        removals=removals,
+        hellos=hellos,
+        total=total,
+        burst=burst,
+    )
+
+
+#: The worlds that ``scripts/test`` explores.
+SHALLOW: Mapping[str, tuple[Kind, Bounds]] = {
+    "database": (Kind.DATABASE, _bounds(2, 1, 1, removals=1)),
+    "database, lie": (Kind.DATABASE, Bounds(ids=1, links=1, lies=1)),
+    "database, two links": (Kind.DATABASE, Bounds(ids=2, links=2)),
+    "caches": (Kind.CACHES, _bounds(2, 1, 1)),
+    "memory": (Kind.MEMORY, _bounds(2, 1, 1, hellos=1)),
+    "memory, two links": (Kind.MEMORY, Bounds(ids=2, links=2)),
+    "stock memory": (Kind.STOCK_MEMORY, _bounds(2, 1, 1)),
+    "claims": (Kind.DATABASE, Bounds(ids=1, links=1, lies=1, burst=1)),
+}
+
+#: The worlds that ``scripts/explore --deep`` explores, the smallest first.
+DEEP: Mapping[str, tuple[Kind, Bounds]] = {
+    "database": (Kind.DATABASE, _bounds(2, 1, 3, removals=1)),
+    "database, three ids": (Kind.DATABASE, _bounds(3, 1, 1, removals=1)),
+    "database, two links": (Kind.DATABASE, _bounds(2, 2, 1)),
+    "database, lie": (Kind.DATABASE, _bounds(2, 1, 1, lies=1)),
+    "database, lie and another fault": (Kind.DATABASE, _bounds(1, 1, 2, lies=1)),
+    "caches": (Kind.CACHES, _bounds(2, 1, 2)),
+    "caches, two links": (Kind.CACHES, _bounds(2, 2, 1)),
+    "memory": (Kind.MEMORY, _bounds(2, 1, 2, hellos=1)),
+    "memory, two links": (Kind.MEMORY, _bounds(2, 2, 1, hellos=1)),
+    "memory, lie": (Kind.MEMORY, _bounds(2, 1, 1, lies=1)),
+    "stock memory": (Kind.STOCK_MEMORY, _bounds(3, 1, 2)),
+    "stock memory, two links": (Kind.STOCK_MEMORY, _bounds(2, 2, 1)),
+    "stock memory, lie": (Kind.STOCK_MEMORY, _bounds(2, 1, 1, lies=1)),
+    "claims": (Kind.DATABASE, Bounds(ids=2, links=1, lies=1, burst=1)),
+    "claims, memory": (Kind.MEMORY, Bounds(ids=1, links=1, lies=1, burst=1)),
+    "three ids, two links": (Kind.DATABASE, _bounds(3, 2, 1, lies=1)),
+}

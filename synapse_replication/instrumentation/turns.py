@@ -1,0 +1,155 @@
+"""Measurement of the reactor's turns, and of what made it stall.
+
+Theory of operation: a turn is what the reactor does between two calls of ``poll()``:
+it runs the delayed calls that are due, and handles what has arrived. While it lasts,
+nothing else is handled in the process. :class:`ReactorTurns` wraps the reactor's poller
+to time each turn, which takes less than 1 µs. A thread wakes up ten times a second; if
+the current turn has lasted too long, it records what the reactor's thread is executing,
+once for each turn. A reactor without a poller is not measured.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import attrs
+
+#: A turn of this duration or longer is a stall, in s.
+STALL = 0.25
+#: The upper bounds of the histogram's buckets, in s.
+BUCKETS = (0.001, 0.01, 0.05, 0.1, STALL, 1.0, 5.0)
+#: The interval at which the thread looks at the current turn, in s.
+_WATCH_EVERY = 0.1
+#: The number of functions that are recorded of a stall.
+_DEPTH = 5
+
+
+@attrs.frozen
+class Stall:
+    """The stalls in some period.
+
+    :ivar count: their number.
+    :ivar longest: the duration of the longest one, in s.
+    :ivar what: what the longest one was executing, innermost function first; empty if
+        it ended before it was seen.
+    """
+
+    count: int
+    longest: float
+    what: str
+
+
+class ReactorTurns:
+    """The durations of a reactor's turns.
+
+    Use it in the reactor's thread.
+
+    :param monotonic: returns a monotonic time in s.
+    :ivar counts: the number of turns in each bucket, and of those above all buckets.
+    :ivar total: the duration of all turns, in s.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.perf_counter) -> None:
+        self._monotonic = monotonic
+        self.counts = [0] * (len(BUCKETS) + 1)
+        self.total = 0.0
+        # What the current turn was executing when the thread looked; empty before.
+        self._what = ""
+        self._stall = Stall(0, 0.0, "")
+        self._stopped = threading.Event()
+
+    def start(self, reactor: Any) -> bool:
+        """Measure the turns of a reactor; return whether it can be measured."""
+        poller = getattr(reactor, "_poller", None)
+        if poller is None:
+            return False
+        timed = _TimedPoller(poller, self._monotonic, self)
+        reactor._poller = timed
+        thread = threading.Thread(
+            target=self._watch,
+            args=(timed, threading.get_ident()),
+            name="synapse_replication.turns",
+            daemon=True,
+        )
+        thread.start()
+        return True
+
+    def stop(self) -> None:
+        """Stop the thread. The turns are still measured."""
+        self._stopped.set()
+
+    def add(self, seconds: float) -> None:
+        """Record the duration of a turn."""
+        self.total += seconds
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        if seconds >= STALL:
+            what, self._what = self._what, ""
+            before = self._stall
+            if seconds <= before.longest:
+                seconds, what = before.longest, before.what
+            self._stall = Stall(before.count + 1, seconds, what)
+
+    def buckets(self) -> tuple[list[tuple[str, float]], float]:
+        """Return the histogram: pairs of an upper bound and a count, and the sum."""
+        bounds = [*map(str, BUCKETS), "+Inf"]
+        return list(zip(bounds, accumulate(self.counts), strict=True)), self.total
+
+    def take_stall(self) -> Stall | None:
+        """Return the stalls since the last call; ``None`` if there were none."""
+        stall, self._stall = self._stall, Stall(0, 0.0, "")
+        return stall if stall.count else None
+
+    def _watch(self, poller: _TimedPoller, thread: int) -> None:
+        seen: float | None = None
+        while not self._stopped.wait(_WATCH_EVERY):
+            began = poller.began
+            if began is None or began == seen:
+                continue
+            if self._monotonic() - began >= STALL:
+                seen = began
+                what = _describe(sys._current_frames().get(thread))
+                if poller.began == began:
+                    self._what = what
+
+
+class _TimedPoller:
+    """A poller that times what is done between its calls.
+
+    :ivar began: when the current turn began; ``None`` while it waits for events.
+    """
+
+    def __init__(
+        self, inner: Any, monotonic: Callable[[], float], turns: ReactorTurns
+    ) -> None:
+        self.began: float | None = None
+        self._inner = inner
+        self._monotonic = monotonic
+        self._turns = turns
+
+    def poll(self, *args: Any) -> Any:
+        """Wait for events."""
+        if self.began is not None:
+            self._turns.add(self._monotonic() - self.began)
+            self.began = None
+        found = self._inner.poll(*args)
+        self.began = self._monotonic()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _describe(frame: Any) -> str:
+    """Return the innermost functions of a stack."""
+    found: list[str] = []
+    while frame is not None and len(found) < _DEPTH:
+        module = frame.f_globals.get("__name__", "?")
+        found.append(f"{module}.{frame.f_code.co_name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return ", called by ".join(found)

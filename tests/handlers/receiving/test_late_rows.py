@@ -1,0 +1,127 @@
+"""Tests of the verification of what was delivered, and of late rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import CatchUpError
+from synapse_replication.handlers.receiving import receiver
+from synapse_replication.handlers.receiving.receiver import LATE_RETRY
+from tests.handlers.fixtures import Receiving, Row, receiving
+
+
+class LateRowsTests(SynchronousTestCase):
+    """A reader that is live at token 5, and verifies what ``w`` announces."""
+
+    def setUp(self) -> None:
+        self.late: list[tuple[str, str, int, list[Any]]] = []
+        self.process = self.live()
+        self.assertIsNone(self.range_to_verify(5))
+
+    def live(self, *, accepts_late_rows: bool = True) -> Receiving:
+        process = receiving()
+        if accepts_late_rows:
+            process.host.rows.on_late_rdata = lambda *late: self.late.append(late)  # type: ignore[attr-defined]
+        process.stream.persist("w", 5, ["five"])
+        process.receive("POSITION events w 4 4", 'RDATA events w 5 ["five"]')
+        return process
+
+    def range_to_verify(
+        self, stored: int, *, is_wanted: bool = True
+    ) -> tuple[int, int] | None:
+        return self.process.handler.range_to_verify(
+            "events", "w", stored, is_wanted=is_wanted
+        )
+
+    def verify(self, committed: Sequence[int], upto: int) -> None:
+        self.process.handler.verify("events", "w", committed, upto)
+
+    def test_nothing_missing(self) -> None:
+        """Rows that arrived, in any way, are not delivered again."""
+        stream = self.process.stream
+        for token in (6, 7, 8, 9):
+            stream.persist("w", token, ["row"])
+        self.process.receive('RDATA events w 6 ["row"]')
+        self.process.receive("POSITION events w 8 8", 'RDATA events w 9 ["row"]')
+        self.assertEqual(self.range_to_verify(9), (5, 9))
+        self.verify([6, 7, 8, 9], 9)
+        self.assertIsNone(self.range_to_verify(9))
+        observer = self.process.host.observer
+        self.assertEqual((self.late, observer.unannounced_rows), ([], []))
+
+    def test_interleaved(self) -> None:
+        """Rows that arrived among those of other writers are not delivered again."""
+        self.process.receive("POSITION events v 4 4")
+        self.process.receive(
+            'RDATA events w 6 ["a"]', 'RDATA events v 7 ["b"]', 'RDATA events w 8 ["c"]'
+        )
+        self.assertEqual(self.range_to_verify(8), (5, 8))
+        self.verify([6, 8], 8)
+        self.assertEqual(self.late, [])
+
+    def test_missing(self) -> None:
+        """A missing row is delivered late, marked as such, and once."""
+        self.process.stream.persist("w", 6, ["six"])
+        self.process.receive('RDATA events w 7 ["seven"]')
+        self.verify([6, 7], 7)
+        self.assertEqual(self.late, [("events", "w", 6, [Row("six")])])
+        observer = self.process.host.observer
+        self.assertEqual(observer.unannounced_rows, [("events", "w", [6])])
+        self.assertEqual(observer.late_rows, [("events", "w", [6])])
+        self.assertEqual(self.process.stream.current_token("w"), 7)
+        self.assertIsNone(self.range_to_verify(7))
+
+    def test_sink_without_late_rows(self) -> None:
+        """A sink that does not accept late rows receives none; they are reported."""
+        self.process = self.live(accepts_late_rows=False)
+        self.range_to_verify(5)
+        self.process.receive('RDATA events w 7 ["seven"]')
+        self.verify([6, 7], 7)
+        observer = self.process.host.observer
+        self.assertEqual(observer.unannounced_rows, [("events", "w", [6])])
+        self.assertEqual(observer.late_rows, [])
+
+    def test_bounds(self) -> None:
+        """Only what is stored and delivered is verified, and not during a catch-up."""
+        self.process.receive('RDATA events w 9 ["nine"]')
+        self.assertEqual(self.range_to_verify(7), (5, 7))
+        self.assertEqual(self.range_to_verify(12), (5, 9))
+        self.process.stream.is_held = True
+        self.process.receive("POSITION events w 11 11")
+        self.assertIsNone(self.range_to_verify(12))
+
+    def test_extension(self) -> None:
+        """A writer that speaks the extension is not verified."""
+        self.assertIsNone(self.range_to_verify(5, is_wanted=False))
+        self.process.receive('RDATA events w 7 ["seven"]')
+        self.assertIsNone(self.range_to_verify(7, is_wanted=False))
+        self.verify([6, 7], 7)
+        self.assertEqual(self.late, [])
+
+    def test_many(self) -> None:
+        """A limited number of rows is delivered late at once."""
+        self.patch(receiver, "MAX_LATE", 2)
+        for token in (6, 7, 8):
+            self.process.stream.persist("w", token, ["row"])
+        self.process.receive('RDATA events w 9 ["nine"]')
+        self.verify([6, 7, 8, 9], 9)
+        self.assertEqual([token for _, _, token, _ in self.late], [6, 7])
+        self.assertEqual(self.range_to_verify(9), (7, 9))
+        self.verify([8, 9], 9)
+        self.assertEqual([token for _, _, token, _ in self.late], [6, 7, 8])
+
+    def test_source_fails(self) -> None:
+        """If the rows cannot be fetched, the attempt is repeated."""
+        stream = self.process.stream
+        stream.persist("w", 6, ["six"])
+        stream.is_held = True
+        self.process.receive('RDATA events w 7 ["seven"]')
+        self.verify([6, 7], 7)
+        stream.fail(CatchUpError("away"))
+        stream.is_held = False
+        self.assertEqual(self.late, [])
+        self.process.host.reactor.advance(LATE_RETRY)
+        self.assertEqual([token for _, _, token, _ in self.late], [6])
