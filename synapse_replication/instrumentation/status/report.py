@@ -42,6 +42,8 @@ _ABSENT = frozenset(
 )
 _FETCHES = frozenset({State.DUE, State.FETCHING, State.DELIVERING, State.PAUSED})
 _NEVER = float("-inf")
+#: If so many processes fall silent at once, the link is suspect, not they.
+SEVERAL = 2
 
 
 @attrs.frozen
@@ -162,6 +164,7 @@ class StatusReport:
             link=writer.link,
             link_down_since=link.since if link is not None and is_down else None,
             link_detail="" if link is None else link.why,
+            silence_since=self._silence_since(),
             peer=self._peers.get(key[1]),
             position=writer.position,
             behind_us=writer.behind_us,
@@ -179,6 +182,23 @@ class StatusReport:
             failure=writer.failure,
         )
 
+    def _silence_since(self) -> float | None:
+        """Return since when nothing has arrived, if several processes should speak."""
+        hearing = self.records.hearing
+        speaking = [
+            peer
+            for peer in self._peers.values()
+            if not peer.is_leaving and not self._is_replaced(peer)
+        ]
+        if not hearing.is_up or len(speaking) < SEVERAL:
+            return None
+        heartbeats = (peer.heartbeat_at for peer in speaking)
+        return max(hearing.since, *heartbeats, *self._heard.values())
+
+    def _is_silent(self) -> bool:
+        since = self._silence_since()
+        return since is not None and self.now - since > self.limits.silent_after
+
     # -- peers, duplicates and links --------------------------------------------------
 
     def peers(self) -> Iterator[PeerStatus]:
@@ -193,7 +213,8 @@ class StatusReport:
             if self._is_replaced(facts):
                 yield PeerStatus(name, "", "", "", self.now - facts.heard_at, False)
             elif name in names or not facts.is_leaving:
-                since = hearing.since if hearing.is_up else self.now
+                can_hear = hearing.is_up and not self._is_silent()
+                since = hearing.since if can_hear else self.now
                 silent = self.limits.silent_after
                 yield PeerStatus(
                     name,

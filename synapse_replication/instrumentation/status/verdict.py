@@ -58,6 +58,8 @@ class WriterFacts:
     :ivar link: the name of the link on which the writer was last heard.
     :ivar link_down_since: since when that link has been down; ``None`` if it is up.
     :ivar link_detail: why it is down.
+    :ivar silence_since: since when nothing has arrived from any of several processes
+        that send heartbeats, so that the link itself is suspect; ``None`` if it is not.
     :ivar peer: the writer's process; ``None`` if it sent no heartbeats.
     :ivar position: the position up to which its rows were delivered.
     :ivar behind_us: the writer's position, if it reported one below ``position``.
@@ -90,6 +92,7 @@ class WriterFacts:
     link: str = ""
     link_down_since: float | None = None
     link_detail: str = ""
+    silence_since: float | None = None
     peer: PeerFacts | None = None
     position: int | None = None
     behind_us: int | None = None
@@ -176,6 +179,15 @@ def _link_down(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
     if facts.state is not State.WAITING or facts.link_down_since is None:
         return None
     return facts.link_down_since, f"{facts.link}: {facts.link_detail}"
+
+
+def _silence(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+    since = facts.silence_since
+    if since is None or now - since <= limits.silent_after:
+        return None
+    return since, (
+        "nothing arrives from any process, although a link is up: it may be dead"
+    )
 
 
 def _gone(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
@@ -270,6 +282,12 @@ RULES: tuple[Rule, ...] = (
         "The link on which the writer was last heard is down, and the writer has "
         "announced its position on no other.",
         _link_down,
+    ),
+    Rule(
+        StallReason.NO_LINK,
+        "Several processes send heartbeats, and nothing has arrived from any of them "
+        "for 15 s.",
+        _silence,
     ),
     Rule(
         StallReason.WRITER_GONE,

@@ -86,6 +86,19 @@ class StalledTests(StatusObserverTestCase):
         self.clock.advance(1)
         self.assertEqual(self.stalled()[:2], (StallReason.WRITER_GONE, 16))
 
+    def test_everybody_is_silent(self) -> None:
+        """If several instances fall silent at once, none of them is said to be gone."""
+        self.go_live()
+        for name in ("w1", "w2"):
+            self.observer.heartbeat_received(heartbeat_of(name))
+        self.clock.advance(16)
+        reason, stalled_for, detail = self.stalled()
+        self.assertEqual((reason, stalled_for), (StallReason.NO_LINK, 16))
+        self.assertIn("it may be dead", detail)
+        self.assertFalse(any(peer.is_gone for peer in self.snapshot().peers))
+        self.observer.heartbeat_received(heartbeat_of("w2"))
+        self.assertEqual(self.stalled()[0], StallReason.WRITER_GONE)
+
     def test_catch_up_fails(self) -> None:
         """A catch-up that keeps failing is stalled since its first failure."""
         self.go_live()

@@ -177,6 +177,12 @@ class DiagnoseTests(SynchronousTestCase):
             Diagnosis(Condition.STALLED, StallReason.NO_LINK, 980.0, "redis: refused"),
         )
 
+    def test_dead_link(self) -> None:
+        """If everybody is silent, the link is suspect, and not each writer."""
+        peer = PeerFacts(984.0)
+        self.check(StallReason.NO_LINK, 984.0, peer=peer, silence_since=984.0)
+        self.check(StallReason.WRITER_GONE, peer=peer, silence_since=990.0)
+
     def test_rows_written_during_an_outage(self) -> None:
         """The sink has as long as always to handle rows once they can arrive."""
         written: dict[str, Any] = {"lag": 5, "written_at": 900.0, "progress_at": 890.0}
