@@ -114,7 +114,7 @@ class ProcessObservers:
         self._sampling = self._clock.call_later(SAMPLE_EVERY, self._sample)
         self.status.sample()
         self._stuck_ids.check()
-        self._stalls.update(self.status.snapshot())
+        self._stalls.check(self.status)
         self._stalls.report_turns(self._turns.take_stall())
 
     def stop_sampling(self) -> None:

@@ -162,6 +162,8 @@ class ReplicationExtension:
         self._has_advanced = False
         self._last_heartbeat = self._last_answer = -math.inf
         self._tick: DelayedCall | None = None
+        #: Whether the next tick is that of an instance whose positions do not advance.
+        self._is_tick_idle = False
         self._answer: DelayedCall | None = None
         self._has_stopped = False
         #: A message with the fields that are the same in all messages.
@@ -195,14 +197,25 @@ class ReplicationExtension:
         self._has_stopped = True
 
     def _on_tick(self) -> None:
+        options = self._options
+        left = options.idle_interval - (self._clock.seconds() - self._last_heartbeat)
         # Reschedule first, so that an exception cannot stop the timer.
-        self._tick_later(self._options.busy_interval)
-        idle = self._clock.seconds() - self._last_heartbeat
-        if self._has_advanced or idle >= self._options.idle_interval:
+        if self._has_advanced:
+            self._tick_later(options.busy_interval)
+        else:
+            self._tick_later(left if left > 0 else options.idle_interval)
+        if self._has_advanced or left <= 0:
             self._send_heartbeat()
 
     def _tick_later(self, delay: float) -> None:
+        self._is_tick_idle = delay > self._options.busy_interval
         self._tick = self._clock.call_later(delay, self._on_tick)
+
+    def _tick_sooner(self) -> None:
+        """Replace the tick of an idle instance, because a position has advanced."""
+        if self._is_tick_idle and self._tick is not None and self._tick.active():
+            self._tick.cancel()
+            self._tick_later(self._options.busy_interval)
 
     # -- connections ------------------------------------------------------------------
 
@@ -374,7 +387,9 @@ class ReplicationExtension:
         if position is None or position.token != token:
             now = self._clock.time_msec()
             self._positions[stream_name] = StreamPosition(token, now)
-            self._has_advanced = True
+            if not self._has_advanced:
+                self._has_advanced = True
+                self._tick_sooner()
 
     # -- messages ----------------------------------------------------------------------
 

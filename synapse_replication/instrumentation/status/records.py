@@ -120,6 +120,17 @@ class WriterRecord:
         if by is AnnouncedBy.POSITION:
             self.announced_at = now
 
+    def is_quiet(self) -> bool:
+        """Return whether nothing in this record can be a reason for a stall."""
+        return (
+            self.announced == self.position
+            and self.failing_since is None
+            and self.behind_us is None
+            and self.lost_since is None
+            and self.undeclared_since is None
+            and self.skipped_since is None
+        )
+
     def is_idle(self, before: float) -> bool:
         """Return whether nothing was heard or delivered since ``before``."""
         return max(self.since, self.heard_at or 0.0, self.progress_at) <= before

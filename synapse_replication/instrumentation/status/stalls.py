@@ -23,6 +23,7 @@ from synapse_replication.instrumentation.status.model import (
     group_stalls,
     name_writers,
 )
+from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.turns import Stall
 
 
@@ -60,8 +61,15 @@ class StallLog:
                 what=stall.what or "something unknown",
             )
 
-    def update(self, status: ProcessStatus) -> None:
+    def check(self, observer: StatusObserver) -> None:
         """Log the changes since the last call. Call this every few seconds."""
+        # A snapshot of an idle process would take a third of the CPU time that its
+        # replication takes.
+        if self._reasons or self._logged or not observer.is_quiet():
+            self.update(observer.snapshot())
+
+    def update(self, status: ProcessStatus) -> None:
+        """Log the changes since the last call."""
         now = self._monotonic()
         reasons: dict[tuple[str, str], str] = {}
         logged: dict[tuple[str, str], float] = {}
