@@ -353,7 +353,7 @@ class Replication(Service):
             },
             unstored,
             handler,
-            lambda name: self._epochs.epoch_of(name) is not None,
+            lambda name: self._epochs.is_reporting(name, self._clock.seconds()),
             self._clock,
             self._observer,
             interval=interval,

@@ -61,7 +61,7 @@ def start_position_check(
         },
         unstored,
         handler,
-        lambda name: epochs.epoch_of(name) is not None,
+        lambda name: epochs.is_reporting(name, host.clock.seconds()),
         host.clock,
         observer_of(hs),
         interval=interval,

@@ -95,6 +95,13 @@ class PeerEpochs:
         peer = self._peers.get(instance_name)
         return None if peer is None or peer.said_goodbye else peer.epoch
 
+    def is_reporting(self, instance_name: str, now: float) -> bool:
+        """Return whether a peer speaks the extension, and was heard of recently."""
+        peer = self._peers.get(instance_name)
+        if peer is None or peer.said_goodbye:
+            return False
+        return now - peer.last_seen <= SILENT_AFTER
+
     def has_backlog(self, instance_name: str) -> bool:
         """Return whether a peer retains a backlog; false if it is unknown."""
         peer = self._peers.get(instance_name)

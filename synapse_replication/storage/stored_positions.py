@@ -15,6 +15,9 @@ that are missing are delivered late. While a writer writes nothing, nothing is s
 A stream that any instance may write (``caches``) has no stored positions; the newest
 tokens of its writers in the table take their place.
 
+A writer that speaks the extension reports its position every few seconds. If all
+writers do, only every sixth read takes place.
+
 A stored position carries less weight than an announced one: it never rewinds a reader,
 and a position that is implausibly far ahead is verified like any other claim.
 """
@@ -46,6 +49,9 @@ GRACE: Final = 2.0
 #: The fraction of the interval by which it varies at random, so that the processes of
 #: a deployment do not query at the same time.
 JITTER: Final = 0.2
+
+#: The number of reads that are skipped in a row if all writers report their positions.
+SKIPPED: Final = 5
 
 #: ``(stream, writer) -> token``; streams have their names on the wire.
 Tokens: TypeAlias = dict[tuple[str, str], int]
@@ -90,7 +96,8 @@ class StoredPositionCheck:
     :param tables: the queries for the rows of each stream, by its name on the wire.
     :param unstored: the writers of each stream without stored positions, by its name.
     :param handler: knows what arrived, and fetches or delivers what did not.
-    :param speaks_extension: returns whether a writer speaks the extension.
+    :param is_reporting: returns whether a writer reports its positions by the
+        extension.
     :param interval: the mean time between two reads, in s.
     :param uniform: returns a random number between its arguments.
     """
@@ -102,7 +109,7 @@ class StoredPositionCheck:
         tables: Mapping[str, Sequence[RangeQuery]],
         unstored: Mapping[str, Sequence[str]],
         handler: ReplicationCommandHandler,
-        speaks_extension: Callable[[str], bool],
+        is_reporting: Callable[[str], bool],
         clock: Clock,
         observer: ReplicationObserver,
         *,
@@ -121,7 +128,9 @@ class StoredPositionCheck:
         }
         self._unstored = unstored
         self._handler = handler
-        self._speaks_extension = speaks_extension
+        self._is_reporting = is_reporting
+        self._others = {name for _, name in writers}.union(*unstored.values())
+        self._skipped = 0
         self._has_found_tables = False
         #: The result of the last read.
         self._stored: Tokens = {}
@@ -150,6 +159,11 @@ class StoredPositionCheck:
             self._timer = self._clock.call_later(self._interval * factor, self._read)
 
     def _read(self) -> None:
+        if self._skipped < SKIPPED and all(map(self._is_reporting, self._others)):
+            self._skipped += 1
+            self._schedule()
+            return
+        self._skipped = 0
         ranges = self._ranges_to_verify()
         self._database.transact(
             "read_stored_positions",
@@ -181,7 +195,7 @@ class StoredPositionCheck:
         found = {}
         for (stream_name, instance_name), stored in self._stored.items():
             if stream_name in self._tables:
-                is_wanted = not self._speaks_extension(instance_name)
+                is_wanted = not self._is_reporting(instance_name)
                 range_ = self._handler.range_to_verify(
                     stream_name, instance_name, stored, is_wanted=is_wanted
                 )

@@ -33,6 +33,13 @@ class PeerEpochsTests(SynchronousTestCase):
         self.assertEqual(self.epochs.observe("w", "a", 10.5), EpochStatus.LATE)
         self.assertEqual(self.epochs.epoch_of("w"), "b")
 
+    def test_reporting(self) -> None:
+        """A peer reports until it is silent for some time, or says goodbye."""
+        self.assertFalse(self.epochs.is_reporting("w", 0))
+        self.epochs.observe("w", "a", 0)
+        self.assertTrue(self.epochs.is_reporting("w", SILENT_AFTER))
+        self.assertFalse(self.epochs.is_reporting("w", SILENT_AFTER + 0.1))
+
     def test_duplicate(self) -> None:
         """A stale epoch that still sends messages belongs to a second process."""
         self.epochs.observe("w", "a", 0)

@@ -11,7 +11,11 @@ from twisted.trial.unittest import TestCase
 
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.row_queries import RangeQuery
-from synapse_replication.storage.stored_positions import GRACE, StoredPositionCheck
+from synapse_replication.storage.stored_positions import (
+    GRACE,
+    SKIPPED,
+    StoredPositionCheck,
+)
 from tests.storage.doubles import FakeReactor, PostgresMixin, RecordingObserver
 
 INTERVAL = 5.0
@@ -157,6 +161,20 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
     async def test_negative_ids(self) -> None:
         """The tokens of a stream that counts down are positive."""
         self.advance_position("w1", -8)
+        await self.read()
+        self.clock.advance(GRACE)
+        self.assertEqual(self.reported, [("foo", "w1", 8)])
+
+    async def test_all_report(self) -> None:
+        """If all writers report their positions, most reads are skipped."""
+        self.speakers = {"w1", "w2"}
+        self.advance_position("w1", 8)
+        for _ in range(SKIPPED):
+            self.clock.advance(INTERVAL * 1.2)
+            await self.turn()
+            self.assertEqual(len(self.clock.getDelayedCalls()), 1)
+        self.clock.advance(GRACE)
+        self.assertEqual(self.reported, [])
         await self.read()
         self.clock.advance(GRACE)
         self.assertEqual(self.reported, [("foo", "w1", 8)])
