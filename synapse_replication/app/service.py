@@ -48,6 +48,7 @@ from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import (
     ConfigError,
     LocalProtocolError,
+    StorageError,
     StreamConfigurationError,
 )
 from synapse_replication.handlers.admission import DeclaredWriters
@@ -82,6 +83,7 @@ from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.storage.postgres_stream import ranges_of
 from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.storage.stuck_ids import StuckIdWatch
+from synapse_replication.storage.writer_lock import WriterLock
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.tcp.factory import (
@@ -289,6 +291,7 @@ class Replication(Service):
             self._stops.add("closing the database", self._database.close)
             background = host.run_as_background_process
             self._stops.add("ending background work", background.wait)
+        await self._lock_name()
         self._add_sinks()
         setup = StreamSetup(options, host, self._database, self._reactor)
         await setup.run(self.sink)
@@ -325,6 +328,35 @@ class Replication(Service):
             instance_name=options.instance_name,
             server_name=options.server_name,
         )
+
+    async def _lock_name(self) -> None:
+        """Acquire the lock of this process's name, if it writes to the database.
+
+        :raises StorageError: if another process holds it.
+        """
+        options = self._options
+        is_writer = any(
+            options.instance_name in options.writers[name] for name in options.stored
+        )
+        if not (is_writer and options.writer_lock and options.database is not None):
+            return
+        # The lock belongs to a session, so it needs a connection of its own.
+        database = Database(options.database.conninfo, self._reactor, max_connections=1)
+        self._stops.add("releasing the lock of this name", database.close)
+        lock = WriterLock(
+            database,
+            options.server_name,
+            options.instance_name,
+            self._clock,
+            self._lock_lost,
+        )
+        self._stops.add("stopping the checks of the lock", lock.stop)
+        await lock.acquire()
+
+    def _lock_lost(self, error: StorageError) -> None:
+        self.log.critical("Stopping, so as to write no more: {error}", error=error)
+        if self._reactor.running:
+            self._reactor.stop()
 
     def _start_position_check(self, handler: ReplicationCommandHandler) -> None:
         options = self._options

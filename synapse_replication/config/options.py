@@ -85,6 +85,8 @@ class ReplicationOptions:
         rows of the stream from the beginning, and rows that this process wrote before
         its start, too. By default, it receives the rows of others that are written from
         now on. Rows of streams held in memory always arrive from the beginning.
+    :ivar writer_lock: whether a process that writes streams in PostgreSQL holds an
+        advisory lock there, so that a second one with its name does not start.
     :ivar redis: ``None`` if Redis is not used.
     :ivar tcp_connect: the endpoint descriptions of the direct TCP listeners to which
         this process connects; empty if Redis is used. A listener sends only the rows
@@ -127,6 +129,7 @@ class ReplicationOptions:
     database: DatabaseConfig | None = attrs.field(default=None, converter=_to_database)
     creates_tables: bool = True
     fill_sink: bool = False
+    writer_lock: bool = True
     redis: RedisOptions | None = None
     tcp_connect: tuple[str, ...] = attrs.field(default=(), converter=_to_names)
     tcp_listen: tuple[str, ...] = attrs.field(default=(), converter=_to_names)

@@ -272,6 +272,13 @@ class OwnSection(StrictSection):
         default=None,
         description="``factory(host, config) -> RowSink``: the sink receives the rows.",
     )
+    writer_lock: bool = Field(
+        default=True,
+        description="Whether a process that writes streams in PostgreSQL holds an "
+        "advisory lock there. A second process with its name then waits for ten "
+        "seconds and refuses to start. The lock has no effect behind a pooler in "
+        "transaction mode.",
+    )
     fill_sink: bool = Field(
         default=False,
         description="Whether a sink that has saved no position of a stream receives "

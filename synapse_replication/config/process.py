@@ -73,6 +73,7 @@ _KEYS: Mapping[str, str] = MappingProxyType(
         "instance_name": "worker_name",
         "secret": "worker_replication_secret",
         "fill_sink": f"{OWN_SECTION}.fill_sink",
+        "writer_lock": f"{OWN_SECTION}.writer_lock",
         "stores_user_ips": "run_background_tasks_on",
         "torture_level": "replication_torture_level",
         "writers": "stream_writers",
@@ -190,6 +191,7 @@ class _Checks:
             instance_name=instance_name,
             creates_tables=instance_name == MAIN_INSTANCE,
             fill_sink=own.fill_sink,
+            writer_lock=own.writer_lock,
             database=read_database(
                 shared,
                 self._merged,

@@ -68,6 +68,7 @@ class HintsTests(SynchronousTestCase):
                 "synapse_replication.direct_tcp.conect: did you mean 'connect'?",
                 "synapse_replication.zzz: write one of allow_unprotected_listeners, "
                 "command_sink, direct_tcp, extension, fill_sink, http, log_level, "
-                "modules, receiving, row_sink, streams, tls, tracing",
+                "modules, receiving, row_sink, streams, tls, tracing, "
+                "writer_lock",
             ],
         )
