@@ -98,6 +98,13 @@ def show_deployments(console: Console, results: Sequence[DeploymentResult]) -> N
             console.print(
                 f"{result.name} failed: {result.error}", markup=False, highlight=False
             )
+        if result.late:
+            console.print(
+                f"{result.name} delivered late on ours: {', '.join(result.late)}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
         if result.unannounced is not None:
             for what, found in (
                 ("received by no process", result.unannounced),

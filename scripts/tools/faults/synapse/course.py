@@ -90,6 +90,8 @@ class DeploymentResult:
     :ivar requests: the number of requests of clients in the background.
     :ivar failures: the number of failed requests, which are expected during faults.
     :ivar lost: the lost rows, as ``process stream token``.
+    :ivar late: the rows that processes with this package received after later ones, as
+        ``process stream token``; without ``caches``, whose order does not matter.
     :ivar unannounced: the rows that no process received, as ``stream token of writer``;
         ``None`` if no meter ran.
     :ivar metered: the rows that the meter found.
@@ -102,6 +104,7 @@ class DeploymentResult:
     requests: int = 0
     failures: int = 0
     lost: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
     unannounced: tuple[str, ...] | None = None
     metered: tuple[str, ...] = ()
     error: str = ""
@@ -301,6 +304,13 @@ class _Course:
             tuple(
                 f"{epoch.process} {row.stream} {row.token} of {row.writer}"
                 for epoch, row in lost
+            ),
+            tuple(
+                f"{epoch.process} {late.stream} {late.token}"
+                for epoch in epochs
+                if epoch.is_ours
+                for late in epoch.late
+                if not STANDARD_STREAMS[late.stream].description.idempotent
             ),
         )
 

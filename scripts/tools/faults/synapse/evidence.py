@@ -67,14 +67,14 @@ def read_witness(line: str, starts: Sequence[float]) -> tuple[Any, ...]:
 
     :param starts: the times of restarts of the writer of typing, in s since the Unix
         epoch.
-    :return: ``("start", time, positions)`` or ``("rows", time, delivery)``.
+    :return: ``("start", time, positions)`` or ``("rows", time, (delivery, writer))``.
     """
     kind, at, *values = json.loads(line)
     if kind == "start":
         return kind, at, values[0]
-    stream, _, token, _ = values
+    stream, writer, token, _ = values
     era = bisect(starts, at) if stream == TYPING else 0
-    return kind, at, Delivery(stream, token, era)
+    return kind, at, (Delivery(stream, token, era), writer)
 
 
 @attrs.define(eq=False)
@@ -99,7 +99,7 @@ class _Log:
                 self.epoch = Epoch(self.process, is_ours, at, value)
             else:
                 assert self.epoch is not None
-                self.epoch.deliveries[value] += 1
+                self.epoch.deliver(*value)
 
 
 class Evidence:

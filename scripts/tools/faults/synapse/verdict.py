@@ -63,6 +63,7 @@ class Epoch:
     :ivar judged_until: for a process that has ended: rows written after this time, in s
         since the Unix epoch, are not due to it.
     :ivar deliveries: the number of deliveries of each token.
+    :ivar late: the tokens that were delivered after a greater one of the same writer.
     """
 
     process: str
@@ -72,6 +73,17 @@ class Epoch:
     is_running: bool = True
     judged_until: float = 0.0
     deliveries: Counter[Delivery] = attrs.Factory(Counter)
+    late: list[Delivery] = attrs.Factory(list)
+    _greatest: dict[tuple[str, str, int], int] = attrs.Factory(dict)
+
+    def deliver(self, delivery: Delivery, writer: str) -> None:
+        """Record a delivery."""
+        key = delivery.stream, writer, delivery.era
+        greatest = self._greatest.get(key, 0)
+        if delivery.token < greatest and delivery not in self.deliveries:
+            self.late.append(delivery)
+        self._greatest[key] = max(greatest, delivery.token)
+        self.deliveries[delivery] += 1
 
     def must_receive(self, row: Committed) -> bool:
         """Return whether a row is due to this process."""

@@ -28,5 +28,6 @@ class ReadWitnessTests(SynchronousTestCase):
         ):
             line = json.dumps(["rows", at, stream, "writer1", 3, []])
             self.assertEqual(
-                read_witness(line, starts), ("rows", at, Delivery(stream, 3, era))
+                read_witness(line, starts),
+                ("rows", at, (Delivery(stream, 3, era), "writer1")),
             )

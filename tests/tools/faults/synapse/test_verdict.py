@@ -45,6 +45,16 @@ def lost(
     ]
 
 
+class LateTests(SynchronousTestCase):
+    def test_late(self) -> None:
+        """A row is late if a greater one of its writer was delivered before it."""
+        reader = epoch("sync1")
+        for token, writer in ((7, "a"), (9, "a"), (8, "b"), (8, "a"), (7, "a")):
+            reader.deliver(Delivery("events", token + (writer == "b")), writer)
+        self.assertEqual(reader.late, [Delivery("events", 8)])
+        self.assertEqual(reader.deliveries[Delivery("events", 7)], 2)
+
+
 class MissingRowsTests(SynchronousTestCase):
     def test_each_reader_needs_each_row(self) -> None:
         """
