@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
 
 
 def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
@@ -30,3 +33,22 @@ def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
         except OSError:
             time.sleep(0.1)
     raise AssertionError(f"{url} does not answer")
+
+
+def use_server(test: SynchronousTestCase) -> None:
+    """Start a server with a bucket ``bucket``, and set the environment for a test."""
+    folder = Path(test.mktemp()).absolute()
+    folder.mkdir()
+    server, url = start_server(folder)
+    test.addCleanup(server.wait)
+    test.addCleanup(server.kill)
+    environ = {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "hush",
+        "AWS_REGION": "us-east-1",
+    }
+    test.patch(os, "environ", {**os.environ, **environ})
+    request = urllib.request.Request(f"{url}/bucket", method="PUT")
+    with urllib.request.urlopen(request):
+        pass

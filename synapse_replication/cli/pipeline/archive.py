@@ -48,6 +48,12 @@ __all__ = ["archive_command"]
     help="Stop when all complete rows and all closed recordings are archived.",
 )
 @click.option(
+    "--repair",
+    is_flag=True,
+    help="Instead of archiving, read the rows of damaged files from the database "
+    "again. Stop other archive jobs first.",
+)
+@click.option(
     "--every",
     type=click.FloatRange(min=0.1),
     default=10.0,
@@ -94,6 +100,7 @@ def archive_command(
     recordings: tuple[str, ...],
     streams: tuple[str, ...],
     once: bool,
+    repair: bool,
     every: float,
     batch_ids: int | None,
     compact_files: int | None,
@@ -117,6 +124,13 @@ def archive_command(
             "nothing to archive: add -c or --dsn for the rows of a database, "
             "--recording for recordings, or both"
         )
+    if repair:
+        if settings is None:
+            raise click.UsageError(
+                "--repair reads rows from the database again: add -c or --dsn"
+            )
+        _repair(archive, settings, streams, as_json=as_json)
+        return
     from synapse_replication.pipeline.archive.job import run_job
     from synapse_replication.pipeline.archive.run import ArchiveSettings
 
@@ -146,3 +160,30 @@ def archive_command(
             f"archived {numbers.rows:,} rows in {numbers.batches:,} batches and "
             f"{numbers.commands:,} commands of {numbers.recordings:,} recordings"
         )
+
+
+def _repair(
+    archive: str, settings: PipelineSettings, streams: tuple[str, ...], *, as_json: bool
+) -> None:
+    from synapse_replication.pipeline.archive.repair import repair_archive
+    from synapse_replication.pipeline.archive.run import ArchiveSettings
+
+    options = ArchiveSettings(archive, settings, streams=streams).source_options()
+    assert options is not None
+    repairs = repair_archive(archive, options, lambda text: click.echo(text, err=True))
+    if as_json:
+        shown = [
+            {
+                "stream": each.stream,
+                "files": [damaged.file.path for damaged in each.damaged],
+                "rows": each.rows,
+                "lost": each.lost,
+            }
+            for each in repairs
+        ]
+        click.echo(json.dumps(shown))
+        return
+    for each in repairs:
+        click.echo(each.describe())
+    if not repairs:
+        click.echo("no file is damaged")

@@ -152,7 +152,7 @@ class _OpenFile:
         self.statistics: dict[str, tuple[int, int]] = {}
         self._sink = filesystem.open_output_stream(full_path)
         self._writer: ParquetWriter = parquet.ParquetWriter(
-            self._sink, schema, compression="zstd"
+            self._sink, schema, compression="zstd", write_page_checksum=True
         )
 
     def write(self, batch: pa.RecordBatch) -> None:

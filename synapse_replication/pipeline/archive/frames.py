@@ -20,11 +20,18 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive.damage import (
+    ArchivedFile,
+    DamagedFile,
+    check_file,
+    files_of,
+    find_damage,
+)
 from synapse_replication.pipeline.archive.log import (
     PurgedRange,
     archived_size,
@@ -86,17 +93,21 @@ class ArchivedTables:
     :ivar wire: the commands of recordings, with ARCHIVED_WIRE_SCHEMA; it may be empty.
     :ivar offsets: the offset up to which each stream is archived.
     :ivar purged: the range of purged tokens of each writer.
+    :ivar damaged: the damaged files, which the frames omit.
     """
 
     streams: Mapping[str, DataFrame]
     wire: DataFrame
     offsets: Mapping[str, StreamOffset]
     purged: Sequence[PurgedRange]
+    damaged: Sequence[DamagedFile]
     _wire_table: DeltaTable | None = attrs.field(repr=False)
     _session: SparkSession = attrs.field(repr=False)
     _tables: Mapping[str, StreamTable] = attrs.field(repr=False)
     _store: ArchiveStore = attrs.field(repr=False)
     _delta_tables: Mapping[str, DeltaTable] = attrs.field(repr=False)
+    #: The intact files of the streams, without those of the wire.
+    _files: Sequence[ArchivedFile] = attrs.field(repr=False)
 
     @property
     def uri(self) -> str:
@@ -159,18 +170,14 @@ class ArchivedTables:
         :param schema: the columns of the batches that ``work`` yields.
         :param columns: the columns to read. A column that a stream lacks is null.
         """
-        files = [
-            (stream, path)
-            for stream, table in self._delta_tables.items()
-            for path in _paths(table)
-        ]
+        files = self._files
         if not files:
             return local_frame(self._session, schema)
         schemas = {
             name: _chosen(_arrow(table), columns)
             for name, table in self._delta_tables.items()
         }
-        if sum(map(_row_count, self._delta_tables.values())) <= FEW_IDS:
+        if sum(file.rows or FEW_IDS + 1 for file in files) <= FEW_IDS:
             found = work(_read_streams(self._store, files, schemas))
             return local_batches(self._session, schema, found)
         tasks = _tasks(self._session, len(files))
@@ -186,12 +193,10 @@ class ArchivedTables:
 
         Only the logs of the tables are read.
         """
-        found = {}
-        for stream, table in self._delta_tables.items():
-            actions = pa.table(table.get_add_actions(flatten=True))
-            if actions.num_rows:
-                found[stream] = bounds_of(actions)
-        return found
+        by_stream: dict[str, list[ArchivedFile]] = {}
+        for file in self._files:
+            by_stream.setdefault(file.table, []).append(file)
+        return {stream: bounds_of(files) for stream, files in by_stream.items()}
 
     def rows(self, *streams: str) -> DataFrame:
         """Return rows with ARCHIVED_ROWS_SCHEMA, with the content as JSON in ``row``.
@@ -208,21 +213,13 @@ class ArchivedTables:
         return _union(self._session, frames, ARCHIVED_ROWS_SCHEMA)
 
 
-def bounds_of(actions: pa.Table) -> tuple[int, int]:
-    """Return the least and the greatest token of the files of a table.
+def bounds_of(files: Iterable[ArchivedFile]) -> tuple[int, int]:
+    """Return the least and the greatest token of files.
 
-    :param actions: the files, from the log. If a file lacks statistics, the bounds
-        include every token.
+    If a file lacks statistics, the bounds include every token.
     """
-    ends = []
-    for name, any_id in (("min", -_MAX_ID), ("max", _MAX_ID)):
-        column = f"{name}.stream_id"
-        values = actions[column] if column in actions.column_names else None
-        if values is None or values.null_count:
-            ends.append(any_id)
-        else:
-            ends.append(pc.min_max(values)[name].as_py())
-    return ends[0], ends[1]
+    tokens = [file.tokens or (-_MAX_ID, _MAX_ID) for file in files]
+    return min(low for low, _ in tokens), max(high for _, high in tokens)
 
 
 def with_json(frame: DataFrame, table: StreamTable) -> DataFrame:
@@ -254,48 +251,94 @@ def read_archive(
     archive: str | os.PathLike[str],
     *,
     tables: Mapping[str, StreamTable] | None = None,
+    verify: bool = False,
 ) -> ArchivedTables:
     """Read an archive.
 
     :param tables: the columns of streams other than the standard ones; by default, they
         are read from the archive.
-    :raises PipelineError: if the archive does not exist, has an older format, or cannot
-        be read.
+    :param verify: whether to read all files first, and to omit the damaged ones.
+    :raises PipelineError: if the archive does not exist or cannot be read, or, without
+        ``verify``, if the size of a file is wrong.
     """
     store = open_archive(archive)
     known = {**standard_tables(), **(tables or {})}
-    frames: dict[str, DataFrame] = {}
     offsets: dict[str, StreamOffset] = {}
     purged: list[PurgedRange] = []
     delta_tables: dict[str, DeltaTable] = {}
+    files: list[ArchivedFile] = []
     for stream in store.streams():
-        table = store.table(store.stream_uri(stream))
+        uri = store.stream_uri(stream)
+        table = store.table(uri)
         if table is None:
             # A driver has written files of the table, but has not created it yet.
             continue
         if stream not in known:
             known[stream] = _table_of(stream, table)
         delta_tables[stream] = table
-        frames[stream] = _frame(session, store, table)
+        files += files_of(table, uri, stream)
         offsets[stream] = read_state(table).offset
         purged += read_purged_ranges(table, stream)
     wire = store.table(store.wire_uri)
+    wire_files = [] if wire is None else files_of(wire, store.wire_uri, "the wire")
+    damaged = _damaged(session, store, [*files, *wire_files], verify=verify)
+    broken = {each.file for each in damaged}
+    intact = [file for file in files if file not in broken]
     commands = (
         local_frame(session, ARCHIVED_WIRE_SCHEMA)
         if wire is None
-        else _frame(session, store, wire).select(*ARCHIVED_WIRE_SCHEMA.names)
+        else _frame(
+            session, store, wire, [file for file in wire_files if file not in broken]
+        ).select(*ARCHIVED_WIRE_SCHEMA.names)
     )
+    frames = {
+        stream: _frame(
+            session, store, table, [file for file in intact if file.table == stream]
+        )
+        for stream, table in delta_tables.items()
+    }
     return ArchivedTables(
         frames,
         commands,
         offsets,
         purged,
+        damaged,
         wire,
         session,
         known,
         store,
         delta_tables,
+        intact,
     )
+
+
+def _damaged(
+    session: SparkSession,
+    store: ArchiveStore,
+    files: Sequence[ArchivedFile],
+    *,
+    verify: bool,
+) -> list[DamagedFile]:
+    """Find damaged files, in tasks if there are many rows to read.
+
+    :raises PipelineError: without ``verify``, if a file is damaged.
+    """
+    few = sum(file.rows for file in files) <= FEW_IDS
+    damaged = find_damage(store, files, complete=verify and few)
+    if not verify and damaged:
+        more = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
+        raise PipelineError(f"{damaged[0]}{more}")
+    if verify and not few:
+        found = {each.file for each in damaged}
+        left = [file for file in files if file not in found]
+        tasks = session.sparkContext.parallelize(left, _tasks(session, len(left)))
+        reasons = tasks.map(functools.partial(check_file, store)).collect()
+        damaged += [
+            DamagedFile(file, reason)
+            for file, reason in zip(left, reasons, strict=True)
+            if reason is not None
+        ]
+    return damaged
 
 
 def _union(
@@ -324,20 +367,24 @@ def _table_of(stream: str, table: DeltaTable) -> StreamTable:
     return StreamTable(stream, columns, ((None, tuple(c.name for c in columns)),))
 
 
-def _frame(session: SparkSession, store: ArchiveStore, table: DeltaTable) -> DataFrame:
+def _frame(
+    session: SparkSession,
+    store: ArchiveStore,
+    table: DeltaTable,
+    files: Sequence[ArchivedFile],
+) -> DataFrame:
     schema = StructType.fromJson(json.loads(table.schema().to_json()))
-    uri = table.table_uri.rstrip("/")
-    files = sorted(table.file_uris())
     if not files:
         return local_frame(session, schema)
+    uri = files[0].uri
     if store.is_local:
         return (
             session.read.schema(schema)
-            .option("basePath", f"file://{uri.removeprefix('file://')}")
-            .parquet(*(f"file://{path.removeprefix('file://')}" for path in files))
+            .option("basePath", f"file://{uri}")
+            .parquet(*(f"file://{uri}/{file.path}" for file in files))
             .select(*schema.names)
         )
-    paths = [(path,) for path in _paths(table)]
+    paths = [(file.path,) for file in files]
     read = functools.partial(_read_files, store, store.path(uri), _arrow(table))
     return (
         local_frame(session, "path string", paths)
@@ -348,15 +395,6 @@ def _frame(session: SparkSession, store: ArchiveStore, table: DeltaTable) -> Dat
 
 def _tasks(session: SparkSession, files: int) -> int:
     return min(files, 4 * session.sparkContext.defaultParallelism)
-
-
-def _paths(table: DeltaTable) -> list[str]:
-    """Return the paths of a table's files, relative to the table."""
-    root = table.table_uri.removeprefix("file://").rstrip("/")
-    return sorted(
-        uri.removeprefix("file://").removeprefix(root).lstrip("/")
-        for uri in table.file_uris()
-    )
 
 
 def _arrow(table: DeltaTable) -> pa.Schema:
@@ -375,14 +413,14 @@ def _chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
 
 def _map_files(
     store: ArchiveStore,
-    tasks: Sequence[Sequence[tuple[str, str]]],
+    tasks: Sequence[Sequence[ArchivedFile]],
     schemas: Mapping[str, pa.Schema],
     work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     numbers: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Apply a function to the rows of files, in a task.
 
-    :param tasks: the files of each task, as pairs of a stream and a path.
+    :param tasks: the files of each task.
     :param numbers: the indexes in ``tasks`` of the tasks to run, in the column ``id``.
     """
     chosen = (
@@ -396,23 +434,17 @@ def _map_files(
 
 def _read_streams(
     store: ArchiveStore,
-    files: Iterable[tuple[str, str]],
+    files: Iterable[ArchivedFile],
     schemas: Mapping[str, pa.Schema],
 ) -> Iterator[pa.RecordBatch]:
-    """Read files, which are pairs of a stream and a path, with a column ``stream``."""
-    for stream, path in files:
-        root = store.path(store.stream_uri(stream))
-        for found in _read_file(store, root, path, schemas[stream]):
+    """Read files of streams; the batches have an additional column ``stream``."""
+    for file in files:
+        root, schema = store.path(file.uri), schemas[file.table]
+        for found in _read_file(store, root, file.path, schema):
             yield pa.RecordBatch.from_arrays(
-                [pa.repeat(pa.scalar(stream), found.num_rows), *found.columns],
+                [pa.repeat(pa.scalar(file.table), found.num_rows), *found.columns],
                 names=["stream", *found.schema.names],
             )
-
-
-def _row_count(table: DeltaTable) -> int:
-    """Return the number of rows of a table, from its log."""
-    counts = pa.table(table.get_add_actions(flatten=True))["num_records"]
-    return sum(count.as_py() or FEW_IDS + 1 for count in counts)
 
 
 def _read_files(

@@ -17,7 +17,7 @@ import datetime
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -35,6 +35,7 @@ __all__ = [
     "archived_size",
     "commit_properties",
     "committer_of",
+    "offset_gap",
     "purged_properties",
     "read_purged_ranges",
     "read_state",
@@ -98,6 +99,25 @@ def _commits(table: DeltaTable) -> Iterator[dict[str, Any]]:
         if limit is not None and len(found) < limit:
             return
         seen = len(found)
+
+
+def offset_gap(
+    table: DeltaTable, versions: Collection[int]
+) -> tuple[StreamOffset, StreamOffset]:
+    """Return the offsets before and after commits that were lost.
+
+    :param versions: the versions of these commits. If no later commit has an offset,
+        both offsets are equal: the archive job then archives the rows again.
+    """
+    offsets = {
+        commit["version"]: StreamOffset.from_json(json.loads(commit[_OFFSET]))
+        for commit in table.history()
+        if _OFFSET in commit
+    }
+    before = max((v for v in offsets if v < min(versions)), default=None)
+    after = min((v for v in offsets if v > max(versions)), default=None)
+    start = StreamOffset() if before is None else offsets[before]
+    return start, start if after is None else offsets[after]
 
 
 def commit_properties(

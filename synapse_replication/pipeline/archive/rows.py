@@ -11,6 +11,7 @@ import attrs
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.batches import Batch, batches_of
+from synapse_replication.pipeline.archive.damage import find_damage
 from synapse_replication.pipeline.archive.files import WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
@@ -111,7 +112,7 @@ class RowsArchiver:
             no table of any stream, the archive is ahead of the database, or another
             driver has committed. No rows are lost.
         """
-        parts, start, end = self._plan()
+        parts, start, end = self._plan(report)
         left = sum(part.size for part in parts)
         if left:
             report(f"{left:,} ids to archive")
@@ -149,7 +150,7 @@ class RowsArchiver:
         return lag_of(archived, latest)
 
     def _plan(
-        self,
+        self, report: Callable[[str], object]
     ) -> tuple[list[Part], dict[str, StreamOffset], dict[str, StreamOffset]]:
         with reading(self._options.conninfo, PLAN_TIMEOUT) as txn:
             selections = self._planner.select(txn)
@@ -163,6 +164,10 @@ class RowsArchiver:
                 table = self._tables.get(name)
                 if table is None:
                     table = self._open(name)
+                    for damaged in find_damage(
+                        self._store, table.files, complete=False
+                    ):
+                        report(str(damaged))
                     offset = table.state.offset
                     self._planner.check_not_ahead(txn, selection, offset, "the archive")
                     self.offsets[name] = offset

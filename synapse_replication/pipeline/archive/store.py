@@ -116,7 +116,25 @@ class ArchiveStore:
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
-            raise self._unreachable(error) from error
+            raise self._damaged_log(uri) or self._unreachable(error) from error
+
+    def _damaged_log(self, uri: str) -> PipelineError | None:
+        """Return an error that names the damaged files of a log, if there are any."""
+        from synapse_replication.pipeline.archive.damage import damaged_log_files
+
+        try:
+            damaged = damaged_log_files(self, uri)
+        except OSError:
+            # The store cannot be reached, which the caller reports.
+            return None
+        if not damaged:
+            return None
+        return PipelineError(
+            f"the log of the table {uri} cannot be read: "
+            + ", ".join(f"{name} {reason}" for name, reason in damaged)
+            + "; restore these files from a backup, or run: synapse-replication "
+            "pipeline archive --repair"
+        )
 
     @property
     def delta_options(self) -> dict[str, str] | None:

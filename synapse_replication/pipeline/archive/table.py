@@ -11,13 +11,15 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 import pyarrow as pa
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive.damage import ArchivedFile, files_of
 from synapse_replication.pipeline.archive.files import WrittenFile
 from synapse_replication.pipeline.archive.log import (
     APPLICATION,
@@ -25,6 +27,8 @@ from synapse_replication.pipeline.archive.log import (
     archived_size,
     commit_properties,
     committer_of,
+    offset_gap,
+    read_purged_ranges,
     read_state,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, reason_of
@@ -33,6 +37,7 @@ from synapse_replication.pipeline.tables import DAY
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from deltalake.transaction import RemoveAction
 
 __all__ = ["ArchiveTable", "Compaction", "Point", "Watch"]
 
@@ -116,6 +121,7 @@ class ArchiveTable:
         files: Sequence[WrittenFile],
         offset: StreamOffset | None = None,
         recordings: Mapping[str, int] | None = None,
+        replaced: Sequence[ArchivedFile] = (),
     ) -> None:
         """Commit files as the next batch.
 
@@ -123,6 +129,7 @@ class ArchiveTable:
             the offset does not change.
         :param recordings: the names of the recordings that the files contain, with
             their sizes in bytes.
+        :param replaced: files to remove in the same commit.
         :raises PipelineError: if the store fails, or if another driver has committed a
             batch, either before this batch, which is then not added, or just after it.
         """
@@ -136,7 +143,10 @@ class ArchiveTable:
             batch=batch,
             offset=self.state.offset if offset is None else offset,
         )
-        actions: list[Any] = [file.to_action() for file in files]
+        actions: list[Any] = [
+            *(file.to_action() for file in files),
+            *map(_removal, replaced),
+        ]
         properties = commit_properties(new, recordings=recordings, new=True)
         with self._explaining_failures():
             for attempt in range(_ATTEMPTS):
@@ -178,6 +188,28 @@ class ArchiveTable:
             found = table.transaction_version(APPLICATION) or 0
         if found != self.state.batch:
             raise self._conflict(found)
+
+    @property
+    def files(self) -> list[ArchivedFile]:
+        """The files of the table, from its log."""
+        if self._table is None:
+            return []
+        return files_of(self._table, self.uri, self.name)
+
+    def lost_offsets(
+        self, versions: Collection[int]
+    ) -> tuple[StreamOffset, StreamOffset]:
+        """Return the offsets before and after lost commits; see :func:`offset_gap`."""
+        assert self._table is not None
+        return offset_gap(self._table, versions)
+
+    @property
+    def purged_up_to(self) -> int:
+        """The greatest token that may have been purged; 0 if there is none."""
+        if self._table is None:
+            return 0
+        purged = read_purged_ranges(self._table, self.name)
+        return max((each.last_token for each in purged), default=0)
 
     # -- maintenance -------------------------------------------------------------------
 
@@ -333,6 +365,13 @@ class ArchiveTable:
         return PipelineError(
             f"the archive {self.uri} cannot be read or written: {reason_of(error)}"
         )
+
+
+def _removal(file: ArchivedFile) -> RemoveAction:
+    from deltalake.transaction import RemoveAction
+
+    now = int(time.time() * 1000)
+    return RemoveAction(file.path, True, now, file.size, {DAY: file.day})
 
 
 def _actions(table: DeltaTable) -> Iterable[dict[str, Any]]:

@@ -49,6 +49,7 @@ class Kind(enum.Enum):
     ROW_TWICE_IN_ARCHIVE = "row_twice_in_archive"
     COMMAND_TWICE_IN_ARCHIVE = "command_twice_in_archive"
     ROW_NOT_ARCHIVED = "row_not_archived"
+    ARCHIVE_DAMAGED = "archive_damaged"
     RECORDING_DAMAGED = "recording_damaged"
     RECORDING_CUT_OFF = "recording_cut_off"
     LATE_INVALIDATION = "late_invalidation"

@@ -25,6 +25,7 @@ from synapse_replication.pipeline.audit.checks.announced import (
 )
 from synapse_replication.pipeline.audit.checks.archive import (
     commands_twice_findings,
+    damaged_files_findings,
     not_archived_findings,
     rows_twice_findings,
 )
@@ -81,6 +82,8 @@ _CODEGEN: Final = "spark.sql.codegen.wholeStage"
 #: Below this number of ids and lines, compiling a query costs more than it saves.
 _FEW: Final = 500_000
 
+_MAX_ID: Final = 2**63 - 1
+
 _PURGED_SCHEMA = "stream string, first_token long, last_token long"
 
 
@@ -120,7 +123,11 @@ def run_audit(
                 session,
                 settings,
                 recordings=recordings,
-                archive=(None if archive is None else read_archive(session, archive)),
+                archive=(
+                    None
+                    if archive is None
+                    else read_archive(session, archive, verify=True)
+                ),
                 begin=progress.begin,
             ) as findings,
         ):
@@ -231,6 +238,7 @@ def _archive_findings(
     :param archived_wire: the result of :func:`_archived_wire`.
     """
     return [
+        local_frame(session, FINDINGS_SCHEMA, damaged_files_findings(archive.damaged)),
         rows_twice_findings(_repeated(session, ids, archive)),
         *([commands_twice_findings(archived_wire)] if archive.has_wire else []),
         not_archived_findings(ids, _purged(session, archive)),
@@ -438,8 +446,13 @@ def _read_range(
 
 
 def _purged(session: SparkSession, archive: ArchivedTables) -> DataFrame:
+    """Return the ranges of tokens that were purged, or are in damaged files."""
     ranges: list[Any] = [
-        (each.stream, each.first_token, each.last_token) for each in archive.purged
+        *((each.stream, each.first_token, each.last_token) for each in archive.purged),
+        *(
+            (each.file.table, *(each.file.tokens or (-_MAX_ID, _MAX_ID)))
+            for each in archive.damaged
+        ),
     ]
     return local_frame(session, _PURGED_SCHEMA, ranges)
 

@@ -78,7 +78,7 @@ def run_report(
                 progress=progress,
             )
         )
-        archived = read_archive(session, archive) if archive else None
+        archived = read_archive(session, archive, verify=audits) if archive else None
         inputs = _read(session, settings, archived, recordings, findings, stack)
         if audits:
             assert settings is not None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.archive import frames
+from synapse_replication.pipeline.archive.damage import ArchivedFile
 from synapse_replication.pipeline.archive.frames import read_archive
 from tests.pipeline.archives import add_rows_to, make_archive, receipts
 from tests.pipeline.shared_session import shared_session
@@ -69,10 +71,7 @@ class MapRowsTests(SynchronousTestCase):
         """
         The bounds of a file whose log entry has no statistics include every token.
         """
-        bounds = frames.bounds_of(
-            pa.table({"min.stream_id": [4, None], "max.stream_id": [7, None]})
-        )
-        self.assertEqual(bounds, (-(2**63 - 1), 2**63 - 1))
-        self.assertEqual(
-            frames.bounds_of(pa.table({"path": ["a"]})), (-(2**63 - 1), 2**63 - 1)
-        )
+        known = ArchivedFile("uri", "receipts", "path", 1, 1, "2026-01-01", (4, 7))
+        unknown = attrs.evolve(known, tokens=None)
+        self.assertEqual(frames.bounds_of([known]), (4, 7))
+        self.assertEqual(frames.bounds_of([known, unknown]), (-(2**63 - 1), 2**63 - 1))

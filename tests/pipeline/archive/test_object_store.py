@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import urllib.request
-from pathlib import Path
-
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
@@ -14,7 +10,7 @@ from synapse_replication.pipeline.archive.purge_job import purge_archive
 from synapse_replication.pipeline.archive.store import open_archive, open_store
 from tests.pipeline.archives import TODAY, add_rows_to, keys_of, open_table, receipts
 from tests.pipeline.shared_session import shared_session
-from tests.support.object_store import start_server
+from tests.support.object_store import use_server
 
 _ARCHIVE = "s3://bucket/deep/archive"
 
@@ -23,21 +19,7 @@ class ObjectStoreTests(SynchronousTestCase):
     """Tests with an S3 server that is configured only by environment variables."""
 
     def setUp(self) -> None:
-        folder = Path(self.mktemp()).absolute()
-        folder.mkdir()
-        server, url = start_server(folder)
-        self.addCleanup(server.wait)
-        self.addCleanup(server.kill)
-        environ = {
-            "AWS_ENDPOINT_URL": url,
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "hush",
-            "AWS_REGION": "us-east-1",
-        }
-        self.patch(os, "environ", {**os.environ, **environ})
-        request = urllib.request.Request(f"{url}/bucket", method="PUT")
-        with urllib.request.urlopen(request):
-            pass
+        use_server(self)
 
     def test_archive(self) -> None:
         """

@@ -15,6 +15,7 @@ from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.source.frames import map_rows
 from synapse_replication.pipeline.spark.failures import short_failures
+from synapse_replication.pipeline.tables import RowForm
 from tests.pipeline.extracts import by_writer, extract_dsn, read, server
 from tests.pipeline.shared_session import shared_session
 from tests.storage.synapse_extract import ON_THE_WIRE
@@ -89,7 +90,9 @@ class SourceTests(SynchronousTestCase):
                 yield batch.select(["stream", "stream_id"]).cast(_KEYS)
 
         def found(**options: str) -> list[tuple[object, ...]]:
-            frame = map_rows(shared_session(), settings, keys, schema, **options)
+            frame = map_rows(
+                shared_session(), settings, keys, schema, RowForm.NONE, **options
+            )
             return sorted(map(tuple, frame.collect()))
 
         here = found()

@@ -8,17 +8,41 @@ except rows of purged days.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 
+from synapse_replication.pipeline.archive.damage import DamagedFile
 from synapse_replication.pipeline.audit.checks.ids import ID_COLUMNS
+from synapse_replication.pipeline.audit.facts import Finding
 from synapse_replication.pipeline.audit.findings import Kind, finding, sample
 
 __all__ = [
     "commands_twice_findings",
+    "damaged_files_findings",
     "not_archived_findings",
     "rows_twice_findings",
 ]
+
+
+def damaged_files_findings(damaged: Iterable[DamagedFile]) -> list[Finding]:
+    """Return a finding for each damaged file, as a row of FINDINGS_SCHEMA."""
+    kind = Kind.ARCHIVE_DAMAGED
+    return [
+        (
+            kind.value,
+            kind.severity.value,
+            None if each.file.tokens is None else each.file.table,
+            None,
+            *(each.file.tokens or (None, None)),
+            each.file.rows,
+            str(each),
+            json.dumps({"file": f"{each.file.uri}/{each.file.path}"}),
+        )
+        for each in damaged
+    ]
 
 
 def rows_twice_findings(archive: DataFrame) -> DataFrame:

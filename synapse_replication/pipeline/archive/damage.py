@@ -1,0 +1,240 @@
+"""Finds damaged files of an archive: missing, truncated, or with changed bytes.
+
+The transaction log names each file with its size, its number of rows and the range of
+its tokens. The pages of the files that this package writes have checksums. A compaction
+writes files without checksums, in which a changed byte is found only if it makes the
+file invalid.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import pyarrow as pa
+
+from synapse_replication.errors import PipelineError, excerpt
+from synapse_replication.pipeline.tables import DAY
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyarrow.fs import FileSystem
+
+    from synapse_replication.pipeline.archive.store import ArchiveStore
+
+__all__ = [
+    "MISSING",
+    "ArchivedFile",
+    "DamagedFile",
+    "check_file",
+    "damaged_log_files",
+    "files_of",
+    "find_damage",
+]
+
+_REPAIR: Final = (
+    "restore it from a backup, or run: synapse-replication pipeline archive --repair"
+)
+
+#: The reason of a file that does not exist.
+MISSING: Final = "is missing"
+
+#: The names of commits and of checkpoints in a log, with their version.
+_COMMIT: Final = re.compile(r"(\d{20})\.json")
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(\.[\w-]+)*\.parquet")
+
+
+@attrs.frozen
+class ArchivedFile:
+    """A file, as the log describes it.
+
+    :ivar uri: the URI of the table.
+    :ivar table: the name of the stream, or ``the wire``.
+    :ivar path: the path of the file, relative to the table.
+    :ivar size: the size in bytes.
+    :ivar rows: the number of rows.
+    :ivar tokens: the least and the greatest token; ``None`` if unknown.
+    """
+
+    uri: str
+    table: str
+    path: str
+    size: int
+    rows: int
+    day: str
+    tokens: tuple[int, int] | None
+
+
+@attrs.frozen
+class DamagedFile:
+    """A file that cannot be read.
+
+    :ivar reason: what is wrong, as the end of a sentence about the file.
+    """
+
+    file: ArchivedFile
+    reason: str
+
+    def __str__(self) -> str:
+        """Name the table, the file, its tokens, and the remedy."""
+        file = self.file
+        tokens = "" if file.tokens is None else f"tokens {_range(*file.tokens)}, "
+        return (
+            f"{file.table}: the file {file.uri}/{file.path} ({tokens}{file.rows} rows) "
+            f"{self.reason}; {_REPAIR}"
+        )
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def files_of(table: DeltaTable, uri: str, name: str) -> list[ArchivedFile]:
+    """Return the files of a table, from its log.
+
+    :param name: the name of the stream, or ``the wire``.
+    """
+    found = []
+    for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        bounds = action.get("min.stream_id"), action.get("max.stream_id")
+        found.append(
+            ArchivedFile(
+                uri,
+                name,
+                action["path"],
+                action["size_bytes"],
+                action["num_records"] or 0,
+                str(action[f"partition.{DAY}"]),
+                None if None in bounds else bounds,
+            )
+        )
+    return sorted(found, key=lambda file: file.path)
+
+
+def find_damage(
+    store: ArchiveStore, files: Iterable[ArchivedFile], *, complete: bool
+) -> list[DamagedFile]:
+    """Return the damaged files among ``files``.
+
+    :param complete: whether to read the files; otherwise, only their sizes are checked.
+    :raises PipelineError: if the store cannot be reached.
+    """
+    files = list(files)
+    sizes: dict[str, int] = {}
+    for uri in {file.uri for file in files}:
+        sizes.update(_sizes(store, uri))
+    found = []
+    for file in files:
+        reason = _wrong_size(file, sizes.get(f"{file.uri}/{file.path}"))
+        if reason is None and complete:
+            reason = check_file(store, file)
+        if reason is not None:
+            found.append(DamagedFile(file, reason))
+    return found
+
+
+def _sizes(store: ArchiveStore, uri: str) -> dict[str, int]:
+    from pyarrow.fs import FileSelector
+
+    filesystem, _ = store.filesystem()
+    root = store.path(uri)
+    selector = FileSelector(root, recursive=True, allow_not_found=True)
+    try:
+        infos = filesystem.get_file_info(selector)
+    except OSError as error:
+        raise PipelineError(f"{uri} cannot be listed: {error}") from error
+    return {uri + info.path[len(root) :]: info.size for info in infos if info.is_file}
+
+
+def _wrong_size(file: ArchivedFile, size: int | None) -> str | None:
+    if size is None:
+        return MISSING
+    if size != file.size:
+        return f"has {size} bytes instead of {file.size}"
+    return None
+
+
+def check_file(store: ArchiveStore, file: ArchivedFile) -> str | None:
+    """Read a file; return what is wrong, or ``None`` if the file is intact."""
+    from pyarrow import parquet
+
+    filesystem, _ = store.filesystem()
+    path = f"{store.path(file.uri)}/{file.path}"
+    try:
+        with parquet.ParquetFile(
+            path,
+            filesystem=filesystem,
+            pre_buffer=True,
+            page_checksum_verification=True,
+        ) as opened:
+            rows = sum(batch.num_rows for batch in opened.iter_batches())
+    except FileNotFoundError:
+        return MISSING
+    except (pa.ArrowException, OSError) as error:
+        return f"is damaged ({excerpt(' '.join(str(error).split()))})"
+    return None if rows == file.rows else f"has {rows} rows instead of {file.rows}"
+
+
+# -- the transaction log -----------------------------------------------------------
+
+
+def damaged_log_files(store: ArchiveStore, uri: str) -> list[tuple[str, str]]:
+    """Return the files of a table's log that are damaged or missing, with the reason.
+
+    Commits that a checkpoint replaces may be missing.
+    """
+    from pyarrow.fs import FileSelector
+
+    filesystem, _ = store.filesystem()
+    selector = FileSelector(f"{store.path(uri)}/_delta_log", allow_not_found=True)
+    commits: dict[int, str] = {}
+    checkpoints: dict[int, str] = {}
+    for info in filesystem.get_file_info(selector):
+        for pattern, found in ((_COMMIT, commits), (_CHECKPOINT, checkpoints)):
+            if match := pattern.fullmatch(info.base_name):
+                found[int(match[1])] = info.path
+    damaged = [
+        *_unreadable(filesystem, checkpoints, _read_checkpoint),
+        *_unreadable(filesystem, commits, _read_commit),
+    ]
+    bad = {name for name, _ in damaged}
+    intact = [n for n, path in checkpoints.items() if _name(path) not in bad]
+    versions = range(max(intact, default=-1) + 1, max(commits, default=-1))
+    missing = [f"{n:020}.json" for n in versions if n not in commits]
+    return [*damaged, *((name, MISSING) for name in missing)]
+
+
+def _unreadable(
+    filesystem: FileSystem,
+    paths: dict[int, str],
+    read: Callable[[Any], object],
+) -> list[tuple[str, str]]:
+    found = []
+    for _, path in sorted(paths.items()):
+        try:
+            with filesystem.open_input_file(path) as file:
+                read(file)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            found.append((_name(path), f"is damaged ({excerpt(str(error))})"))
+    return found
+
+
+def _read_checkpoint(file: Any) -> None:
+    from pyarrow import parquet
+
+    parquet.read_table(file)
+
+
+def _read_commit(file: Any) -> None:
+    lines: Sequence[bytes] = file.read().splitlines()
+    if not lines:
+        raise ValueError("the file is empty")
+    for line in lines:
+        json.loads(line)
+
+
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[-1]

@@ -1,0 +1,289 @@
+"""Repairs an archive: reads the rows of damaged files from the database again.
+
+The log of a table still has the range of tokens of each damaged file. The rows in that
+range that no intact file has are read again, and one commit replaces the damaged files.
+The damaged files themselves remain until a vacuum. The commit counts as a batch, so it
+is rejected if another driver has committed one; a driver that is idle stops.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Final
+
+import attrs
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive.damage import (
+    MISSING,
+    ArchivedFile,
+    DamagedFile,
+    damaged_log_files,
+    find_damage,
+)
+from synapse_replication.pipeline.archive.files import DayWriter
+from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
+from synapse_replication.pipeline.archive.table import ArchiveTable
+from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, pinned, reading
+from synapse_replication.pipeline.source.offsets import StreamOffset
+from synapse_replication.pipeline.source.options import SourceOptions
+from synapse_replication.pipeline.source.planning import Planner
+from synapse_replication.pipeline.source.reading import connected, read_part
+from synapse_replication.text import counted
+
+__all__ = ["Repair", "repair_archive"]
+
+#: The columns that identify a row of a stream. The writer is omitted: it may have been
+#: unknown when the row was archived.
+_KEY: Final = ["stream_id", "row_index"]
+_KEY_SCHEMA: Final = pa.schema([("stream_id", pa.int64()), ("row_index", pa.int32())])
+
+#: The description of an empty commit in the place of a damaged one.
+_PLACEHOLDER: Final = {"timestamp": 0, "operation": "REPAIR"}
+
+
+@attrs.frozen
+class Repair:
+    """The repair of a table.
+
+    :ivar damaged: the damaged files, which the table does not contain any more.
+    :ivar commits: the number of commits that were lost.
+    :ivar rows: the number of rows that were read again.
+    """
+
+    stream: str
+    damaged: Sequence[DamagedFile]
+    commits: int
+    rows: int
+
+    @property
+    def lost(self) -> int:
+        """The number of rows that neither the archive nor the database has."""
+        return max(sum(each.file.rows for each in self.damaged) - self.rows, 0)
+
+    def describe(self) -> str:
+        """Return a sentence about the repair."""
+        replaced = []
+        if self.damaged:
+            tokens = ", ".join(
+                f"{low} to {high}"
+                for low, high in _ranges(each.file for each in self.damaged)
+            )
+            files = counted(len(self.damaged), "damaged file")
+            replaced.append(f"{files} (tokens {tokens})")
+        if self.commits:
+            replaced.append(counted(self.commits, "damaged commit"))
+        what = " and ".join(replaced) or "a damaged checkpoint"
+        text = (
+            f"{self.stream}: replaced {what}; read {self.rows} rows from the database "
+            "again"
+        )
+        if self.lost:
+            text += f"; {self.lost} rows do not exist there any more"
+        return text
+
+
+def repair_archive(
+    archive: str, options: SourceOptions, report: Callable[[str], object]
+) -> list[Repair]:
+    """Repair the tables of all streams that the options select.
+
+    :param report: called with a description of each step.
+    :raises PipelineError: if the archive or the database cannot be read, another driver
+        is at work, or a file has no range of tokens. Tables that were repaired before
+        remain so.
+    """
+    store = open_archive(archive)
+    repairs = []
+    for stream in store.streams():
+        if options.streams is not None and stream not in options.streams:
+            continue
+        if stream not in options.catalog:
+            report(f"{stream}: not checked, because the configuration lacks the stream")
+            continue
+        report(f"check {stream}")
+        uri = store.stream_uri(stream)
+        log_files = damaged_log_files(store, uri)
+        for name, reason in log_files:
+            report(f"{stream}: {uri}/_delta_log/{name} {reason}")
+        lost = replace_log_files(store, uri, log_files)
+        schema = options.catalog[stream].table.archive_schema
+        table = ArchiveTable(store, uri, stream, schema)
+        damaged = find_damage(store, table.files, complete=True)
+        for each in damaged:
+            report(str(each))
+        if damaged or log_files:
+            repairs.append(_repair(store, options, table, damaged, lost))
+    return repairs
+
+
+def replace_log_files(
+    store: ArchiveStore, uri: str, damaged: Iterable[tuple[str, str]]
+) -> list[int]:
+    """Move damaged files of a log aside, and put empty commits in their places.
+
+    A checkpoint is not replaced: readers use the commits instead.
+
+    :param damaged: the names of the files, with the reasons.
+    :return: the versions of the commits.
+    :raises PipelineError: if the first commit, which has the columns, is damaged.
+    """
+    filesystem, _ = store.filesystem()
+    folder = f"{store.path(uri)}/_delta_log"
+    versions = []
+    for name, reason in damaged:
+        if name == f"{0:020}.json":
+            raise PipelineError(
+                f"{uri}/_delta_log/{name} {reason}, and nothing else has the columns "
+                "of the table; restore the file from a backup, or archive to a new "
+                "location"
+            )
+        if reason != MISSING:
+            filesystem.move(f"{folder}/{name}", f"{folder}/{name}.damaged")
+        if name.endswith(".json"):
+            versions.append(int(name.removesuffix(".json")))
+            with filesystem.open_output_stream(f"{folder}/{name}") as file:
+                file.write(json.dumps({"commitInfo": _PLACEHOLDER}).encode())
+        else:
+            hint = f"{folder}/_last_checkpoint"
+            if filesystem.get_file_info(hint).is_file:
+                filesystem.delete_file(hint)
+    return versions
+
+
+@attrs.frozen
+class _Hole:
+    """The rows of a stream that are to be read again.
+
+    :ivar days: the days of these rows; ``None`` for any day.
+    """
+
+    start: StreamOffset
+    end: StreamOffset
+    days: frozenset[str] | None = None
+
+    @property
+    def low(self) -> int:
+        """The least token that a row can have."""
+        return min(self.start.minimum, *self.start.writers.values(), 2**62) + 1
+
+
+def _repair(
+    store: ArchiveStore,
+    options: SourceOptions,
+    table: ArchiveTable,
+    damaged: Sequence[DamagedFile],
+    lost_commits: Sequence[int],
+) -> Repair:
+    broken = [each.file for each in damaged]
+    intact = [file for file in table.files if file not in broken]
+    days = frozenset(file.day for file in broken)
+    holes = [
+        _Hole(StreamOffset(low - 1), StreamOffset(high), days)
+        for low, high in _ranges(broken)
+    ]
+    if lost_commits:
+        holes.append(_Hole(*table.lost_offsets(lost_commits)))
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    first_day = datetime.date.fromisoformat(min([*days, today]))
+    writer = DayWriter(store, table.uri, "written_ts", first_day)
+    written_keys: list[pa.Table] = []
+    for hole in holes:
+        known = _keys(store, intact, hole.low, hole.end.furthest)
+        for rows in _stored(options, table.name, hole):
+            lacking = _without(rows, pa.concat_tables([known, *written_keys]))
+            if hole.days is None:
+                lacking = lacking.filter(
+                    pc.field("stream_id") > pa.scalar(table.purged_up_to)
+                )
+            else:
+                lacking = _of_days(lacking, hole.days)
+            written_keys.append(lacking.select(_KEY).cast(_KEY_SCHEMA))
+            for batch in lacking.to_batches():
+                if batch.num_rows:
+                    writer.write(batch)
+    written = writer.close()
+    if written or broken:
+        table.commit(written, replaced=broken)
+    rows = sum(file.rows for file in written)
+    return Repair(table.name, damaged, len(lost_commits), rows)
+
+
+def _ranges(files: Iterable[ArchivedFile]) -> list[tuple[int, int]]:
+    """Return the ranges of tokens of files; merge the ranges that overlap.
+
+    :raises PipelineError: if the range of a file is unknown.
+    """
+    merged: list[tuple[int, int]] = []
+    bounds = []
+    for file in files:
+        if file.tokens is None:
+            raise PipelineError(
+                f"{file.table}: the log has no tokens of {file.path}; restore the "
+                "archive from a backup, or archive to a new location"
+            )
+        bounds.append(file.tokens)
+    for low, high in sorted(bounds):
+        if merged and low <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(high, merged[-1][1])
+        else:
+            merged.append((low, high))
+    return merged
+
+
+def _keys(
+    store: ArchiveStore, files: Iterable[ArchivedFile], low: int, high: int
+) -> pa.Table:
+    """Return the keys of the rows with tokens in a range, from intact files."""
+    from pyarrow import parquet
+
+    filesystem, _ = store.filesystem()
+    found = []
+    for file in files:
+        first, last = file.tokens or (low, high)
+        if first <= high and last >= low:
+            path = f"{store.path(file.uri)}/{file.path}"
+            found.append(
+                parquet.read_table(
+                    path, columns=_KEY, filesystem=filesystem, partitioning=None
+                )
+            )
+    return pa.concat_tables(
+        [_KEY_SCHEMA.empty_table(), *(keys.cast(_KEY_SCHEMA) for keys in found)]
+    )
+
+
+def _stored(options: SourceOptions, stream: str, hole: _Hole) -> Iterator[pa.Table]:
+    """Yield the rows between two offsets that the database has."""
+    planner = Planner(options, continuous=True)
+    with reading(options.conninfo, PLAN_TIMEOUT) as txn:
+        selections = [s for s in planner.select(txn) if s.stream.name == stream]
+        start, end = {stream: hole.start}, {stream: hole.end}
+        parts = planner.parts(txn, selections, start, end)
+        conninfo = pinned(options.conninfo, txn.connection)
+    with connected(conninfo) as connection:
+        for part in parts:
+            batches = list(read_part(connection, conninfo, part))
+            if batches:
+                yield pa.Table.from_batches(batches)
+
+
+def _without(rows: pa.Table, known: pa.Table) -> pa.Table:
+    """Return the rows whose keys are not known, in the same order."""
+    numbered = rows.select(_KEY).append_column("at", pa.array(range(rows.num_rows)))
+    left = numbered.join(known, keys=_KEY, join_type="left anti")
+    return rows.take(left.column("at").sort())
+
+
+def _of_days(rows: pa.Table, days: Collection[str]) -> pa.Table:
+    """Return the rows of some days, and those without a time.
+
+    Rows of other days have been purged.
+    """
+    written = rows.column("written_ts")
+    of_days = pc.is_in(pc.strftime(written, "%Y-%m-%d"), pa.array(sorted(days)))
+    return rows.filter(pc.or_(pc.is_null(written), of_days))

@@ -1,0 +1,244 @@
+"""Tests for :mod:`synapse_replication.pipeline.archive.repair` and ``.damage``.
+
+An archive in a folder, and one on S3, is damaged in each way, and then compared with
+the database after the repair.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import psycopg2
+from deltalake import DeltaTable
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive import repair
+from synapse_replication.pipeline.archive.damage import (
+    ArchivedFile,
+    DamagedFile,
+    find_damage,
+)
+from synapse_replication.pipeline.archive.frames import read_archive
+from synapse_replication.pipeline.archive.progress import PlainReporter
+from synapse_replication.pipeline.archive.purges import purge_days
+from synapse_replication.pipeline.archive.repair import Repair, repair_archive
+from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
+from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
+from synapse_replication.pipeline.settings import settings_of_dsn
+from synapse_replication.testing.servers import shared_postgres
+from tests.pipeline.archives import TODAY, keys_of, open_table
+from tests.pipeline.shared_session import shared_session
+from tests.support.archive_database import add_rows, make_tables, read_keys
+from tests.support.object_store import use_server
+
+#: The number of times that rows are written and archived.
+ROUNDS = 4
+
+LOG = "_delta_log"
+
+
+class RepairTests(SynchronousTestCase):
+    """Tests with an archive in a local folder."""
+
+    def setUp(self) -> None:
+        self.dsn = shared_postgres().new_database()
+        make_tables(self.dsn)
+        self.archive = self.location()
+        self.store = open_store(self.archive)
+        for _ in range(ROUNDS):
+            add_rows(self.dsn, 30)
+            self.output = self.run_archive()
+        self.uri = self.store.stream_uri("receipts")
+
+    def location(self) -> str:
+        """Return the location of the archive."""
+        return str(Path(self.mktemp()).absolute())
+
+    @property
+    def settings(self) -> ArchiveSettings:
+        """The settings of an archive run."""
+        source = settings_of_dsn(self.dsn)
+        return ArchiveSettings(self.archive, source, once=True, compact_files=99)
+
+    def run_archive(self) -> str:
+        """Archive what is new; return the output."""
+        output = io.StringIO()
+        run_archive(self.settings, PlainReporter(output))
+        return output.getvalue()
+
+    def repair(self) -> list[Repair]:
+        """Repair the archive."""
+        options = self.settings.source_options()
+        assert options is not None
+        return repair_archive(self.archive, options, lambda text: None)
+
+    @property
+    def files(self) -> list[ArchivedFile]:
+        """The files of receipts, in the order of their tokens."""
+        files = open_table(self.store).files
+        return sorted(files, key=lambda file: file.tokens or ())
+
+    def change(self, path: str, work: Callable[[bytes], bytes] | None) -> None:
+        """Replace the content of a file below the table; ``None`` deletes the file."""
+        filesystem, _ = self.store.filesystem()
+        full = f"{self.store.path(self.uri)}/{path}"
+        with filesystem.open_input_file(full) as file:
+            content = file.read()
+        filesystem.delete_file(full)
+        if work is not None:
+            with filesystem.open_output_stream(full) as file:
+                file.write(work(content))
+
+    def commit_name(self, version: int) -> str:
+        """Return the path of a commit below the table."""
+        return f"{LOG}/{version:020}.json"
+
+    def check_repaired(self) -> None:
+        """Check that the archive has exactly the rows of the database."""
+        self.run_archive()
+        self.assertEqual(keys_of(self.store), read_keys(self.dsn))
+        self.assertEqual(self.repair(), [])
+
+    def test_damaged_files(self) -> None:
+        """
+        A file that is deleted, truncated, empty, or has a changed byte, is named with
+        its table, tokens and the remedy; a repair reads its rows again.
+        """
+        flipped = b"\x10"
+        ways: dict[str, Callable[[bytes], bytes] | None] = {
+            "is missing": None,
+            "has 100 bytes instead of": lambda content: content[:100],
+            "has 0 bytes instead of": lambda content: b"",
+            "CRC checksum verification failed": lambda content: (
+                content[:40] + bytes([content[40] ^ flipped[0]]) + content[41:]
+            ),
+        }
+        for reason, work in ways.items():
+            file = self.files[1]
+            self.change(file.path, work)
+            if "CRC" not in reason:
+                self.assertIn(reason, self.run_archive())
+                with self.assertRaises(PipelineError) as caught:
+                    read_archive(shared_session(), self.archive)
+                self.assertIn("archive --repair", str(caught.exception))
+            read = read_archive(shared_session(), self.archive, verify=True)
+            (damaged,) = read.damaged
+            self.assertIn(reason, str(damaged))
+            self.assertIn("receipts: the file", str(damaged))
+            self.assertIn(f"tokens {file.tokens[0]} to", str(damaged))  # type: ignore[index]
+            self.assertEqual(
+                read.streams["receipts"].count(), ROUNDS * 30 - damaged.file.rows
+            )
+            (repaired,) = self.repair()
+            self.assertEqual((repaired.rows, repaired.lost), (file.rows, 0))
+            self.check_repaired()
+
+    def test_rows_that_are_gone(self) -> None:
+        """The number of rows that the database no longer has is reported."""
+        with closing(psycopg2.connect(self.dsn)) as connection, connection:
+            connection.cursor().execute(
+                "DELETE FROM receipts_linearized WHERE stream_id IN (35, 36)"
+            )
+        self.change(self.files[1].path, None)
+        (repaired,) = self.repair()
+        self.assertEqual(repaired.lost, 2)
+        self.assertIn("2 rows do not exist there any more", repaired.describe())
+        self.check_repaired()
+
+    def test_damaged_commit(self) -> None:
+        """
+        A commit that is truncated or deleted is named; a repair reads the rows again
+        that the commit added, and leaves later commits as they are.
+        """
+        table = DeltaTable(self.uri, storage_options=self.store.delta_options)
+        commits = reversed(table.history())
+        versions = [c["version"] for c in commits if c["operation"] == "WRITE"]
+        works: tuple[Callable[[bytes], bytes] | None, ...] = (
+            lambda content: content[:50],
+            None,
+        )
+        for version, work in zip(versions[1:3], works, strict=True):
+            self.change(self.commit_name(version), work)
+            with self.assertRaises(PipelineError) as caught:
+                self.run_archive()
+            self.assertIn(f"{version:020}.json is", str(caught.exception))
+            self.assertIn("archive --repair", str(caught.exception))
+            (repaired,) = self.repair()
+            self.assertEqual(repaired.commits, 1)
+            self.assertEqual(repaired.rows, 30)
+            self.check_repaired()
+
+    def test_damaged_last_commit(self) -> None:
+        """The rows of the last commit are archived again by the next run."""
+        version = DeltaTable(self.uri, storage_options=self.store.delta_options)
+        self.change(self.commit_name(version.version()), lambda content: b"{")
+        (repaired,) = self.repair()
+        self.assertEqual((repaired.commits, repaired.rows), (1, 0))
+        self.check_repaired()
+
+    def test_first_commit(self) -> None:
+        """The first commit, which has the columns, cannot be replaced."""
+        self.change(self.commit_name(0), lambda content: b"{")
+        with self.assertRaises(PipelineError) as caught:
+            self.repair()
+        self.assertIn("restore the file from a backup", str(caught.exception))
+
+    def test_damaged_checkpoint(self) -> None:
+        """A damaged checkpoint is named; commits replace it."""
+        table = DeltaTable(self.uri, storage_options=self.store.delta_options)
+        table.create_checkpoint()
+        name = f"{LOG}/{table.version():020}.checkpoint.parquet"
+        self.change(name, lambda content: content[:100])
+        with self.assertRaises(PipelineError) as caught:
+            self.run_archive()
+        self.assertIn("checkpoint.parquet is damaged", str(caught.exception))
+        (repaired,) = self.repair()
+        self.assertEqual((repaired.commits, repaired.rows), (0, 0))
+        self.check_repaired()
+
+    def test_purged_rows(self) -> None:
+        """Purged rows are not read again."""
+        self.uri = self.store.stream_uri("caches")
+        before = keys_of(self.store)
+        purge_days(self.store, TODAY.replace(day=2))
+        kept = keys_of(self.store)
+        self.assertLess(len(kept), len(before))
+        table = DeltaTable(self.uri, storage_options=self.store.delta_options)
+        actions = table.get_add_actions(flatten=True)
+        self.change(actions["path"][0].as_py(), None)
+        self.repair()
+        self.assertEqual(keys_of(self.store), kept)
+
+    def test_second_driver(self) -> None:
+        """If another driver commits meanwhile, the repair changes nothing."""
+        self.change(self.files[1].path, None)
+        done: list[str] = []
+
+        def find_and_archive(
+            store: ArchiveStore, files: list[ArchivedFile], *, complete: bool
+        ) -> list[DamagedFile]:
+            if files[0].table == "receipts" and not done:
+                add_rows(self.dsn, 30)
+                done.append(self.run_archive())
+            return find_damage(store, files, complete=complete)
+
+        self.patch(repair, "find_damage", find_and_archive)
+        with self.assertRaises(PipelineError) as caught:
+            self.repair()
+        self.assertIn("Only one driver may write", str(caught.exception))
+        self.patch(repair, "find_damage", find_damage)
+        self.assertEqual(len(self.repair()), 1)
+        self.check_repaired()
+
+
+class ObjectStoreRepairTests(RepairTests):
+    """The same tests on S3."""
+
+    def location(self) -> str:
+        """Return the location of the archive, on a server of its own."""
+        use_server(self)
+        return "s3://bucket/archive"
