@@ -6,6 +6,14 @@ import os
 from pathlib import Path
 
 
+def open_private(path: str, flags: int) -> int:
+    """Open a file that only its owner can read, if it is created.
+
+    Pass it to ``open()`` as the ``opener``, for files that contain rows.
+    """
+    return os.open(path, flags, 0o600)
+
+
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file atomically, and make the change survive a power failure.
 

@@ -9,7 +9,8 @@ the request is answered with 421. The host is not checked if the path is public 
 requires a secret, or if the listener is a Unix socket. An IP address is accepted as the
 host, because rebinding needs a domain name. When a client connects and the maximum
 number of connections is open, the one that has been idle for the longest time is
-closed, so that idle clients cannot lock out others.
+closed, so that idle clients cannot lock out others. For the same reason, a connection
+is closed if a request is not complete some seconds after it, or the connection, began.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ MAX_CONNECTIONS: Final = 500
 #: The time that a client has to read a 413 response before its connection is closed, in
 #: s.
 _REFUSED_FOR: Final = 1.0
+#: The time within which a request must be complete, in s.
+REQUEST_TIMEOUT: Final = 10.0
 #: Paths that are served under any host, because their content is not confidential.
 _PUBLIC_PATHS: Final = frozenset({b"/health"})
 _PORT: Final = re.compile(r":[0-9]*\Z")
@@ -74,8 +77,28 @@ class _BoundedChannel(HTTPChannel):
     transport: Any
     is_busy = False
     _is_refused = False
+    #: Runs from the first byte of a request until its headers are complete.
+    _request_timer: Any = None
+
+    def connectionMade(self) -> None:
+        super().connectionMade()  # type: ignore[no-untyped-call]
+        self._start_timer()
+
+    def _start_timer(self) -> None:
+        self._request_timer = self.callLater(REQUEST_TIMEOUT, self._timed_out)
+
+    def _stop_timer(self) -> None:
+        timer, self._request_timer = self._request_timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _timed_out(self) -> None:
+        self._request_timer = None
+        self.site.refused(408, "a request was not complete in time")
+        self.transport.abortConnection()
 
     def allHeadersReceived(self) -> None:
+        self._stop_timer()
         # The length is None for a chunked body.
         if self.length == 0:
             self.is_busy = True
@@ -99,8 +122,11 @@ class _BoundedChannel(HTTPChannel):
         super().requestDone(request)  # type: ignore[no-untyped-call]
 
     def dataReceived(self, data: bytes) -> None:
-        if not self._is_refused:
-            super().dataReceived(data)  # type: ignore[no-untyped-call]
+        if self._is_refused:
+            return
+        if self._request_timer is None and not self.is_busy:
+            self._start_timer()
+        super().dataReceived(data)  # type: ignore[no-untyped-call]
 
     def rawDataReceived(self, data: bytes) -> None:
         if not self._is_refused:
@@ -111,6 +137,7 @@ class _BoundedChannel(HTTPChannel):
         self.transport.abortConnection()
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
+        self._stop_timer()
         self.site.lost(self)
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
 

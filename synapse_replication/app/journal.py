@@ -33,6 +33,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from synapse_replication.durable import open_private
 from synapse_replication.errors import StorageError, StreamConfigurationError
 from synapse_replication.streams.rows import decode_json, encode_json
 
@@ -55,7 +56,9 @@ class JournalSink:
         self._epochs: dict[tuple[str, str], str] = {}
         # Unbuffered: write() passes the data to the operating system.
         with ExitStack() as opened:
-            self._file = opened.enter_context(path.open("ab", buffering=0))
+            self._file = opened.enter_context(
+                open(path, "ab", buffering=0, opener=open_private)
+            )
             with path.open("rb") as lines:
                 self._size = self._resume(path, lines)
             self._file.truncate(self._size)

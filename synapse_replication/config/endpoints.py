@@ -75,7 +75,10 @@ def client_endpoint(
 def server_endpoint(
     reactor: Any, description: str, options: ReplicationOptions
 ) -> IStreamServerEndpoint:
-    """Return an endpoint on which direct TCP is served.
+    """Return an endpoint to listen on.
+
+    Only the process's own user can connect to a Unix socket, unless the description has
+    a ``mode``.
 
     :raises ConfigError: if Twisted cannot parse the description, or if a file named in
         the description cannot be used.
@@ -86,6 +89,8 @@ def server_endpoint(
         if kind == "ssl" and "caCertsDir" in named:
             endpoint = _client_verifying_endpoint(reactor, *arguments, **named)
         else:
+            if kind == "unix" and "mode" not in named:
+                description += ":mode=600"
             endpoint = serverFromString(reactor, description)  # type: ignore[no-untyped-call]
     except _PARSE_ERRORS as error:
         raise _bad_description("tcp_listen", description, options, error) from error
@@ -144,7 +149,10 @@ def listener_descriptions(listener: Listener) -> list[str]:
     if listener.path is not None:
         # Pass the path as a named argument: quoteStringArgument() does not escape "=",
         # so an unnamed path that contains it would be parsed as a name and a value.
-        return [f"unix:address={_quote(listener.path)}"]
+        # An HTTP client needs the secret, a direct TCP peer does not: server_endpoint()
+        # lets only the process's own user connect to the latter.
+        mode = "" if listener.direct_tcp else ":mode=666"
+        return [f"unix:address={_quote(listener.path)}{mode}"]
     addresses = listener.addresses
     if "::" in addresses and _accepts_ipv4_over_ipv6():
         addresses = tuple(address for address in addresses if ":" in address)

@@ -23,7 +23,7 @@ from typing import IO, Any, BinaryIO, Final
 
 import attrs
 
-from synapse_replication.durable import rename_durably
+from synapse_replication.durable import open_private, rename_durably
 from synapse_replication.errors import ReplicationError
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.wire.commands.users import UserIpCommand
@@ -189,7 +189,9 @@ class RecordingFiles:
             f"{os.getpid()}-{self._count:06d}.jsonl{'.gz' if self._compressed else ''}"
         )
         path = self._folder / f"{name}{_PARTIAL}"
-        raw = path.open("xb", buffering=_BUFFER_BYTES)
+        raw = open(  # noqa: SIM115 -- Path.open() has no opener
+            path, "xb", buffering=_BUFFER_BYTES, opener=open_private
+        )
         file: Any = raw
         if self._compressed:
             file = gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
@@ -228,7 +230,10 @@ def _complete_partial(partial: Path) -> None:
         return
     compressed = name.suffix == ".gz"
     lines = 0
-    with partial.open("rb") as read, repaired.open("wb") as raw:
+    with (
+        partial.open("rb") as read,
+        open(repaired, "wb", opener=open_private) as raw,
+    ):
         if compressed:
             with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
                 for line in _complete_lines(gzip.GzipFile(fileobj=read)):

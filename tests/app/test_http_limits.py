@@ -15,7 +15,11 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 from twisted.web.static import Data
 
-from synapse_replication.app.http_limits import BoundedSite, served_hosts
+from synapse_replication.app.http_limits import (
+    REQUEST_TIMEOUT,
+    BoundedSite,
+    served_hosts,
+)
 
 ADDRESS = IPv4Address("TCP", "127.0.0.1", 9093)
 
@@ -69,6 +73,35 @@ class SiteTestCase(SynchronousTestCase):
         answer = transport.value()
         channel.connectionLost(Failure(ConnectionDone()))
         return int(answer.split(b" ")[1]), transport
+
+
+class SlowRequestTests(SiteTestCase):
+    """Tests for requests that are sent slowly, or not at all."""
+
+    def test_incomplete_request(self) -> None:
+        """A connection whose request is not complete in time is closed."""
+        silent, slow = self.connect(), self.connect()
+        for byte in b"GET /health":
+            self.clock.advance(0.9)
+            slow[0].dataReceived(bytes([byte]))
+        self.assertFalse(slow[1].is_aborted)
+        self.clock.advance(0.2)
+        self.assertTrue(slow[1].is_aborted)
+        self.assertTrue(silent[1].is_aborted)
+        self.assertEqual(self.refused, [408, 408])
+
+    def test_idle_connection(self) -> None:
+        """After a complete request, a connection may be idle for longer."""
+        channel, transport = self.connect()
+        request = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+        channel.dataReceived(request)
+        self.clock.advance(REQUEST_TIMEOUT * 3)
+        channel.dataReceived(request)
+        self.clock.advance(REQUEST_TIMEOUT * 3)
+        self.assertFalse(transport.is_aborted)
+        channel.dataReceived(b"GET")
+        self.clock.advance(REQUEST_TIMEOUT)
+        self.assertTrue(transport.is_aborted)
 
 
 class BodyTests(SiteTestCase):

@@ -57,6 +57,11 @@ class JournalTests(SynchronousTestCase):
             ],
         )
 
+    def test_mode(self) -> None:
+        """Only the owner can read a new journal."""
+        self.open()
+        self.assertEqual(self.path.stat().st_mode & 0o777, 0o600)
+
     def test_resumes(self) -> None:
         """A new journal on the same file resumes from its positions and appends."""
         journal = self.open()

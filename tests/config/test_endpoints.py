@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import attrs
 from twisted.internet import reactor  # noqa: TID251 -- a real listener
 from twisted.internet.protocol import Factory
 from twisted.internet.testing import MemoryReactorClock
@@ -66,6 +67,20 @@ class EndpointTests(SynchronousTestCase):
             server_endpoint(self.reactor, description, options()).listen(Factory())
         )
         self.assertEqual(self.reactor.unixServers[0][0], "/run/a:b=c")
+
+    def test_socket_modes(self) -> None:
+        """Only HTTP, or a description with a mode, lets other users connect."""
+        http = listener(path="/run/a")
+        direct = attrs.evolve(http, direct_tcp=True)
+        for description, mode in (
+            (*listener_descriptions(http), 0o666),
+            (*listener_descriptions(direct), 0o600),
+            ("unix:/run/b", 0o600),
+            ("unix:/run/b:mode=660", 0o660),
+        ):
+            endpoint = server_endpoint(self.reactor, description, options())
+            self.successResultOf(endpoint.listen(Factory()))
+            self.assertEqual(self.reactor.unixServers[-1][3], mode, description)
 
     def test_bad_descriptions(self) -> None:
         """A description that Twisted cannot parse is an error with a hint."""

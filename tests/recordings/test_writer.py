@@ -58,6 +58,7 @@ class RecordingFilesTests(SynchronousTestCase):
         (name,) = self.names()
         self.assertTrue(name.startswith("20261121T200000.000Z-"), name)
         self.assertTrue(name.endswith(self.suffix()))
+        self.assertEqual((self.folder / name).stat().st_mode & 0o777, 0o600)
         content = (self.folder / name).read_bytes()
         if self.compressed:
             content = gzip.decompress(content)
