@@ -85,7 +85,9 @@ class _BoundedChannel(HTTPChannel):
         self._start_timer()
 
     def _start_timer(self) -> None:
-        self._request_timer = self.callLater(REQUEST_TIMEOUT, self._timed_out)
+        self._request_timer = self.callLater(  # type: ignore[no-untyped-call]
+            REQUEST_TIMEOUT, self._timed_out
+        )
 
     def _stop_timer(self) -> None:
         timer, self._request_timer = self._request_timer, None

@@ -73,8 +73,8 @@ class EndpointTests(SynchronousTestCase):
         http = listener(path="/run/a")
         direct = attrs.evolve(http, direct_tcp=True)
         for description, mode in (
-            (*listener_descriptions(http), 0o666),
-            (*listener_descriptions(direct), 0o600),
+            (listener_descriptions(http)[0], 0o666),
+            (listener_descriptions(direct)[0], 0o600),
             ("unix:/run/b", 0o600),
             ("unix:/run/b:mode=660", 0o660),
         ):
