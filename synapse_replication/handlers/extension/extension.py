@@ -62,6 +62,9 @@ from synapse_replication.wire.extension import (
 #: so that it fits into a line. Without the names, peers send all streams.
 MAX_FOLLOWED: Final = 100
 
+#: The shortest delay until a heartbeat, in s.
+MIN_DELAY: Final = 0.01
+
 
 class ExtensionConnection(ReplicationConnection, Protocol):
     """A link on which extension messages can be sent.
@@ -199,6 +202,9 @@ class ReplicationExtension:
     def _on_tick(self) -> None:
         options = self._options
         left = options.idle_interval - (self._clock.seconds() - self._last_heartbeat)
+        if left < MIN_DELAY:
+            # Because of rounding, a timer may be due slightly too early.
+            left = 0.0
         # Reschedule first, so that an exception cannot stop the timer.
         if self._has_advanced:
             self._tick_later(options.busy_interval)
