@@ -17,6 +17,7 @@
     +-- StreamConfigurationError      a stream is declared or used wrongly
     +-- ConfigError                   the configuration is invalid; lists all problems
     +-- CatchUpError                  rows could not be fetched; a retry may help
+    |   +-- RowsLostError
     |   +-- HttpCatchUpError
     +-- StorageError
     |   +-- SequenceBehindError
@@ -225,6 +226,18 @@ class ConfigError(ReplicationError):
 
 class CatchUpError(ReplicationError):
     """Rows could not be fetched from their source. A retry may help."""
+
+
+class RowsLostError(CatchUpError):
+    """Rows that were requested do not exist any more. A retry cannot help.
+
+    :ivar lost_upto: the greatest token of the rows that are lost. Later rows still
+        exist.
+    """
+
+    def __init__(self, text: str, lost_upto: int) -> None:
+        super().__init__(text)
+        self.lost_upto = lost_upto
 
 
 class HttpCatchUpError(CatchUpError):

@@ -51,6 +51,8 @@ class DiscardReason(enum.Enum):
     UNPARSABLE = "unparsable"  #: a row in a line that cannot be parsed
     #: The source itself returned a row that is not valid JSON or cannot be decoded.
     SKIPPED = "skipped"
+    #: The writer does not have the rows any more; ``count`` is the number of tokens.
+    LOST = "lost"
     CATCHING_UP = "catching_up"  #: the row will be fetched instead
     HANDLER_FAILED = "handler_failed"  #: the sink failed; the row will be fetched
     IMPLAUSIBLE = "implausible"  #: beyond the last token that exists

@@ -45,7 +45,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IAgentEndpointFactory
 from zope.interface import implementer
 
-from synapse_replication.errors import HttpCatchUpError
+from synapse_replication.errors import HttpCatchUpError, RowsLostError
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
 from synapse_replication.transport.tls import client_context, explain
@@ -90,6 +90,26 @@ class _Answer(msgspec.Struct):
 
 
 _decode_answer = msgspec.json.Decoder(_Answer).decode
+
+
+class _Lost(msgspec.Struct):
+    """The body of the answer that rows do not exist any more."""
+
+    error: str
+    lost_upto: int
+
+
+_decode_lost = msgspec.json.Decoder(_Lost).decode
+
+
+def _raise_if_lost(error: HttpCatchUpError) -> None:
+    if error.status != 410:
+        return
+    try:
+        lost = _decode_lost(error.body)
+    except (msgspec.MsgspecError, RecursionError):
+        return
+    raise RowsLostError(lost.error, lost.lost_upto) from error
 
 
 def _base_url(location: InstanceLocation) -> DecodedURL:
@@ -210,6 +230,7 @@ class HttpCatchUpClient:
     ) -> StreamUpdateResult:
         """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
+        :raises RowsLostError: if the writer does not have the rows any more.
         :raises HttpCatchUpError: if the instance's address is not configured, the
             request fails, or the response is not a page of rows.
         """
@@ -217,7 +238,11 @@ class HttpCatchUpClient:
         epoch = None if self._epoch_of is None else self._epoch_of(instance_name)
         if epoch is not None:
             query["epoch"] = epoch
-        page = await self._get(stream_name, instance_name, query, self._timeout)
+        try:
+            page = await self._get(stream_name, instance_name, query, self._timeout)
+        except HttpCatchUpError as error:
+            _raise_if_lost(error)
+            raise
         if page.limited or page.upto_token >= upto_token:
             return page
         # This is the last page and it ends below upto_token, so it ends at the writer's

@@ -34,6 +34,7 @@ from synapse_replication.errors import (
     CatchUpError,
     LocalProtocolError,
     ReplicationError,
+    RowsLostError,
 )
 from synapse_replication.handlers.interfaces import StreamDirectory
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
@@ -48,6 +49,10 @@ from synapse_replication.streams.stream import (
 from synapse_replication.wire.commands.base import parse_token
 
 _ENDPOINT = b"get_repl_stream_updates"
+
+
+#: The code of the answer that rows do not exist any more.
+LOST = "ROWS_LOST"
 
 
 class _RefusedError(ReplicationError):
@@ -147,6 +152,10 @@ class ReplicationResource(Resource):
                 if stream.description.held_in_memory:
                     page = attrs.evolve(page, epoch=self._epoch)
                 body = self._encode_page(stream, page)
+        except RowsLostError as error:
+            request.setResponseCode(410)
+            lost = {"errcode": LOST, "error": str(error), "lost_upto": error.lost_upto}
+            body = encode_json(lost)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._observer.failure("serving rows over HTTP", error)
             # The text of an unexpected error may reveal internals, so it is not sent.

@@ -52,6 +52,7 @@ _ALARMING = frozenset(
         DiscardReason.UNDECLARED_WRITER,
         DiscardReason.UNDECODABLE,
         DiscardReason.SKIPPED,
+        DiscardReason.LOST,
         DiscardReason.CATCHING_UP,
         DiscardReason.HANDLER_FAILED,
     }

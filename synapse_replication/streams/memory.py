@@ -10,7 +10,8 @@ The answer to a reader that requests evicted rows depends on the stream:
   of its key and replaces older rows of the same key. The newest evicted row of each
   key is retained, and the reader receives these rows instead: a full resync.
 * Otherwise, or if retained rows that the reader needs were evicted, too, the request
-  fails with :exc:`CatchUpError`, which names the missing range.
+  fails with :exc:`RowsLostError`, which names the missing range. The reader reports it,
+  and continues with the rows that remain.
 
 A reader at 0 has read nothing yet and receives all rows that remain, without an error.
 
@@ -32,6 +33,7 @@ import attrs
 from synapse_replication.errors import (
     CatchUpError,
     LocalProtocolError,
+    RowsLostError,
     StreamConfigurationError,
 )
 from synapse_replication.streams.between import PositionedRow, RowsBetween
@@ -240,8 +242,8 @@ class MemoryStream:
     ) -> StreamUpdateResult:
         """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
-        :raises CatchUpError: if the rows were evicted, the writer did not answer, or
-            its address is not known.
+        :raises RowsLostError: if rows were evicted.
+        :raises CatchUpError: if the writer did not answer, or its address is not known.
         """
         name = self._description.name
         if instance_name != self._instance_name:
@@ -254,11 +256,11 @@ class MemoryStream:
                 instance_name, from_token, upto_token, self._page_rows
             )
         if 0 < from_token < self._lost_upto and from_token < upto_token:
-            raise CatchUpError(
+            raise RowsLostError(
                 f"rows of {name} in ({from_token}, {self._lost_upto}] are not in the "
                 f"memory of {instance_name} any more; increase max_rows "
-                f"({self._max_rows}) or max_bytes ({self._max_bytes}), and restart "
-                "the reader"
+                f"({self._max_rows}) or max_bytes ({self._max_bytes})",
+                self._lost_upto,
             )
         last_token = self._positions[self._instance_name]
         if last_token >= upto_token:

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
-from synapse_replication.errors import HttpCatchUpError
+from synapse_replication.errors import HttpCatchUpError, RowsLostError
 from synapse_replication.http.client import (
     BACKLOG_TIMEOUT,
     HttpCatchUpClient,
@@ -103,6 +103,16 @@ class HttpCatchUpClientTests(SynchronousTestCase):
             self.fetch(self.make_client()),
             StreamUpdateResult([(2, ["a"]), (3, ["b"])], 3, True),
         )
+
+    def test_lost_rows(self) -> None:
+        """The client learns from the writer up to which token rows are lost."""
+        self.events.error = RowsLostError("not in memory any more", 5)
+        response = Deferred.fromCoroutine(
+            self.make_client().get_updates_since("events", "writer1", 1, 9)
+        )
+        error = self.failureResultOf(response, RowsLostError).value
+        assert isinstance(error, RowsLostError)
+        self.assertEqual((str(error), error.lost_upto), ("not in memory any more", 5))
 
     def test_update_function(self) -> None:
         """The client can be used as a stream's update function."""

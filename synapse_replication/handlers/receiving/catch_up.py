@@ -21,7 +21,7 @@ from typing import Any
 
 import attrs
 
-from synapse_replication.errors import CatchUpError
+from synapse_replication.errors import CatchUpError, RowsLostError
 from synapse_replication.handlers.interfaces import EpochSink, LateRowSink
 from synapse_replication.handlers.observer import (
     CatchUpEvent,
@@ -237,9 +237,18 @@ class CatchUps:
             )
             if result is not None:
                 return FetchedPage(writer, fetch, result, is_partial=True)
-        result = await self._context.stream.get_updates_since(
-            writer.name, fetch.from_token, fetch.upto_token
-        )
+        from_token, upto_token = fetch.from_token, fetch.upto_token
+        stream = self._context.stream
+        try:
+            result = await stream.get_updates_since(writer.name, from_token, upto_token)
+        except RowsLostError as error:
+            # Nothing brings these rows back: continue with those that remain.
+            lost_upto = min(max(error.lost_upto, from_token), upto_token)
+            if lost_upto == from_token:
+                raise
+            lost = lost_upto - from_token
+            self._context.discard(writer.name, DiscardReason.LOST, lost)
+            result = StreamUpdateResult([], lost_upto, lost_upto < upto_token)
         return FetchedPage(writer, fetch, result)
 
     async def _rewind(self, writer: Writer, rewind: Rewind) -> None:

@@ -50,6 +50,7 @@ class StallReason(enum.Enum):
     NO_POSITION = "no_position"  #: a link is up, and the writer sent no POSITION on it
     AHEAD_OF_WRITER = "ahead_of_writer"  #: its next rows would be discarded as old
     UNDECLARED_WRITER = "undeclared_writer"  #: its rows are discarded
+    ROWS_LOST = "rows_lost"  #: the writer does not have them in its memory any more
     ROWS_SKIPPED = "rows_skipped"  #: rows of the source cannot be decoded
     CATCH_UP_FAILS = "catch_up_fails"
     SOURCE_SILENT = "source_silent"  #: missing rows were requested
@@ -80,6 +81,9 @@ HINTS: Mapping[StallReason, str] = MappingProxyType(
         StallReason.UNDECLARED_WRITER: "If it is to write the stream, name it in "
         "stream_writers in the configuration of this process, too, and restart this "
         "process: it then fetches the rows. Otherwise, stop whatever uses its name.",
+        StallReason.ROWS_LOST: "Rebuild what was derived from this stream, and restart "
+        "this process. Give the writer more memory for the stream (max_rows, "
+        "max_bytes), or find out why this process was so far behind.",
         StallReason.ROWS_SKIPPED: "Correct the rows that the log names or, if their "
         "writer has another declaration of the stream, this process's declaration. "
         "Then make the readers fetch them again (see the runbook).",

@@ -246,6 +246,7 @@ class StatusObserver(ReplicationObserver):
             writer.undelivered.clear()
             writer.behind_us = None
             writer.skipped_since, writer.skipped = None, 0
+            writer.gone_since, writer.gone = None, 0
             writer.move(to_token, self._monotonic())
 
     @override
@@ -254,6 +255,12 @@ class StatusObserver(ReplicationObserver):
     ) -> None:
         if reason is DiscardReason.UNDECLARED_WRITER:
             self._undeclared_writer(stream_name, instance_name)
+        elif reason is DiscardReason.LOST:
+            writer = self._writer(stream_name, instance_name)
+            if writer is not None:
+                writer.gone += count
+                if writer.gone_since is None:
+                    writer.gone_since = self._monotonic()
         elif reason is DiscardReason.UNPARSABLE:
             writer = self._writer(stream_name, instance_name)
             if writer is not None:

@@ -80,6 +80,8 @@ class WriterRecord:
         the writer's position since.
     :ivar undeclared_since: when rows of the writer were first discarded because the
         configuration does not name it; ``None`` if they were not.
+    :ivar gone_since: when rows were first found to be lost; ``None`` if none were.
+    :ivar gone: the number of their tokens.
     :ivar skipped_since: when the first row was skipped; ``None`` if none was.
     :ivar skipped: the number of skipped rows.
     """
@@ -104,6 +106,8 @@ class WriterRecord:
     behind_since: float = 0.0
     lost_since: float | None = None
     undeclared_since: float | None = None
+    gone_since: float | None = None
+    gone: int = 0
     skipped_since: float | None = None
     skipped: int = 0
     #: The undelivered announcements: ``(token, latest possible time of the write)``.
@@ -129,6 +133,7 @@ class WriterRecord:
             and self.lost_since is None
             and self.undeclared_since is None
             and self.skipped_since is None
+            and self.gone_since is None
         )
 
     def is_idle(self, before: float) -> bool:

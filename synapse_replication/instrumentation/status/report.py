@@ -38,6 +38,7 @@ _ABSENT = frozenset(
         StallReason.WRITER_GONE,
         StallReason.UNDECLARED_WRITER,
         StallReason.ROWS_SKIPPED,
+        StallReason.ROWS_LOST,
     }
 )
 _FETCHES = frozenset({State.DUE, State.FETCHING, State.DELIVERING, State.PAUSED})
@@ -103,7 +104,8 @@ class StatusReport:
             return True
         if writer is None:
             return False
-        if writer.undeclared_since is not None or writer.skipped_since is not None:
+        missing = writer.undeclared_since, writer.skipped_since, writer.gone_since
+        if any(since is not None for since in missing):
             return True
         peer = self._peers.get(key[1])
         if peer is not None and peer.is_leaving and not self._is_replaced(peer):
@@ -171,6 +173,8 @@ class StatusReport:
             behind_since=writer.behind_since,
             lost_since=writer.lost_since,
             undeclared_since=writer.undeclared_since,
+            gone_since=writer.gone_since,
+            gone=writer.gone,
             skipped_since=writer.skipped_since,
             skipped=writer.skipped,
             lag=writer.lag(),

@@ -18,6 +18,7 @@ import attrs
 from synapse_replication.instrumentation.status.model import Condition, StallReason
 from synapse_replication.instrumentation.status.records import StatusLimits
 from synapse_replication.streams.reader import State
+from synapse_replication.text import counted
 
 #: The longest time for which a living process of this package sends no heartbeat, in s,
 #: with some margin.
@@ -68,6 +69,8 @@ class WriterFacts:
         the writer announces its position.
     :ivar undeclared_since: when rows were first discarded because the configuration
         does not name the writer.
+    :ivar gone_since: when rows were first found to be lost.
+    :ivar gone: the number of their tokens.
     :ivar skipped_since: when the first row was skipped that could not be decoded.
     :ivar skipped: the number of these rows.
     :ivar lag: by how many ids the position is below the announced one.
@@ -99,6 +102,8 @@ class WriterFacts:
     behind_since: float = 0.0
     lost_since: float | None = None
     undeclared_since: float | None = None
+    gone_since: float | None = None
+    gone: int = 0
     skipped_since: float | None = None
     skipped: int = 0
     lag: int = 0
@@ -218,6 +223,15 @@ def _undeclared(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
     )
 
 
+def _lost(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+    if facts.gone_since is None:
+        return None
+    return facts.gone_since, (
+        f"the rows of {counted(facts.gone, 'token')} are lost: they are not in the "
+        "writer's memory any more"
+    )
+
+
 def _skipped(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
     if facts.skipped_since is None:
         return None
@@ -304,6 +318,12 @@ RULES: tuple[Rule, ...] = (
         StallReason.UNDECLARED_WRITER,
         "Rows of a writer that the configuration does not name were discarded.",
         _undeclared,
+        is_immediate=True,
+    ),
+    Rule(
+        StallReason.ROWS_LOST,
+        "Rows are not in their writer's memory any more.",
+        _lost,
         is_immediate=True,
     ),
     Rule(

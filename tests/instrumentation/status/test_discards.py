@@ -10,6 +10,7 @@ from typing import TypeAlias
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.status_page import judge
+from synapse_replication.errors import RowsLostError
 from synapse_replication.handlers.admission import DeclaredWriters
 from synapse_replication.handlers.handler import (
     HandlerOptions,
@@ -193,6 +194,17 @@ def _unparsable(test: DiscardTests) -> None:
 def _skipped(test: DiscardTests) -> None:
     test.stream.persist("w", 6, [6])
     test.receive("RDATA events w 6 [6]")
+
+
+@case(DiscardReason.LOST, StallReason.ROWS_LOST)
+def _lost(test: DiscardTests) -> None:
+    test.stream.is_held = True
+    test.stream.persist("w", 9, ["nine"])
+    test.receive("POSITION events w 9 9")
+    test.stream.fail(RowsLostError("rows are not in memory any more", 8))
+    test.stream.answer()
+    test.host.reactor.advance(0)
+    test.assertEqual(test.delivered(), [5, 9])
 
 
 @case(DiscardReason.CATCHING_UP, BUSY)

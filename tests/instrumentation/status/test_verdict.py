@@ -91,6 +91,7 @@ class DiagnoseTests(SynchronousTestCase):
                 {"behind_us": 90, "behind_since": 980.0},
             ),
             (StallReason.UNDECLARED_WRITER, 999.0, {"undeclared_since": 999.0}),
+            (StallReason.ROWS_LOST, 999.0, {"gone_since": 999.0, "gone": 1}),
             (StallReason.ROWS_SKIPPED, 999.0, {"skipped_since": 999.0, "skipped": 1}),
             (
                 StallReason.CATCH_UP_FAILS,
@@ -121,7 +122,12 @@ class DiagnoseTests(SynchronousTestCase):
             self.check(reason, since, **changes)
         immediate = {rule.reason for rule in RULES if rule.is_immediate}
         self.assertEqual(
-            immediate, {StallReason.UNDECLARED_WRITER, StallReason.ROWS_SKIPPED}
+            immediate,
+            {
+                StallReason.UNDECLARED_WRITER,
+                StallReason.ROWS_LOST,
+                StallReason.ROWS_SKIPPED,
+            },
         )
         self.assertEqual({rule.reason for rule in RULES}, set(StallReason))
 
