@@ -322,5 +322,5 @@ def __getattr__(name: str) -> Any:
         raise ImportError(
             f"{name} needs the PostgreSQL driver: "
             "pip install 'synapse_replication[postgres-binary]'"
-        ) from error
+        ) from None
     return getattr(module, name)

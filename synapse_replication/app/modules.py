@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
+from twisted.application.service import IService, MultiService
 
 from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.config.own_section import FactorySection
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
 
+#: The options whose functions must return something.
 _SINKS = ("row_sink", "command_sink")
 
 
@@ -78,6 +80,25 @@ def check_sink(
         raise ConfigError([options.problem(option, problem, hint)])
 
 
+def add_service(
+    service: Any, parent: MultiService, options: ReplicationOptions
+) -> None:
+    """Add the service that a module returned, if it returned one.
+
+    :raises ConfigError: if it returned something else.
+    """
+    if service is None:
+        return
+    if not IService.providedBy(service):
+        what = type(service).__name__
+        if inspect.iscoroutine(service):
+            service.close()
+        problem = f"a function returned {what}, which is not a service"
+        hint = "return an IService, or None; and write def, not async def"
+        raise ConfigError([options.problem("modules", problem, hint)])
+    service.setServiceParent(parent)  # type: ignore[no-untyped-call]
+
+
 def _why_no_sink(factory: Callable[..., Any]) -> str | None:
     """Return why a function cannot return a sink; ``None`` if it may return one."""
     if inspect.iscoroutinefunction(factory):
@@ -89,10 +110,17 @@ def _why_no_sink(factory: Callable[..., Any]) -> str | None:
         return None
     if not isinstance(code, ast.FunctionDef):
         return None
-    for node in ast.walk(code):
-        if isinstance(node, ast.Return) and node.value is not None:
-            return None
-    return "returns nothing; return the sink"
+    return None if _returns_a_value(code) else "returns nothing; return the sink"
+
+
+def _returns_a_value(node: ast.AST) -> bool:
+    if isinstance(node, ast.Return):
+        return node.value is not None
+    return any(
+        _returns_a_value(child)
+        for child in ast.iter_child_nodes(node)
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    )
 
 
 @attrs.frozen

@@ -31,7 +31,7 @@ from synapse_replication.app.host import (
 )
 from synapse_replication.app.http_limits import served_hosts
 from synapse_replication.app.http_site import make_root, make_site
-from synapse_replication.app.modules import check_sink, load_factories
+from synapse_replication.app.modules import add_service, check_sink, load_factories
 from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.sources import make_sources
 from synapse_replication.app.stops import StopSteps
@@ -299,8 +299,7 @@ class Replication(Service):
             for name, (start, token) in setup.empty_ranges.items():
                 self._backlog.of(name).skip_range(start, token)
         for make in self._modules:
-            if (service := make(host)) is not None:
-                service.setServiceParent(self.services)
+            add_service(make(host), self.services, options)
         handler, extension = self._make_handler()
         host.outgoing.connect(handler)
         self._start_observers(handler, setup.generators)

@@ -63,7 +63,7 @@ STATUS_TIMEOUT = 5.0
 #: Time limit of connecting, in s.
 CONNECT_TIMEOUT = 10.0
 
-_SECRET_HINT = "configure the same worker_replication_secret for both processes"
+_SECRET_HINT = "configure the same replication secret for both processes"
 
 
 @attrs.frozen
@@ -327,7 +327,7 @@ class HttpCatchUpClient:
                 f"{what} of {instance_name}",
                 None,
                 "the address of this instance is not configured",
-                f"add {instance_name} to instance_map",
+                f"add {instance_name} to the addresses of the instances",
                 was_sent=False,
             )
         url = _base_url(location).child("_synapse", "replication", *path)
@@ -388,7 +388,7 @@ def _hint_for(status: int) -> str:
         return _SECRET_HINT
     if status == 404:
         return (
-            "point instance_map at a listener that has the replication resource; a "
+            "configure the address of a listener with the replication resource; a "
             "stock instance does not serve a status"
         )
     if status == 500:

@@ -297,7 +297,7 @@ class MultiWriterIdGenerator:
             raise StreamConfigurationError(
                 f"{self.instance_name} is not a writer of stream "
                 f"{self.stream.stream_name}, whose writers are "
-                f"{', '.join(self.stream.writers)}; add it to stream_writers, or "
+                f"{', '.join(self.stream.writers)}; add it to them, or "
                 "write from one of these"
             )
 

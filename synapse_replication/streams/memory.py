@@ -250,7 +250,8 @@ class MemoryStream:
             if self._fetch is None:
                 raise CatchUpError(
                     f"{name} of {instance_name} is held in memory by that process, "
-                    "whose address is not known; add it to instance_map"
+                    "whose address is not known; add it to the addresses of the "
+                    "instances"
                 )
             return await self._fetch(
                 instance_name, from_token, upto_token, self._page_rows

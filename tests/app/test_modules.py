@@ -6,7 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from synapse_replication.app.modules import Factories, load_factories
+from twisted.application.service import MultiService
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.app.modules import Factories, add_service, load_factories
+from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from tests.config.process_case import HOMESERVER
@@ -16,6 +20,20 @@ from tests.support.config_files import FilesMixin
 def make_something(host: Any, config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """A factory that a configuration may name."""
     return host, config
+
+
+async def make_later(host: Any, config: dict[str, Any]) -> object:
+    """A coroutine function, which cannot be a factory of a sink."""
+    return object()
+
+
+def make_nothing(host: Any, config: dict[str, Any]) -> None:
+    """A factory that forgets to return its sink."""
+
+    def helper() -> int:
+        return 1
+
+    helper()
 
 
 class LoadFactoriesTests(FilesMixin):
@@ -68,3 +86,32 @@ class LoadFactoriesTests(FilesMixin):
         (problem,) = caught.exception.problems
         self.assertEqual(problem.key, "synapse_replication.modules[0].module")
         self.assertIn("raised SyntaxError", problem.problem)
+
+    def test_no_sink(self) -> None:
+        """A function that cannot return a sink is a problem; as a module, it is not."""
+        for name, problem in (
+            ("make_later", "make_later is a coroutine function"),
+            ("make_nothing", "make_nothing returns nothing"),
+        ):
+            for key in ("row_sink", "command_sink"):
+                with self.assertRaises(ConfigError) as caught:
+                    self.load(f"  {key}: {{module: {__name__}.{name}}}\n")
+                (found,) = caught.exception.problems
+                self.assertEqual(found.key, f"synapse_replication.{key}.module")
+                self.assertEqual(found.problem, problem)
+        self.load(f"  modules: [{{module: {__name__}.make_nothing}}]\n")
+
+
+class AddServiceTests(SynchronousTestCase):
+    def test_not_a_service(self) -> None:
+        """What a module returns must be a service, or nothing."""
+        parent: Any = MultiService()
+        options = ReplicationOptions(
+            server_name="x.test", instance_name="me", streams=[]
+        )
+        add_service(None, parent, options)
+        self.assertEqual(list(parent), [])
+        for wrong in (make_later(None, {}), object()):
+            with self.assertRaises(ConfigError) as caught:
+                add_service(wrong, parent, options)
+            self.assertIn("which is not a service", str(caught.exception))

@@ -345,7 +345,7 @@ class RequestTests(HostTestCase):
         self.assertIsNone(self.successResultOf(self.request_rows("nowhere")))
         ((_, writer, error),) = self.hs.observer.backlog_answers
         self.assertIsInstance(error, HttpCatchUpError)
-        self.assertIn("add nowhere to instance_map", str(error))
+        self.assertIn("add nowhere to the addresses", str(error))
         self.assertEqual(writer, "nowhere")
 
     def test_locations(self) -> None:

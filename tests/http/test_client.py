@@ -222,7 +222,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         """
         error = self.fail_to_fetch(self.make_client(secret="wrong"))
         self.assertEqual(error.status, 401)
-        self.assertIn("worker_replication_secret", str(error))
+        self.assertIn("the same replication secret", str(error))
         self.assertNotIn("hush", str(error))
         echoed = CannedResource(500, b"no access for Bearer wrong")
         error = self.fail_to_fetch(self.make_client(echoed, secret="wrong"))
@@ -235,13 +235,13 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         )
         error = self.fail_to_fetch(self.make_client(stock))
         self.assertEqual(error.status, 500)
-        self.assertIn("worker_replication_secret", str(error))
+        self.assertIn("the same replication secret", str(error))
 
     def test_wrong_listener(self) -> None:
         """If the port belongs to another listener, the hint names instance_map."""
         error = self.fail_to_fetch(self.make_client(Resource()))
         self.assertEqual(error.status, 404)
-        self.assertIn("instance_map", str(error))
+        self.assertIn("configure the address", str(error))
 
     def test_other_refusal(self) -> None:
         """Any other error is reported with its status and body."""
@@ -285,7 +285,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
             self.make_client().get_updates_since("events", "writer2", 1, 9)
         )
         error = self.failureResultOf(response, HttpCatchUpError).value
-        self.assertIn("add writer2 to instance_map", str(error))
+        self.assertIn("add writer2 to the addresses", str(error))
         self.assertFalse(error.was_sent)
 
     def test_no_response_in_time(self) -> None:

@@ -360,7 +360,7 @@ class MemoryStreamReaderTests(SynchronousTestCase):
         result = defer.ensureDeferred(stream.get_updates_since("w", 3, 5))
 
         failure = self.failureResultOf(result, CatchUpError)
-        self.assertIn("instance_map", failure.getErrorMessage())
+        self.assertIn("add it to the addresses", failure.getErrorMessage())
 
     def test_writer_starts_again(self) -> None:
         """A reader follows its writer to a lower token."""
