@@ -82,7 +82,7 @@ class DirectTcpResyncTests(DeploymentTestCase):
         """Close the link, and refuse new connections."""
         self.proxy.close()
         self.wait_until(
-            "the link is down", lambda: "Disconnected: reader1" in self.log_of("worker")
+            "the link is down", lambda: "Disconnected: to " in self.log_of("worker")
         )
 
     def accept_connections(self) -> None:
