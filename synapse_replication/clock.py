@@ -27,7 +27,10 @@ class ReactorClock:
         self._wall_clock = wall_clock
 
     def seconds(self) -> float:
-        """Return the reactor's time in s, which jumps when the system clock is set."""
+        """Return the reactor's time in s.
+
+        Unless ``run_service`` runs the reactor, it jumps when the system clock is set.
+        """
         return float(self._reactor.seconds())
 
     def time_msec(self) -> int:

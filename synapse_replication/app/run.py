@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO, runtime_checkable
 
@@ -98,6 +99,9 @@ def run_service(
 ) -> int:
     """Run a service until a signal arrives.
 
+    The reactor's clock becomes monotonic: setting the system's clock does not affect
+    its timers.
+
     :param reactor: a reactor that has not run yet.
     :param make: creates the service; called in the running reactor.
     :param stderr: the stream for the message of a :exc:`ReplicationError` that prevents
@@ -106,6 +110,9 @@ def run_service(
         ``started`` failed before the shutdown began, or the service failed to stop;
         otherwise 0.
     """
+    # By default, a reactor's clock is the system's, and if that is set back by hours, no
+    # timer that was set before fires for hours: heartbeats and reconnections stop.
+    reactor.seconds = time.monotonic
     process = _Process(reactor, make, stderr or sys.stderr)
     reactor.callWhenRunning(process.start)
     reactor.run()

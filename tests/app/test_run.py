@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -230,3 +231,42 @@ class LoggingTests(SynchronousTestCase):
         self.assertNotIn("Starting", text)
         self.assertIn("worth a line", text)
         self.assertIn("Stopping", text)
+
+
+#: A service whose reactor sees the system's clock go back by three hours.
+_CLOCK_GOES_BACK = """
+import time
+from twisted.internet.defer import Deferred
+from twisted.internet.epollreactor import EPollReactor
+from synapse_replication.app.run import run_service
+
+class Reactor(EPollReactor):
+    back = 0
+    def seconds(self):
+        return time.time() - self.back
+
+class Service:
+    started = Deferred()
+    def startService(self):
+        reactor.callLater(0.1, reactor.stop)
+        Reactor.back = 3 * 3600
+    async def stopService(self):
+        print("stopped")
+
+reactor = Reactor()
+run_service(reactor, Service)
+"""
+
+
+class ClockTests(SynchronousTestCase):
+    """Tests for a system clock that is set back."""
+
+    def test_timers(self) -> None:
+        """A timer that was set before fires in time."""
+        done = subprocess.run(
+            [sys.executable, "-c", _CLOCK_GOES_BACK],
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
+        self.assertEqual(done.stdout, b"stopped\n", done.stderr)
