@@ -37,6 +37,7 @@ from synapse_replication.errors import (
     WaitTimeoutError,
 )
 from synapse_replication.handlers.data import ReplicationDataHandler
+from synapse_replication.handlers.events import CatchUpEvent, DiscardReason
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
@@ -62,11 +63,7 @@ from synapse_replication.handlers.interfaces import (
     StreamDirectory,
     SyncingUser,
 )
-from synapse_replication.handlers.observer import (
-    CatchUpEvent,
-    DiscardReason,
-    ReplicationObserver,
-)
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,

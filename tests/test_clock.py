@@ -10,7 +10,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.handlers import interfaces
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.events import OperationFailed
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 
 if TYPE_CHECKING:
     _clock: type[interfaces.Clock] = ReactorClock
@@ -50,8 +51,9 @@ class Failures(ReplicationObserver):
     def __init__(self) -> None:
         self.seen: list[tuple[str, BaseException]] = []
 
-    def failure(self, what: str, error: BaseException) -> None:
-        self.seen.append((what, error))
+    @handles(OperationFailed)
+    def _failure(self, event: OperationFailed) -> None:
+        self.seen.append((event.what, event.error))
 
 
 class BackgroundProcessesTests(SynchronousTestCase):

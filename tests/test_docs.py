@@ -27,9 +27,9 @@ from synapse_replication import api
 from synapse_replication.cli.main import cli
 from synapse_replication.config.process import Purpose, load_config
 from synapse_replication.errors import ConfigError
+from synapse_replication.handlers.events import Discarded, DiscardReason
 from synapse_replication.handlers.host_parts import StreamTable, WriteNotifier
 from synapse_replication.handlers.interfaces import Identity
-from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.memory import MemoryStream
@@ -214,7 +214,7 @@ class CodeExamplesTests(SynchronousTestCase):
             registry, "example.com", "w1"
         )
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            observer.discarded("events", "w1", DiscardReason.OLD_TOKEN, 3)
+            observer.observe(Discarded("events", "w1", DiscardReason.OLD_TOKEN, 3))
         self.assertEqual(printed.getvalue(), "3 of events: old_token\n")
         labels = {
             "stream_name": "events",

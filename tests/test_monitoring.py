@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.instrumentation.metrics import METRICS, MetricKind
 from synapse_replication.instrumentation.status.model import StallReason
 

@@ -3,7 +3,8 @@
 from prometheus_client import CollectorRegistry
 from twisted.logger import Logger
 
-from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.handlers.events import Discarded
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.instrumentation.prometheus import (
@@ -14,10 +15,9 @@ from synapse_replication.instrumentation.status.observer import StatusObserver
 
 
 class Discarded(ReplicationObserver):
-    def discarded(
-        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
-    ) -> None:
-        print(f"{count} of {stream_name}: {reason.value}")
+    @handles(Discarded)
+    def _discarded(self, event: Discarded) -> None:
+        print(f"{event.count} of {event.stream_name}: {event.reason.value}")
 
 
 def make_observer(

@@ -30,13 +30,14 @@ from twisted.internet.task import LoopingCall, react
 from twisted.python.failure import Failure
 
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
+from synapse_replication.handlers.events import AnnouncedBy, LinkDown, OperationFailed
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_parts import WriteNotifier
 from synapse_replication.handlers.interfaces import (
     Identity,
     ReplicationHost,
 )
-from synapse_replication.handlers.observer import AnnouncedBy, ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
@@ -49,7 +50,6 @@ from synapse_replication.streams.stream import (
 )
 from synapse_replication.testing.recording_commands import RecordingCommands
 from synapse_replication.testing.servers import PrivateRedis
-from synapse_replication.wire.connection import CloseReason
 
 SERVER_NAME: Final = "hs.example"
 WRITER: Final = "writer"
@@ -205,11 +205,13 @@ class QueueObserver(ReplicationObserver):
         if stream_name == FLOODED:
             self.newest = max(self.newest, token)
 
-    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
+    @handles(LinkDown)
+    def _connection_lost(self, event: LinkDown) -> None:
         self.links_lost += 1
 
-    def failure(self, what: str, error: BaseException) -> None:
-        self.failures.append((what, error))
+    @handles(OperationFailed)
+    def _failure(self, event: OperationFailed) -> None:
+        self.failures.append((event.what, event.error))
 
 
 @attrs.frozen

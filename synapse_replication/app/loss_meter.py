@@ -27,8 +27,9 @@ import attrs
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from synapse_replication.handlers.events import LinkDown, LinkUp, RowsUnannounced
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.storage import queries
 from synapse_replication.storage.committed import (
     committed_tokens,
@@ -40,7 +41,6 @@ from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.wire.commands.standard import RdataCommand
-from synapse_replication.wire.connection import CloseReason
 
 _log = Logger()
 
@@ -208,7 +208,8 @@ class LossMeter(ReplicationObserver):
 
     # -- links ------------------------------------------------------------------------
 
-    def connection_made(self, connection: str) -> None:
+    @handles(LinkUp)
+    def _connection_made(self, event: LinkUp) -> None:
         """Record that a link is up."""
         self._links_down -= 1
         if not self._links_down:
@@ -217,7 +218,8 @@ class LossMeter(ReplicationObserver):
                 self._timer.cancel()
                 self._check()
 
-    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
+    @handles(LinkDown)
+    def _connection_lost(self, event: LinkDown) -> None:
         """Record that a link is down: what is announced meanwhile is not observed."""
         self._links_down += 1
         self._gap += 1
@@ -339,7 +341,7 @@ class LossMeter(ReplicationObserver):
                 continue
             writer.lost.update(tokens)
             writer.tally.lost += len(tokens)
-            self._observer.rows_unannounced(*key, tokens)
+            self._observer.observe(RowsUnannounced(*key, tokens))
             for token in tokens:
                 seconds = now - writer.missing[token]
                 self._report(Finding(*key, token, seconds, is_announced=False))

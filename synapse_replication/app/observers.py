@@ -11,8 +11,8 @@ from twisted.logger import Logger
 from synapse_replication.app.tracing_export import SpanExport
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.options import ReplicationOptions
+from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.handlers.interfaces import DelayedCall
-from synapse_replication.handlers.observer import ConnectionBuffers
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.logs import LoggingObserver

@@ -53,6 +53,7 @@ from synapse_replication.errors import (
 )
 from synapse_replication.handlers.admission import DeclaredWriters
 from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.events import RequestRefused
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import (
     HandlerOptions,
@@ -461,7 +462,9 @@ class Replication(Service):
                     ),
                     has_secret=config.secret is not None,
                     max_connections=config.max_http_connections,
-                    refused=self._observer.request_refused,
+                    refused=lambda status, why: self._observer.observe(
+                        RequestRefused(status, why)
+                    ),
                 )
                 for description in listener_descriptions(listener):
                     await self._listen(description, site, listener.tls)

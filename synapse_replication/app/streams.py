@@ -39,6 +39,7 @@ from synapse_replication.backoff import Backoff
 from synapse_replication.config.options import DeclaredStream, ReplicationOptions
 from synapse_replication.errors import ConfigError, RowDecodeError, StorageError
 from synapse_replication.handlers.data import AdvancingStream
+from synapse_replication.handlers.events import RemovedWriterFound
 from synapse_replication.handlers.interfaces import PositionSink, RowSink
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import (
@@ -301,11 +302,13 @@ class StreamSetup:
             return
         found = {} if self._is_new(name) else finder.select(survey)
         for writer, removed in found.items():
-            self._host.observer.removed_writer_found(
-                name,
-                writer,
-                ids.get_handled().get(writer, ids.unknown),
-                removed.upto_token,
+            self._host.observer.observe(
+                RemovedWriterFound(
+                    name,
+                    writer,
+                    ids.get_handled().get(writer, ids.unknown),
+                    removed.upto_token,
+                )
             )
         for writer in survey.absent - found.keys():
             if writer not in stream.writers or writer in survey.greatest:

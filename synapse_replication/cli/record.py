@@ -27,11 +27,11 @@ from synapse_replication.cli.common import (
     log_option,
 )
 from synapse_replication.config.process import ProcessConfig, Purpose
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.events import LinkDown
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.recordings.writer import RecordingFiles, RecordingWriteError
-from synapse_replication.wire.connection import CloseReason
 
 _MIB = 1024 * 1024
 
@@ -42,7 +42,8 @@ class _LossObserver(ReplicationObserver):
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
 
-    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
+    @handles(LinkDown)
+    def _connection_lost(self, event: LinkDown) -> None:
         self._act()
 
 

@@ -26,13 +26,19 @@ from synapse_replication.errors import (
     UnknownCommandError,
 )
 from synapse_replication.handlers.admission import DeclaredWriters, WriterAdmission
+from synapse_replication.handlers.events import (
+    BackgroundTask,
+    Discarded,
+    DiscardReason,
+    FeatureUnavailable,
+)
 from synapse_replication.handlers.host_commands import HostCommandDispatcher
 from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
 )
 from synapse_replication.handlers.link import Link
-from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.context import (
     ReceiverOptions,
     StreamContext,
@@ -155,9 +161,11 @@ class ReplicationCommandHandler:
     def _report_unchecked(self, streams: Iterable[Stream]) -> None:
         for stream in streams:
             if not isinstance(stream, CheckedStream):
-                self._observer.feature_unavailable(
-                    f"checks of announced tokens of {stream.description.name}",
-                    f"{type(stream).__name__} has no method is_plausible",
+                self._observer.observe(
+                    FeatureUnavailable(
+                        f"checks of announced tokens of {stream.description.name}",
+                        f"{type(stream).__name__} has no method is_plausible",
+                    )
                 )
 
     # -- starting and stopping --------------------------------------------------------
@@ -276,8 +284,8 @@ class ReplicationCommandHandler:
         else:
             receiver.enqueue_rows(link, run)
             return
-        self._observer.discarded(
-            run.stream_name, run.instance_name, reason, len(run.rows)
+        self._observer.observe(
+            Discarded(run.stream_name, run.instance_name, reason, len(run.rows))
         )
 
     def _handle_interleaved(self, link: Link, run: InterleavedRun) -> None:
@@ -290,11 +298,13 @@ class ReplicationCommandHandler:
             return
         if self._instance_name in run.instance_names:
             others = run.without(self._instance_name)
-            self._observer.discarded(
-                run.stream_name,
-                self._instance_name,
-                DiscardReason.OWN_ECHO,
-                len(run.rows) - len(others.rows),
+            self._observer.observe(
+                Discarded(
+                    run.stream_name,
+                    self._instance_name,
+                    DiscardReason.OWN_ECHO,
+                    len(run.rows) - len(others.rows),
+                )
             )
             run = others
         receiver.enqueue_interleaved(link, run)
@@ -342,7 +352,7 @@ class ReplicationCommandHandler:
     async def _wait(
         self, description: str, command: Command, waiting: Awaitable[None]
     ) -> None:
-        with self._observer.background_process(description):
+        with self._observer.span(BackgroundTask(description)):
             try:
                 await waiting
             except Exception as error:  # noqa: BLE001 -- reported to the observer
@@ -451,7 +461,9 @@ class ReplicationCommandHandler:
             if link is not None:
                 receiver.enqueue_position(link, command)
             return
-        self._observer.discarded(command.stream_name, command.instance_name, reason, 1)
+        self._observer.observe(
+            Discarded(command.stream_name, command.instance_name, reason, 1)
+        )
 
     def _handle_row(
         self, connection: ReplicationConnection, command: RdataCommand

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
+from synapse_replication.handlers.events import Discarded, DiscardReason
 from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
 )
-from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.relay import CopyFilter
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.handlers.user_syncs import UserSyncDeduplicator
@@ -118,7 +119,9 @@ class HostCommandDispatcher:
         if command.instance_id == self._host.identity.instance_id:
             return False
         if self._syncs.is_repeat(command, self._host.clock.seconds()):
-            self._observer.discarded(command.NAME, "", DiscardReason.REPEATED, 1)
+            self._observer.observe(
+                Discarded(command.NAME, "", DiscardReason.REPEATED, 1)
+            )
             return False
         return True
 
@@ -135,7 +138,7 @@ class HostCommandDispatcher:
     ) -> bool:
         if not self._host.stores_user_ips:
             reason = DiscardReason.NOT_RESPONSIBLE
-            self._observer.discarded(command.NAME, "", reason, 1)
+            self._observer.observe(Discarded(command.NAME, "", reason, 1))
             return False
         return True
 
@@ -166,6 +169,8 @@ class HostCommandDispatcher:
                 if other.relays and other is not connection:
                     self._sender.send_to(other, command)
         if self._delivered.is_copy(command, connection, now):
-            self._observer.discarded(command.NAME, "", DiscardReason.REPEATED, 1)
+            self._observer.observe(
+                Discarded(command.NAME, "", DiscardReason.REPEATED, 1)
+            )
             return False
         return True

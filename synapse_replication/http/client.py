@@ -46,6 +46,7 @@ from twisted.web.iweb import IAgent, IAgentEndpointFactory
 from zope.interface import implementer
 
 from synapse_replication.errors import HttpCatchUpError, RowsLostError
+from synapse_replication.handlers.events import RowsRequest
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
 from synapse_replication.transport.tls import client_context, explain
@@ -292,7 +293,7 @@ class HttpCatchUpClient:
     ) -> StreamUpdateResult:
         path = ("get_repl_stream_updates", stream_name, secrets.token_urlsafe(12))
         headers: dict[str, str] = {}
-        with self._observer.requesting_rows(stream_name, instance_name, headers):
+        with self._observer.span(RowsRequest(stream_name, instance_name, headers)):
             shown, body = await self._send_get(
                 stream_name, instance_name, path, query, timeout, headers
             )

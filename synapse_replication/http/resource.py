@@ -36,8 +36,14 @@ from synapse_replication.errors import (
     ReplicationError,
     RowsLostError,
 )
+from synapse_replication.handlers.events import (
+    Discarded,
+    DiscardReason,
+    RequestRefused,
+    RowsServed,
+)
 from synapse_replication.handlers.interfaces import StreamDirectory
-from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.backlog import Backlog
 from synapse_replication.streams.rows import decode_json, encode_json
 from synapse_replication.streams.stream import (
@@ -126,7 +132,7 @@ class ReplicationResource(Resource):
             return self._refuse(request, refused)
         if self._backlog is not None and request.args.get(b"backlog") == [b"1"]:
             name = stream.description.name
-            with self._observer.serving_rows(name, _headers(request)):
+            with self._observer.span(RowsServed(name, _headers(request))):
                 found = self._backlog.read(name, from_token, upto_token)
                 if found is None:
                     text = (
@@ -143,8 +149,8 @@ class ReplicationResource(Resource):
     ) -> None:
         disconnections: list[Failure] = []
         request.notifyFinish().addErrback(disconnections.append)
-        serving = self._observer.serving_rows(
-            stream.description.name, _headers(request)
+        serving = self._observer.span(
+            RowsServed(stream.description.name, _headers(request))
         )
         try:
             with serving:
@@ -205,7 +211,7 @@ class ReplicationResource(Resource):
             )
 
     def _refuse(self, request: Any, refused: _RefusedError) -> bytes:
-        self._observer.request_refused(refused.status, str(refused))
+        self._observer.observe(RequestRefused(refused.status, str(refused)))
         return _refuse(request, refused)
 
     def _find(self, name: str) -> Stream:
@@ -255,8 +261,8 @@ class ReplicationResource(Resource):
 
     def _report_skipped(self, stream: Stream, token: int, error: ValueError) -> None:
         description = stream.description
-        self._observer.discarded(
-            description.name, self._instance_name, DiscardReason.SKIPPED, 1
+        self._observer.observe(
+            Discarded(description.name, self._instance_name, DiscardReason.SKIPPED, 1)
         )
         where = description.describe_row(token)
         self._observer.failure(

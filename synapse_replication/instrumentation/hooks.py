@@ -1,7 +1,7 @@
 """Hooks: callbacks with which a host's code observes its replication.
 
 Theory of operation: :class:`ReplicationHooks` is an observer. Momentary events (a link
-comes up, rows are fetched) arrive through the observer's methods; lasting states (a
+comes up, rows are fetched) arrive as the observer's events; lasting states (a
 writer is stalled, an instance has stopped) are detected by comparing the status with
 the previous status every second. Callbacks run in the reactor's thread, in the order of
 the events, and never inside replication code, so they may call anything.
@@ -16,9 +16,7 @@ docs/plugging-in.rst has examples.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
 import attrs
@@ -27,19 +25,26 @@ from twisted.python.failure import Failure
 from typing_extensions import override
 
 from synapse_replication.errors import HooksOverflowError
-from synapse_replication.handlers.interfaces import Clock, DelayedCall
-from synapse_replication.handlers.observer import (
+from synapse_replication.handlers.events import (
     CatchUpEvent,
+    CatchUpPage,
+    Event,
+    LateRows,
+    LinkDown,
+    LinkUp,
     PeerHeartbeat,
-    ReplicationObserver,
-    Resync,
+    PositionPersisted,
+    PositionPersistFailed,
+    Resynced,
+    StreamReset,
 )
+from synapse_replication.handlers.interfaces import Clock, DelayedCall
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.status.model import (
     Condition,
     ProcessStatus,
     StallReason,
 )
-from synapse_replication.wire.connection import CloseReason
 
 #: The maximum number of events that wait for delivery.
 MAX_WAITING = 1000
@@ -47,21 +52,6 @@ MAX_WAITING = 1000
 MAX_INSTANCES = 1000
 #: The interval at which the status is checked, in s.
 CHECK_EVERY = 1.0
-
-
-@attrs.frozen
-class LinkUp:
-    """A link came up."""
-
-    connection: str
-
-
-@attrs.frozen
-class LinkDown:
-    """A link went down; ``why`` is text for display."""
-
-    connection: str
-    why: str
 
 
 @attrs.frozen
@@ -112,64 +102,12 @@ class Stalled:
 
 
 @attrs.frozen
-class Resynced:
-    """A catch-up that fetched rows ended, or an attempt failed; see ``kind``."""
-
-    stream_name: str
-    instance_name: str
-    kind: Resync
-
-
-@attrs.frozen
-class LateRows:
-    """Rows that their writer did not announce were delivered after later ones."""
-
-    stream_name: str
-    instance_name: str
-    tokens: tuple[int, ...]
-
-
-@attrs.frozen
 class WriterRoleChanged:
     """A known instance started or stopped writing a stream."""
 
     stream_name: str
     instance_name: str
     is_writer: bool
-
-
-@attrs.frozen
-class StreamReset:
-    """This process's position in a writer's rows moved back.
-
-    The writer has (or may have) restarted, or was announced at a position that it had
-    not reached. Later rows may have the tokens of earlier, different rows:
-    discard everything that was cached from this writer's rows.
-    """
-
-    stream_name: str
-    instance_name: str
-    from_token: int
-    to_token: int
-
-
-@attrs.frozen
-class PositionPersisted:
-    """The database has persisted the position of this process as a writer."""
-
-    stream_name: str
-    instance_name: str
-    token: int
-
-
-@attrs.frozen
-class PositionPersistFailed:
-    """Persisting a position failed and is retried; ``why`` is text for display."""
-
-    stream_name: str
-    instance_name: str
-    token: int
-    why: str
 
 
 @attrs.frozen
@@ -330,21 +268,22 @@ class ReplicationHooks(ReplicationObserver):
     # -- momentary events --------------------------------------------------------------
 
     @override
-    def connection_made(self, connection: str) -> None:
-        self._enqueue(LinkUp(connection))
+    def observe(self, event: Event) -> None:
+        if isinstance(event, (PositionPersisted, PositionPersistFailed)):
+            key = (type(event), event.stream_name, event.instance_name)
+            self._enqueue(event, key)
+        elif isinstance(event, (LinkUp, LinkDown, LateRows, Resynced, StreamReset)):
+            self._enqueue(event)
+        else:
+            super().observe(event)
 
-    @override
-    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
-        self._enqueue(LinkDown(connection, why))
-
-    @override
-    def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
+    @handles(CatchUpEvent)
+    def _catch_up(self, event: CatchUpEvent) -> None:
         self._enqueue_progress(event, event.from_token)
-        return contextlib.nullcontext()
 
-    @override
-    def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
-        self._enqueue_progress(event, upto_token)
+    @handles(CatchUpPage)
+    def _catch_up_page(self, event: CatchUpPage) -> None:
+        self._enqueue_progress(event.catch_up, event.upto_token)
 
     def _enqueue_progress(self, event: CatchUpEvent, position: int) -> None:
         stream_name, instance_name = event.stream_name, event.instance_name
@@ -359,40 +298,8 @@ class ReplicationHooks(ReplicationObserver):
             (stream_name, instance_name),
         )
 
-    @override
-    def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
-        self._enqueue(Resynced(stream_name, instance_name, kind))
-
-    @override
-    def late_rows_delivered(
-        self, stream_name: str, instance_name: str, tokens: Sequence[int]
-    ) -> None:
-        self._enqueue(LateRows(stream_name, instance_name, tuple(tokens)))
-
-    @override
-    def stream_reset(
-        self, stream_name: str, instance_name: str, from_token: int, to_token: int
-    ) -> None:
-        self._enqueue(StreamReset(stream_name, instance_name, from_token, to_token))
-
-    @override
-    def position_persisted(
-        self, stream_name: str, instance_name: str, token: int
-    ) -> None:
-        # Check for callbacks first: this method is called for each write of a position.
-        if PositionPersisted in self._callbacks:
-            event = PositionPersisted(stream_name, instance_name, token)
-            self._enqueue(event, (PositionPersisted, stream_name, instance_name))
-
-    @override
-    def position_persist_failed(
-        self, stream_name: str, instance_name: str, token: int, error: BaseException
-    ) -> None:
-        event = PositionPersistFailed(stream_name, instance_name, token, str(error))
-        self._enqueue(event, (PositionPersistFailed, stream_name, instance_name))
-
-    @override
-    def heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
+    @handles(PeerHeartbeat)
+    def _heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
         name = heartbeat.instance_name
         if heartbeat.is_leaving:
             return

@@ -9,20 +9,44 @@ connected or removed writers, and the progress of catch-ups have none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from typing_extensions import override
 
-from synapse_replication.errors import ProtocolError, ReplicationError, excerpt
-from synapse_replication.handlers.observer import (
-    CatchUpEvent,
+from synapse_replication.errors import excerpt
+from synapse_replication.handlers.events import (
+    BacklogRequested,
+    CatchUpFailed,
+    CatchUpPage,
     CommandDropReason,
+    CommandsDropped,
+    ConnectFailed,
+    Discarded,
     DiscardReason,
-    ReplicationObserver,
+    DuplicateInstance,
+    EpochChanged,
+    ExtraFields,
+    FeatureUnavailable,
+    GapFound,
+    LateRows,
+    LineRefused,
+    LinkDown,
+    LinkUp,
+    OperationFailed,
+    PositionRefuted,
+    RemovedWriterDrained,
+    RemovedWriterFound,
+    RequestRefused,
+    RowsUnannounced,
+    SendingFailed,
+    StreamConnected,
+    StreamReset,
+    UnannouncedFound,
+    UnknownFields,
 )
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.rate_limit import (
     MAX_KEYS,
     MAX_OF_GROUP,
@@ -123,342 +147,327 @@ class LoggingObserver(ReplicationObserver):
 
     # -- lines and rows -------------------------------------------------------------
 
-    @override
-    def line_refused(self, connection: str, error: ProtocolError) -> None:
+    @handles(LineRefused)
+    def _line_refused(self, event: LineRefused) -> None:
         self._log_limited(
             self._logger.warn,
-            ("line_refused", connection, type(error)),
+            ("line_refused", event.connection, type(event.error)),
             "Rejected input from {connection}: {error}",
-            connection=connection,
-            error=error,
+            connection=event.connection,
+            error=event.error,
         )
 
-    @override
-    def request_refused(self, status: int, why: str) -> None:
-        if status in _BACKLOG_ANSWERS:
+    @handles(RequestRefused)
+    def _request_refused(self, event: RequestRefused) -> None:
+        if event.status in _BACKLOG_ANSWERS:
             return
         self._log_limited(
             self._logger.warn,
-            ("request_refused", status),
+            ("request_refused", event.status),
             "Refused an HTTP request with {status}: {why}",
-            status=status,
-            why=why,
+            status=event.status,
+            why=event.why,
         )
 
-    @override
-    def discarded(
-        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
-    ) -> None:
-        if reason not in _ALARMING:
+    @handles(Discarded)
+    def _discarded(self, event: Discarded) -> None:
+        if event.reason not in _ALARMING:
             return
-        known = reason is not DiscardReason.UNKNOWN_STREAM
+        known = event.reason is not DiscardReason.UNKNOWN_STREAM
         advice = (
             "; if this writer is to write the stream, declare it in this instance's "
             "configuration, too, and restart this instance"
-            if reason is DiscardReason.UNDECLARED_WRITER
+            if event.reason is DiscardReason.UNDECLARED_WRITER
             else ""
         )
         self._log_limited(
             self._logger.warn,
-            ("discarded", stream_name if known else None, reason),
+            ("discarded", event.stream_name if known else None, event.reason),
             "Discarded {count} rows or positions of stream {stream} of {writer}: "
             "{reason}{advice}",
             advice=advice,
-            stream=excerpt(stream_name),
-            writer=excerpt(instance_name),
-            reason=reason.value,
-            count=count,
+            stream=excerpt(event.stream_name),
+            writer=excerpt(event.instance_name),
+            reason=event.reason.value,
+            count=event.count,
         )
 
-    @override
-    def extra_fields(self, stream_name: str, count: int) -> None:
+    @handles(ExtraFields)
+    def _extra_fields(self, event: ExtraFields) -> None:
         self._log_limited(
             self._logger.info,
-            ("extra_fields", stream_name),
+            ("extra_fields", event.stream_name),
             "Ignored unknown fields in rows of stream {stream}; a newer peer sends "
             "them",
-            stream=stream_name,
+            stream=event.stream_name,
         )
 
     # -- streams and catch-up -------------------------------------------------------
 
-    @override
-    def stream_connected(
-        self, connection: str, stream_name: str, instance_name: str
-    ) -> None:
+    @handles(StreamConnected)
+    def _stream_connected(self, event: StreamConnected) -> None:
         self._logger.debug(
             "Stream {stream} of {writer} is live on {connection}",
-            stream=stream_name,
-            writer=instance_name,
-            connection=connection,
+            stream=event.stream_name,
+            writer=event.instance_name,
+            connection=event.connection,
         )
 
-    @override
-    def stream_reset(
-        self, stream_name: str, instance_name: str, from_token: int, to_token: int
-    ) -> None:
+    @handles(StreamReset)
+    def _stream_reset(self, event: StreamReset) -> None:
         self._logger.info(
             "Stream {stream} of {writer} moved back from {from_token} to {to_token}: "
             "its writer has (or may have) restarted, or was announced at a position "
             "that it has not reached",
-            stream=stream_name,
-            writer=instance_name,
-            from_token=from_token,
-            to_token=to_token,
-        )
-
-    @override
-    def removed_writer_found(
-        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
-    ) -> None:
-        self._logger.info(
-            "Draining removed writer {writer} of {stream}: rows in ({from_token}, "
-            "{upto_token}]",
-            stream=stream_name,
-            writer=excerpt(instance_name),
-            from_token=from_token,
-            upto_token=upto_token,
-        )
-
-    @override
-    def removed_writer_drained(
-        self, stream_name: str, instance_name: str, token: int
-    ) -> None:
-        self._logger.info(
-            "Removed writer {writer} of {stream} is drained up to {token}",
-            stream=stream_name,
-            writer=excerpt(instance_name),
-            token=token,
-        )
-
-    @override
-    def position_refuted(
-        self, stream_name: str, instance_name: str, token: int, last_token: int
-    ) -> None:
-        self._log_limited(
-            self._logger.warn,
-            ("position_refuted", stream_name),
-            "{writer} was announced at {token} of stream {stream}, but cannot be "
-            "beyond {last_token}; the announcement is ignored. Does an instance of "
-            "another deployment publish here?",
-            stream=stream_name,
-            writer=excerpt(instance_name),
-            token=token,
-            last_token=last_token,
-        )
-
-    @override
-    def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
-        self._logger.debug(
-            "Fetched {rows} rows of {stream} of {writer}, "
-            "up to {token} of {upto_token}",
-            stream=event.stream_name,
-            writer=event.instance_name,
-            rows=rows,
-            token=upto_token,
-            upto_token=event.upto_token,
-        )
-
-    @override
-    def catch_up_failed(
-        self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
-    ) -> None:
-        self._log_limited(
-            self._logger.warn,
-            ("catch_up_failed", event.stream_name, event.instance_name, type(error)),
-            "Cannot fetch or deliver rows of {stream} of {writer} in ({from_token}, "
-            "{upto_token}], attempt {attempt}: {error}; retrying in {retry_in:.1f} s",
             stream=event.stream_name,
             writer=event.instance_name,
             from_token=event.from_token,
-            upto_token=event.upto_token,
-            error=error,
-            attempt=attempt,
-            retry_in=retry_in,
+            to_token=event.to_token,
         )
 
-    @override
-    def backlog_requested(
-        self, stream_name: str, instance_name: str, error: ReplicationError | None
-    ) -> None:
-        if error is not None:
+    @handles(RemovedWriterFound)
+    def _removed_writer_found(self, event: RemovedWriterFound) -> None:
+        self._logger.info(
+            "Draining removed writer {writer} of {stream}: rows in ({from_token}, "
+            "{upto_token}]",
+            stream=event.stream_name,
+            writer=excerpt(event.instance_name),
+            from_token=event.from_token,
+            upto_token=event.upto_token,
+        )
+
+    @handles(RemovedWriterDrained)
+    def _removed_writer_drained(self, event: RemovedWriterDrained) -> None:
+        self._logger.info(
+            "Removed writer {writer} of {stream} is drained up to {token}",
+            stream=event.stream_name,
+            writer=excerpt(event.instance_name),
+            token=event.token,
+        )
+
+    @handles(PositionRefuted)
+    def _position_refuted(self, event: PositionRefuted) -> None:
+        self._log_limited(
+            self._logger.warn,
+            ("position_refuted", event.stream_name),
+            "{writer} was announced at {token} of stream {stream}, but cannot be "
+            "beyond {last_token}; the announcement is ignored. Does an instance of "
+            "another deployment publish here?",
+            stream=event.stream_name,
+            writer=excerpt(event.instance_name),
+            token=event.token,
+            last_token=event.last_token,
+        )
+
+    @handles(CatchUpPage)
+    def _catch_up_page(self, event: CatchUpPage) -> None:
+        self._logger.debug(
+            "Fetched {rows} rows of {stream} of {writer}, "
+            "up to {token} of {upto_token}",
+            stream=event.catch_up.stream_name,
+            writer=event.catch_up.instance_name,
+            rows=event.rows,
+            token=event.upto_token,
+            upto_token=event.catch_up.upto_token,
+        )
+
+    @handles(CatchUpFailed)
+    def _catch_up_failed(self, event: CatchUpFailed) -> None:
+        self._log_limited(
+            self._logger.warn,
+            (
+                "catch_up_failed",
+                event.catch_up.stream_name,
+                event.catch_up.instance_name,
+                type(event.error),
+            ),
+            "Cannot fetch or deliver rows of {stream} of {writer} in ({from_token}, "
+            "{upto_token}], attempt {attempt}: {error}; retrying in {retry_in:.1f} s",
+            stream=event.catch_up.stream_name,
+            writer=event.catch_up.instance_name,
+            from_token=event.catch_up.from_token,
+            upto_token=event.catch_up.upto_token,
+            error=event.error,
+            attempt=event.attempt,
+            retry_in=event.retry_in,
+        )
+
+    @handles(BacklogRequested)
+    def _backlog_requested(self, event: BacklogRequested) -> None:
+        if event.error is not None:
             self._log_limited(
                 self._logger.info,
-                ("backlog_requested", instance_name, getattr(error, "status", None)),
+                (
+                    "backlog_requested",
+                    event.instance_name,
+                    getattr(event.error, "status", None),
+                ),
                 "{writer} did not return rows of {stream} from its backlog, so they "
                 "are fetched from the stream's source: {error}",
-                writer=instance_name,
-                stream=stream_name,
-                error=error,
+                writer=event.instance_name,
+                stream=event.stream_name,
+                error=event.error,
             )
 
     # -- the extension ----------------------------------------------------------------
 
-    @override
-    def gap_found(
-        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
-    ) -> None:
+    @handles(GapFound)
+    def _gap_found(self, event: GapFound) -> None:
         self._log_limited(
             self._logger.warn,
-            ("gap_found", stream_name, instance_name),
+            ("gap_found", event.stream_name, event.instance_name),
             "Rows of {stream} of {writer} in ({from_token}, {upto_token}] were sent "
             "but did not arrive; fetching them",
-            stream=stream_name,
-            writer=instance_name,
-            from_token=from_token,
-            upto_token=upto_token,
+            stream=event.stream_name,
+            writer=event.instance_name,
+            from_token=event.from_token,
+            upto_token=event.upto_token,
         )
 
-    @override
-    def unannounced_found(
-        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
-    ) -> None:
+    @handles(UnannouncedFound)
+    def _unannounced_found(self, event: UnannouncedFound) -> None:
         self._log_limited(
             self._logger.warn,
-            ("unannounced_found", stream_name, instance_name),
+            ("unannounced_found", event.stream_name, event.instance_name),
             "{writer} has stored position {upto_token} of {stream}, but announced only "
             "{from_token}; fetching the rows in between",
-            stream=stream_name,
-            writer=instance_name,
-            from_token=from_token,
-            upto_token=upto_token,
+            stream=event.stream_name,
+            writer=event.instance_name,
+            from_token=event.from_token,
+            upto_token=event.upto_token,
         )
 
-    @override
-    def rows_unannounced(
-        self, stream_name: str, instance_name: str, tokens: Sequence[int]
-    ) -> None:
+    @handles(RowsUnannounced)
+    def _rows_unannounced(self, event: RowsUnannounced) -> None:
         self._log_limited(
             self._logger.warn,
-            ("rows_unannounced", stream_name, instance_name),
+            ("rows_unannounced", event.stream_name, event.instance_name),
             "{writer} committed {count} tokens of {stream} and did not announce them, "
             "the first of them {token}",
-            stream=stream_name,
-            writer=instance_name,
-            count=len(tokens),
-            token=tokens[0],
+            stream=event.stream_name,
+            writer=event.instance_name,
+            count=len(event.tokens),
+            token=event.tokens[0],
         )
 
-    @override
-    def late_rows_delivered(
-        self, stream_name: str, instance_name: str, tokens: Sequence[int]
-    ) -> None:
+    @handles(LateRows)
+    def _late_rows_delivered(self, event: LateRows) -> None:
         self._log_limited(
             self._logger.warn,
-            ("late_rows", stream_name, instance_name),
+            ("late_rows", event.stream_name, event.instance_name),
             "Delivered {count} tokens of {stream} of {writer} late, after greater "
             "ones; the first of them is {token}",
-            stream=stream_name,
-            writer=instance_name,
-            count=len(tokens),
-            token=tokens[0],
+            stream=event.stream_name,
+            writer=event.instance_name,
+            count=len(event.tokens),
+            token=event.tokens[0],
         )
 
-    @override
-    def epoch_changed(self, instance_name: str) -> None:
+    @handles(EpochChanged)
+    def _epoch_changed(self, event: EpochChanged) -> None:
         self._log_limited(
             self._logger.info,
-            ("epoch_changed", instance_name),
+            ("epoch_changed", event.instance_name),
             "{instance} has a new current epoch, usually because it restarted",
-            instance=excerpt(instance_name),
+            instance=excerpt(event.instance_name),
         )
 
-    @override
-    def duplicate_instance(self, instance_name: str, places: str) -> None:
+    @handles(DuplicateInstance)
+    def _duplicate_instance(self, event: DuplicateInstance) -> None:
         self._log_limited(
             self._logger.critical,
-            ("duplicate_instance", instance_name),
+            ("duplicate_instance", event.instance_name),
             "Two processes are called {instance} ({places}): peers cannot distinguish "
             "their rows, and rows will be lost; stop one, or give it another "
             "worker_name",
-            instance=excerpt(instance_name),
-            places=excerpt(places) or "locations unknown",
+            instance=excerpt(event.instance_name),
+            places=excerpt(event.places) or "locations unknown",
         )
 
-    @override
-    def unknown_fields(self, connection: str, count: int) -> None:
+    @handles(UnknownFields)
+    def _unknown_fields(self, event: UnknownFields) -> None:
         self._log_limited(
             self._logger.info,
-            ("unknown_fields", connection),
+            ("unknown_fields", event.connection),
             "Ignored unknown fields in messages of the extension; a newer peer sends "
             "them",
         )
 
     # -- connections ----------------------------------------------------------------
 
-    @override
-    def connection_made(self, connection: str) -> None:
-        self._log_state_change(self._logger.info, connection, "Connected: {connection}")
-
-    @override
-    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
-        write = self._logger.info if reason in _ORDERLY else self._logger.warn
+    @handles(LinkUp)
+    def _connection_made(self, event: LinkUp) -> None:
         self._log_state_change(
-            write,
-            connection,
-            "Disconnected: {connection}, {reason}: {why}",
-            reason=reason.value,
-            why=why,
+            self._logger.info, event.connection, "Connected: {connection}"
         )
 
-    @override
-    def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
-        if not why:
+    @handles(LinkDown)
+    def _connection_lost(self, event: LinkDown) -> None:
+        write = self._logger.info if event.reason in _ORDERLY else self._logger.warn
+        self._log_state_change(
+            write,
+            event.connection,
+            "Disconnected: {connection}, {reason}: {why}",
+            reason=event.reason.value,
+            why=event.why,
+        )
+
+    @handles(ConnectFailed)
+    def _connection_failed(self, event: ConnectFailed) -> None:
+        if not event.why:
             return
         self._log_limited(
             self._logger.warn,
-            ("connection_failed", connection, why),
+            ("connection_failed", event.connection, event.why),
             "Cannot connect: {connection}: {why}; retrying in {retry_in:.1f} s",
-            connection=connection,
-            why=why,
-            retry_in=retry_in,
+            connection=event.connection,
+            why=event.why,
+            retry_in=event.retry_in,
         )
 
-    @override
-    def feature_unavailable(self, feature: str, why: str) -> None:
+    @handles(FeatureUnavailable)
+    def _feature_unavailable(self, event: FeatureUnavailable) -> None:
         self._log_limited(
             self._logger.warn,
-            ("feature_unavailable", feature),
+            ("feature_unavailable", event.feature),
             "Continuing without {feature}: {why}",
-            feature=feature,
-            why=why,
+            feature=event.feature,
+            why=event.why,
         )
 
     # -- failures ---------------------------------------------------------------------
 
-    @override
-    def sending_failed(self, stream_name: str, error: BaseException) -> None:
+    @handles(SendingFailed)
+    def _sending_failed(self, event: SendingFailed) -> None:
         self._log_limited(
             self._logger.error,
-            ("sending_failed", stream_name, type(error)),
+            ("sending_failed", event.stream_name, type(event.error)),
             "Cannot send rows of {stream}: {error}; they are sent later, or fetched by "
             "the readers",
-            stream=stream_name,
-            error=one_line(error),
-            log_failure=Failure(error),  # type: ignore[no-untyped-call]
+            stream=event.stream_name,
+            error=one_line(event.error),
+            log_failure=Failure(event.error),  # type: ignore[no-untyped-call]
         )
 
-    @override
-    def commands_dropped(
-        self, command: str, reason: CommandDropReason, count: int
-    ) -> None:
+    @handles(CommandsDropped)
+    def _commands_dropped(self, event: CommandsDropped) -> None:
         self._log_limited(
             self._logger.warn,
-            ("commands_dropped", command, reason),
+            ("commands_dropped", event.command, event.reason),
             "{commands} dropped, and will not be sent: {why}",
-            commands=counted(count, f"{command} command"),
-            count=count,
-            command=command,
-            why=_WHY_DROPPED[reason],
+            commands=counted(event.count, f"{event.command} command"),
+            count=event.count,
+            command=event.command,
+            why=_WHY_DROPPED[event.reason],
         )
 
-    @override
-    def failure(self, what: str, error: BaseException) -> None:
+    @handles(OperationFailed)
+    def _failure(self, event: OperationFailed) -> None:
         self._log_limited(
             self._logger.critical,
-            ("failure", what, type(error)),
+            ("failure", event.what, type(event.error)),
             "{what} failed: {error}",
-            what=what,
-            error=one_line(error),
-            log_failure=Failure(error),  # type: ignore[no-untyped-call]
+            what=event.what,
+            error=one_line(event.error),
+            log_failure=Failure(event.error),  # type: ignore[no-untyped-call]
         )

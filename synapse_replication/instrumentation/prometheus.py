@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,15 +27,39 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from synapse_replication.errors import ProtocolError, ReplicationError
-from synapse_replication.handlers.observer import (
+from synapse_replication.handlers.events import (
+    BacklogRequested,
     CatchUpEvent,
-    CommandDropReason,
+    CatchUpFailed,
+    CatchUpPage,
+    CommandsDropped,
+    ConnectFailed,
     ConnectionBuffers,
+    Discarded,
     DiscardReason,
-    ReplicationObserver,
-    Resync,
+    DuplicateInstance,
+    EpochChanged,
+    ExternalCacheGet,
+    ExternalCacheSet,
+    ExtraFields,
+    GapFound,
+    LateRows,
+    LineRefused,
+    LinkDown,
+    LinksChanged,
+    LinkUp,
+    OperationFailed,
+    RequestRefused,
+    Resynced,
+    RowsSent,
+    RowsUnannounced,
+    SendingFailed,
+    StreamReset,
+    UnannouncedFound,
+    UnknownFields,
+    Work,
 )
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation import metrics
 from synapse_replication.instrumentation.metrics import (
     METRICS,
@@ -47,7 +71,6 @@ from synapse_replication.instrumentation.status.model import Condition
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.streams.backlog import StreamBacklog
-from synapse_replication.wire.connection import CloseReason
 
 #: The maximum number of children of a metric for one server, in addition to the child
 #: for ``OTHER``.
@@ -295,29 +318,29 @@ class PrometheusObserver(ReplicationObserver):
     def commands_sent(self, connection: str, command: str, count: int) -> None:
         self._outbound.get(command, connection).inc(count)
 
-    @override
-    def line_refused(self, connection: str, error: ProtocolError) -> None:
-        self._count(metrics.REFUSED_LINES, connection, type(error).__name__)
+    @handles(LineRefused)
+    def _line_refused(self, event: LineRefused) -> None:
+        self._count(metrics.REFUSED_LINES, event.connection, type(event.error).__name__)
 
-    @override
-    def request_refused(self, status: int, why: str) -> None:
-        self._count(metrics.REFUSED_REQUESTS, str(status))
+    @handles(RequestRefused)
+    def _request_refused(self, event: RequestRefused) -> None:
+        self._count(metrics.REFUSED_REQUESTS, str(event.status))
 
     @override
     def rows_received(self, stream_name: str, count: int) -> None:
         self._rdata.get(stream_name).inc(count)
 
-    @override
-    def discarded(
-        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
-    ) -> None:
-        if reason is DiscardReason.UNKNOWN_STREAM:
-            stream_name = OTHER
-        self._count(metrics.DISCARDED, stream_name, reason.value, count=count)
+    @handles(Discarded)
+    def _discarded(self, event: Discarded) -> None:
+        is_known = event.reason is not DiscardReason.UNKNOWN_STREAM
+        stream_name = event.stream_name if is_known else OTHER
+        self._count(
+            metrics.DISCARDED, stream_name, event.reason.value, count=event.count
+        )
 
-    @override
-    def extra_fields(self, stream_name: str, count: int) -> None:
-        self._count(metrics.EXTRA_FIELDS, stream_name, count=count)
+    @handles(ExtraFields)
+    def _extra_fields(self, event: ExtraFields) -> None:
+        self._count(metrics.EXTRA_FIELDS, event.stream_name, count=event.count)
 
     @override
     def queue_changed(self, stream_name: str, length: int) -> None:
@@ -340,22 +363,20 @@ class PrometheusObserver(ReplicationObserver):
             key = OTHER, OTHER
         self._positions[key] = token
 
-    @override
-    def stream_reset(
-        self, stream_name: str, instance_name: str, from_token: int, to_token: int
-    ) -> None:
-        self._count(metrics.STREAM_RESETS, stream_name)
-        self._set_position(stream_name, instance_name, to_token)
+    @handles(StreamReset)
+    def _stream_reset(self, event: StreamReset) -> None:
+        self._count(metrics.STREAM_RESETS, event.stream_name)
+        self._set_position(event.stream_name, event.instance_name, event.to_token)
         greatest = max(
             (
                 token
                 for (name, _), token in self._positions.items()
-                if name == stream_name
+                if name == event.stream_name
             ),
-            default=to_token,
+            default=event.to_token,
         )
-        self._greatest[stream_name] = greatest
-        self._current.get(stream_name).set(greatest)
+        self._greatest[event.stream_name] = greatest
+        self._current.get(event.stream_name).set(greatest)
 
     @contextlib.contextmanager
     def _catching_up(self, event: CatchUpEvent) -> Iterator[None]:
@@ -368,117 +389,121 @@ class PrometheusObserver(ReplicationObserver):
             )
 
     @override
-    def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
-        return self._catching_up(event)
+    def span(self, work: Work) -> AbstractContextManager[object]:
+        if isinstance(work, CatchUpEvent):
+            return self._catching_up(work)
+        return super().span(work)
 
-    @override
-    def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
+    @handles(CatchUpPage)
+    def _catch_up_page(self, event: CatchUpPage) -> None:
         self._count(
-            metrics.CATCH_UP_ROWS, event.stream_name, event.instance_name, count=rows
+            metrics.CATCH_UP_ROWS,
+            event.catch_up.stream_name,
+            event.catch_up.instance_name,
+            count=event.rows,
         )
 
-    @override
-    def catch_up_failed(
-        self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
-    ) -> None:
-        self._count(metrics.CATCH_UP_FAILURES, event.stream_name)
+    @handles(CatchUpFailed)
+    def _catch_up_failed(self, event: CatchUpFailed) -> None:
+        self._count(metrics.CATCH_UP_FAILURES, event.catch_up.stream_name)
 
-    @override
-    def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
-        self._count(metrics.RESYNCS, stream_name, kind.value)
+    @handles(Resynced)
+    def _resynced(self, event: Resynced) -> None:
+        self._count(metrics.RESYNCS, event.stream_name, event.kind.value)
 
-    @override
-    def backlog_requested(
-        self, stream_name: str, instance_name: str, error: ReplicationError | None
-    ) -> None:
-        had = error is None
+    @handles(BacklogRequested)
+    def _backlog_requested(self, event: BacklogRequested) -> None:
+        had = event.error is None
         self._count(
-            metrics.BACKLOG_HITS if had else metrics.BACKLOG_MISSES, stream_name
+            metrics.BACKLOG_HITS if had else metrics.BACKLOG_MISSES, event.stream_name
         )
 
     # -- the extension ----------------------------------------------------------------
 
-    @override
-    def gap_found(
-        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
-    ) -> None:
-        self._count(metrics.GAPS_FOUND, stream_name)
+    @handles(GapFound)
+    def _gap_found(self, event: GapFound) -> None:
+        self._count(metrics.GAPS_FOUND, event.stream_name)
 
-    @override
-    def unannounced_found(
-        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
-    ) -> None:
-        self._count(metrics.UNANNOUNCED_FOUND, stream_name, instance_name)
+    @handles(UnannouncedFound)
+    def _unannounced_found(self, event: UnannouncedFound) -> None:
+        self._count(metrics.UNANNOUNCED_FOUND, event.stream_name, event.instance_name)
 
-    @override
-    def rows_unannounced(
-        self, stream_name: str, instance_name: str, tokens: Sequence[int]
-    ) -> None:
+    @handles(RowsUnannounced)
+    def _rows_unannounced(self, event: RowsUnannounced) -> None:
         self._count(
-            metrics.UNANNOUNCED_ROWS, stream_name, instance_name, count=len(tokens)
+            metrics.UNANNOUNCED_ROWS,
+            event.stream_name,
+            event.instance_name,
+            count=len(event.tokens),
         )
 
-    @override
-    def late_rows_delivered(
-        self, stream_name: str, instance_name: str, tokens: Sequence[int]
-    ) -> None:
-        self._count(metrics.LATE_ROWS, stream_name, instance_name, count=len(tokens))
+    @handles(LateRows)
+    def _late_rows_delivered(self, event: LateRows) -> None:
+        self._count(
+            metrics.LATE_ROWS,
+            event.stream_name,
+            event.instance_name,
+            count=len(event.tokens),
+        )
 
-    @override
-    def epoch_changed(self, instance_name: str) -> None:
-        self._count(metrics.EPOCH_CHANGES, instance_name)
+    @handles(EpochChanged)
+    def _epoch_changed(self, event: EpochChanged) -> None:
+        self._count(metrics.EPOCH_CHANGES, event.instance_name)
 
-    @override
-    def duplicate_instance(self, instance_name: str, places: str) -> None:
-        self._count(metrics.DUPLICATE_INSTANCES, instance_name)
+    @handles(DuplicateInstance)
+    def _duplicate_instance(self, event: DuplicateInstance) -> None:
+        self._count(metrics.DUPLICATE_INSTANCES, event.instance_name)
 
-    @override
-    def unknown_fields(self, connection: str, count: int) -> None:
-        self._count(metrics.UNKNOWN_FIELDS, count=count)
+    @handles(UnknownFields)
+    def _unknown_fields(self, event: UnknownFields) -> None:
+        self._count(metrics.UNKNOWN_FIELDS, count=event.count)
 
     # -- sending, connections, the external cache, failures ------------------------
 
-    @override
-    def stream_updates_sent(self, stream_name: str, count: int) -> None:
-        self._sent.get(stream_name).inc(count)
+    @handles(RowsSent)
+    def _stream_updates_sent(self, event: RowsSent) -> None:
+        self._sent.get(event.stream_name).inc(event.count)
 
-    @override
-    def sending_failed(self, stream_name: str, error: BaseException) -> None:
-        self._count(metrics.SENDING_FAILURES, stream_name)
+    @handles(SendingFailed)
+    def _sending_failed(self, event: SendingFailed) -> None:
+        self._count(metrics.SENDING_FAILURES, event.stream_name)
 
-    @override
-    def commands_dropped(
-        self, command: str, reason: CommandDropReason, count: int
-    ) -> None:
-        self._count(metrics.DROPPED_COMMANDS, command, reason.value, count=count)
+    @handles(CommandsDropped)
+    def _commands_dropped(self, event: CommandsDropped) -> None:
+        self._count(
+            metrics.DROPPED_COMMANDS,
+            event.command,
+            event.reason.value,
+            count=event.count,
+        )
 
-    @override
-    def connection_made(self, connection: str) -> None:
-        self._count(metrics.CONNECTIONS_MADE, connection)
+    @handles(LinkUp)
+    def _connection_made(self, event: LinkUp) -> None:
+        self._count(metrics.CONNECTIONS_MADE, event.connection)
 
-    @override
-    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
-        self._count(metrics.CLOSE_REASON, reason.value)
+    @handles(LinkDown)
+    def _connection_lost(self, event: LinkDown) -> None:
+        self._count(metrics.CLOSE_REASON, event.reason.value)
 
-    @override
-    def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
-        if why:
-            self._count(metrics.CONNECTION_FAILURES, connection)
+    @handles(ConnectFailed)
+    def _connection_failed(self, event: ConnectFailed) -> None:
+        if event.why:
+            self._count(metrics.CONNECTION_FAILURES, event.connection)
 
-    @override
-    def connections_changed(self, count: int) -> None:
-        self._metrics[metrics.TOTAL_CONNECTIONS].get().set(count)
+    @handles(LinksChanged)
+    def _connections_changed(self, event: LinksChanged) -> None:
+        self._metrics[metrics.TOTAL_CONNECTIONS].get().set(event.count)
 
-    @override
-    def external_cache_set(self, cache_name: str, seconds: float) -> None:
-        self._count(metrics.EXTERNAL_CACHE_SET, cache_name)
-        self._metrics[metrics.EXTERNAL_CACHE_SECONDS].get("set").observe(seconds)
+    @handles(ExternalCacheSet)
+    def _external_cache_set(self, event: ExternalCacheSet) -> None:
+        self._count(metrics.EXTERNAL_CACHE_SET, event.cache_name)
+        self._metrics[metrics.EXTERNAL_CACHE_SECONDS].get("set").observe(event.seconds)
 
-    @override
-    def external_cache_get(self, cache_name: str, hit: bool, seconds: float) -> None:
-        self._count(metrics.EXTERNAL_CACHE_GET, cache_name, str(hit))
-        self._metrics[metrics.EXTERNAL_CACHE_SECONDS].get("get").observe(seconds)
+    @handles(ExternalCacheGet)
+    def _external_cache_get(self, event: ExternalCacheGet) -> None:
+        self._count(metrics.EXTERNAL_CACHE_GET, event.cache_name, str(event.hit))
+        self._metrics[metrics.EXTERNAL_CACHE_SECONDS].get("get").observe(event.seconds)
 
-    @override
-    def failure(self, what: str, error: BaseException) -> None:
+    @handles(OperationFailed)
+    def _failure(self, event: OperationFailed) -> None:
         self._count(metrics.FAILURES)

@@ -13,15 +13,24 @@ See docs/failure-modes.rst: failure-separate-traces.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
+import attrs
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from typing_extensions import override
 
-from synapse_replication.handlers.observer import CatchUpEvent, ReplicationObserver
+from synapse_replication.handlers.events import (
+    BackgroundTask,
+    CatchUpEvent,
+    RowsRequest,
+    RowsServed,
+    Work,
+)
+from synapse_replication.handlers.observer import ReplicationObserver
 
 _REQUEST = "GET get_repl_stream_updates"
 _propagator = TraceContextTextMapPropagator()
@@ -39,75 +48,45 @@ class TracingObserver(ReplicationObserver):
         self._server_name = server_name
 
     @override
-    def background_process(self, description: str) -> AbstractContextManager[object]:
-        return self._tracer.start_as_current_span(
-            description,
-            context=Context(),
-            attributes={"server_name": self._server_name},
-        )
-
-    @override
-    def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
-        return self._tracer.start_as_current_span(
-            "replication-catch-up",
-            attributes={
-                "server_name": self._server_name,
-                "stream_name": event.stream_name,
-                "instance_name": event.instance_name,
-                "from_token": event.from_token,
-                "upto_token": event.upto_token,
-            },
-        )
-
-    @contextlib.contextmanager
-    def _request_span(
-        self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
-    ) -> Iterator[None]:
-        with self._tracer.start_as_current_span(
-            _REQUEST,
-            kind=SpanKind.CLIENT,
-            attributes={
-                "server_name": self._server_name,
-                "stream_name": stream_name,
-                "instance_name": instance_name,
-            },
-        ):
-            _propagator.inject(headers)
-            yield
-
-    @override
-    def requesting_rows(
-        self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
-    ) -> AbstractContextManager[object]:
-        return self._request_span(stream_name, instance_name, headers)
-
-    @override
-    def serving_rows(
-        self, stream_name: str, headers: Mapping[str, str]
-    ) -> AbstractContextManager[object]:
-        return self._tracer.start_as_current_span(
-            _REQUEST,
-            # The parent is the span that the reader sent, if any, never a local span.
-            context=_propagator.extract(headers, Context()),
-            kind=SpanKind.SERVER,
-            attributes={
-                "server_name": self._server_name,
-                "stream_name": stream_name,
-            },
-        )
-
-    @override
-    def position_write(
-        self, stream_name: str, instance_name: str, token: int
-    ) -> AbstractContextManager[object]:
+    def span(self, work: Work) -> AbstractContextManager[object]:
+        if isinstance(work, BackgroundTask):
+            return self._tracer.start_as_current_span(
+                work.description, context=Context(), attributes=self._attributes()
+            )
+        if isinstance(work, CatchUpEvent):
+            return self._tracer.start_as_current_span(
+                "replication-catch-up", attributes=self._attributes(work)
+            )
+        if isinstance(work, RowsRequest):
+            return self._request_span(work)
+        if isinstance(work, RowsServed):
+            return self._tracer.start_as_current_span(
+                _REQUEST,
+                # The parent is the span that the reader sent, never a local span.
+                context=_propagator.extract(work.headers, Context()),
+                kind=SpanKind.SERVER,
+                attributes=self._attributes(work),
+            )
         # Do not make this the current span: it begins and ends in different contexts.
         return self._tracer.start_span(
             "replication-position-write",
             context=Context(),
-            attributes={
-                "server_name": self._server_name,
-                "stream_name": stream_name,
-                "instance_name": instance_name,
-                "token": token,
-            },
+            attributes=self._attributes(work),
         )
+
+    def _attributes(self, work: Work | None = None) -> dict[str, str | int]:
+        """Return the attributes of a span: the server's name, and those of the work."""
+        found = {} if work is None else attrs.asdict(work, filter=_is_attribute)
+        return {"server_name": self._server_name, **found}
+
+    @contextlib.contextmanager
+    def _request_span(self, work: RowsRequest) -> Iterator[None]:
+        with self._tracer.start_as_current_span(
+            _REQUEST, kind=SpanKind.CLIENT, attributes=self._attributes(work)
+        ):
+            _propagator.inject(work.headers)
+            yield
+
+
+def _is_attribute(field: attrs.Attribute[Any], value: object) -> bool:
+    return isinstance(value, (str, int))

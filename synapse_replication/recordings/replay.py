@@ -21,6 +21,14 @@ from twisted.internet.defer import Deferred, succeed
 
 from synapse_replication.clock import BackgroundProcesses
 from synapse_replication.errors import RemoteProtocolError, UnparsableLineError, excerpt
+from synapse_replication.handlers.events import (
+    CatchUpFailed,
+    Discarded,
+    DiscardReason,
+    ExtraFields,
+    OperationFailed,
+    StreamReset,
+)
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
@@ -35,7 +43,7 @@ from synapse_replication.handlers.interfaces import (
     StreamDirectory,
     SyncingUser,
 )
-from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.recordings.format import Record, RecordingError
 from synapse_replication.recordings.report import Gap, Report
@@ -98,28 +106,30 @@ class _Observer(ReplicationObserver):
     def __init__(self, report: Report) -> None:
         self._report = report
 
-    def discarded(
-        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
-    ) -> None:
-        self._report.discarded[reason, stream_name] += count
-        if reason is DiscardReason.OLD_TOKEN:
-            self._report.rdata_at_or_below_position[stream_name] += count
+    @handles(Discarded)
+    def _discarded(self, event: Discarded) -> None:
+        self._report.discarded[event.reason, event.stream_name] += event.count
+        if event.reason is DiscardReason.OLD_TOKEN:
+            self._report.rdata_at_or_below_position[event.stream_name] += event.count
 
-    def extra_fields(self, stream_name: str, count: int) -> None:
-        self._report.extra_fields[stream_name] += count
+    @handles(ExtraFields)
+    def _extra_fields(self, event: ExtraFields) -> None:
+        self._report.extra_fields[event.stream_name] += event.count
 
-    def stream_reset(
-        self, stream_name: str, instance_name: str, from_token: int, to_token: int
-    ) -> None:
-        self._report.resets[stream_name] += 1
+    @handles(StreamReset)
+    def _stream_reset(self, event: StreamReset) -> None:
+        self._report.resets[event.stream_name] += 1
 
-    def failure(self, what: str, error: BaseException) -> None:
-        self._report.failures[f"{what}: {error}"] += 1
+    @handles(OperationFailed)
+    def _failure(self, event: OperationFailed) -> None:
+        self._report.failures[f"{event.what}: {event.error}"] += 1
 
-    def catch_up_failed(
-        self, event: Any, error: BaseException, attempt: int, retry_in: float
-    ) -> None:
-        self.failure(f"catching up {event.stream_name} {event.instance_name}", error)
+    @handles(CatchUpFailed)
+    def _catch_up_failed(self, event: CatchUpFailed) -> None:
+        self.failure(
+            f"catching up {event.catch_up.stream_name} {event.catch_up.instance_name}",
+            event.error,
+        )
 
 
 class _Clock:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.events import DiscardReason
 
 _Key: TypeAlias = tuple[str, str]
 

@@ -9,6 +9,7 @@ import txredisapi
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
+from synapse_replication.handlers.events import ExternalCacheGet, ExternalCacheSet
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.factory import SynapseRedisFactory
 from synapse_replication.redis.sender_protocol import RedisSenderProtocol
@@ -57,7 +58,9 @@ class ExternalCache:
         started = self._clock.seconds()
         name = _redis_key(cache_name, key)
         await self._wait(_set(_connection(self._factory), name, text, int(expiry_ms)))
-        self._observer.external_cache_set(cache_name, self._clock.seconds() - started)
+        self._observer.observe(
+            ExternalCacheSet(cache_name, self._clock.seconds() - started)
+        )
 
     async def get(self, cache_name: str, key: str) -> Any | None:
         """Return a value, or ``None`` if it does not exist or has expired.
@@ -74,7 +77,7 @@ class ExternalCache:
         name = _redis_key(cache_name, key)
         text = await self._wait(_get(_connection(self._factory), name))
         seconds = self._clock.seconds() - started
-        self._observer.external_cache_get(cache_name, text is not None, seconds)
+        self._observer.observe(ExternalCacheGet(cache_name, text is not None, seconds))
         # A connection that the host created may have converted a number already.
         return decode_json(text) if isinstance(text, (bytes, str)) else text
 

@@ -35,6 +35,7 @@ from twisted.python.failure import Failure
 from typing_extensions import override
 
 from synapse_replication.backoff import Backoff
+from synapse_replication.handlers.events import ConnectFailed, LinkDown, LinkUp
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.resp import (
     MAX_REPLY_LENGTH,
@@ -371,7 +372,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
 
     def link_established(self) -> None:
         """Report that a connection is established."""
-        self.observer.connection_made(self.name)
+        self.observer.observe(LinkUp(self.name))
 
     def link_lost(self, established: bool, reason: CloseReason, why: str) -> None:
         """Record why a connection was lost; report the loss if it was established."""
@@ -379,8 +380,10 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         self._failed = not established
         if established:
             stopped = not self.continueTrying
-            self.observer.connection_lost(
-                self.name, CloseReason.SHUTDOWN if stopped else reason, self._why
+            self.observer.observe(
+                LinkDown(
+                    self.name, CloseReason.SHUTDOWN if stopped else reason, self._why
+                )
             )
 
     # -- reconnecting ---------------------------------------------------------------
@@ -424,4 +427,4 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             wait, connect
         )
         why = at(destination(connector), self._why) if self._failed else ""
-        self.observer.connection_failed(self.name, why, wait)
+        self.observer.observe(ConnectFailed(self.name, why, wait))

@@ -26,6 +26,7 @@ import txredisapi
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
+from synapse_replication.handlers.events import FeatureUnavailable
 from synapse_replication.handlers.observer import ReplicationObserver
 
 #: Fencing is disabled after this many connections were lost while a fencing command was
@@ -71,11 +72,11 @@ class FencingState:
     def refused(self, why: str) -> None:
         """Disable fencing, and report the reason."""
         self.is_unavailable = True
-        self._observer.feature_unavailable(_FEATURE, why)
+        self._observer.observe(FeatureUnavailable(_FEATURE, why))
 
     def failed(self, why: str) -> None:
         """Report that fencing failed on one connection."""
-        self._observer.feature_unavailable(_FEATURE, why)
+        self._observer.observe(FeatureUnavailable(_FEATURE, why))
 
 
 class ConnectionFence:

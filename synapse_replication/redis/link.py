@@ -9,12 +9,10 @@ from typing import Any
 
 from twisted.internet.defer import TimeoutError
 
+from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.handlers.extension.extension import ExtensionHandler
 from synapse_replication.handlers.interfaces import ConnectionHandler
-from synapse_replication.handlers.observer import (
-    ConnectionBuffers,
-    ReplicationObserver,
-)
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.endpoint import RedisEndpoint
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.factory import HANDSHAKE_TIMEOUT

@@ -30,10 +30,8 @@ from typing import Protocol
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from synapse_replication.handlers.observer import (
-    CommandDropReason,
-    ReplicationObserver,
-)
+from synapse_replication.handlers.events import CommandDropReason, CommandsDropped
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.ledger import (
     EXTENSION,
     MAX_RETAINED,
@@ -262,8 +260,10 @@ class RedisSender:
         """Pass lines to the ledger, and report those that exceed its bound."""
         too_many = self._ledger.retain(publish)
         if too_many:
-            self._observer.commands_dropped(
-                publish.command_name, CommandDropReason.QUEUE_FULL, too_many
+            self._observer.observe(
+                CommandsDropped(
+                    publish.command_name, CommandDropReason.QUEUE_FULL, too_many
+                )
             )
 
     def drained(self) -> Deferred[None]:

@@ -33,6 +33,7 @@ from txredisapi import InvalidData, ResponseError
 from zope.interface import implementer
 
 from synapse_replication.errors import ReplicationError
+from synapse_replication.handlers.events import ConnectFailed
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.factory import SynapseRedisFactory
 from synapse_replication.redis.options import HostPort, RedisOptions, SentinelOptions
@@ -174,7 +175,7 @@ class SentinelMaster:
         def failed(failure: Failure) -> None:
             if not isinstance(failure.value, CancelledError):
                 why = one_line(failure.value)
-                self._observer.connection_failed(NAME, why, CHECK_INTERVAL)
+                self._observer.observe(ConnectFailed(NAME, why, CHECK_INTERVAL))
 
         # If a query is pending, a second query would have the same result.
         if self._search is None:

@@ -21,6 +21,7 @@ from twisted.python.failure import Failure
 from typing_extensions import override
 
 from synapse_replication.errors import ExtensionMessageError, LineTooLongError
+from synapse_replication.handlers.events import FeatureUnavailable, LineRefused
 from synapse_replication.handlers.extension.extension import ExtensionHandler
 from synapse_replication.handlers.interfaces import (
     ConnectionHandler,
@@ -142,7 +143,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         """
         if is_extension:
             error = ExtensionMessageError(f"it has {len(message)} bytes")
-            self.factory.observer.line_refused(self.name, error)
+            self.factory.observer.observe(LineRefused(self.name, error))
         elif self.established:
             items = [refuse_long_line(message, MAX_LINE_LENGTH)]
             self._count(items)
@@ -175,7 +176,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             if isinstance(item, (RdataRun, InterleavedRun)):
                 counts["RDATA"] = counts.get("RDATA", 0) + len(item.rows)
             elif isinstance(item, RefusedLine):
-                observer.line_refused(self.name, item.error)
+                observer.observe(LineRefused(self.name, item.error))
             else:
                 counts[item.NAME] = counts.get(item.NAME, 0) + 1
         for command_name, count in counts.items():
@@ -205,11 +206,14 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         if isinstance(reply, list):
             self._extension_channel = self.factory.extension_channel.encode()
         else:
-            self.factory.observer.feature_unavailable(
-                "the extension",
-                f"Redis rejects the channel {self.factory.extension_channel} "
-                f"({reply}); without this channel, the loss of messages is detected "
-                "later. Permit the channel in the user's ACL, or disable the extension",
+            self.factory.observer.observe(
+                FeatureUnavailable(
+                    "the extension",
+                    f"Redis rejects the channel {self.factory.extension_channel} "
+                    f"({reply}); without this channel, the loss of messages is "
+                    "detected later. Permit the channel in the user's ACL, or disable "
+                    "the extension",
+                )
             )
 
     def subscribed(self) -> None:

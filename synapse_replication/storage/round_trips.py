@@ -25,6 +25,11 @@ from typing import Any, Generic, TypeVar
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
+from synapse_replication.handlers.events import (
+    PositionPersisted,
+    PositionPersistFailed,
+    PositionWrite,
+)
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage import queries
@@ -311,8 +316,8 @@ class PositionPersister:
             "instance_name": self._instance_name,
             "stream_id": self._stream.sign * local,
         }
-        writing = self._observer.position_write(
-            self._stream.stream_name, self._instance_name, local
+        writing = self._observer.span(
+            PositionWrite(self._stream.stream_name, self._instance_name, local)
         )
         writing.__enter__()
         self._database.transact(
@@ -334,8 +339,8 @@ class PositionPersister:
         writing: AbstractContextManager[object],
     ) -> None:
         writing.__exit__(None, None, None)
-        self._observer.position_persisted(
-            self._stream.stream_name, self._instance_name, local
+        self._observer.observe(
+            PositionPersisted(self._stream.stream_name, self._instance_name, local)
         )
         self._persisted = local
         self._upserts.end()
@@ -354,8 +359,10 @@ class PositionPersister:
             type(failure.value), failure.value, failure.value.__traceback__
         )
         stream_name = self._stream.stream_name
-        self._observer.position_persist_failed(
-            stream_name, self._instance_name, local, failure.value
+        self._observer.observe(
+            PositionPersistFailed(
+                stream_name, self._instance_name, local, failure.value
+            )
         )
         self._observer.failure(
             f"persisting the position of {stream_name}", failure.value

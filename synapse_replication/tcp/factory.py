@@ -19,16 +19,18 @@ from typing_extensions import override
 
 from synapse_replication.backoff import Backoff
 from synapse_replication.errors import RemoteProtocolError
+from synapse_replication.handlers.events import (
+    ConnectFailed,
+    ConnectionBuffers,
+    LineRefused,
+)
 from synapse_replication.handlers.extension.extension import ExtensionHandler
 from synapse_replication.handlers.interfaces import (
     Clock,
     ConnectionHandler,
     DelayedCall,
 )
-from synapse_replication.handlers.observer import (
-    ConnectionBuffers,
-    ReplicationObserver,
-)
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.tcp.protocol import (
     BaseReplicationStreamProtocol,
     ClientReplicationStreamProtocol,
@@ -95,12 +97,14 @@ class ReplicationStreamProtocolFactory(ServerFactory):
     ) -> BaseReplicationStreamProtocol | None:
         if len(self.connections) >= self._max_connections and not self._make_room():
             host = getattr(addr, "host", "a Unix socket")
-            self._observer.line_refused(
-                f"the client {host}",
-                RemoteProtocolError(
-                    f"{self._max_connections} peers are already connected, the maximum "
-                    "of synapse_replication.direct_tcp.max_connections"
-                ),
+            self._observer.observe(
+                LineRefused(
+                    f"the client {host}",
+                    RemoteProtocolError(
+                        f"{self._max_connections} peers are already connected, the "
+                        "maximum of synapse_replication.direct_tcp.max_connections"
+                    ),
+                )
             )
             return None
         protocol = ServerReplicationStreamProtocol(
@@ -301,8 +305,8 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         self._failures += 1
         delay = self._backoff.delay(self._failures)
         if reason is not None:
-            self._observer.connection_failed(
-                self._label or self.client_name, reason, delay
+            self._observer.observe(
+                ConnectFailed(self._label or self.client_name, reason, delay)
             )
         self._retry = self._clock.call_later(delay, self._start_attempt)
 

@@ -31,16 +31,19 @@ from typing_extensions import override
 from zope.interface import implementer
 
 from synapse_replication.errors import LineTooLongError, RemoteProtocolError
+from synapse_replication.handlers.events import (
+    ConnectionBuffers,
+    LineRefused,
+    LinkDown,
+    LinkUp,
+)
 from synapse_replication.handlers.extension.extension import ExtensionHandler
 from synapse_replication.handlers.interfaces import (
     Clock,
     ConnectionHandler,
     DelayedCall,
 )
-from synapse_replication.handlers.observer import (
-    ConnectionBuffers,
-    ReplicationObserver,
-)
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.transport.buffers import ReadSize, read_buffers
 from synapse_replication.transport.tls import explain
 from synapse_replication.wire.commands.base import Command
@@ -172,7 +175,7 @@ class BaseReplicationStreamProtocol(Protocol):
         for command_name, count in received.counts.items():
             self._observer.commands_received(self.name, command_name, count)
         for error in received.refused:
-            self._observer.line_refused(self.name, error)
+            self._observer.observe(LineRefused(self.name, error))
         if not self.is_established and connection.state is ConnectionState.ESTABLISHED:
             self._establish()
         if connection.extension_agreed and not self._is_extension_up:
@@ -190,8 +193,8 @@ class BaseReplicationStreamProtocol(Protocol):
             self._next_tick.cancel()
         if self.is_established:
             assert self.close_reason is not None
-            self._observer.connection_lost(
-                self.name, self.close_reason, self.close_text
+            self._observer.observe(
+                LinkDown(self.name, self.close_reason, self.close_text)
             )
             if self._is_extension_up:
                 assert self._extension is not None
@@ -269,7 +272,7 @@ class BaseReplicationStreamProtocol(Protocol):
 
     def _establish(self) -> None:
         self.is_established = True
-        self._observer.connection_made(self.name)
+        self._observer.observe(LinkUp(self.name))
         self._handler.new_connection(self)
 
     def _begin_extension(self) -> None:
@@ -381,8 +384,8 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
     def _report_handshake_failure(self, reason: str) -> None:
         assert self.transport is not None
         host = getattr(self.transport.getPeer(), "host", "a Unix socket")
-        self._observer.line_refused(
-            f"the TLS client {host}", RemoteProtocolError(reason)
+        self._observer.observe(
+            LineRefused(f"the TLS client {host}", RemoteProtocolError(reason))
         )
 
 

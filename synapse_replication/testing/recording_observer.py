@@ -3,21 +3,49 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from typing_extensions import override
 
 from synapse_replication.errors import ProtocolError
-from synapse_replication.handlers.observer import (
+from synapse_replication.handlers.events import (
+    AheadOfWriter,
     AnnouncedBy,
+    BackgroundTask,
+    BacklogRequested,
     CatchUpEvent,
+    CatchUpFailed,
+    CatchUpPage,
     CommandDropReason,
+    CommandsDropped,
+    Discarded,
     DiscardReason,
+    DuplicateInstance,
+    EpochChanged,
+    ExtraFields,
+    FeatureUnavailable,
+    GapFound,
+    LateRows,
+    LineRefused,
+    LinksChanged,
+    OperationFailed,
     PeerHeartbeat,
-    ReplicationObserver,
+    PositionRefuted,
+    RemovedWriterDrained,
+    RemovedWriterFound,
     Resync,
+    Resynced,
+    RowsSent,
+    RowsUnannounced,
+    SendingFailed,
+    StreamConnected,
+    StreamReset,
+    UnannouncedFound,
+    UnknownFields,
+    Work,
 )
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 
 
 class RecordingObserver(ReplicationObserver):
@@ -106,33 +134,31 @@ class RecordingObserver(ReplicationObserver):
         self.refuted: list[tuple[str, str, int, int]] = []
         self.ahead: list[tuple[str, str, int, int]] = []
 
-    @override
-    def feature_unavailable(self, feature: str, why: str) -> None:
-        self.unavailable.append((feature, why))
+    @handles(FeatureUnavailable)
+    def _feature_unavailable(self, event: FeatureUnavailable) -> None:
+        self.unavailable.append((event.feature, event.why))
 
-    @override
-    def line_refused(self, connection: str, error: ProtocolError) -> None:
-        self.refused.append(error)
+    @handles(LineRefused)
+    def _line_refused(self, event: LineRefused) -> None:
+        self.refused.append(event.error)
 
     @override
     def rows_received(self, stream_name: str, count: int) -> None:
         self.received[stream_name] += count
 
-    @override
-    def discarded(
-        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
-    ) -> None:
-        self.discards[stream_name, instance_name, reason] += count
+    @handles(Discarded)
+    def _discarded(self, event: Discarded) -> None:
+        self.discards[event.stream_name, event.instance_name, event.reason] += (
+            event.count
+        )
 
-    @override
-    def commands_dropped(
-        self, command: str, reason: CommandDropReason, count: int
-    ) -> None:
-        self.drops[command, reason] += count
+    @handles(CommandsDropped)
+    def _commands_dropped(self, event: CommandsDropped) -> None:
+        self.drops[event.command, event.reason] += event.count
 
-    @override
-    def extra_fields(self, stream_name: str, count: int) -> None:
-        self.extra[stream_name] += count
+    @handles(ExtraFields)
+    def _extra_fields(self, event: ExtraFields) -> None:
+        self.extra[event.stream_name] += event.count
 
     @override
     def queue_changed(self, stream_name: str, length: int) -> None:
@@ -149,8 +175,8 @@ class RecordingObserver(ReplicationObserver):
     ) -> None:
         self.announced[stream_name, instance_name] = token
 
-    @override
-    def heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
+    @handles(PeerHeartbeat)
+    def _heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
         self.heartbeats.append(heartbeat)
 
     @override
@@ -159,118 +185,122 @@ class RecordingObserver(ReplicationObserver):
     ) -> None:
         self.positions[stream_name, instance_name] = token
 
-    @override
-    def stream_connected(
-        self, connection: str, stream_name: str, instance_name: str
-    ) -> None:
-        self.connected.append((connection, stream_name, instance_name))
+    @handles(StreamConnected)
+    def _stream_connected(self, event: StreamConnected) -> None:
+        self.connected.append(
+            (event.connection, event.stream_name, event.instance_name)
+        )
 
-    @override
-    def stream_reset(
-        self, stream_name: str, instance_name: str, from_token: int, to_token: int
-    ) -> None:
-        self.resets.append((stream_name, instance_name, from_token, to_token))
+    @handles(StreamReset)
+    def _stream_reset(self, event: StreamReset) -> None:
+        self.resets.append(
+            (event.stream_name, event.instance_name, event.from_token, event.to_token)
+        )
 
-    @override
-    def removed_writer_found(
-        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
-    ) -> None:
-        self.removed_found.append((stream_name, instance_name, from_token, upto_token))
+    @handles(RemovedWriterFound)
+    def _removed_writer_found(self, event: RemovedWriterFound) -> None:
+        self.removed_found.append(
+            (event.stream_name, event.instance_name, event.from_token, event.upto_token)
+        )
 
-    @override
-    def removed_writer_drained(
-        self, stream_name: str, instance_name: str, token: int
-    ) -> None:
-        self.removed_drained.append((stream_name, instance_name, token))
+    @handles(RemovedWriterDrained)
+    def _removed_writer_drained(self, event: RemovedWriterDrained) -> None:
+        self.removed_drained.append(
+            (event.stream_name, event.instance_name, event.token)
+        )
 
-    @override
-    def position_refuted(
-        self, stream_name: str, instance_name: str, token: int, last_token: int
-    ) -> None:
-        self.refuted.append((stream_name, instance_name, token, last_token))
+    @handles(PositionRefuted)
+    def _position_refuted(self, event: PositionRefuted) -> None:
+        self.refuted.append(
+            (event.stream_name, event.instance_name, event.token, event.last_token)
+        )
 
-    @override
-    def ahead_of_writer(
-        self, stream_name: str, instance_name: str, position: int, announced: int
-    ) -> None:
-        self.ahead.append((stream_name, instance_name, position, announced))
+    @handles(AheadOfWriter)
+    def _ahead_of_writer(self, event: AheadOfWriter) -> None:
+        self.ahead.append(
+            (event.stream_name, event.instance_name, event.position, event.announced)
+        )
 
-    @override
-    def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
+    @handles(CatchUpEvent)
+    def _catch_up(self, event: CatchUpEvent) -> None:
         self.catch_ups.append(event)
-        return super().catch_up(event)
+
+    @handles(CatchUpPage)
+    def _catch_up_page(self, event: CatchUpPage) -> None:
+        self.pages.append((event.rows, event.upto_token))
+
+    @handles(CatchUpFailed)
+    def _catch_up_failed(self, event: CatchUpFailed) -> None:
+        self.catch_up_failures.append(
+            (event.catch_up, event.error, event.attempt, event.retry_in)
+        )
+
+    @handles(RowsSent)
+    def _stream_updates_sent(self, event: RowsSent) -> None:
+        self.sent[event.stream_name] += event.count
+
+    @handles(SendingFailed)
+    def _sending_failed(self, event: SendingFailed) -> None:
+        self.sending_failures.append((event.stream_name, event.error))
+
+    @handles(Resynced)
+    def _resynced(self, event: Resynced) -> None:
+        self.resyncs[event.stream_name, event.instance_name, event.kind] += 1
+
+    @handles(BacklogRequested)
+    def _backlog_requested(self, event: BacklogRequested) -> None:
+        self.backlog_answers.append(
+            (event.stream_name, event.instance_name, event.error)
+        )
+
+    @handles(GapFound)
+    def _gap_found(self, event: GapFound) -> None:
+        self.gaps.append(
+            (event.stream_name, event.instance_name, event.from_token, event.upto_token)
+        )
+
+    @handles(UnannouncedFound)
+    def _unannounced_found(self, event: UnannouncedFound) -> None:
+        self.unannounced.append(
+            (event.stream_name, event.instance_name, event.from_token, event.upto_token)
+        )
+
+    @handles(RowsUnannounced)
+    def _rows_unannounced(self, event: RowsUnannounced) -> None:
+        self.unannounced_rows.append(
+            (event.stream_name, event.instance_name, list(event.tokens))
+        )
+
+    @handles(LateRows)
+    def _late_rows_delivered(self, event: LateRows) -> None:
+        self.late_rows.append(
+            (event.stream_name, event.instance_name, list(event.tokens))
+        )
+
+    @handles(EpochChanged)
+    def _epoch_changed(self, event: EpochChanged) -> None:
+        self.restarted.append(event.instance_name)
+
+    @handles(DuplicateInstance)
+    def _duplicate_instance(self, event: DuplicateInstance) -> None:
+        self.duplicates.append((event.instance_name, event.places))
+
+    @handles(UnknownFields)
+    def _unknown_fields(self, event: UnknownFields) -> None:
+        self.unknown += event.count
+
+    @handles(LinksChanged)
+    def _connections_changed(self, event: LinksChanged) -> None:
+        self.connections = event.count
 
     @override
-    def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
-        self.pages.append((rows, upto_token))
-
-    @override
-    def catch_up_failed(
-        self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
-    ) -> None:
-        self.catch_up_failures.append((event, error, attempt, retry_in))
-
-    @override
-    def stream_updates_sent(self, stream_name: str, count: int) -> None:
-        self.sent[stream_name] += count
-
-    @override
-    def sending_failed(self, stream_name: str, error: BaseException) -> None:
-        self.sending_failures.append((stream_name, error))
-
-    @override
-    def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
-        self.resyncs[stream_name, instance_name, kind] += 1
-
-    @override
-    def backlog_requested(
-        self, stream_name: str, instance_name: str, error: BaseException | None
-    ) -> None:
-        self.backlog_answers.append((stream_name, instance_name, error))
-
-    @override
-    def gap_found(
-        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
-    ) -> None:
-        self.gaps.append((stream_name, instance_name, from_token, upto_token))
-
-    @override
-    def unannounced_found(
-        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
-    ) -> None:
-        self.unannounced.append((stream_name, instance_name, from_token, upto_token))
-
-    @override
-    def rows_unannounced(
-        self, stream_name: str, instance_name: str, tokens: Sequence[int]
-    ) -> None:
-        self.unannounced_rows.append((stream_name, instance_name, list(tokens)))
-
-    @override
-    def late_rows_delivered(
-        self, stream_name: str, instance_name: str, tokens: Sequence[int]
-    ) -> None:
-        self.late_rows.append((stream_name, instance_name, list(tokens)))
-
-    @override
-    def epoch_changed(self, instance_name: str) -> None:
-        self.restarted.append(instance_name)
-
-    @override
-    def duplicate_instance(self, instance_name: str, places: str) -> None:
-        self.duplicates.append((instance_name, places))
-
-    @override
-    def unknown_fields(self, connection: str, count: int) -> None:
-        self.unknown += count
-
-    @override
-    def connections_changed(self, count: int) -> None:
-        self.connections = count
+    def span(self, work: Work) -> AbstractContextManager[object]:
+        if isinstance(work, BackgroundTask):
+            return self._process(work.description)
+        return super().span(work)
 
     @contextmanager
-    @override
-    def background_process(self, description: str) -> Iterator[None]:
+    def _process(self, description: str) -> Iterator[None]:
         self.processes.append(description)
         self.open_processes += 1
         try:
@@ -278,6 +308,6 @@ class RecordingObserver(ReplicationObserver):
         finally:
             self.open_processes -= 1
 
-    @override
-    def failure(self, what: str, error: BaseException) -> None:
-        self.failures.append((what, error))
+    @handles(OperationFailed)
+    def _failure(self, event: OperationFailed) -> None:
+        self.failures.append((event.what, event.error))

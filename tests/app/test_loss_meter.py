@@ -7,6 +7,7 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from synapse_replication.app.loss_meter import CHECK_EVERY, Finding, LossMeter
+from synapse_replication.handlers.events import LinkDown, LinkUp
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.testing.recording_observer import RecordingObserver
@@ -56,7 +57,7 @@ class LossMeterTests(PostgresMixin, TestCase):
             patience=20.0,
         )
         self.addCleanup(self.meter.stop)
-        self.meter.connection_made("redis")
+        self.meter.observe(LinkUp("redis"))
         self.meter.start()
         await self.settle()
 
@@ -129,10 +130,10 @@ class LossMeterTests(PostgresMixin, TestCase):
         self.commit(6, 7)
         self.announce(6)
         await self.check(2)
-        self.meter.connection_lost("redis", CloseReason.LOST, "cut")
+        self.meter.observe(LinkDown("redis", CloseReason.LOST, "cut"))
         await self.check(2)
         self.commit(8)
-        self.meter.connection_made("redis")
+        self.meter.observe(LinkUp("redis"))
         await self.check(1)
         self.commit(9)
         await self.check(10)

@@ -23,7 +23,8 @@ from synapse_replication.app.passive import (
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import Purpose, load_config
 from synapse_replication.errors import ConfigError
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.events import LinkUp
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.redis.options import RedisOptions, SentinelOptions
 from synapse_replication.redis.resp import encode, new_reader
 from synapse_replication.testing.sentinel import PrivateSentinel
@@ -123,7 +124,8 @@ class PassiveRedisLinkTests(TestCase):
             def __init__(self) -> None:
                 self.up: Deferred[None] = Deferred()
 
-            def connection_made(self, connection: str) -> None:
+            @handles(LinkUp)
+            def _connection_made(self, event: LinkUp) -> None:
                 self.up.callback(None)
 
         observer = Subscribed()

@@ -18,7 +18,15 @@ from synapse_replication.app.status_page import (
     judge,
     sparkline,
 )
-from synapse_replication.handlers.observer import CatchUpEvent, PeerHeartbeat
+from synapse_replication.handlers.events import (
+    CatchUpEvent,
+    CatchUpPage,
+    ConnectFailed,
+    DuplicateInstance,
+    LinkDown,
+    LinkUp,
+    PeerHeartbeat,
+)
 from synapse_replication.instrumentation.status.model import (
     HINTS,
     StallReason,
@@ -78,10 +86,8 @@ class StatusPageTests(PageMixin):
     def test_names_of_peers_are_escaped(self) -> None:
         """HTML in names of peers is escaped."""
         self.all_live()
-        self.observer.heartbeat_received(
-            PeerHeartbeat("<b>", "<i>", "<u>", "<s>", False, {})
-        )
-        self.observer.duplicate_instance("<b>", "<q>")
+        self.observer.observe(PeerHeartbeat("<b>", "<i>", "<u>", "<s>", False, {}))
+        self.observer.observe(DuplicateInstance("<b>", "<q>"))
         text = self.page()
         for tag in ("<w3>", "<b>", "<i>", "<u>", "<s>", "<q>"):
             self.assertNotIn(tag, text)
@@ -91,9 +97,9 @@ class StatusPageTests(PageMixin):
         """Control characters and changes of direction are escaped."""
         self.all_live()
         bad = "a\x1b[2J\0\u202eb"
-        self.observer.heartbeat_received(PeerHeartbeat(bad, bad, bad, bad, False, {}))
-        self.observer.duplicate_instance(bad, bad)
-        self.observer.connection_made(bad)
+        self.observer.observe(PeerHeartbeat(bad, bad, bad, bad, False, {}))
+        self.observer.observe(DuplicateInstance(bad, bad))
+        self.observer.observe(LinkUp(bad))
         text = self.page()
         for char in "\x1b\0\u202e":
             self.assertNotIn(char, text)
@@ -124,7 +130,7 @@ class StatusPageTests(PageMixin):
         self.all_live()
         event = CatchUpEvent("events", "w1", 1234, 2234)
         self.known.fetch(event)
-        self.observer.catch_up_page(event, 100, 1334)
+        self.observer.observe(CatchUpPage(event, 100, 1334))
         text = self.page()
         self.assertIn("1 of 3 streams catching up", text)
         self.assertRegex(text, r"catching up,\s+100 of 1,000")
@@ -133,7 +139,7 @@ class StatusPageTests(PageMixin):
         """A stall is shown first, with its start, its reason and a hint."""
         self.all_live()
         self.known.link_lost(why="gone")
-        self.observer.connection_failed("redis", "refused", 5.0)
+        self.observer.observe(ConnectFailed("redis", "refused", 5.0))
         self.clock.advance(180)
         text = self.page()
         self.assertIn("3 of 3 streams stalled", text)
@@ -187,7 +193,7 @@ class StatusPageTests(PageMixin):
         Two processes with the same instance name are reported with their locations.
         """
         self.all_live()
-        self.observer.duplicate_instance("w1", "host:1 and host:2")
+        self.observer.observe(DuplicateInstance("w1", "host:1 and host:2"))
         text = self.page()
         self.assertIn("Two processes have one name", text)
         self.assertIn("host:1 and host:2", text)
@@ -240,7 +246,7 @@ class AssessmentTests(PageMixin):
         self.known.announce("events", "w1", 9999)
         self.clock.advance(60)
         verdicts.append(judge(self.observer.snapshot()))
-        self.observer.duplicate_instance("w1", "")
+        self.observer.observe(DuplicateInstance("w1", ""))
         verdicts.append(judge(self.observer.snapshot()))
         self.assertEqual([v.tone for v in verdicts], ["busy", "good", "bad", "bad"])
         self.assertEqual(verdicts[2].text, "1 of 3 streams stalled")
@@ -248,8 +254,8 @@ class AssessmentTests(PageMixin):
     def test_short_loss_of_the_link(self) -> None:
         """A lost link is named as the reason only while writers wait for it."""
         self.all_live()
-        self.observer.connection_made("old")
-        self.observer.connection_lost("old", CloseReason.CLEAN, "gone")
+        self.observer.observe(LinkUp("old"))
+        self.observer.observe(LinkDown("old", CloseReason.CLEAN, "gone"))
         self.clock.advance(30)
         self.assertEqual(judge(self.observer.snapshot()).text, "All rows arrive")
         self.known.link_lost(why="gone")
@@ -266,7 +272,7 @@ class AssessmentTests(PageMixin):
         bad.
         """
         self.observer = StatusObserver("x.test", "me", monotonic=self.clock.seconds)
-        self.observer.connection_failed("redis", "refused", 1.0)
+        self.observer.observe(ConnectFailed("redis", "refused", 1.0))
         text = judge(self.observer.snapshot()).text
         self.assertEqual(text, "Not ready: no link is up")
         self.clock.advance(10)

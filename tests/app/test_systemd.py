@@ -19,7 +19,7 @@ from synapse_replication.app.systemd import (
 )
 from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import SupervisorError
-from synapse_replication.handlers.observer import CatchUpEvent
+from synapse_replication.handlers.events import CatchUpEvent, CatchUpPage
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from tests.support.known_readers import KnownReaders
 
@@ -150,7 +150,7 @@ class SystemdNotifierTests(SynchronousTestCase):
         event = CatchUpEvent("events", "persister1", 1000, 99_211)
         self.known.link_up()
         self.known.fetch(event)
-        self.observer.catch_up_page(event, 12_034, 13_034)
+        self.observer.observe(CatchUpPage(event, 12_034, 13_034))
 
     def be_live(self) -> None:
         self.known.go_live("events", "persister1", 99_211)

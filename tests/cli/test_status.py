@@ -23,7 +23,12 @@ from synapse_replication.cli.status import (
     render,
 )
 from synapse_replication.errors import HttpCatchUpError
-from synapse_replication.handlers.observer import CatchUpEvent, PeerHeartbeat
+from synapse_replication.handlers.events import (
+    CatchUpEvent,
+    ConnectFailed,
+    DuplicateInstance,
+    PeerHeartbeat,
+)
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.instrumentation.status.model import encode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
@@ -85,8 +90,8 @@ class RenderTests(SynchronousTestCase):
         Duplicate names, lost links, unreachable instances and instances that were not
         queried are shown.
         """
-        self.status.duplicate_instance("w1", "")
-        self.status.connection_failed("w2", "refused", 1.0)
+        self.status.observe(DuplicateInstance("w1", ""))
+        self.status.observe(ConnectFailed("w2", "refused", 1.0))
         deployment = DeploymentStatus(
             {"me": self.status.snapshot()}, {"w9": "refused"}, ("w3", "w4")
         )
@@ -134,8 +139,8 @@ class RenderTests(SynchronousTestCase):
         """Control characters in names are escaped."""
         for name in ("w2\x1b[2J", "w3\n\x07", "w4\u202e"):
             self.status.position_changed("events\x1b]0;", name, 1)
-            self.status.heartbeat_received(PeerHeartbeat(name, "e", "", "", True, {}))
-            self.status.duplicate_instance(name, "")
+            self.status.observe(PeerHeartbeat(name, "e", "", "", True, {}))
+            self.status.observe(DuplicateInstance(name, ""))
         self.status.position_changed("events", "w\u00e9", 1)
         self.clock.advance(20)
         text = draw(
@@ -160,11 +165,11 @@ class DeploymentStatusTests(SynchronousTestCase):
         self.assertTrue(DeploymentStatus({"me": well}, {}).is_well)
         self.assertFalse(DeploymentStatus({"me": well}, {"w": "no"}).is_well)
         writer = StatusObserver("x.test", "w", monotonic=clock.seconds)
-        writer.connection_failed("redis", "refused", 1.0)
+        writer.observe(ConnectFailed("redis", "refused", 1.0))
         self.assertTrue(DeploymentStatus({"w": writer.snapshot()}, {}).is_well)
         clock.advance(10)
         self.assertFalse(DeploymentStatus({"w": writer.snapshot()}, {}).is_well)
-        observer.duplicate_instance("w1", "")
+        observer.observe(DuplicateInstance("w1", ""))
         self.assertFalse(DeploymentStatus({"me": observer.snapshot()}, {}).is_well)
         clock.advance(100)
         known.announce("events", "w1", 2000)
@@ -211,8 +216,8 @@ class StatusServiceTests(SynchronousTestCase):
         """
         An unreachable instance is shown with the reason, next to the other instances.
         """
-        self.status.heartbeat_received(PeerHeartbeat("w2", "e", "", "", False, {}))
-        self.status.heartbeat_received(PeerHeartbeat("w9", "e", "", "", False, {}))
+        self.status.observe(PeerHeartbeat("w2", "e", "", "", False, {}))
+        self.status.observe(PeerHeartbeat("w9", "e", "", "", False, {}))
         service = self.make("me", "w9")
         service.startService()
         (shown,) = self.shown

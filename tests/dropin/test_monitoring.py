@@ -22,7 +22,8 @@ from synapse_replication.dropin.monitoring import (
 )
 from synapse_replication.dropin.observer import hooks_of
 from synapse_replication.errors import HooksNotFoundError
-from synapse_replication.instrumentation.hooks import LinkUp, Stopping
+from synapse_replication.handlers.events import LinkUp
+from synapse_replication.instrumentation.hooks import Stopping
 from synapse_replication.instrumentation.prometheus import ReplicationMetrics
 from synapse_replication.instrumentation.status.records import HearingRecord
 from tests.dropin.host import FakeHomeserver, fake_modules
@@ -116,7 +117,7 @@ class MonitoringTests(SynchronousTestCase):
         """
         os.environ["SYNAPSE_REPLICATION_HOOKS"] = f" {__name__}.subscribe,"
         monitoring = self.start()
-        monitoring.observer.connection_made("redis")
+        monitoring.observer.observe(LinkUp("redis"))
         self.assertIsNone(monitoring.stop())
         self.assertEqual(published, [LinkUp("redis"), Stopping()])
         self.assertEqual(self.hs.reactor.getDelayedCalls(), [])

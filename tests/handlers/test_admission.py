@@ -10,11 +10,11 @@ from synapse_replication.handlers.admission import (
     DeclaredWriters,
     WriterAdmission,
 )
+from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
-from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.testing.doubles import (
     MemoryConnection,
     MemoryHost,

@@ -6,12 +6,12 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import LocalProtocolError, StreamConfigurationError
+from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.interfaces import SyncingUser
-from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.testing.doubles import (
     MemoryConnection,
     MemoryHost,
@@ -138,15 +138,11 @@ class UncheckedStreamTests(SynchronousTestCase):
             def current_token(self, instance_name: str) -> int:
                 return 0
 
-        reported = []
         host = MemoryHost(SourceStream("events", Row))
         host.streams.get_streams()["notes"] = Unchecked()  # type: ignore[index]
-        self.patch(
-            host.observer, "feature_unavailable", lambda *what: reported.append(what)
-        )
         ReplicationCommandHandler(host, host.observer)
         self.assertEqual(
-            reported,
+            host.observer.unavailable,
             [
                 (
                     "checks of announced tokens of notes",

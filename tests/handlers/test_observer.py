@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.observer import CatchUpEvent, ReplicationObserver
+from synapse_replication.handlers.events import (
+    BackgroundTask,
+    CatchUpEvent,
+    PositionWrite,
+    RowsRequest,
+    RowsServed,
+)
+from synapse_replication.handlers.observer import ReplicationObserver
 
 
 class ReplicationObserverTests(SynchronousTestCase):
@@ -14,10 +21,10 @@ class ReplicationObserverTests(SynchronousTestCase):
         """The methods that span a duration return context managers."""
         observer = ReplicationObserver()
         with (
-            observer.background_process("work"),
-            observer.catch_up(CatchUpEvent("s", "w", 1, 2)),
-            observer.requesting_rows("s", "w", {}),
-            observer.serving_rows("s", {}),
-            observer.position_write("s", "w", 2),
+            observer.span(BackgroundTask("work")),
+            observer.span(CatchUpEvent("s", "w", 1, 2)),
+            observer.span(RowsRequest("s", "w", {})),
+            observer.span(RowsServed("s", {})),
+            observer.span(PositionWrite("s", "w", 2)),
         ):
             pass

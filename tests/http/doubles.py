@@ -8,8 +8,9 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
+from synapse_replication.handlers.events import OperationFailed, RequestRefused
 from synapse_replication.handlers.interfaces import StreamDirectory
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.http.client import InstanceLocation
 from synapse_replication.streams.rows import RawRowCodec
 from synapse_replication.streams.stream import (
@@ -78,11 +79,13 @@ class FailureObserver(ReplicationObserver):
         self.failures: list[BaseException] = []
         self.refusals: Counter[int] = Counter()
 
-    def failure(self, what: str, error: BaseException) -> None:
-        self.failures.append(error)
+    @handles(OperationFailed)
+    def _failure(self, event: OperationFailed) -> None:
+        self.failures.append(event.error)
 
-    def request_refused(self, status: int, why: str) -> None:
-        self.refusals[status] += 1
+    @handles(RequestRefused)
+    def _request_refused(self, event: RequestRefused) -> None:
+        self.refusals[event.status] += 1
 
 
 #: The address of a process.

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.observer import CatchUpEvent, ReplicationObserver
+from synapse_replication.handlers.events import (
+    BackgroundTask,
+    CatchUpEvent,
+    LinksChanged,
+    LinkUp,
+    Work,
+)
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.composite import (
-    SPANNING_METHODS,
     CompositeObserver,
 )
 
@@ -26,7 +31,11 @@ class Recorder(ReplicationObserver):
     def rows_received(self, stream_name: str, count: int) -> None:
         self.calls.append(f"{self.name} {stream_name} {count}")
 
-    def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
+    @handles(LinkUp)
+    def _link_up(self, event: LinkUp) -> None:
+        self.calls.append(f"{self.name} {event.connection}")
+
+    def span(self, work: Work) -> AbstractContextManager[object]:
         return self._span()
 
     @contextlib.contextmanager
@@ -48,7 +57,8 @@ class CompositeObserverTests(SynchronousTestCase):
             [Recorder("a", self.calls), Recorder("b", self.calls)]
         )
         composite.rows_received("events", 3)
-        self.assertEqual(self.calls, ["a events 3", "b events 3"])
+        composite.observe(LinkUp("redis"))
+        self.assertEqual(self.calls, ["a events 3", "b events 3", "a redis", "b redis"])
 
     def test_contexts_end_in_reverse_order(self) -> None:
         """Contexts begin in order and end in reverse order, even after an exception."""
@@ -57,7 +67,7 @@ class CompositeObserverTests(SynchronousTestCase):
         )
 
         def fail() -> None:
-            with composite.catch_up(CatchUpEvent("s", "w", 1, 2)):
+            with composite.span(CatchUpEvent("s", "w", 1, 2)):
                 self.calls.append("work")
                 raise ValueError
 
@@ -66,28 +76,18 @@ class CompositeObserverTests(SynchronousTestCase):
             self.calls, ["a begins", "b begins", "work", "b ends", "a ends"]
         )
 
-    def test_method_without_observers(self) -> None:
-        """A method that no observer overrides is a no-op and creates no dispatcher."""
-        composite = CompositeObserver([Recorder("a", self.calls)])
-        composite.connections_changed(3)
-        with composite.background_process("work"):
+    def test_without_observers(self) -> None:
+        """Events that no observer handles are ignored."""
+        composite = CompositeObserver([ReplicationObserver()])
+        composite.queue_changed("events", 1)
+        composite.observe(LinksChanged(3))
+        with composite.span(BackgroundTask("work")):
             pass
         self.assertEqual(self.calls, [])
-        self.assertNotIn("connections_changed", vars(composite))
+        self.assertNotIn("queue_changed", vars(composite))
 
     def test_composites_nest(self) -> None:
         """Nested composites pass an event to each observer once."""
         inner = CompositeObserver([Recorder("a", self.calls)])
         CompositeObserver([inner, ReplicationObserver()]).rows_received("events", 1)
         self.assertEqual(self.calls, ["a events 1"])
-
-    def test_spanning_methods_are_known(self) -> None:
-        """SPANNING_METHODS are the observer methods that return a context manager."""
-        spanning = {
-            name
-            for name, method in vars(ReplicationObserver).items()
-            if not name.startswith("_")
-            and "AbstractContextManager"
-            in str(inspect.signature(method).return_annotation)
-        }
-        self.assertEqual(spanning, SPANNING_METHODS)

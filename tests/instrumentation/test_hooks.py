@@ -9,7 +9,19 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import HooksOverflowError
-from synapse_replication.handlers.observer import CatchUpEvent, PeerHeartbeat, Resync
+from synapse_replication.handlers.events import (
+    CatchUpEvent,
+    CatchUpPage,
+    LateRows,
+    LinkDown,
+    LinkUp,
+    PeerHeartbeat,
+    PositionPersisted,
+    PositionPersistFailed,
+    Resync,
+    Resynced,
+    StreamReset,
+)
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.hooks import (
     CHECK_EVERY,
@@ -19,23 +31,17 @@ from synapse_replication.instrumentation.hooks import (
     CaughtUp,
     ConfigurationReloaded,
     HookEvent,
-    LateRows,
-    LinkDown,
-    LinkUp,
     PeerOffline,
     PeerOnline,
-    PositionPersisted,
-    PositionPersistFailed,
     ReplicationHooks,
-    Resynced,
     Stalled,
     Stopping,
-    StreamReset,
     WriterRoleChanged,
 )
 from synapse_replication.instrumentation.status.model import StallReason
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.testing.doubles import MemoryHost, SourceStream
+from synapse_replication.wire.connection import CloseReason
 from tests.handlers.fixtures import Row
 from tests.support.known_readers import KnownReaders
 
@@ -97,7 +103,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         """
         self.subscribe_all()
         self.known.link_up()
-        self.observer.resynced("events", "w1", Resync.PARTIAL)
+        self.observer.observe(Resynced("events", "w1", Resync.PARTIAL))
         self.known.link_lost(why="gone")
         self.assertEqual(self.events, [])
         self.assertEqual(
@@ -105,14 +111,14 @@ class ReplicationHooksTests(SynchronousTestCase):
             [
                 LinkUp("redis"),
                 Resynced("events", "w1", Resync.PARTIAL),
-                LinkDown("redis", "gone"),
+                LinkDown("redis", CloseReason.LOST, "gone"),
             ],
         )
 
     def test_reset(self) -> None:
         """A reset stream is reported with its old and its new position."""
         self.subscribe_all()
-        self.observer.stream_reset("typing", "w1", 9, 2)
+        self.observer.observe(StreamReset("typing", "w1", 9, 2))
         self.assertEqual(self.take(), [StreamReset("typing", "w1", 9, 2)])
 
     def test_persisted_positions(self) -> None:
@@ -121,14 +127,14 @@ class ReplicationHooksTests(SynchronousTestCase):
         """
         self.subscribe_all()
         for token in (3, 4):
-            self.observer.position_persisted("events", "me", token)
+            self.observer.observe(PositionPersisted("events", "me", token))
         error = ValueError("no connection")
-        self.observer.position_persist_failed("events", "me", 5, error)
+        self.observer.observe(PositionPersistFailed("events", "me", 5, error))
         self.assertEqual(
             self.take(),
             [
                 PositionPersisted("events", "me", 4),
-                PositionPersistFailed("events", "me", 5, "no connection"),
+                PositionPersistFailed("events", "me", 5, error),
             ],
         )
 
@@ -160,7 +166,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         """Stopping is reported even if as many events as possible wait."""
         self.subscribe_all()
         for number in range(MAX_WAITING):
-            self.observer.connection_made(f"link{number}")
+            self.observer.observe(LinkUp(f"link{number}"))
         self.hooks.stopping()
         self.assertEqual(len(self.events), MAX_WAITING + 1)
         self.assertEqual(self.events[-1], Stopping())
@@ -168,9 +174,10 @@ class ReplicationHooksTests(SynchronousTestCase):
     def test_progress(self) -> None:
         """Only the newest page of a catch-up is reported."""
         self.subscribe_all()
-        with self.observer.catch_up(EVENT):
-            self.observer.catch_up_page(EVENT, 5, 110)
-            self.observer.catch_up_page(EVENT, 5, 120)
+        self.observer.observe(EVENT)
+        with self.observer.span(EVENT):
+            self.observer.observe(CatchUpPage(EVENT, 5, 110))
+            self.observer.observe(CatchUpPage(EVENT, 5, 120))
         expected = CatchUpProgress("events", "w1", 100, 120, 150)
         self.assertEqual(self.take(), [expected])
 
@@ -182,13 +189,13 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.subscribe_all()
         self.hooks.start()
         self.known.link_up()
-        self.observer.heartbeat_received(heartbeat_of("w1"))
-        self.observer.heartbeat_received(heartbeat_of("w2"))
+        self.observer.observe(heartbeat_of("w1"))
+        self.observer.observe(heartbeat_of("w2"))
         self.assertEqual(
             [e for e in self.take(1) if isinstance(e, PeerOnline)],
             [PeerOnline("w1", "host:1"), PeerOnline("w2", "host:1")],
         )
-        self.observer.heartbeat_received(heartbeat_of("w2", is_leaving=True))
+        self.observer.observe(heartbeat_of("w2", is_leaving=True))
         self.assertIn(PeerOffline("w2"), self.take(1))
         self.assertIn(PeerOffline("w1"), self.take(20))
 
@@ -201,12 +208,12 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.patch(self.hooks, "_snapshot", snapshot)
         self.hooks.start()
         self.known.link_up()
-        self.observer.heartbeat_received(heartbeat_of("w1"))
+        self.observer.observe(heartbeat_of("w1"))
         self.reactor.pump([1] * 5)
         snapshot.assert_not_called()
         self.subscribe_all()
         self.assertEqual(self.take(1), [])
-        self.observer.heartbeat_received(heartbeat_of("w2"))
+        self.observer.observe(heartbeat_of("w2"))
         self.assertEqual(self.take(1), [PeerOnline("w2", "host:1")])
 
     def test_timer(self) -> None:
@@ -244,12 +251,12 @@ class ReplicationHooksTests(SynchronousTestCase):
     def test_roles(self) -> None:
         """A stream that moves between instances is reported for both instances."""
         self.subscribe_all()
-        self.observer.heartbeat_received(heartbeat_of("w1", "events", "typing"))
-        self.observer.heartbeat_received(heartbeat_of("w2", "receipts"))
+        self.observer.observe(heartbeat_of("w1", "events", "typing"))
+        self.observer.observe(heartbeat_of("w2", "receipts"))
         self.assertEqual(self.take(), [])
-        self.observer.heartbeat_received(heartbeat_of("w1", "events"))
-        self.observer.heartbeat_received(heartbeat_of("w2", "receipts", "typing"))
-        self.observer.heartbeat_received(heartbeat_of("w2", is_leaving=True))
+        self.observer.observe(heartbeat_of("w1", "events"))
+        self.observer.observe(heartbeat_of("w2", "receipts", "typing"))
+        self.observer.observe(heartbeat_of("w2", is_leaving=True))
         self.assertEqual(
             self.take(),
             [
@@ -263,7 +270,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.hooks.subscribe(LinkUp, lambda event: 1 / 0)
         self.subscribe_all()
         self.known.link_up()
-        self.observer.connection_made("tcp")
+        self.observer.observe(LinkUp("tcp"))
         self.assertEqual(self.take(), [LinkUp("redis"), LinkUp("tcp")])
         self.assertEqual(
             [(what, type(error)) for what, error in self.failures],
@@ -305,11 +312,12 @@ class ReplicationHooksTests(SynchronousTestCase):
     def test_pending_events_are_bounded(self) -> None:
         """Events beyond the bound are discarded and their number is reported."""
         self.subscribe_all()
-        with self.observer.catch_up(EVENT):
+        self.observer.observe(EVENT)
+        with self.observer.span(EVENT):
             pass
         for number in range(MAX_WAITING + 6):
-            self.observer.connection_made(f"link{number}")
-        self.observer.catch_up_page(EVENT, 5, 120)
+            self.observer.observe(LinkUp(f"link{number}"))
+        self.observer.observe(CatchUpPage(EVENT, 5, 120))
         taken = self.take()
         self.assertEqual(len(taken), MAX_WAITING)
         # An event that is already queued is updated, even if the queue is full.
@@ -319,7 +327,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertIsInstance(error, HooksOverflowError)
         self.assertIn("7 events", str(error))
         for number in range(MAX_INSTANCES + 7):
-            self.observer.heartbeat_received(heartbeat_of(f"w{number}"))
+            self.observer.observe(heartbeat_of(f"w{number}"))
         self.assertEqual(len(self.hooks._roles), MAX_INSTANCES)
 
     def test_stop(self) -> None:

@@ -12,7 +12,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.handlers.observer import CatchUpEvent
+from synapse_replication.handlers.events import (
+    CatchUpEvent,
+    CatchUpFailed,
+    GapFound,
+    StreamConnected,
+)
 from synapse_replication.instrumentation.json_logs import JsonLogObserver
 from synapse_replication.instrumentation.logs import LoggingObserver
 
@@ -91,9 +96,9 @@ class JsonLogObserverTests(SynchronousTestCase):
         """Log lines about a writer have stream, writer and tokens as fields."""
         observer = LoggingObserver(self.logger)
         event = CatchUpEvent("events", "w1", 3, 9)
-        observer.catch_up_failed(event, CatchUpError("no"), 2, 1.5)
-        observer.gap_found("events", "w1", 3, 9)
-        observer.stream_connected("redis", "events", "w1")
+        observer.observe(CatchUpFailed(event, CatchUpError("no"), 2, 1.5))
+        observer.observe(GapFound("events", "w1", 3, 9))
+        observer.observe(StreamConnected("redis", "events", "w1"))
         for line in self.lines():
             self.assertEqual((line["stream"], line["writer"]), ("events", "w1"))
         failed, gap, _ = self.lines()

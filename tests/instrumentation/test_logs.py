@@ -9,10 +9,32 @@ from twisted.logger import ILogObserver, Logger, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError, UnknownCommandError
-from synapse_replication.handlers.observer import (
+from synapse_replication.handlers.events import (
+    BacklogRequested,
     CatchUpEvent,
+    CatchUpFailed,
+    CatchUpPage,
     CommandDropReason,
+    CommandsDropped,
+    ConnectFailed,
+    Discarded,
     DiscardReason,
+    DuplicateInstance,
+    EpochChanged,
+    ExtraFields,
+    FeatureUnavailable,
+    GapFound,
+    LateRows,
+    LineRefused,
+    LinkDown,
+    LinkUp,
+    RequestRefused,
+    RowsUnannounced,
+    SendingFailed,
+    StreamConnected,
+    StreamReset,
+    UnannouncedFound,
+    UnknownFields,
 )
 from synapse_replication.instrumentation.logs import (
     CHANGES_OF_STATE,
@@ -32,15 +54,15 @@ class LoggingObserverTests(SynchronousTestCase):
         """
         Events of the extension are logged; a duplicate name with its hosts and a hint.
         """
-        self.observer.duplicate_instance("w1", "a:1 and b:2")
-        self.observer.gap_found("events", "w1", 1, 5)
-        self.observer.unannounced_found("events", "w1", 5, 6)
-        self.observer.rows_unannounced("events", "w1", [3, 4])
-        self.observer.late_rows_delivered("events", "w1", [3])
-        self.observer.epoch_changed("w1")
-        self.observer.unknown_fields("redis", 1)
-        self.observer.backlog_requested("events", "w1", None)
-        self.observer.backlog_requested("events", "w1", CatchUpError("gone"))
+        self.observer.observe(DuplicateInstance("w1", "a:1 and b:2"))
+        self.observer.observe(GapFound("events", "w1", 1, 5))
+        self.observer.observe(UnannouncedFound("events", "w1", 5, 6))
+        self.observer.observe(RowsUnannounced("events", "w1", [3, 4]))
+        self.observer.observe(LateRows("events", "w1", [3]))
+        self.observer.observe(EpochChanged("w1"))
+        self.observer.observe(UnknownFields("redis", 1))
+        self.observer.observe(BacklogRequested("events", "w1", None))
+        self.observer.observe(BacklogRequested("events", "w1", CatchUpError("gone")))
         self.assertEqual(
             [(level, line.partition(":")[0]) for level, line in self.lines()],
             [
@@ -97,9 +119,9 @@ class LoggingObserverTests(SynchronousTestCase):
     def test_refused_lines_are_limited_and_counted(self) -> None:
         """Ten thousand rejected lines cause two log lines, the second with a count."""
         for _ in range(10_000):
-            self.observer.line_refused("redis", UnknownCommandError("WHAT"))
+            self.observer.observe(LineRefused("redis", UnknownCommandError("WHAT")))
         self.clock.advance(REPEAT_AFTER)
-        self.observer.line_refused("redis", UnknownCommandError("WHAT"))
+        self.observer.observe(LineRefused("redis", UnknownCommandError("WHAT")))
         text = "Rejected input from redis: unknown command WHAT"
         self.assertEqual(
             self.lines(),
@@ -112,8 +134,12 @@ class LoggingObserverTests(SynchronousTestCase):
     def test_dropped_commands(self) -> None:
         """Dropped commands cause one line per minute for each name and reason."""
         for _ in range(1000):
-            self.observer.commands_dropped("USER_SYNC", CommandDropReason.QUEUE_FULL, 1)
-        self.observer.commands_dropped("USER_SYNC", CommandDropReason.STOPPED, 7)
+            self.observer.observe(
+                CommandsDropped("USER_SYNC", CommandDropReason.QUEUE_FULL, 1)
+            )
+        self.observer.observe(
+            CommandsDropped("USER_SYNC", CommandDropReason.STOPPED, 7)
+        )
         dropped = "dropped, and will not be sent"
         self.assertEqual(
             self.lines(),
@@ -134,7 +160,7 @@ class LoggingObserverTests(SynchronousTestCase):
     def test_refused_requests(self) -> None:
         """A request without the secret is logged once; 409 and 410 are not logged."""
         for status in (401, 401, 409, 410):
-            self.observer.request_refused(status, "why it is")
+            self.observer.observe(RequestRefused(status, "why it is"))
         self.assertEqual(
             self.lines(), [("warn", "Refused an HTTP request with 401: why it is")]
         )
@@ -142,8 +168,8 @@ class LoggingObserverTests(SynchronousTestCase):
     def test_each_unknown_stream_makes_no_line(self) -> None:
         """Stream names made up by a peer cannot fill the log."""
         for number in range(100):
-            self.observer.discarded(
-                f"made{number}\nup", "w1", DiscardReason.UNKNOWN_STREAM, 1
+            self.observer.observe(
+                Discarded(f"made{number}\nup", "w1", DiscardReason.UNKNOWN_STREAM, 1)
             )
         self.assertEqual(
             self.lines(),
@@ -158,8 +184,8 @@ class LoggingObserverTests(SynchronousTestCase):
 
     def test_everyday_discards_make_no_line(self) -> None:
         """Discarding our own echo or old tokens is not logged."""
-        self.observer.discarded("events", "w1", DiscardReason.OWN_ECHO, 1)
-        self.observer.discarded("events", "w1", DiscardReason.OLD_TOKEN, 1)
+        self.observer.observe(Discarded("events", "w1", DiscardReason.OWN_ECHO, 1))
+        self.observer.observe(Discarded("events", "w1", DiscardReason.OLD_TOKEN, 1))
         self.assertEqual(self.lines(), [])
 
     def test_failed_connection_has_reason(self) -> None:
@@ -167,8 +193,8 @@ class LoggingObserverTests(SynchronousTestCase):
         A failed connection is logged with the reason and the time to the next attempt.
         """
         # Nothing was tried yet.
-        self.observer.connection_failed("redis", "", 0.1)
-        self.observer.connection_failed("redis", "refused", 2.5)
+        self.observer.observe(ConnectFailed("redis", "", 0.1))
+        self.observer.observe(ConnectFailed("redis", "refused", 2.5))
         self.assertEqual(
             self.lines(),
             [("warn", "Cannot connect: redis: refused; retrying in 2.5 s")],
@@ -176,9 +202,11 @@ class LoggingObserverTests(SynchronousTestCase):
 
     def test_the_end_of_a_connection_has_its_level(self) -> None:
         """An orderly disconnect is logged as information, a loss as a warning."""
-        self.observer.connection_made("redis")
-        self.observer.connection_lost("redis", CloseReason.SHUTDOWN, "told to")
-        self.observer.connection_lost("redis", CloseReason.TIMED_OUT, "25 s of silence")
+        self.observer.observe(LinkUp("redis"))
+        self.observer.observe(LinkDown("redis", CloseReason.SHUTDOWN, "told to"))
+        self.observer.observe(
+            LinkDown("redis", CloseReason.TIMED_OUT, "25 s of silence")
+        )
         self.assertEqual(
             self.lines(),
             [
@@ -194,10 +222,10 @@ class LoggingObserverTests(SynchronousTestCase):
         link has a bounded number of lines a minute, with a count.
         """
         for _ in range(480):
-            self.observer.connection_made("redis")
-            self.observer.connection_lost("redis", CloseReason.LOST, "reset by peer")
+            self.observer.observe(LinkUp("redis"))
+            self.observer.observe(LinkDown("redis", CloseReason.LOST, "reset by peer"))
             self.clock.advance(0.125)
-        self.observer.connection_made("redis")
+        self.observer.observe(LinkUp("redis"))
         up = ("info", "Connected: redis")
         down = ("warn", "Disconnected: redis, lost: reset by peer")
         self.assertEqual(
@@ -214,31 +242,31 @@ class LoggingObserverTests(SynchronousTestCase):
     def test_second_outage_within_a_minute(self) -> None:
         """After a second outage, the last line reports that the link is up."""
         for _ in range(2):
-            self.observer.connection_made("redis")
-            self.observer.connection_lost("redis", CloseReason.LOST, "reset by peer")
-            self.observer.connection_failed("redis", "refused", 2.5)
+            self.observer.observe(LinkUp("redis"))
+            self.observer.observe(LinkDown("redis", CloseReason.LOST, "reset by peer"))
+            self.observer.observe(ConnectFailed("redis", "refused", 2.5))
             self.clock.advance(10)
-        self.observer.connection_made("redis")
+        self.observer.observe(LinkUp("redis"))
         self.assertEqual(self.lines()[-1], ("info", "Connected: redis"))
 
     def test_all_connections_change(self) -> None:
         """When the network returns, each of 500 connections is logged."""
         names = [f"w{number}" for number in range(500)]
         for name in names:
-            self.observer.connection_made(name)
+            self.observer.observe(LinkUp(name))
         # The first round is limited, since a peer can invent as many names.
         first = len(self.lines())
         self.assertEqual(first, MAX_OF_GROUP)
         self.clock.advance(REPEAT_AFTER)
         for name in names:
-            self.observer.connection_lost(name, CloseReason.LOST, "reset by peer")
+            self.observer.observe(LinkDown(name, CloseReason.LOST, "reset by peer"))
         for name in names:
-            self.observer.connection_made(name)
+            self.observer.observe(LinkUp(name))
         self.assertEqual(len(self.lines()) - first, 1000)
 
     def test_rejected_feature(self) -> None:
         """A feature that the server rejects is a warning with a hint."""
-        self.observer.feature_unavailable("the extension", "NOPERM; allow it")
+        self.observer.observe(FeatureUnavailable("the extension", "NOPERM; allow it"))
         self.assertEqual(
             self.lines(),
             [("warn", "Continuing without the extension: NOPERM; allow it")],
@@ -247,8 +275,8 @@ class LoggingObserverTests(SynchronousTestCase):
     def test_failed_catch_up_is_logged_with_range(self) -> None:
         """A failed catch-up is logged with stream, writer, range and retry."""
         event = CatchUpEvent("events", "w1", 3, 9)
-        self.observer.catch_up_page(event, 4, 7)
-        self.observer.catch_up_failed(event, CatchUpError("no answer"), 2, 1.5)
+        self.observer.observe(CatchUpPage(event, 4, 7))
+        self.observer.observe(CatchUpFailed(event, CatchUpError("no answer"), 2, 1.5))
         self.assertEqual(
             self.lines(),
             [
@@ -266,7 +294,7 @@ class LoggingObserverTests(SynchronousTestCase):
         error = ValueError("no")
         self.observer.failure("drain", error)
         self.observer.failure("drain", error)
-        self.observer.sending_failed("events", error)
+        self.observer.observe(SendingFailed("events", error))
         self.assertEqual(
             self.lines(),
             [
@@ -283,9 +311,9 @@ class LoggingObserverTests(SynchronousTestCase):
 
     def test_stream_events_are_logged(self) -> None:
         """Streams that become live or are reset, and unknown fields, are logged."""
-        self.observer.stream_connected("redis", "typing", "w1")
-        self.observer.stream_reset("typing", "w1", 90, 2)
-        self.observer.extra_fields("typing", 3)
+        self.observer.observe(StreamConnected("redis", "typing", "w1"))
+        self.observer.observe(StreamReset("typing", "w1", 90, 2))
+        self.observer.observe(ExtraFields("typing", 3))
         self.assertEqual(
             self.lines(),
             [

@@ -8,14 +8,40 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError, UnknownCommandError
-from synapse_replication.handlers.observer import (
+from synapse_replication.handlers.events import (
+    BacklogRequested,
     CatchUpEvent,
+    CatchUpFailed,
+    CatchUpPage,
     CommandDropReason,
+    CommandsDropped,
+    ConnectFailed,
     ConnectionBuffers,
+    Discarded,
     DiscardReason,
-    ReplicationObserver,
+    DuplicateInstance,
+    EpochChanged,
+    ExternalCacheGet,
+    ExternalCacheSet,
+    ExtraFields,
+    GapFound,
+    LateRows,
+    LineRefused,
+    LinkDown,
+    LinksChanged,
+    LinkUp,
+    RequestRefused,
     Resync,
+    Resynced,
+    RowsSent,
+    RowsUnannounced,
+    SendingFailed,
+    StreamConnected,
+    StreamReset,
+    UnannouncedFound,
+    UnknownFields,
 )
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.metrics import METRICS
 from synapse_replication.instrumentation.prometheus import (
@@ -109,42 +135,43 @@ class PrometheusObserverTests(SynchronousTestCase):
     def report_everything(self) -> None:
         self.status.watch_stuck_ids(lambda: [StuckId("events", 7, "w1", 11.0)])
         observer: ReplicationObserver = self.observer
-        observer.resynced("events", "w1", Resync.PARTIAL)
-        observer.backlog_requested("events", "w1", None)
-        observer.backlog_requested("events", "w1", CatchUpError("no"))
-        observer.gap_found("events", "w1", 1, 2)
-        observer.unannounced_found("events", "w1", 1, 2)
-        observer.rows_unannounced("events", "w1", [1, 2])
-        observer.late_rows_delivered("events", "w1", [1, 2])
-        observer.epoch_changed("w1")
-        observer.duplicate_instance("w1", "here and there")
-        observer.unknown_fields("redis", 2)
+        observer.observe(Resynced("events", "w1", Resync.PARTIAL))
+        observer.observe(BacklogRequested("events", "w1", None))
+        observer.observe(BacklogRequested("events", "w1", CatchUpError("no")))
+        observer.observe(GapFound("events", "w1", 1, 2))
+        observer.observe(UnannouncedFound("events", "w1", 1, 2))
+        observer.observe(RowsUnannounced("events", "w1", [1, 2]))
+        observer.observe(LateRows("events", "w1", [1, 2]))
+        observer.observe(EpochChanged("w1"))
+        observer.observe(DuplicateInstance("w1", "here and there"))
+        observer.observe(UnknownFields("redis", 2))
         event = CatchUpEvent("events", "w1", 1, 10)
         error = UnknownCommandError("WHAT")
         for command in ("RDATA", "USER_SYNC", "FEDERATION_ACK", "USER_IP"):
             observer.commands_received("redis", command, 1)
         observer.commands_sent("redis", "RDATA", 1)
-        observer.line_refused("redis", error)
-        observer.request_refused(401, "no secret")
+        observer.observe(LineRefused("redis", error))
+        observer.observe(RequestRefused(401, "no secret"))
         observer.rows_received("events", 1)
-        observer.discarded("events", "w1", DiscardReason.OLD_TOKEN, 1)
-        observer.extra_fields("events", 1)
+        observer.observe(Discarded("events", "w1", DiscardReason.OLD_TOKEN, 1))
+        observer.observe(ExtraFields("events", 1))
         observer.queue_changed("events", 1)
         observer.position_changed("events", "w1", 1)
-        observer.stream_connected("redis", "events", "w1")
-        observer.stream_reset("typing", "w1", 5, 1)
-        with observer.catch_up(event):
-            observer.catch_up_page(event, 3, 10)
-        observer.catch_up_failed(event, error, 1, 1.0)
-        observer.stream_updates_sent("events", 1)
-        observer.sending_failed("events", error)
-        observer.commands_dropped("USER_SYNC", CommandDropReason.QUEUE_FULL, 2)
-        observer.connection_made("redis")
-        observer.connection_lost("redis", CloseReason.LOST, "gone")
-        observer.connection_failed("redis", "refused", 1.0)
-        observer.connections_changed(1)
-        observer.external_cache_set("c", 0.1)
-        observer.external_cache_get("c", True, 0.1)
+        observer.observe(StreamConnected("redis", "events", "w1"))
+        observer.observe(StreamReset("typing", "w1", 5, 1))
+        observer.observe(event)
+        with observer.span(event):
+            observer.observe(CatchUpPage(event, 3, 10))
+        observer.observe(CatchUpFailed(event, error, 1, 1.0))
+        observer.observe(RowsSent("events", 1))
+        observer.observe(SendingFailed("events", error))
+        observer.observe(CommandsDropped("USER_SYNC", CommandDropReason.QUEUE_FULL, 2))
+        observer.observe(LinkUp("redis"))
+        observer.observe(LinkDown("redis", CloseReason.LOST, "gone"))
+        observer.observe(ConnectFailed("redis", "refused", 1.0))
+        observer.observe(LinksChanged(1))
+        observer.observe(ExternalCacheSet("c", 0.1))
+        observer.observe(ExternalCacheGet("c", True, 0.1))
         observer.failure("work", error)
         self.counting.watch_buffers(lambda: [ConnectionBuffers("redis", 1, 2, 3, 4)])
         backlog = Backlog(BacklogOptions())
@@ -180,7 +207,9 @@ class PrometheusObserverTests(SynchronousTestCase):
 
     def test_an_unknown_stream_makes_no_label(self) -> None:
         """The name of an unknown stream never becomes a label."""
-        self.observer.discarded("made-up", "w1", DiscardReason.UNKNOWN_STREAM, 2)
+        self.observer.observe(
+            Discarded("made-up", "w1", DiscardReason.UNKNOWN_STREAM, 2)
+        )
         sample = "synapse_replication_discarded_total"
         self.assertEqual(
             self.value(sample, stream_name=OTHER, reason="unknown_stream"), 2
@@ -193,10 +222,11 @@ class PrometheusObserverTests(SynchronousTestCase):
         """
         writer = {"stream_name": "events", "instance_name": "w1"}
         event = CatchUpEvent("events", "w1", 100, 150)
-        with self.observer.catch_up(event):
+        self.observer.observe(event)
+        with self.observer.span(event):
             self.assertEqual(self.lag(**writer), (50, 0))
             self.clock.advance(3)
-            self.observer.catch_up_page(event, 10, 120)
+            self.observer.observe(CatchUpPage(event, 10, 120))
             self.assertEqual(self.lag(**writer), (30, 3))
             self.observer.position_changed("events", "w1", 120)
             self.assertEqual(self.lag(**writer), (30, 3))
@@ -218,8 +248,9 @@ class PrometheusObserverTests(SynchronousTestCase):
         event = CatchUpEvent("events", "w1", 100, 150)
         self.known.link_up()
         self.known.go_live("events", "w1", 100)
-        with self.observer.catch_up(event):
-            self.observer.catch_up_failed(event, CatchUpError("no"), 1, 1.0)
+        self.observer.observe(event)
+        with self.observer.span(event):
+            self.observer.observe(CatchUpFailed(event, CatchUpError("no"), 1, 1.0))
         writer = {"stream_name": "events", "instance_name": "w1"}
         self.clock.advance(5)
         self.assertIsNone(self.value(sample, **writer, reason="catch_up_fails"))
@@ -238,7 +269,7 @@ class PrometheusObserverTests(SynchronousTestCase):
     def test_reset_lowers_position(self) -> None:
         """After a reset a stream shows its lower position."""
         self.observer.position_changed("typing", "w1", 90)
-        self.observer.stream_reset("typing", "w1", 90, 2)
+        self.observer.observe(StreamReset("typing", "w1", 90, 2))
         self.observer.position_changed("typing", "w1", 3)
         sample = "synapse_storage_stream_current_position"
         self.assertEqual(self.value(sample, stream_name="typing"), 3)
@@ -248,7 +279,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.observer.position_changed("events", "w1", 90)
         self.observer.position_changed("events", "w2", 80)
         self.observer.position_changed("receipts", "w1", 1000)
-        self.observer.stream_reset("events", "w1", 90, 2)
+        self.observer.observe(StreamReset("events", "w1", 90, 2))
         sample = "synapse_storage_stream_current_position"
         self.assertEqual(self.value(sample, stream_name="events"), 80)
 
@@ -300,7 +331,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.observer.rows_received("events", 1)
         other.rows_received("events", 2)
         for observer in (self.observer, other):
-            observer.stream_connected("redis", "events", "w1")
+            observer.observe(StreamConnected("redis", "events", "w1"))
         sample = PROTOCOL + "inbound_rdata_count_total"
         self.assertEqual(
             self.value(sample, stream_name="events", server_name="other"), 2

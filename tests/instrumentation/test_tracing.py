@@ -9,7 +9,13 @@ from opentelemetry.trace import SpanKind
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.observer import CatchUpEvent
+from synapse_replication.handlers.events import (
+    BackgroundTask,
+    CatchUpEvent,
+    PositionWrite,
+    RowsRequest,
+    RowsServed,
+)
 from synapse_replication.instrumentation.tracing import TracingObserver
 from tests.handlers.fixtures import receiving
 
@@ -26,7 +32,7 @@ class TracingObserverTests(SynchronousTestCase):
         """A background process begins a separate trace, outside the request's trace."""
         with (
             self.tracer.start_as_current_span("request"),
-            self.observer.background_process("queue-events"),
+            self.observer.span(BackgroundTask("queue-events")),
         ):
             pass
         background, request = self.exporter.get_finished_spans()
@@ -39,8 +45,8 @@ class TracingObserverTests(SynchronousTestCase):
     def test_a_catch_up_belongs_to_its_process(self) -> None:
         """A catch-up is a child span of its background process, with its range."""
         with (
-            self.observer.background_process("queue-events"),
-            self.observer.catch_up(CatchUpEvent("events", "w1", 3, 9)),
+            self.observer.span(BackgroundTask("queue-events")),
+            self.observer.span(CatchUpEvent("events", "w1", 3, 9)),
         ):
             pass
         catch_up, background = self.exporter.get_finished_spans()
@@ -64,7 +70,7 @@ class TracingObserverTests(SynchronousTestCase):
         waiting: Deferred[None] = Deferred()
 
         async def work() -> None:
-            with self.observer.background_process("queue-events"):
+            with self.observer.span(BackgroundTask("queue-events")):
                 await waiting
 
         done = Deferred.fromCoroutine(work())
@@ -82,11 +88,11 @@ class TracingObserverTests(SynchronousTestCase):
         """
         headers: dict[str, str] = {}
         with (
-            self.observer.catch_up(CatchUpEvent("events", "w1", 3, 9)),
-            self.observer.requesting_rows("events", "w1", headers),
+            self.observer.span(CatchUpEvent("events", "w1", 3, 9)),
+            self.observer.span(RowsRequest("events", "w1", headers)),
         ):
             self.assertEqual(list(headers), ["traceparent"])
-            with self.observer.serving_rows("events", headers):
+            with self.observer.span(RowsServed("events", headers)):
                 pass
         server, client, catch_up = self.exporter.get_finished_spans()
         self.assertEqual((server.kind, client.kind), (SpanKind.SERVER, SpanKind.CLIENT))
@@ -103,7 +109,7 @@ class TracingObserverTests(SynchronousTestCase):
         for headers in ({}, {"traceparent": "nonsense"}):
             with (
                 self.tracer.start_as_current_span("unrelated"),
-                self.observer.serving_rows("events", headers),
+                self.observer.span(RowsServed("events", headers)),
             ):
                 pass
         for span in self.exporter.get_finished_spans():
@@ -115,7 +121,7 @@ class TracingObserverTests(SynchronousTestCase):
         one.
         """
         with self.tracer.start_as_current_span("request"):
-            writing = self.observer.position_write("events", "w1", 7)
+            writing = self.observer.span(PositionWrite("events", "w1", 7))
             writing.__enter__()
             with self.tracer.start_as_current_span("of the request"):
                 pass
@@ -130,7 +136,7 @@ class TracingObserverTests(SynchronousTestCase):
 
     def test_a_position_that_is_not_written(self) -> None:
         """A failure to persist a position is recorded in its span."""
-        writing = self.observer.position_write("events", "w1", 7)
+        writing = self.observer.span(PositionWrite("events", "w1", 7))
         writing.__enter__()
         writing.__exit__(OSError, OSError("no"), None)
         (span,) = self.exporter.get_finished_spans()
@@ -152,7 +158,7 @@ class TracingObserverTests(SynchronousTestCase):
         """An exception is recorded in the span of its work."""
 
         def fail() -> None:
-            with self.observer.background_process("work"):
+            with self.observer.span(BackgroundTask("work")):
                 raise ValueError("no")
 
         self.assertRaises(ValueError, fail)

@@ -13,13 +13,13 @@ from twisted.web.server import Site
 
 from synapse_replication.clock import ReactorClock
 from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.events import Resync
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.interfaces import Identity
-from synapse_replication.handlers.observer import Resync
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.http.client import (

@@ -23,7 +23,7 @@ from synapse_replication.errors import (
     LocalProtocolError,
     StreamConfigurationError,
 )
-from synapse_replication.instrumentation.hooks import LinkUp
+from synapse_replication.handlers.events import LinkUp
 from synapse_replication.testing.private_process import free_port
 from synapse_replication.testing.servers import shared_postgres, shared_redis
 from synapse_replication.testing.sinks import CollectingSink

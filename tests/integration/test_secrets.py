@@ -36,17 +36,17 @@ from synapse_replication.errors import (
     HttpCatchUpError,
     RemoteProtocolError,
 )
-from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.observer import (
+from synapse_replication.handlers.events import (
     AnnouncedBy,
     CatchUpEvent,
     CommandDropReason,
     ConnectionBuffers,
     DiscardReason,
     PeerHeartbeat,
-    ReplicationObserver,
     Resync,
 )
+from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.json_logs import to_json
 from synapse_replication.instrumentation.logs import LoggingObserver

@@ -6,7 +6,7 @@ import json
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.recordings.report import Gap, Report, describe
 
 

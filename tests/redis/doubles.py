@@ -13,13 +13,23 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides
 
+from synapse_replication.handlers.events import (
+    CommandsDropped,
+    ConnectFailed,
+    ExternalCacheGet,
+    ExternalCacheSet,
+    FeatureUnavailable,
+    LineRefused,
+    LinkDown,
+    LinkUp,
+    OperationFailed,
+)
 from synapse_replication.handlers.interfaces import ReplicationConnection
-from synapse_replication.handlers.observer import CommandDropReason, ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReaderFactory, new_reader
 from synapse_replication.wire.commands.standard import PositionCommand, ReplicateCommand
-from synapse_replication.wire.connection import CloseReason
 from synapse_replication.wire.rdata import RdataRun, ReceivedItem
 
 _INFO = b"id=7 addr=203.0.113.7:4711 laddr=192.0.2.1:6379 fd=8 name= age=0\n"
@@ -71,14 +81,17 @@ class RecordingObserver(ReplicationObserver):
         self.received: dict[str, int] = {}
         self.cache: list[tuple[object, ...]] = []
 
-    def connection_made(self, connection: str) -> None:
-        self.events.add(("made", connection))
+    @handles(LinkUp)
+    def _connection_made(self, event: LinkUp) -> None:
+        self.events.add(("made", event.connection))
 
-    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
-        self.events.add(("lost", connection, reason, why))
+    @handles(LinkDown)
+    def _connection_lost(self, event: LinkDown) -> None:
+        self.events.add(("lost", event.connection, event.reason, event.why))
 
-    def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
-        self.events.add(("again", connection, why, retry_in))
+    @handles(ConnectFailed)
+    def _connection_failed(self, event: ConnectFailed) -> None:
+        self.events.add(("again", event.connection, event.why, event.retry_in))
 
     def commands_sent(self, connection: str, command: str, count: int) -> None:
         self.sent[command] = self.sent.get(command, 0) + count
@@ -86,25 +99,31 @@ class RecordingObserver(ReplicationObserver):
     def commands_received(self, connection: str, command: str, count: int) -> None:
         self.received[command] = self.received.get(command, 0) + count
 
-    def line_refused(self, connection: str, error: Exception) -> None:
-        self.events.add(("refused", str(error)))
+    @handles(LineRefused)
+    def _line_refused(self, event: LineRefused) -> None:
+        self.events.add(("refused", str(event.error)))
 
-    def commands_dropped(
-        self, command: str, reason: CommandDropReason, count: int
-    ) -> None:
-        self.events.add(("commands_dropped", command, reason.value, count))
+    @handles(CommandsDropped)
+    def _commands_dropped(self, event: CommandsDropped) -> None:
+        self.events.add(
+            ("commands_dropped", event.command, event.reason.value, event.count)
+        )
 
-    def feature_unavailable(self, feature: str, why: str) -> None:
-        self.events.add(("unavailable", feature, why))
+    @handles(FeatureUnavailable)
+    def _feature_unavailable(self, event: FeatureUnavailable) -> None:
+        self.events.add(("unavailable", event.feature, event.why))
 
-    def failure(self, what: str, error: BaseException) -> None:
-        self.events.add(("failure", what, str(error)))
+    @handles(OperationFailed)
+    def _failure(self, event: OperationFailed) -> None:
+        self.events.add(("failure", event.what, str(event.error)))
 
-    def external_cache_set(self, cache_name: str, seconds: float) -> None:
-        self.cache.append(("set", cache_name))
+    @handles(ExternalCacheSet)
+    def _external_cache_set(self, event: ExternalCacheSet) -> None:
+        self.cache.append(("set", event.cache_name))
 
-    def external_cache_get(self, cache_name: str, hit: bool, seconds: float) -> None:
-        self.cache.append(("get", cache_name, hit))
+    @handles(ExternalCacheGet)
+    def _external_cache_get(self, event: ExternalCacheGet) -> None:
+        self.cache.append(("get", event.cache_name, event.hit))
 
 
 class RecordingHandler:

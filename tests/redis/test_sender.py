@@ -8,7 +8,7 @@ from twisted.internet.interfaces import (
 )
 from zope.interface import directlyProvides, noLongerProvides
 
-from synapse_replication.handlers.observer import ConnectionBuffers
+from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.redis import factory
 from synapse_replication.redis.ledger import EXTENSION
 from synapse_replication.redis.resp import encode_publishes

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import attrs
 from typing_extensions import override
 
 from synapse_replication.errors import CatchUpError, RowDecodeError
-from synapse_replication.handlers.observer import (
+from synapse_replication.handlers.events import (
+    AheadOfWriter,
     CatchUpEvent,
+    CatchUpFailed,
+    CatchUpPage,
+    Discarded,
     DiscardReason,
-    ReplicationObserver,
+    LinkDown,
+    LinkUp,
+    OperationFailed,
+    PositionRefuted,
+    RemovedWriterDrained,
+    RemovedWriterFound,
+    SendingFailed,
+    StreamConnected,
+    StreamReset,
 )
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.wire.commands.standard import PingCommand
-from synapse_replication.wire.connection import CloseReason
 from synapse_replication.wire.extension import COUNTED_AS
 
 
@@ -102,17 +113,17 @@ class Watcher(ReplicationObserver):
         #: Positions of this process that are ahead of the writer, by (stream, writer).
         self.ahead: dict[tuple[str, str], int] = {}
 
-    @override
-    def connection_made(self, connection: str) -> None:
-        self._trace(f"{self._name}: {connection} is up")
-        if connection != "redis_out":
+    @handles(LinkUp)
+    def _connection_made(self, event: LinkUp) -> None:
+        self._trace(f"{self._name}: {event.connection} is up")
+        if event.connection != "redis_out":
             self._cut_off(self._name)
             self.counts.subscriptions[self._name] += 1
 
-    @override
-    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
-        self._trace(f"{self._name}: {connection} is lost: {why}")
-        if connection != "redis_out":
+    @handles(LinkDown)
+    def _connection_lost(self, event: LinkDown) -> None:
+        self._trace(f"{self._name}: {event.connection} is lost: {event.why}")
+        if event.connection != "redis_out":
             self._cut_off(self._name)
 
     @override
@@ -120,75 +131,67 @@ class Watcher(ReplicationObserver):
         if command not in (PingCommand.NAME, COUNTED_AS):
             self.counts.commands += count
 
-    @override
-    def stream_connected(
-        self, connection: str, stream_name: str, instance_name: str
-    ) -> None:
-        self._trace(f"{self._name}: {stream_name} of {instance_name} is live")
+    @handles(StreamConnected)
+    def _stream_connected(self, event: StreamConnected) -> None:
+        self._trace(
+            f"{self._name}: {event.stream_name} of {event.instance_name} is live"
+        )
 
-    @override
-    def removed_writer_found(
-        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
-    ) -> None:
+    @handles(RemovedWriterFound)
+    def _removed_writer_found(self, event: RemovedWriterFound) -> None:
         self.counts.drains[self._name] += 1
         self._trace(
-            f"{self._name} drains {stream_name} of {instance_name} in "
-            f"({from_token}, {upto_token}]"
+            f"{self._name} drains {event.stream_name} of {event.instance_name} in "
+            f"({event.from_token}, {event.upto_token}]"
         )
 
-    @override
-    def removed_writer_drained(
-        self, stream_name: str, instance_name: str, token: int
-    ) -> None:
+    @handles(RemovedWriterDrained)
+    def _removed_writer_drained(self, event: RemovedWriterDrained) -> None:
         self._trace(
-            f"{self._name} has drained {stream_name} of {instance_name} up to {token}"
+            f"{self._name} has drained {event.stream_name} of {event.instance_name} up "
+            f"to {event.token}"
         )
 
-    @override
-    def discarded(
-        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
-    ) -> None:
-        if reason not in (DiscardReason.OWN_ECHO, DiscardReason.REDUNDANT_POSITION):
+    @handles(Discarded)
+    def _discarded(self, event: Discarded) -> None:
+        if event.reason not in (
+            DiscardReason.OWN_ECHO,
+            DiscardReason.REDUNDANT_POSITION,
+        ):
             self._trace(
-                f"{self._name} discards {count} items of {stream_name} of "
-                f"{instance_name}: {reason.value}"
+                f"{self._name} discards {event.count} items of {event.stream_name} of "
+                f"{event.instance_name}: {event.reason.value}"
             )
-        if reason is DiscardReason.CATCHING_UP:
+        if event.reason is DiscardReason.CATCHING_UP:
             self.counts.collapses += 1
 
-    @override
-    def position_refuted(
-        self, stream_name: str, instance_name: str, token: int, last_token: int
-    ) -> None:
+    @handles(PositionRefuted)
+    def _position_refuted(self, event: PositionRefuted) -> None:
         self.counts.refuted += 1
         self._trace(
-            f"{self._name}: {instance_name} cannot be at {token} of {stream_name}"
+            f"{self._name}: {event.instance_name} cannot be at {event.token} of "
+            f"{event.stream_name}"
         )
 
-    @override
-    def ahead_of_writer(
-        self, stream_name: str, instance_name: str, position: int, announced: int
-    ) -> None:
+    @handles(AheadOfWriter)
+    def _ahead_of_writer(self, event: AheadOfWriter) -> None:
         self._trace(
-            f"{self._name} is at {position} of {stream_name} of {instance_name}, which "
-            f"reports that it is at {announced}"
+            f"{self._name} is at {event.position} of {event.stream_name} of "
+            f"{event.instance_name}, which reports that it is at {event.announced}"
         )
-        self.ahead[stream_name, instance_name] = position
+        self.ahead[event.stream_name, event.instance_name] = event.position
 
-    @override
-    def stream_reset(
-        self, stream_name: str, instance_name: str, from_token: int, to_token: int
-    ) -> None:
+    @handles(StreamReset)
+    def _stream_reset(self, event: StreamReset) -> None:
         self.counts.fallbacks += 1
         self._trace(
-            f"{self._name} moves back from {from_token} to {to_token} of {stream_name} "
-            f"of {instance_name}"
+            f"{self._name} moves back from {event.from_token} to {event.to_token} of "
+            f"{event.stream_name} of {event.instance_name}"
         )
-        self._reset(self._name, stream_name, instance_name)
+        self._reset(self._name, event.stream_name, event.instance_name)
 
-    @contextmanager
-    @override
-    def catch_up(self, event: CatchUpEvent) -> Iterator[None]:
+    @handles(CatchUpEvent)
+    def _catch_up(self, event: CatchUpEvent) -> None:
         key = event.stream_name, event.instance_name
         last = self._fetched.get(key, event)
         is_read_ahead = last.from_token < event.from_token < last.upto_token
@@ -200,36 +203,38 @@ class Watcher(ReplicationObserver):
             f"({event.from_token}, {event.upto_token}]"
         )
         self._reached[key] = event.from_token
-        yield
 
-    @override
-    def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
-        self._reached[event.stream_name, event.instance_name] = upto_token
-
-    @override
-    def catch_up_failed(
-        self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
-    ) -> None:
-        self._reached[event.stream_name, event.instance_name] = event.from_token
-        self._trace(
-            f"{self._name}: fetching {event.stream_name} of {event.instance_name} "
-            f"failed, retrying in {retry_in:.1f} s: {error!r}"
+    @handles(CatchUpPage)
+    def _catch_up_page(self, event: CatchUpPage) -> None:
+        self._reached[event.catch_up.stream_name, event.catch_up.instance_name] = (
+            event.upto_token
         )
 
-    @override
-    def sending_failed(self, stream_name: str, error: BaseException) -> None:
-        if not isinstance(error, CatchUpError):
-            self._unexpected(f"sending {stream_name}", error)
+    @handles(CatchUpFailed)
+    def _catch_up_failed(self, event: CatchUpFailed) -> None:
+        self._reached[event.catch_up.stream_name, event.catch_up.instance_name] = (
+            event.catch_up.from_token
+        )
+        self._trace(
+            f"{self._name}: fetching {event.catch_up.stream_name} of "
+            f"{event.catch_up.instance_name} failed, retrying in {event.retry_in:.1f} "
+            f"s: {event.error!r}"
+        )
 
-    @override
-    def failure(self, what: str, error: BaseException) -> None:
-        self._trace(f"{self._name}: {what} failed: {error!r}")
-        if not isinstance(error, CatchUpError | RowDecodeError) and type(
-            error
+    @handles(SendingFailed)
+    def _sending_failed(self, event: SendingFailed) -> None:
+        if not isinstance(event.error, CatchUpError):
+            self._unexpected(f"sending {event.stream_name}", event.error)
+
+    @handles(OperationFailed)
+    def _failure(self, event: OperationFailed) -> None:
+        self._trace(f"{self._name}: {event.what} failed: {event.error!r}")
+        if not isinstance(event.error, CatchUpError | RowDecodeError) and type(
+            event.error
         ).__name__ not in (
             "OperationalError",
             "SerializationFailure",
             "SinkError",
             "ImplausiblePositionError",
         ):
-            self._unexpected(f"{self._name}: {what}", error)
+            self._unexpected(f"{self._name}: {event.what}", event.error)

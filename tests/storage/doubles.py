@@ -11,8 +11,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
+from synapse_replication.handlers.events import (
+    OperationFailed,
+    PositionPersisted,
+    PositionPersistFailed,
+)
 from synapse_replication.handlers.interfaces import DelayedCall
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.storage import queries
 from synapse_replication.storage.database import connect
 from synapse_replication.storage.id_streams import (
@@ -158,18 +163,17 @@ class RecordingObserver(ReplicationObserver):
         self.persisted: list[int] = []
         self.not_persisted: list[int] = []
 
-    def position_persisted(
-        self, stream_name: str, instance_name: str, token: int
-    ) -> None:
-        self.persisted.append(token)
+    @handles(PositionPersisted)
+    def _position_persisted(self, event: PositionPersisted) -> None:
+        self.persisted.append(event.token)
 
-    def position_persist_failed(
-        self, stream_name: str, instance_name: str, token: int, error: BaseException
-    ) -> None:
-        self.not_persisted.append(token)
+    @handles(PositionPersistFailed)
+    def _position_persist_failed(self, event: PositionPersistFailed) -> None:
+        self.not_persisted.append(event.token)
 
-    def failure(self, what: str, error: BaseException) -> None:
-        self.failures.append((what, error))
+    @handles(OperationFailed)
+    def _failure(self, event: OperationFailed) -> None:
+        self.failures.append((event.what, event.error))
 
 
 #: The schema of a test's database, with the sequence as Synapse creates it.

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from synapse_replication.handlers.observer import (
+from synapse_replication.handlers.events import (
     AnnouncedBy,
     CatchUpEvent,
-    ReplicationObserver,
+    CatchUpFailed,
+    LinkDown,
+    LinksChanged,
+    LinkUp,
+    RemovedWriterFound,
+    StreamConnected,
 )
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.reader import (
     Fetch,
@@ -48,8 +54,8 @@ class KnownReaders:
         self._links.append(link)
         for reader in self._readers.values():
             reader.links.setdefault(link, LinkState(0))
-        self._observer.connection_made(link)
-        self._observer.connections_changed(len(self._links))
+        self._observer.observe(LinkUp(link))
+        self._observer.observe(LinksChanged(len(self._links)))
 
     def link_lost(self, link: str = "redis", why: str = "gone") -> None:
         """Remove a link."""
@@ -57,8 +63,8 @@ class KnownReaders:
         if link not in self._links:
             for reader in self._readers.values():
                 reader.links.pop(link, None)
-        self._observer.connections_changed(len(self._links))
-        self._observer.connection_lost(link, CloseReason.LOST, why)
+        self._observer.observe(LinksChanged(len(self._links)))
+        self._observer.observe(LinkDown(link, CloseReason.LOST, why))
 
     def announce(
         self,
@@ -81,7 +87,7 @@ class KnownReaders:
         reader.links[link] = LinkState(token, Phase.COMPLETE)
         reader.work = reader.request = None
         self._observer.position_changed(stream_name, instance_name, token)
-        self._observer.stream_connected(link, stream_name, instance_name)
+        self._observer.observe(StreamConnected(link, stream_name, instance_name))
 
     def fetch(self, event: CatchUpEvent) -> None:
         """Request the missing rows of a writer."""
@@ -90,12 +96,12 @@ class KnownReaders:
         if reader.work is None:
             reader.work = Work(start, end, start)
         reader.request = Fetch(start, end, False)
-        self._observer.catch_up(event)
+        self._observer.observe(event)
 
     def fail(self, event: CatchUpEvent, error: Exception, attempt: int) -> None:
         """Fail to fetch, and retry later."""
         self.of(event.stream_name, event.instance_name).request = None
-        self._observer.catch_up_failed(event, error, attempt, 5.0)
+        self._observer.observe(CatchUpFailed(event, error, attempt, 5.0))
 
     def drain(
         self, stream_name: str, instance_name: str, from_token: int, upto: int
@@ -103,8 +109,8 @@ class KnownReaders:
         """Begin to fetch the last rows of a removed writer."""
         work = Work(from_token, upto, from_token, drain_upto=upto)
         self.of(stream_name, instance_name).work = work
-        self._observer.removed_writer_found(
-            stream_name, instance_name, from_token, upto
+        self._observer.observe(
+            RemovedWriterFound(stream_name, instance_name, from_token, upto)
         )
 
     def finish(self, stream_name: str, instance_name: str, token: int) -> None:

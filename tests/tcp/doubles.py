@@ -10,10 +10,16 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import ProtocolError
+from synapse_replication.handlers.events import (
+    ConnectFailed,
+    LineRefused,
+    LinkDown,
+    LinkUp,
+    OperationFailed,
+)
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationConnection
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
-from synapse_replication.wire.connection import CloseReason
 from synapse_replication.wire.rdata import RdataRun, ReceivedItem
 
 
@@ -83,8 +89,9 @@ class RecordingObserver(ReplicationObserver):
         self.retries: list[float] = []
         self.failures: list[tuple[str, BaseException]] = []
 
-    def failure(self, what: str, error: BaseException) -> None:
-        self.failures.append((what, error))
+    @handles(OperationFailed)
+    def _failure(self, event: OperationFailed) -> None:
+        self.failures.append((event.what, event.error))
 
     def commands_received(self, connection: str, command: str, count: int) -> None:
         key = connection, command
@@ -94,18 +101,22 @@ class RecordingObserver(ReplicationObserver):
         key = connection, command
         self.sent[key] = self.sent.get(key, 0) + count
 
-    def line_refused(self, connection: str, error: ProtocolError) -> None:
-        self.refused.append((connection, error))
+    @handles(LineRefused)
+    def _line_refused(self, event: LineRefused) -> None:
+        self.refused.append((event.connection, event.error))
 
-    def connection_made(self, connection: str) -> None:
-        self.links.append(("made", connection))
+    @handles(LinkUp)
+    def _connection_made(self, event: LinkUp) -> None:
+        self.links.append(("made", event.connection))
 
-    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
-        self.links.append(("lost", connection, reason.value, why))
+    @handles(LinkDown)
+    def _connection_lost(self, event: LinkDown) -> None:
+        self.links.append(("lost", event.connection, event.reason.value, event.why))
 
-    def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
-        self.links.append(("failed", connection, why))
-        self.retries.append(retry_in)
+    @handles(ConnectFailed)
+    def _connection_failed(self, event: ConnectFailed) -> None:
+        self.links.append(("failed", event.connection, event.why))
+        self.retries.append(event.retry_in)
 
 
 class PausingTransport(StringTransport):

@@ -6,7 +6,7 @@ from twisted.internet.interfaces import IPushProducer
 from zope.interface.verify import verifyObject
 
 from synapse_replication.errors import LineTooLongError
-from synapse_replication.handlers.observer import ConnectionBuffers
+from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.wire.commands.standard import (
     RdataCommand,
     RemoteServerUpCommand,

@@ -20,14 +20,11 @@ class TlsServerTests(ProtocolTestCase):
     def setUp(self) -> None:
         super().setUp()
         directlyProvides(self.transport, ISSLTransport)
-        self.failures: list[tuple[str, str]] = []
-        self.patch(
-            self.observer,
-            "line_refused",
-            lambda what, error: self.failures.append((what, str(error))),
-        )
         self.server: ServerReplicationStreamProtocol = self.make_server()
         self.server.makeConnection(self.transport)
+
+    def refused(self) -> list[tuple[str, str]]:
+        return [(where, str(error)) for where, error in self.observer.refused]
 
     def test_link_up_after_name(self) -> None:
         """The link is up once an accepted client has sent NAME."""
@@ -42,7 +39,7 @@ class TlsServerTests(ProtocolTestCase):
         self.assertFalse(self.transport.aborted)
         self.lose(self.server)
         self.assertEqual([link[0] for link in self.observer.links], ["made", "lost"])
-        self.assertEqual(self.failures, [])
+        self.assertEqual(self.refused(), [])
 
     def test_refused_client(self) -> None:
         """
@@ -50,7 +47,7 @@ class TlsServerTests(ProtocolTestCase):
         """
         why = SSL.Error([("SSL routines", "", "peer did not return a certificate")])
         self.server.connectionLost(Failure(why))
-        ((what, error),) = self.failures
+        ((what, error),) = self.refused()
         self.assertEqual(what, "the TLS client 192.168.1.1")
         self.assertIn("TLS: peer did not return a certificate: ", error)
         self.assertEqual(self.observer.links, [])
@@ -60,7 +57,7 @@ class TlsServerTests(ProtocolTestCase):
     def test_probe(self) -> None:
         """A connection that is closed without sending anything is not reported."""
         self.server.connectionLost(Failure(ConnectionDone()))
-        self.assertEqual((self.failures, self.observer.links), ([], []))
+        self.assertEqual((self.refused(), self.observer.links), ([], []))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_silence(self) -> None:
@@ -70,6 +67,6 @@ class TlsServerTests(ProtocolTestCase):
         self.clock.run(1)
         self.assertTrue(self.transport.aborted)
         self.assertEqual(
-            self.failures,
+            self.refused(),
             [("the TLS client 192.168.1.1", "no TLS handshake within 10 s")],
         )

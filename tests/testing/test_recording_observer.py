@@ -5,7 +5,12 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import UnknownCommandError
-from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.events import (
+    BackgroundTask,
+    Discarded,
+    DiscardReason,
+    LineRefused,
+)
 from synapse_replication.testing.recording_observer import RecordingObserver
 
 
@@ -16,9 +21,9 @@ class RecordingObserverTests(SynchronousTestCase):
         """Events are recorded, with the sum of their counts."""
         observer = RecordingObserver()
         for _ in range(2):
-            observer.discarded("s", "w", DiscardReason.OLD_TOKEN, 2)
-        observer.line_refused("c", UnknownCommandError("X"))
-        with observer.background_process("work"):
+            observer.observe(Discarded("s", "w", DiscardReason.OLD_TOKEN, 2))
+        observer.observe(LineRefused("c", UnknownCommandError("X")))
+        with observer.span(BackgroundTask("work")):
             self.assertEqual(observer.open_processes, 1)
         self.assertEqual(observer.open_processes, 0)
         self.assertEqual(observer.discards["s", "w", DiscardReason.OLD_TOKEN], 4)

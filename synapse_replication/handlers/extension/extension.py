@@ -40,13 +40,20 @@ import attrs
 from synapse_replication import __version__
 from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.handlers.epochs import EpochStatus, PeerEpochs
+from synapse_replication.handlers.events import (
+    DuplicateInstance,
+    EpochChanged,
+    LineRefused,
+    PeerHeartbeat,
+    UnknownFields,
+)
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import (
     DelayedCall,
     ReplicationConnection,
     ReplicationHost,
 )
-from synapse_replication.handlers.observer import PeerHeartbeat, ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.backlog import Backlog
 from synapse_replication.wire.extension import (
     ExtensionMessage,
@@ -258,10 +265,12 @@ class ReplicationExtension:
         try:
             message = parse_message(payload)
         except RemoteProtocolError as error:
-            self._observer.line_refused(connection.name, error)
+            self._observer.observe(LineRefused(connection.name, error))
             return
         if message.unknown_fields:
-            self._observer.unknown_fields(connection.name, message.unknown_fields)
+            self._observer.observe(
+                UnknownFields(connection.name, message.unknown_fields)
+            )
         if message.instance_name != self._name:
             self._handle_message(connection, message)
         elif message.epoch != self.epoch and message.type is not MessageType.GOODBYE:
@@ -293,8 +302,8 @@ class ReplicationExtension:
             self._handler.sender.send_only(connection, message.follows)
         is_new = status is EpochStatus.NEW
         if is_new:
-            self._observer.epoch_changed(name)
-        self._observer.heartbeat_received(_to_heartbeat(message))
+            self._observer.observe(EpochChanged(name))
+        self._observer.observe(_to_heartbeat(message))
         is_leaving = kind is MessageType.GOODBYE
         self._handler.writer_reported(
             connection,
@@ -324,8 +333,8 @@ class ReplicationExtension:
 
     def _report_duplicate(self, message: ExtensionMessage, other: str) -> None:
         locations = [where for where in (message.where, other) if where]
-        self._observer.duplicate_instance(
-            message.instance_name, " and ".join(locations)
+        self._observer.observe(
+            DuplicateInstance(message.instance_name, " and ".join(locations))
         )
 
     def _schedule_answer(self, *, is_new: bool) -> None:

@@ -22,12 +22,19 @@ from typing import Any
 import attrs
 
 from synapse_replication.errors import CatchUpError, RowsLostError
-from synapse_replication.handlers.interfaces import EpochSink, LateRowSink
-from synapse_replication.handlers.observer import (
+from synapse_replication.handlers.events import (
     CatchUpEvent,
+    CatchUpFailed,
+    CatchUpPage,
     DiscardReason,
+    PositionRefuted,
+    RemovedWriterDrained,
     Resync,
+    Resynced,
+    StreamConnected,
+    StreamReset,
 )
+from synapse_replication.handlers.interfaces import EpochSink, LateRowSink
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
 from synapse_replication.handlers.receiving.writers import Writer
@@ -172,7 +179,7 @@ class CatchUps:
                 return
         reader.page_delivered()
         writer.record(page.tokens)
-        context.observer.catch_up_page(event, len(page.tokens), page.upto_token)
+        context.observer.observe(CatchUpPage(event, len(page.tokens), page.upto_token))
         context.report_position(name)
         context.pacer.count(len(page.tokens))
         if context.pacer.is_due():
@@ -217,7 +224,8 @@ class CatchUps:
 
         async def run() -> None:
             try:
-                with context.observer.catch_up(event):
+                context.observer.observe(event)
+                with context.observer.span(event):
                     item = await self._fetch(writer, fetch)
             except Exception as error:  # noqa: BLE001 -- reported when it is handled
                 item = FetchedPage(writer, fetch, error)
@@ -267,7 +275,7 @@ class CatchUps:
             return
         writer.reader.rewound()
         writer.resync = Resync.FULL
-        context.observer.stream_reset(context.name, name, current, rewind.token)
+        context.observer.observe(StreamReset(context.name, name, current, rewind.token))
 
     async def _begin_epoch(self, writer: Writer, begin: BeginEpoch) -> None:
         context, name = self._context, writer.name
@@ -310,15 +318,15 @@ class CatchUps:
 
     def _report_connected(self, writer: Writer, action: Connected) -> None:
         context = self._context
-        context.observer.stream_connected(
-            action.link.connection.name, context.name, writer.name
+        context.observer.observe(
+            StreamConnected(action.link.connection.name, context.name, writer.name)
         )
         self._connected()
 
     def _report_refuted(self, writer: Writer, action: Refuted) -> None:
         context = self._context
-        context.observer.position_refuted(
-            context.name, writer.name, action.token, action.last_token
+        context.observer.observe(
+            PositionRefuted(context.name, writer.name, action.token, action.last_token)
         )
         context.discard(writer.name, DiscardReason.IMPLAUSIBLE, 1)
 
@@ -326,13 +334,13 @@ class CatchUps:
         context = self._context
         writer.stop_timer()
         if writer.resync is not None:
-            context.observer.resynced(context.name, writer.name, writer.resync)
+            context.observer.observe(Resynced(context.name, writer.name, writer.resync))
             writer.resync = None
         context.report_position(writer.name)
         if action.drained_upto is not None:
             writer.drained_upto = action.drained_upto
-            context.observer.removed_writer_drained(
-                context.name, writer.name, action.drained_upto
+            context.observer.observe(
+                RemovedWriterDrained(context.name, writer.name, action.drained_upto)
             )
 
     # -- failures ---------------------------------------------------------------------
@@ -343,8 +351,10 @@ class CatchUps:
     def _retry_later(self, writer: Writer, attempts: int, error: Exception) -> None:
         context = self._context
         delay = context.options.backoff.delay(attempts)
-        context.observer.catch_up_failed(self._event(writer), error, attempts, delay)
-        context.observer.resynced(context.name, writer.name, Resync.FAILED)
+        context.observer.observe(
+            CatchUpFailed(self._event(writer), error, attempts, delay)
+        )
+        context.observer.observe(Resynced(context.name, writer.name, Resync.FAILED))
         if writer.reader.links:
             self._pause(writer, Pause(delay))
 

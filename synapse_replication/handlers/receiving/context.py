@@ -7,13 +7,14 @@ from collections.abc import Callable
 import attrs
 
 from synapse_replication.backoff import Backoff
+from synapse_replication.handlers.events import Discarded, DiscardReason
 from synapse_replication.handlers.interfaces import (
     BackgroundRunner,
     Clock,
     EpochSink,
     RowSink,
 )
-from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
@@ -103,7 +104,7 @@ class StreamContext:
     def discard(self, instance_name: str, reason: DiscardReason, count: int) -> None:
         """Report discarded rows or positions, unless ``count`` is 0."""
         if count:
-            self.observer.discarded(self.name, instance_name, reason, count)
+            self.observer.observe(Discarded(self.name, instance_name, reason, count))
 
     def report_position(self, instance_name: str) -> None:
         """Report the token up to which a writer's rows were delivered."""

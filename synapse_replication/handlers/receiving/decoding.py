@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from synapse_replication.errors import RowDecodeError
-from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.events import Discarded, DiscardReason, ExtraFields
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.streams.pages import Page, gather_batches
 from synapse_replication.streams.stream import JsonValue
@@ -33,7 +33,7 @@ class RowDecoder:
             self._observer.failure(f"decoding rows of {self._name}", error)
             return None
         if decoded.with_extra_fields:
-            self._observer.extra_fields(self._name, decoded.with_extra_fields)
+            self._observer.observe(ExtraFields(self._name, decoded.with_extra_fields))
         return decoded.rows
 
     def decode_quietly(self, texts: Sequence[bytes]) -> list[Any] | None:
@@ -65,7 +65,9 @@ class RowDecoder:
                 pass
             else:
                 if decoded.with_extra_fields:
-                    self._observer.extra_fields(self._name, decoded.with_extra_fields)
+                    self._observer.observe(
+                        ExtraFields(self._name, decoded.with_extra_fields)
+                    )
                 return gather_batches(page.tokens, decoded.rows)
         return (
             (
@@ -100,8 +102,8 @@ class RowDecoder:
             except RowDecodeError as error:
                 if not skips_invalid:
                     return None
-                self._observer.discarded(
-                    self._name, instance_name, DiscardReason.SKIPPED, 1
+                self._observer.observe(
+                    Discarded(self._name, instance_name, DiscardReason.SKIPPED, 1)
                 )
                 where = self._description.describe_row(token)
                 reason = f"{where} was skipped: {error.reason}"

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.events import BacklogRequested
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.stream import StreamUpdateResult
@@ -74,12 +75,12 @@ class PartialResync:
         except HttpCatchUpError as error:
             if error.status not in _ORDERLY_REFUSALS:
                 self._skip_for_a_while(instance_name)
-            self._observer.backlog_requested(stream_name, instance_name, error)
+            self._observer.observe(BacklogRequested(stream_name, instance_name, error))
             return None
         if result.upto_token <= from_token:
             # No progress: fall through to the stream's own source.
             return None
-        self._observer.backlog_requested(stream_name, instance_name, None)
+        self._observer.observe(BacklogRequested(stream_name, instance_name, None))
         return result
 
     def _skip_for_a_while(self, instance_name: str) -> None:

@@ -22,6 +22,7 @@ from typing import Generic, TypeVar
 
 import attrs
 
+from synapse_replication.handlers.events import BackgroundTask
 from synapse_replication.handlers.receiving.context import StreamContext
 
 ItemT = TypeVar("ItemT")
@@ -103,7 +104,7 @@ class DrainedQueue(Generic[ItemT]):
 
     async def _drain(self) -> None:
         try:
-            with self._observer.background_process(self._description):
+            with self._observer.span(BackgroundTask(self._description)):
                 while self._items:
                     if self._pacer.is_due():
                         await self._pacer.take_break()

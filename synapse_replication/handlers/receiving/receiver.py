@@ -27,9 +27,19 @@ from typing import TypeAlias
 
 import attrs
 
+from synapse_replication.handlers.events import (
+    AheadOfWriter,
+    AnnouncedBy,
+    DiscardReason,
+    GapFound,
+    LateRows,
+    RemovedWriterDrained,
+    RemovedWriterFound,
+    RowsUnannounced,
+    UnannouncedFound,
+)
 from synapse_replication.handlers.interfaces import LateRowSink
 from synapse_replication.handlers.link import Link
-from synapse_replication.handlers.observer import AnnouncedBy, DiscardReason
 from synapse_replication.handlers.receiving.catch_up import (
     CatchUps,
     FetchedPage,
@@ -245,7 +255,9 @@ class StreamReceiver:
             return
         if missing := writer.ledger.verify(committed, upto, MAX_LATE):
             context = self._context
-            context.observer.rows_unannounced(context.name, writer.name, missing)
+            context.observer.observe(
+                RowsUnannounced(context.name, writer.name, missing)
+            )
             if isinstance(context.sink, LateRowSink):
                 self._enqueue_internal(_LateRows(instance_name, missing))
 
@@ -336,14 +348,14 @@ class StreamReceiver:
         finding = reader.removed(upto, is_deleted=item.removed.is_deleted)
         if finding is Finding.GAP:
             if not was_draining:
-                context.observer.removed_writer_found(
-                    context.name, writer.name, reader.position, upto
+                context.observer.observe(
+                    RemovedWriterFound(context.name, writer.name, reader.position, upto)
                 )
             await self._catch_ups.proceed(writer)
         elif finding is Finding.EXPECTED and writer.drained_upto is None:
             writer.drained_upto = reader.position
-            context.observer.removed_writer_drained(
-                context.name, writer.name, reader.position
+            context.observer.observe(
+                RemovedWriterDrained(context.name, writer.name, reader.position)
             )
 
     async def _handle_stored(self, item: _StoredPosition) -> None:
@@ -351,8 +363,8 @@ class StreamReceiver:
         writer = self._writers.get(item.instance_name)
         position = writer.reader.position
         if writer.reader.stored(item.token) is Finding.GAP:
-            context.observer.unannounced_found(
-                context.name, writer.name, position, item.token
+            context.observer.observe(
+                UnannouncedFound(context.name, writer.name, position, item.token)
             )
             await self._catch_ups.proceed(writer)
 
@@ -368,8 +380,8 @@ class StreamReceiver:
             rest = _LateRows(item.instance_name, item.tokens[delivered:])
             context.clock.call_later(LATE_RETRY, self._enqueue_internal, rest)
         if delivered:
-            context.observer.late_rows_delivered(
-                context.name, item.instance_name, item.tokens[:delivered]
+            context.observer.observe(
+                LateRows(context.name, item.instance_name, item.tokens[:delivered])
             )
 
     def _handle_announcement(
@@ -387,13 +399,17 @@ class StreamReceiver:
                 context.discard(name, DiscardReason.REDUNDANT_POSITION, 1)
                 context.report_position(name)
             if found is Finding.AHEAD:
-                observer.ahead_of_writer(context.name, name, position, item.new_token)
+                observer.observe(
+                    AheadOfWriter(context.name, name, position, item.new_token)
+                )
         elif isinstance(item, ReportedPosition):
             found = reader.reported(link, item.token, now)
             if found is Finding.AHEAD:
-                observer.ahead_of_writer(context.name, name, position, item.token)
+                observer.observe(
+                    AheadOfWriter(context.name, name, position, item.token)
+                )
             elif found is Finding.GAP and not item.is_first:
-                observer.gap_found(context.name, name, position, item.token)
+                observer.observe(GapFound(context.name, name, position, item.token))
         elif isinstance(item, ReportedEpoch):
             reader.epoch_reported(
                 link, item.token, item.epoch, has_restarted=item.has_restarted

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import lt
 from typing import Any, cast
 
+from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.handlers.link import Link
-from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.handlers.receiving.catch_up import CatchUps
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder

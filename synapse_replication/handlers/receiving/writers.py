@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import attrs
 
+from synapse_replication.handlers.events import Resync
 from synapse_replication.handlers.interfaces import DelayedCall
 from synapse_replication.handlers.link import Link
-from synapse_replication.handlers.observer import Resync
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.streams.reader import Reader, ReaderPolicy

@@ -18,15 +18,19 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from synapse_replication.errors import LineTooLongError
+from synapse_replication.handlers.events import (
+    CommandDropReason,
+    CommandsDropped,
+    LinksChanged,
+    RowsSent,
+    SendingFailed,
+)
 from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
 )
 from synapse_replication.handlers.link import Link
-from synapse_replication.handlers.observer import (
-    CommandDropReason,
-    ReplicationObserver,
-)
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.sending.unsent import UnsentCommands
 from synapse_replication.streams.stream import JsonValue, Stream
 from synapse_replication.wire.commands.base import Command
@@ -101,12 +105,12 @@ class CommandSender:
         self._last_sent_tokens: dict[str, int] = {}
         self._listener: SendingListener | None = None
         self._when_ready: list[Callable[[], object]] = []
-        self._unsent = UnsentCommands(observer.commands_dropped)
+        self._unsent = UnsentCommands(observer)
 
     def add(self, connection: ReplicationConnection) -> Link:
         """Start to send on a connection."""
         link = self.links[connection] = Link(connection)
-        self._observer.connections_changed(len(self.links))
+        self._observer.observe(LinksChanged(len(self.links)))
         return link
 
     def remove(self, connection: ReplicationConnection) -> Link | None:
@@ -117,7 +121,7 @@ class CommandSender:
         link = self.links.pop(connection, None)
         self._followed.pop(connection, None)
         if link is not None:
-            self._observer.connections_changed(len(self.links))
+            self._observer.observe(LinksChanged(len(self.links)))
         return link
 
     def listen_to_sending(self, listener: SendingListener) -> None:
@@ -202,7 +206,9 @@ class CommandSender:
             connection.send_command(command)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._observer.failure(f"sending {command.NAME}", error)
-            self._observer.commands_dropped(command.NAME, CommandDropReason.FAILED, 1)
+            self._observer.observe(
+                CommandsDropped(command.NAME, CommandDropReason.FAILED, 1)
+            )
 
     def _send_of_stream(self, stream_name: str, command: Command) -> None:
         for connection in self._links_for(stream_name):
@@ -302,8 +308,8 @@ class CommandSender:
             prev_token = self._last_sent_tokens.get(stream_name)
             self._listener.rows_follow(stream_name, prev_token, batches)
         self._last_sent_tokens[stream_name] = batches[-1][0]
-        self._observer.stream_updates_sent(
-            stream_name, sum(len(rows) for _, rows in batches)
+        self._observer.observe(
+            RowsSent(stream_name, sum(len(rows) for _, rows in batches))
         )
         if self._passive or not self.links:
             return
@@ -314,7 +320,7 @@ class CommandSender:
             except LineTooLongError:
                 self._send_batches_singly(connection, stream_name, batches)
             except Exception as error:  # noqa: BLE001 -- reported to the observer
-                self._observer.sending_failed(stream_name, error)
+                self._observer.observe(SendingFailed(stream_name, error))
                 self.send_to(connection, self._position(stream_name, batches[-1][0]))
 
     def _send_batches_singly(
@@ -328,7 +334,7 @@ class CommandSender:
             try:
                 connection.send_lines(RdataCommand.NAME, lines)
             except LineTooLongError as error:
-                self._observer.sending_failed(stream_name, error)
+                self._observer.observe(SendingFailed(stream_name, error))
                 self.send_to(connection, self._position(stream_name, batch[0]))
 
     def stream_update(

@@ -37,8 +37,14 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from synapse_replication.errors import LocalProtocolError
+from synapse_replication.handlers.events import (
+    BackgroundTask,
+    Discarded,
+    DiscardReason,
+    SendingFailed,
+)
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationHost
-from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.streams.pages import (
     Page,
@@ -189,7 +195,7 @@ class ReplicationStreamer:
 
     async def _run(self) -> None:
         try:
-            with self._observer.background_process(_DESCRIPTION):
+            with self._observer.span(BackgroundTask(_DESCRIPTION)):
                 while self._poked or self._can_continue():
                     streams = list(self._streams) if self._poked else self._unfinished
                     self._poked = False
@@ -219,7 +225,7 @@ class ReplicationStreamer:
                 if self._has_work(stream) and await self._send_slice(stream):
                     unfinished.append(stream)
             except Exception as error:  # noqa: BLE001 -- reported to the observer
-                self._observer.sending_failed(stream.description.name, error)
+                self._observer.observe(SendingFailed(stream.description.name, error))
         return unfinished
 
     def _has_work(self, stream: Stream) -> bool:
@@ -310,11 +316,13 @@ class ReplicationStreamer:
     ) -> None:
         description = stream.description
         invalid = sum(not _is_valid(row, are_encoded) for row in rows)
-        self._observer.discarded(
-            description.name,
-            self._host.identity.instance_name,
-            DiscardReason.SKIPPED,
-            invalid,
+        self._observer.observe(
+            Discarded(
+                description.name,
+                self._host.identity.instance_name,
+                DiscardReason.SKIPPED,
+                invalid,
+            )
         )
         where = description.describe_row(token)
         self._observer.failure(

@@ -19,10 +19,11 @@ See docs/failure-modes.rst: failure-accepted-commands.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any, Final
 
-from synapse_replication.handlers.observer import CommandDropReason
+from synapse_replication.handlers.events import CommandDropReason, CommandsDropped
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.commands.standard import (
     CancelTaskCommand,
@@ -97,19 +98,18 @@ class _RetainedCommands:
 class UnsentCommands:
     """A bounded collection of commands, returned in the order of sending.
 
-    :param dropped: called with a command's name, the reason and the number of dropped
-        commands.
+    :param observer: notified of dropped commands.
     :param max_commands: the largest number of commands of one name.
     :param max_bytes: the largest total size of the lines of one name, in bytes.
     """
 
     def __init__(
         self,
-        dropped: Callable[[str, CommandDropReason, int], object],
+        observer: ReplicationObserver,
         max_commands: int = MAX_COMMANDS,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._dropped = dropped
+        self._observer = observer
         self._max_commands = max_commands
         self._max_bytes = max_bytes
         self._by_name: dict[str, _RetainedCommands] = {}
@@ -133,7 +133,9 @@ class UnsentCommands:
             len(of_name.commands) > self._max_commands or of_name.size > self._max_bytes
         ):
             of_name.drop_oldest()
-            self._dropped(name, CommandDropReason.QUEUE_FULL, 1)
+            self._observer.observe(
+                CommandsDropped(name, CommandDropReason.QUEUE_FULL, 1)
+            )
 
     def take(self) -> list[Command]:
         """Remove and return all commands, in the order of sending."""
@@ -148,7 +150,9 @@ class UnsentCommands:
     def drop(self) -> None:
         """Drop and report all commands, because there will be no further link."""
         for name, of_name in self._by_name.items():
-            self._dropped(name, CommandDropReason.STOPPED, len(of_name.commands))
+            self._observer.observe(
+                CommandsDropped(name, CommandDropReason.STOPPED, len(of_name.commands))
+            )
         self._by_name.clear()
 
     def _forget_syncs(self, clear: Any) -> None:

@@ -24,25 +24,37 @@ docs/operators-guide.rst describes the status page.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 
 import attrs
 from typing_extensions import override
 
 from synapse_replication import __version__
 from synapse_replication.errors import excerpt
-from synapse_replication.handlers.observer import (
+from synapse_replication.handlers.events import (
+    AheadOfWriter,
     AnnouncedBy,
     CatchUpEvent,
+    CatchUpFailed,
+    CatchUpPage,
+    ConnectFailed,
     ConnectionBuffers,
+    Discarded,
     DiscardReason,
+    DuplicateInstance,
+    LinkDown,
+    LinksChanged,
+    LinkUp,
     PeerHeartbeat,
-    ReplicationObserver,
+    PositionRefuted,
+    RemovedWriterDrained,
+    RemovedWriterFound,
+    StreamConnected,
+    StreamReset,
 )
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.status.model import (
     Condition,
     ProcessStatus,
@@ -62,7 +74,6 @@ from synapse_replication.instrumentation.status.records import (
 from synapse_replication.instrumentation.status.report import StatusReport
 from synapse_replication.streams.reader import Reader, State
 from synapse_replication.streams.stuck_ids import StuckId
-from synapse_replication.wire.connection import CloseReason
 
 #: The time between two samples above which this process has paused, in s.
 PAUSE = 9.0
@@ -226,52 +237,49 @@ class StatusObserver(ReplicationObserver):
             if writer.catch_up_from is not None and not writer.lag():
                 writer.catch_up_from = None
 
-    @override
-    def stream_connected(
-        self, connection: str, stream_name: str, instance_name: str
-    ) -> None:
-        writer = self._writer(stream_name, instance_name)
+    @handles(StreamConnected)
+    def _stream_connected(self, event: StreamConnected) -> None:
+        writer = self._writer(event.stream_name, event.instance_name)
         if writer is not None:
             writer.catch_up_from = None
             writer.failing_since = None
             writer.was_live = writer.was_live or not writer.lag()
 
-    @override
-    def stream_reset(
-        self, stream_name: str, instance_name: str, from_token: int, to_token: int
-    ) -> None:
-        writer = self._writer(stream_name, instance_name)
+    @handles(StreamReset)
+    def _stream_reset(self, event: StreamReset) -> None:
+        writer = self._writer(event.stream_name, event.instance_name)
         if writer is not None:
-            writer.announced = to_token
+            writer.announced = event.to_token
             writer.undelivered.clear()
             writer.behind_us = None
             writer.skipped_since, writer.skipped = None, 0
             writer.gone_since, writer.gone = None, 0
-            writer.move(to_token, self._monotonic())
+            writer.move(event.to_token, self._monotonic())
 
-    @override
-    def discarded(
-        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
-    ) -> None:
-        if reason is DiscardReason.UNDECLARED_WRITER:
-            self._undeclared_writer(stream_name, instance_name)
-        elif reason is DiscardReason.LOST:
-            writer = self._writer(stream_name, instance_name)
+    @handles(Discarded)
+    def _discarded(self, event: Discarded) -> None:
+        if event.reason is DiscardReason.UNDECLARED_WRITER:
+            self._undeclared_writer(event.stream_name, event.instance_name)
+        elif event.reason is DiscardReason.LOST:
+            writer = self._writer(event.stream_name, event.instance_name)
             if writer is not None:
-                writer.gone += count
+                writer.gone += event.count
                 if writer.gone_since is None:
                     writer.gone_since = self._monotonic()
-        elif reason is DiscardReason.UNPARSABLE:
-            writer = self._writer(stream_name, instance_name)
+        elif event.reason is DiscardReason.UNPARSABLE:
+            writer = self._writer(event.stream_name, event.instance_name)
             if writer is not None:
                 writer.lost_since = self._monotonic()
-        elif reason is DiscardReason.SKIPPED and instance_name == self._instance_name:
-            before, since = self._unsent.get(stream_name, (0, self._monotonic()))
-            self._unsent[stream_name] = before + count, since
-        elif reason is DiscardReason.SKIPPED:
-            writer = self._writer(stream_name, instance_name)
+        elif (
+            event.reason is DiscardReason.SKIPPED
+            and event.instance_name == self._instance_name
+        ):
+            before, since = self._unsent.get(event.stream_name, (0, self._monotonic()))
+            self._unsent[event.stream_name] = before + event.count, since
+        elif event.reason is DiscardReason.SKIPPED:
+            writer = self._writer(event.stream_name, event.instance_name)
             if writer is not None:
-                writer.skipped += count
+                writer.skipped += event.count
                 if writer.skipped_since is None:
                     writer.skipped_since = self._monotonic()
 
@@ -287,32 +295,28 @@ class StatusObserver(ReplicationObserver):
         if writer is not None:
             writer.undeclared_since = self._monotonic()
 
-    @override
-    def position_refuted(
-        self, stream_name: str, instance_name: str, token: int, last_token: int
-    ) -> None:
-        writer = self._writers.get((stream_name, instance_name))
+    @handles(PositionRefuted)
+    def _position_refuted(self, event: PositionRefuted) -> None:
+        writer = self._writers.get((event.stream_name, event.instance_name))
         if writer is not None:
             writer.undelivered = deque(
-                each for each in writer.undelivered if each[0] <= last_token
+                each for each in writer.undelivered if each[0] <= event.last_token
             )
             announced = (
                 writer.undelivered[-1][0] if writer.undelivered else writer.position
             )
             writer.announced = announced
 
-    @override
-    def ahead_of_writer(
-        self, stream_name: str, instance_name: str, position: int, announced: int
-    ) -> None:
-        writer = self._writer(stream_name, instance_name)
+    @handles(AheadOfWriter)
+    def _ahead_of_writer(self, event: AheadOfWriter) -> None:
+        writer = self._writer(event.stream_name, event.instance_name)
         if writer is not None:
             if writer.behind_us is None:
                 writer.behind_since = self._monotonic()
-            writer.behind_us = announced
+            writer.behind_us = event.announced
 
-    @override
-    def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
+    @handles(CatchUpEvent)
+    def _catch_up(self, event: CatchUpEvent) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
         if writer is not None:
             now = self._monotonic()
@@ -323,80 +327,77 @@ class StatusObserver(ReplicationObserver):
                 writer.missing_since = now
             writer.fetching_since = now
             writer.announce(event.upto_token, now)
-        return contextlib.nullcontext()
 
-    @override
-    def removed_writer_found(
-        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
-    ) -> None:
-        writer = self._writer(stream_name, instance_name)
+    @handles(RemovedWriterFound)
+    def _removed_writer_found(self, event: RemovedWriterFound) -> None:
+        writer = self._writer(event.stream_name, event.instance_name)
         if writer is not None:
             now = self._monotonic()
             writer.is_drained = False
-            writer.move(from_token, now)
-            writer.announce(upto_token, now)
+            writer.move(event.from_token, now)
+            writer.announce(event.upto_token, now)
             writer.heard_at, writer.heard_by = now, AnnouncedBy.DATABASE
 
-    @override
-    def removed_writer_drained(
-        self, stream_name: str, instance_name: str, token: int
-    ) -> None:
-        writer = self._writers.get((stream_name, instance_name))
+    @handles(RemovedWriterDrained)
+    def _removed_writer_drained(self, event: RemovedWriterDrained) -> None:
+        writer = self._writers.get((event.stream_name, event.instance_name))
         if writer is not None:
             # It sends no rows unless it returns.
             writer.is_drained = True
             writer.undeclared_since = None
 
-    @override
-    def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
-        self.position_changed(event.stream_name, event.instance_name, upto_token)
+    @handles(CatchUpPage)
+    def _catch_up_page(self, event: CatchUpPage) -> None:
+        self.position_changed(
+            event.catch_up.stream_name, event.catch_up.instance_name, event.upto_token
+        )
 
-    @override
-    def catch_up_failed(
-        self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
-    ) -> None:
-        writer = self._writer(event.stream_name, event.instance_name)
+    @handles(CatchUpFailed)
+    def _catch_up_failed(self, event: CatchUpFailed) -> None:
+        failed, error = event.catch_up, event.error
+        writer = self._writer(failed.stream_name, failed.instance_name)
         if writer is not None:
             if writer.failing_since is None:
                 writer.failing_since = self._monotonic()
+            text = excerpt(str(error) or type(error).__name__)
             writer.failure = (
-                f"catch-up in ({event.from_token}, {event.upto_token}] failed, attempt "
-                f"{attempt}: {excerpt(str(error) or type(error).__name__)}"
+                f"catch-up in ({failed.from_token}, {failed.upto_token}] failed, "
+                f"attempt {event.attempt}: {text}"
             )
 
     # -- links and peers --------------------------------------------------------------
 
-    @override
-    def connections_changed(self, count: int) -> None:
+    @handles(LinksChanged)
+    def _connections_changed(self, event: LinksChanged) -> None:
         hearing = self._records.hearing
-        if hearing.is_up != (count > 0):
-            self._records.hearing = HearingRecord(count > 0, self._monotonic())
+        if hearing.is_up != (event.count > 0):
+            self._records.hearing = HearingRecord(event.count > 0, self._monotonic())
 
-    @override
-    def connection_made(self, connection: str) -> None:
-        link = self._link(connection)
+    @handles(LinkUp)
+    def _connection_made(self, event: LinkUp) -> None:
+        link = self._link(event.connection)
         if link is not None:
             if not link.up:
                 link.since = self._monotonic()
             link.up += 1
             link.why = ""
 
-    @override
-    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
-        link = self._link(connection)
+    @handles(LinkDown)
+    def _connection_lost(self, event: LinkDown) -> None:
+        link = self._link(event.connection)
         if link is None or not link.up:
             return
         link.up -= 1
         if link.up:
             return
         link.since = self._monotonic()
-        link.why = excerpt(why)
+        link.why = excerpt(event.why)
 
-    @override
-    def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
-        link = self._link(connection)
-        if link is not None and not link.up and why:
-            link.why = excerpt(why)
+    @handles(ConnectFailed)
+    def _connection_failed(self, event: ConnectFailed) -> None:
+        link = self._link(event.connection)
+        if link is not None and not link.up and event.why:
+            link.why = excerpt(event.why)
 
     def _link(self, name: str) -> LinkRecord | None:
         link = self._links.get(name)
@@ -411,8 +412,8 @@ class StatusObserver(ReplicationObserver):
                 del self._links[min(downs)[1]]
         return link or store_if_room(self._links, name, LinkRecord(self._monotonic()))
 
-    @override
-    def heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
+    @handles(PeerHeartbeat)
+    def _heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
         now = self._monotonic()
         name = heartbeat.instance_name
         if name not in self._peers and len(self._peers) >= MAX_NAMES:
@@ -433,10 +434,12 @@ class StatusObserver(ReplicationObserver):
                 if not heartbeat.is_leaving:
                     writer.announced_at = now
 
-    @override
-    def duplicate_instance(self, instance_name: str, places: str) -> None:
+    @handles(DuplicateInstance)
+    def _duplicate_instance(self, event: DuplicateInstance) -> None:
         store_if_room(
-            self._duplicates, instance_name, (excerpt(places), self._monotonic())
+            self._duplicates,
+            event.instance_name,
+            (excerpt(event.places), self._monotonic()),
         )
 
     def is_quiet(self) -> bool:

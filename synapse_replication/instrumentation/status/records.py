@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import attrs
 
-from synapse_replication.handlers.observer import AnnouncedBy, PeerHeartbeat
+from synapse_replication.handlers.events import AnnouncedBy, PeerHeartbeat
 
 #: The maximum number of entries of each kind: writers, links, peers, duplicates.
 MAX_NAMES = 1000

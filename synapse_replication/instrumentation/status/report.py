@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
-from synapse_replication.handlers.observer import ConnectionBuffers
+from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.instrumentation.status.model import (
     Condition,
     DuplicateStatus,

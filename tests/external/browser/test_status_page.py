@@ -19,7 +19,7 @@ from twisted.internet.threads import blockingCallFromThread, deferToThread
 from twisted.trial.unittest import TestCase
 
 from synapse_replication.app.http_site import make_root, make_site
-from synapse_replication.handlers.observer import CatchUpEvent, PeerHeartbeat
+from synapse_replication.handlers.events import CatchUpEvent, CatchUpPage, PeerHeartbeat
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from tests.external import skip_reason
 from tests.external.browser.browser import PATIENCE, make_browser, wait_until
@@ -58,7 +58,7 @@ class StatusPageTests(TestCase):
 
     def heartbeat(self) -> None:
         for name in ("event_persister1", "stream_writer1"):
-            self.observer.heartbeat_received(
+            self.observer.observe(
                 PeerHeartbeat(name, "Vn3xk2", "0.1.0", "host7:4711", False, {})
             )
 
@@ -120,14 +120,14 @@ class StatusPageTests(TestCase):
             self.observer.position_changed("events", "event_persister1", position)
         event = CatchUpEvent("events", "event_persister1", 30_000, 128_211)
         self.known.fetch(event)
-        self.observer.catch_up_page(event, 12_034, 42_034)
+        self.observer.observe(CatchUpPage(event, 12_034, 42_034))
 
     def stop_writer(self) -> None:
         self.observer.position_changed("events", "event_persister1", 128_211)
         message = PeerHeartbeat(
             "stream_writer1", "Vn3xk2", "0.1.0", "host7:4711", True, {}
         )
-        self.observer.heartbeat_received(message)
+        self.observer.observe(message)
         self.clock.advance(12)
 
     def watch(self, name: str) -> Callable[[Any], None]:

@@ -6,7 +6,7 @@ import json
 
 from synapse_replication import __version__
 from synapse_replication.handlers.epochs import CHANGE_EVERY, MAX_CHANGES
-from synapse_replication.handlers.observer import PeerHeartbeat, Resync
+from synapse_replication.handlers.events import PeerHeartbeat, Resync
 from synapse_replication.testing.doubles import MemoryConnection
 from tests.handlers.extended import Bus, ExtensionProcess
 from tests.handlers.extension.extension_case import ExtensionTests, row, rows_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from synapse_replication.errors import ExtensionMessageError, UnknownExtensionError
-from synapse_replication.handlers.observer import Resync
+from synapse_replication.handlers.events import Resync
 from synapse_replication.streams.backlog import BacklogOptions
 from tests.handlers.extended import ExtensionProcess, Published
 from tests.handlers.extension.extension_case import ExtensionTests, row, rows_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synapse_replication.handlers.observer import Resync
+from synapse_replication.handlers.events import Resync
 from tests.handlers.extended import ExtensionProcess
 from tests.handlers.extension.extension_case import ExtensionTests, row
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.handlers.observer import CatchUpEvent, DiscardReason
+from synapse_replication.handlers.events import CatchUpEvent, DiscardReason
 from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
 from tests.handlers.fixtures import receiving
 

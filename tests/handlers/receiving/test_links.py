@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.events import DiscardReason
 from tests.handlers.fixtures import Receiving, receiving
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row, receiving

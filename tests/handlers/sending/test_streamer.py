@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.handlers.sending.streamer import StreamerOptions
 from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
 from synapse_replication.testing.doubles import MemoryConnection

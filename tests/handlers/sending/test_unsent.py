@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.handlers.events import CommandDropReason
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.interfaces import SyncingUser
-from synapse_replication.handlers.observer import CommandDropReason
 from synapse_replication.handlers.sending.unsent import UnsentCommands
 from synapse_replication.testing.doubles import (
     MemoryConnection,
     MemoryHost,
     SourceStream,
 )
+from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.commands.standard import (
     FederationAckCommand,
@@ -37,13 +36,11 @@ class UnsentCommandsTests(SynchronousTestCase):
     """The newest command about each subject is retained, within limits."""
 
     def setUp(self) -> None:
-        self.drops: Counter[tuple[str, CommandDropReason]] = Counter()
+        self.observer = RecordingObserver()
+        self.drops = self.observer.drops
 
     def make(self, max_commands: int = 100, max_bytes: int = 10_000) -> UnsentCommands:
-        def dropped(name: str, reason: CommandDropReason, count: int) -> None:
-            self.drops[name, reason] += count
-
-        return UnsentCommands(dropped, max_commands, max_bytes)
+        return UnsentCommands(self.observer, max_commands, max_bytes)
 
     def lines(self, unsent: UnsentCommands) -> list[str]:
         return [f"{command.NAME} {command.to_line()}" for command in unsent.take()]

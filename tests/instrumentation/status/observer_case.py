@@ -5,10 +5,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.observer import (
-    CatchUpEvent,
-    PeerHeartbeat,
-)
+from synapse_replication.handlers.events import CatchUpEvent, PeerHeartbeat
 from synapse_replication.instrumentation.status.model import (
     ProcessStatus,
     StallReason,

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from synapse_replication.handlers.observer import (
+from synapse_replication.handlers.events import (
     CatchUpEvent,
+    CatchUpFailed,
+    CatchUpPage,
+    ConnectFailed,
     ConnectionBuffers,
+    Discarded,
     DiscardReason,
+    DuplicateInstance,
+    LinkDown,
+    LinkUp,
+    RemovedWriterDrained,
+    StreamReset,
 )
 from synapse_replication.instrumentation.status.model import (
     Condition,
@@ -31,9 +40,9 @@ class StatusObserverTests(StatusObserverTestCase):
         """Names outside the configuration are forgotten after a time without events."""
         self.go_live()
         self.known.go_live("caches", "ghost", 5)
-        self.observer.connection_made("ghost")
-        self.observer.connection_lost("ghost", CloseReason.CLEAN, "")
-        self.observer.heartbeat_received(heartbeat_of("ghost"))
+        self.observer.observe(LinkUp("ghost"))
+        self.observer.observe(LinkDown("ghost", CloseReason.CLEAN, ""))
+        self.observer.observe(heartbeat_of("ghost"))
         for _ in range(200):
             self.clock.advance(5)
             self.observer.sample()
@@ -47,11 +56,11 @@ class StatusObserverTests(StatusObserverTestCase):
     def test_invented_names_hide_no_link(self) -> None:
         """However many names were seen, the current links and instances are shown."""
         for number in range(MAX_NAMES + 10):
-            self.observer.connection_made(f"ghost{number}")
-            self.observer.connection_lost(f"ghost{number}", CloseReason.CLEAN, "")
-            self.observer.heartbeat_received(heartbeat_of(f"ghost{number}"))
-        self.observer.connection_made("w1")
-        self.observer.heartbeat_received(heartbeat_of("w1"))
+            self.observer.observe(LinkUp(f"ghost{number}"))
+            self.observer.observe(LinkDown(f"ghost{number}", CloseReason.CLEAN, ""))
+            self.observer.observe(heartbeat_of(f"ghost{number}"))
+        self.observer.observe(LinkUp("w1"))
+        self.observer.observe(heartbeat_of("w1"))
         status = self.snapshot()
         self.assertIn("w1", [link.name for link in status.links if link.up])
         self.assertIn("w1", [instance.instance_name for instance in status.peers])
@@ -63,8 +72,8 @@ class StatusObserverTests(StatusObserverTestCase):
         self.go_live()
 
         def own_positions() -> dict[str, int]:
-            self.observer.connection_made("late")
-            self.observer.heartbeat_received(heartbeat_of("late"))
+            self.observer.observe(LinkUp("late"))
+            self.observer.observe(heartbeat_of("late"))
             return {}
 
         self.observer.watch_own_positions(own_positions)
@@ -95,7 +104,7 @@ class StatusObserverTests(StatusObserverTestCase):
         """A catch-up shows its start, its current position and its end."""
         self.go_live()
         self.known.fetch(EVENT)
-        self.observer.catch_up_page(EVENT, 10, 120)
+        self.observer.observe(CatchUpPage(EVENT, 10, 120))
         writer = self.writer()
         self.assertEqual(writer.condition, Condition.CATCHING_UP)
         self.assertEqual(
@@ -124,11 +133,11 @@ class StatusObserverTests(StatusObserverTestCase):
         )
         event = CatchUpEvent("events", "gone", 5, 9)
         self.known.fetch(event)
-        self.observer.catch_up_page(event, 2, 7)
+        self.observer.observe(CatchUpPage(event, 2, 7))
         self.assertIn(
             Condition.DRAINING, [w.condition for w in self.observer.snapshot().writers]
         )
-        self.observer.removed_writer_drained("events", "gone", 9)
+        self.observer.observe(RemovedWriterDrained("events", "gone", 9))
         self.assertEqual(
             [w.instance_name for w in self.observer.snapshot().writers], ["w1"]
         )
@@ -138,7 +147,7 @@ class StatusObserverTests(StatusObserverTestCase):
         self.go_live()
         self.known.drain("events", "gone", 5, 9)
         event = CatchUpEvent("events", "gone", 5, 9)
-        self.observer.catch_up_failed(event, ValueError("no database"), 1, 1.0)
+        self.observer.observe(CatchUpFailed(event, ValueError("no database"), 1, 1.0))
         self.clock.advance(60)
         (writer,) = self.observer.snapshot().stalled
         self.assertEqual(writer.reason, StallReason.CATCH_UP_FAILS)
@@ -169,7 +178,7 @@ class StatusObserverTests(StatusObserverTestCase):
         """
         self.go_live()
         self.known.fetch(EVENT)
-        self.observer.catch_up_page(EVENT, 10, 120)
+        self.observer.observe(CatchUpPage(EVENT, 10, 120))
         self.known.fetch(CatchUpEvent("events", "w1", 120, 180))
         writer = self.writer()
         self.assertEqual((writer.started_from, writer.announced), (100, 180))
@@ -180,7 +189,7 @@ class StatusObserverTests(StatusObserverTestCase):
         """
         self.go_live(5000)
         self.known.announce("events", "w1", 6000)
-        self.observer.stream_reset("events", "w1", 5000, 0)
+        self.observer.observe(StreamReset("events", "w1", 5000, 0))
         writer = self.writer()
         self.assertEqual((writer.position, writer.announced, writer.lag), (0, 0, 0))
 
@@ -191,7 +200,7 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual(
             own, WriterStatus("typing", "me", Condition.WRITTEN_HERE, 7, 7)
         )
-        self.observer.discarded("typing", "me", DiscardReason.SKIPPED, 2)
+        self.observer.observe(Discarded("typing", "me", DiscardReason.SKIPPED, 2))
         own = self.snapshot().writers[1]
         self.assertEqual(
             (own.condition, own.reason, own.detail[:8]),
@@ -201,7 +210,7 @@ class StatusObserverTests(StatusObserverTestCase):
     def test_lag_in_seconds_by_heartbeat(self) -> None:
         """The age of a write is taken from the writer's heartbeat."""
         self.go_live()
-        self.observer.heartbeat_received(heartbeat_of(events=(150, 42.0)))
+        self.observer.observe(heartbeat_of(events=(150, 42.0)))
         self.clock.advance(3)
         writer = self.writer()
         self.assertEqual((writer.lag, writer.lag_seconds), (50, 45.0))
@@ -212,7 +221,7 @@ class StatusObserverTests(StatusObserverTestCase):
         """
         self.go_live()
         self.known.announce("events", "w1", 150)
-        self.observer.heartbeat_received(heartbeat_of(events=(150, 600.0)))
+        self.observer.observe(heartbeat_of(events=(150, 600.0)))
         self.assertEqual(self.writer().lag_seconds, 600.0)
 
     def test_lag_in_seconds_without_heartbeats(self) -> None:
@@ -263,8 +272,8 @@ class StatusObserverTests(StatusObserverTestCase):
 
     def test_links(self) -> None:
         """Links show their age, the size of their queue, and why they are down."""
-        self.observer.connection_failed("w2", "refused", 1.0)
-        self.observer.connection_made("w1")
+        self.observer.observe(ConnectFailed("w2", "refused", 1.0))
+        self.observer.observe(LinkUp("w1"))
         self.observer.watch_buffers(lambda: [ConnectionBuffers("w1", 1, 20, 300, 4)])
         self.clock.advance(3)
         up, down = self.snapshot().links
@@ -280,7 +289,7 @@ class StatusObserverTests(StatusObserverTestCase):
         time since its last heartbeat.
         """
         self.known.link_up()
-        self.observer.heartbeat_received(heartbeat_of("w2"))
+        self.observer.observe(heartbeat_of("w2"))
         self.clock.advance(4)
         (instance,) = self.snapshot().peers
         self.assertEqual(
@@ -296,16 +305,16 @@ class StatusObserverTests(StatusObserverTestCase):
         An instance that leaves is forgotten with its streams, unless it is configured.
         """
         self.observer.position_changed("receipts", "w2", 5)
-        self.observer.heartbeat_received(heartbeat_of("w2"))
-        self.observer.heartbeat_received(heartbeat_of("w2", is_leaving=True))
-        self.observer.heartbeat_received(heartbeat_of("w1", is_leaving=True))
+        self.observer.observe(heartbeat_of("w2"))
+        self.observer.observe(heartbeat_of("w2", is_leaving=True))
+        self.observer.observe(heartbeat_of("w1", is_leaving=True))
         status = self.snapshot()
         self.assertEqual([m.instance_name for m in status.peers], ["w1"])
         self.assertEqual([w.instance_name for w in status.writers], ["w1"])
 
     def test_duplicates(self) -> None:
         """A duplicate name is shown until a minute after it was last seen."""
-        self.observer.duplicate_instance("w1", "host:1 and host:2")
+        self.observer.observe(DuplicateInstance("w1", "host:1 and host:2"))
         self.clock.advance(59)
         (duplicate,) = self.snapshot().duplicates
         self.assertEqual(duplicate.places, "host:1 and host:2")
@@ -318,13 +327,13 @@ class StatusObserverTests(StatusObserverTestCase):
         for number in range(MAX_NAMES + 10):
             name = f"w{number}"
             self.observer.position_changed("events", name, 1)
-            self.observer.connection_made(name)
-            self.observer.heartbeat_received(heartbeat_of(name))
-            self.observer.duplicate_instance(name, "here")
+            self.observer.observe(LinkUp(name))
+            self.observer.observe(heartbeat_of(name))
+            self.observer.observe(DuplicateInstance(name, "here"))
         status = self.snapshot()
         for kept in (status.writers, status.links, status.peers, status.duplicates):
             self.assertEqual(len(kept), MAX_NAMES)
-        self.observer.heartbeat_received(heartbeat_of("another", is_leaving=True))
+        self.observer.observe(heartbeat_of("another", is_leaving=True))
 
     def test_own_rows(self) -> None:
         """This instance is never listed as a writer that it follows."""

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from synapse_replication.errors import CatchUpError
+from synapse_replication.handlers.events import (
+    AheadOfWriter,
+    CatchUpFailed,
+    CatchUpPage,
+    ConnectFailed,
+    LinksChanged,
+    PositionRefuted,
+)
 from synapse_replication.instrumentation.status.model import (
     Condition,
     StallReason,
@@ -24,7 +32,7 @@ class StalledTests(StatusObserverTestCase):
         """
         self.go_live()
         self.known.link_lost(why="reset by peer")
-        self.observer.connection_failed("redis", "refused", 5.0)
+        self.observer.observe(ConnectFailed("redis", "refused", 5.0))
         self.clock.advance(9)
         self.assertEqual(self.writer().condition, Condition.WAITING)
         self.clock.advance(1)
@@ -55,20 +63,20 @@ class StalledTests(StatusObserverTestCase):
         A writer that announced its exit is stalled after ten seconds, until it returns.
         """
         self.go_live()
-        self.observer.heartbeat_received(heartbeat_of(is_leaving=True))
+        self.observer.observe(heartbeat_of(is_leaving=True))
         self.clock.advance(9)
         self.assertEqual(self.writer().condition, Condition.LIVE)
         self.clock.advance(1)
         self.assertEqual(
             self.stalled(), (StallReason.WRITER_GONE, 10, "w1 announced its exit")
         )
-        self.observer.heartbeat_received(heartbeat_of())
+        self.observer.observe(heartbeat_of())
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
     def test_silence_while_the_link_was_down(self) -> None:
         """After an outage of the link, a writer gets a new grace period."""
         self.go_live()
-        self.observer.heartbeat_received(heartbeat_of())
+        self.observer.observe(heartbeat_of())
         self.known.link_lost(why="gone")
         self.clock.advance(30)
         self.known.link_up()
@@ -80,7 +88,7 @@ class StalledTests(StatusObserverTestCase):
     def test_silence(self) -> None:
         """A writer whose heartbeats cease is stalled since its last heartbeat."""
         self.go_live()
-        self.observer.heartbeat_received(heartbeat_of())
+        self.observer.observe(heartbeat_of())
         self.clock.advance(15)
         self.assertEqual(self.writer().condition, Condition.LIVE)
         self.clock.advance(1)
@@ -90,13 +98,13 @@ class StalledTests(StatusObserverTestCase):
         """If several instances fall silent at once, none of them is said to be gone."""
         self.go_live()
         for name in ("w1", "w2"):
-            self.observer.heartbeat_received(heartbeat_of(name))
+            self.observer.observe(heartbeat_of(name))
         self.clock.advance(16)
         reason, stalled_for, detail = self.stalled()
         self.assertEqual((reason, stalled_for), (StallReason.NO_LINK, 16))
         self.assertIn("it may be dead", detail)
         self.assertFalse(any(peer.is_gone for peer in self.snapshot().peers))
-        self.observer.heartbeat_received(heartbeat_of("w2"))
+        self.observer.observe(heartbeat_of("w2"))
         self.assertEqual(self.stalled()[0], StallReason.WRITER_GONE)
 
     def test_catch_up_fails(self) -> None:
@@ -110,13 +118,13 @@ class StalledTests(StatusObserverTestCase):
         reason, stalled_for, detail = self.stalled()
         self.assertEqual((reason, stalled_for), (StallReason.CATCH_UP_FAILS, 15))
         self.assertIn("attempt 3: the database is away", detail)
-        self.observer.catch_up_page(EVENT, 1, 101)
+        self.observer.observe(CatchUpPage(EVENT, 1, 101))
         self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
 
     def test_a_new_link_forgets_failures(self) -> None:
         """For a writer that is live on a new link, no failure is reported any more."""
         self.go_live(150)
-        self.observer.catch_up_failed(EVENT, CatchUpError("no"), 1, 5.0)
+        self.observer.observe(CatchUpFailed(EVENT, CatchUpError("no"), 1, 5.0))
         self.clock.advance(20)
         self.assertEqual(self.stalled()[0], StallReason.CATCH_UP_FAILS)
         self.known.go_live("events", "w1", 100)
@@ -126,7 +134,7 @@ class StalledTests(StatusObserverTestCase):
         """A process ahead of a writer is stalled until the writer has overtaken it."""
         self.go_live(150)
         for _ in range(3):
-            self.observer.ahead_of_writer("events", "w1", 150, 120)
+            self.observer.observe(AheadOfWriter("events", "w1", 150, 120))
             self.clock.advance(5)
         reason, stalled_for, detail = self.stalled()
         self.assertEqual((reason, stalled_for), (StallReason.AHEAD_OF_WRITER, 15))
@@ -143,7 +151,7 @@ class StalledTests(StatusObserverTestCase):
         """A refuted position does not count as lag."""
         self.go_live(150)
         self.known.announce("events", "w1", 2**62)
-        self.observer.position_refuted("events", "w1", 2**62, 150)
+        self.observer.observe(PositionRefuted("events", "w1", 2**62, 150))
         self.assertEqual(self.writer().lag, 0)
 
     def test_no_progress(self) -> None:
@@ -165,7 +173,7 @@ class StalledTests(StatusObserverTestCase):
         self.known.fetch(EVENT)
         for token in range(101, 150):
             self.clock.advance(5)
-            self.observer.catch_up_page(EVENT, 1, token)
+            self.observer.observe(CatchUpPage(EVENT, 1, token))
             self.known.fetch(EVENT)
             self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
 
@@ -174,7 +182,7 @@ class StalledTests(StatusObserverTestCase):
         self.known.link_up()
         self.assertEqual(self.snapshot().not_ready, ("events/w1 waiting for POSITION",))
         self.known.fetch(EVENT)
-        self.observer.catch_up_page(EVENT, 10, 120)
+        self.observer.observe(CatchUpPage(EVENT, 10, 120))
         self.assertEqual(
             self.snapshot().not_ready, ("events/w1 catching up, 20 of 50",)
         )
@@ -198,7 +206,7 @@ class StalledTests(StatusObserverTestCase):
             "x.test", "me", needs_link=True, monotonic=self.clock.seconds
         )
         self.assertEqual(self.snapshot().not_ready, ("no link is up",))
-        self.observer.connections_changed(1)
+        self.observer.observe(LinksChanged(1))
         self.assertEqual(self.snapshot().not_ready, ())
 
     def test_absent_writers_do_not_prevent_readiness(self) -> None:

@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 from twisted.logger import Logger, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.observer import PeerHeartbeat
+from synapse_replication.handlers.events import PeerHeartbeat
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog, sentence
 from synapse_replication.streams.stuck_ids import StuckId
@@ -45,9 +45,7 @@ class StallLogTests(SynchronousTestCase):
         return lines
 
     def leave(self, name: str) -> None:
-        self.observer.heartbeat_received(
-            PeerHeartbeat(name, "e", "1", "host", True, {})
-        )
+        self.observer.observe(PeerHeartbeat(name, "e", "1", "host", True, {}))
 
     def test_nothing(self) -> None:
         """Without a stall nothing is logged."""

@@ -1,0 +1,560 @@
+"""The events that an observer is notified of.
+
+Each is a value. Rows and commands that are read or written together are usually
+reported together, with a count.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import TypeAlias
+
+import attrs
+
+from synapse_replication.errors import ProtocolError, ReplicationError
+from synapse_replication.wire.connection import CloseReason
+
+
+def _freeze(tokens: Sequence[int]) -> tuple[int, ...]:
+    return tuple(tokens)
+
+
+class AnnouncedBy(enum.Enum):
+    """What announced a writer's position to this process."""
+
+    POSITION = "POSITION"
+    ROW = "row"
+    HEARTBEAT = "heartbeat"
+    DATABASE = "database"  #: or another source of fetched rows
+
+
+class DiscardReason(enum.Enum):
+    """The reason why a received row or command was not delivered."""
+
+    UNKNOWN_STREAM = "unknown_stream"
+    UNDECLARED_WRITER = "undeclared_writer"  #: the writer is not configured
+    NOT_CONNECTED = "not_connected"  #: no POSITION of this writer on this link yet
+    OWN_ECHO = "own_echo"  #: sent by this instance and received again
+    OLD_TOKEN = "old_token"
+    REDUNDANT_POSITION = "redundant_position"
+    SUPERSEDED_BY_POSITION = "superseded_by_position"  #: an unfinished batch
+    #: The row cannot be decoded; its batch is fetched from the source.
+    UNDECODABLE = "undecodable"
+    UNPARSABLE = "unparsable"  #: a row in a line that cannot be parsed
+    #: The source itself returned a row that is not valid JSON or cannot be decoded.
+    SKIPPED = "skipped"
+    #: The writer does not have the rows any more; ``count`` is the number of tokens.
+    LOST = "lost"
+    CATCHING_UP = "catching_up"  #: the row will be fetched instead
+    HANDLER_FAILED = "handler_failed"  #: the sink failed; the row will be fetched
+    IMPLAUSIBLE = "implausible"  #: beyond the last token that exists
+    NOT_RESPONSIBLE = "not_responsible"  #: USER_IP where client IPs are not stored
+    REPEATED = "repeated"  #: an unchanged USER_SYNC, or a copy from another link
+
+
+class CommandDropReason(enum.Enum):
+    """The reason why a command of this process was not sent."""
+
+    QUEUE_FULL = "queue_full"  #: too many commands were waiting for a link
+    STOPPED = "stopped"  #: the process stopped while it had no link
+    FAILED = "failed"  #: sending it raised an exception; see the log
+
+
+class Resync(enum.Enum):
+    """The source of a catch-up's rows."""
+
+    PARTIAL = "partial"  #: only the writer's backlog or memory
+    FULL = "full"  #: also the database, or the position was rewound
+    FAILED = "failed"  #: no source: an attempt failed
+
+
+@attrs.frozen
+class CatchUpEvent:
+    """A catch-up, which fetches a writer's rows in ``(from_token, upto_token]``."""
+
+    stream_name: str
+    instance_name: str
+    from_token: int
+    upto_token: int
+
+
+@attrs.frozen
+class ConnectionBuffers:
+    """Fill levels of one connection's buffers, read for a scrape or the status.
+
+    :ivar connection: the connection's name.
+    :ivar pending_commands: the number of commands that wait for the transport.
+    :ivar send_buffer: bytes that the transport has not passed to the kernel.
+    :ivar kernel_send_buffer: bytes that the peer has not acknowledged.
+    :ivar kernel_read_buffer: bytes that this process has not read.
+    """
+
+    connection: str
+    pending_commands: int
+    send_buffer: int
+    kernel_send_buffer: int
+    kernel_read_buffer: int
+
+
+@attrs.frozen
+class PeerHeartbeat:
+    """A peer's hello, heartbeat or goodbye.
+
+    :ivar epoch: the peer's random id, chosen at each start.
+    :ivar version: the version of this package that the peer runs; empty if not stated.
+    :ivar where: the peer's location, for display; empty if not stated.
+    :ivar is_leaving: whether this is a goodbye.
+    :ivar positions: pairs by stream name, for the streams that the peer writes: the
+        reported token, and the time in s for which the peer had been at that token when
+        it sent the message.
+    """
+
+    instance_name: str
+    epoch: str
+    version: str
+    where: str
+    is_leaving: bool
+    positions: Mapping[str, tuple[int, float]]
+
+
+@attrs.frozen
+class LineRefused:
+    """A line that was rejected because it is invalid or not allowed."""
+
+    connection: str
+    error: ProtocolError
+
+
+@attrs.frozen
+class RequestRefused:
+    """An HTTP request or connection that was refused.
+
+    A request is refused, for instance, for a wrong secret; a connection, because
+    too many others are busy.
+
+    :ivar why: the reason; it contains no unchecked text of the request.
+    """
+
+    status: int
+    why: str
+
+
+@attrs.frozen
+class Discarded:
+    """Rows, a position or a repeated command that was not delivered.
+
+    For a repeated command, ``stream_name`` is the command's name. If the reason is
+    ``UNKNOWN_STREAM``, the peer chose ``stream_name``, which must not become a
+    metric label.
+    """
+
+    stream_name: str
+    instance_name: str
+    reason: DiscardReason
+    count: int
+
+
+@attrs.frozen
+class ExtraFields:
+    """``count`` rows with unknown additional fields, from a newer peer."""
+
+    stream_name: str
+    count: int
+
+
+@attrs.frozen
+class StreamConnected:
+    """A writer became connected on a link.
+
+    Its first POSITION, or a report or an epoch that preceded it, was handled.
+    """
+
+    connection: str
+    stream_name: str
+    instance_name: str
+
+
+@attrs.frozen
+class StreamReset:
+    """This process's position in a writer's rows moved back to ``to_token``.
+
+    The writer has (or may have) restarted, or was announced at a position that it had
+    not reached. Later rows may have the tokens of earlier, different rows: discard
+    everything that was cached from this writer's rows.
+    """
+
+    stream_name: str
+    instance_name: str
+    from_token: int
+    to_token: int
+
+
+@attrs.frozen
+class PositionRefuted:
+    """The source refuted a token that a writer seemed to have reached.
+
+    :ivar token: the token in a POSITION, a row or a report.
+    :ivar last_token: the last token that exists in the source.
+    """
+
+    stream_name: str
+    instance_name: str
+    token: int
+    last_token: int
+
+
+@attrs.frozen
+class AheadOfWriter:
+    """This process's position exceeds the writer's reported position.
+
+    The writer's next rows would be discarded, up to this process's position.
+    """
+
+    stream_name: str
+    instance_name: str
+    position: int
+    announced: int
+
+
+@attrs.frozen
+class CatchUpPage:
+    """A page of a catch-up was delivered."""
+
+    catch_up: CatchUpEvent
+    rows: int
+    upto_token: int
+
+
+@attrs.frozen
+class CatchUpFailed:
+    """The ``attempt``-th failure of a catch-up since its last progress.
+
+    :ivar retry_in: the delay before the next attempt, in s.
+    """
+
+    catch_up: CatchUpEvent
+    error: BaseException
+    attempt: int
+    retry_in: float
+
+
+@attrs.frozen
+class RemovedWriterFound:
+    """A removed writer must be drained up to ``upto_token``."""
+
+    stream_name: str
+    instance_name: str
+    from_token: int
+    upto_token: int
+
+
+@attrs.frozen
+class RemovedWriterDrained:
+    """A removed writer's rows up to ``token`` were delivered."""
+
+    stream_name: str
+    instance_name: str
+    token: int
+
+
+@attrs.frozen
+class Resynced:
+    """A catch-up that fetched pages ended, or an attempt failed; see ``kind``."""
+
+    stream_name: str
+    instance_name: str
+    kind: Resync
+
+
+@attrs.frozen
+class BacklogRequested:
+    """Rows were requested from a writer's backlog.
+
+    :ivar error: the failure of the request; ``None`` if rows were returned.
+    """
+
+    stream_name: str
+    instance_name: str
+    error: ReplicationError | None
+
+
+@attrs.frozen
+class RowsRequest:
+    """A request for a writer's rows.
+
+    An observer may add ``headers``. At the writer, they are part of
+    :class:`RowsServed`.
+    """
+
+    stream_name: str
+    instance_name: str
+    headers: MutableMapping[str, str]
+
+
+@attrs.frozen
+class RowsServed:
+    """A reader's request for rows.
+
+    :ivar headers: the request's headers, by name in lower case.
+    """
+
+    stream_name: str
+    headers: Mapping[str, str]
+
+
+@attrs.frozen
+class GapFound:
+    """Rows did not arrive although the writer reported their tokens.
+
+    The rows are fetched.
+    """
+
+    stream_name: str
+    instance_name: str
+    from_token: int
+    upto_token: int
+
+
+@attrs.frozen
+class UnannouncedFound:
+    """A writer persisted a position that it did not announce.
+
+    The rows are fetched.
+    """
+
+    stream_name: str
+    instance_name: str
+    from_token: int
+    upto_token: int
+
+
+@attrs.frozen
+class RowsUnannounced:
+    """Committed rows that their writer did not announce."""
+
+    stream_name: str
+    instance_name: str
+    tokens: Sequence[int] = attrs.field(converter=_freeze)
+
+
+@attrs.frozen
+class LateRows:
+    """Rows were delivered after rows with greater tokens.
+
+    :class:`RowsUnannounced` has reported their tokens.
+    """
+
+    stream_name: str
+    instance_name: str
+    tokens: Sequence[int] = attrs.field(converter=_freeze)
+
+
+@attrs.frozen
+class EpochChanged:
+    """A new current epoch of an instance, usually because it restarted."""
+
+    instance_name: str
+
+
+@attrs.frozen
+class DuplicateInstance:
+    """Two processes seem to have the same instance name.
+
+    :ivar places: their locations, as text for display; empty if unknown.
+    """
+
+    instance_name: str
+    places: str
+
+
+@attrs.frozen
+class UnknownFields:
+    """Unknown fields in an extension message, from a newer peer."""
+
+    connection: str
+    count: int
+
+
+@attrs.frozen
+class RowsSent:
+    """``count`` rows that the streamer sends, even if there is no link."""
+
+    stream_name: str
+    count: int
+
+
+@attrs.frozen
+class SendingFailed:
+    """A failure to fetch or send this instance's rows.
+
+    Fetching is retried. If sending fails, a POSITION replaces the rows.
+    """
+
+    stream_name: str
+    error: BaseException
+
+
+@attrs.frozen
+class CommandsDropped:
+    """``count`` commands of one name that will never be sent."""
+
+    command: str
+    reason: CommandDropReason
+    count: int
+
+
+@attrs.frozen
+class PositionWrite:
+    """A write of a position to the database."""
+
+    stream_name: str
+    instance_name: str
+    token: int
+
+
+@attrs.frozen
+class PositionPersisted:
+    """The database has persisted the position of this process as a writer."""
+
+    stream_name: str
+    instance_name: str
+    token: int
+
+
+@attrs.frozen
+class PositionPersistFailed:
+    """A failure to persist the position of this process. The write is retried.
+
+    An :class:`OperationFailed` is also reported.
+    """
+
+    stream_name: str
+    instance_name: str
+    token: int
+    error: BaseException
+
+
+@attrs.frozen
+class LinkUp:
+    """A link is up; see ``ConnectionHandler.new_connection``."""
+
+    connection: str
+
+
+@attrs.frozen
+class LinkDown:
+    """A link went down; ``why`` is text for display."""
+
+    connection: str
+    reason: CloseReason
+    why: str
+
+
+@attrs.frozen
+class ConnectFailed:
+    """A failed attempt to connect, or that a lost link is retried.
+
+    :ivar why: why it failed; empty if an established link was lost.
+    :ivar retry_in: the delay before the next attempt, in s.
+    """
+
+    connection: str
+    why: str
+    retry_in: float
+
+
+@attrs.frozen
+class LinksChanged:
+    """The number of links of this process."""
+
+    count: int
+
+
+@attrs.frozen
+class FeatureUnavailable:
+    """An optional feature is not used, because a server rejects it."""
+
+    feature: str
+    why: str
+
+
+@attrs.frozen
+class ExternalCacheSet:
+    """A write to the external cache, and its duration in s."""
+
+    cache_name: str
+    seconds: float
+
+
+@attrs.frozen
+class ExternalCacheGet:
+    """A read of the external cache, and its duration in s."""
+
+    cache_name: str
+    hit: bool
+    seconds: float
+
+
+@attrs.frozen
+class BackgroundTask:
+    """A background task."""
+
+    description: str
+
+
+@attrs.frozen
+class OperationFailed:
+    """An error that cannot be raised to any caller.
+
+    :ivar what: the activity that failed, for instance ``serving rows over HTTP``.
+    """
+
+    what: str
+    error: BaseException
+
+
+#: Work with a duration, of which an observer may make a span.
+Work: TypeAlias = (
+    CatchUpEvent | RowsRequest | RowsServed | PositionWrite | BackgroundTask
+)
+
+#: A momentary event. A :class:`CatchUpEvent` is the start of a step of a catch-up.
+Event: TypeAlias = (
+    CatchUpEvent
+    | PeerHeartbeat
+    | LineRefused
+    | RequestRefused
+    | Discarded
+    | ExtraFields
+    | StreamConnected
+    | StreamReset
+    | PositionRefuted
+    | AheadOfWriter
+    | CatchUpPage
+    | CatchUpFailed
+    | RemovedWriterFound
+    | RemovedWriterDrained
+    | Resynced
+    | BacklogRequested
+    | GapFound
+    | UnannouncedFound
+    | RowsUnannounced
+    | LateRows
+    | EpochChanged
+    | DuplicateInstance
+    | UnknownFields
+    | RowsSent
+    | SendingFailed
+    | CommandsDropped
+    | PositionPersisted
+    | PositionPersistFailed
+    | LinkUp
+    | LinkDown
+    | ConnectFailed
+    | LinksChanged
+    | FeatureUnavailable
+    | ExternalCacheSet
+    | ExternalCacheGet
+    | OperationFailed
+)
