@@ -131,7 +131,7 @@ class FailingCommands:
 
         def handle(*arguments: Any) -> Any:
             error = ValueError(f"cannot store {arguments!r}")
-            if arguments and arguments[0] == "@alice:hs":
+            if getattr(arguments[0], "user_id", "") == "@alice:hs":
                 return fail(error)
             raise error
 
@@ -319,10 +319,11 @@ class RedisTests(TestCase):
         for line in (*LINES, b"REMOTE_SERVER_UP last"):
             for channel in ("hs.example", "hs.example/USER_IP"):
                 link.sender.publish("USER_IP", channel, [line])
-        await self.until(lambda: "('last',)" in watch.everything())
+        await self.until(lambda: "data='last'" in watch.everything())
         watch.check(self)
         self.assertIn(
-            "cannot store ('@alice:hs', '***', '192.0.2.1'", watch.everything()
+            "UserIpCommand(user_id='@alice:hs', access_token=<secret>, ip='192.0.2.1'",
+            watch.everything(),
         )
         self.flushLoggedErrors()
 
@@ -402,6 +403,7 @@ _VALUES: dict[str, Any] = {
     "DiscardReason": DiscardReason.UNDECODABLE,
     "Resync": Resync.FULL,
     "Mapping": {},
+    "Sequence": (5,),
     "MutableMapping": {},
     "Any": {},
     "PeerHeartbeat": PeerHeartbeat("w", "e", "0.1.0", "h:1", False, {"s": (5, 1.0)}),
