@@ -110,7 +110,7 @@ def run_service(
         ``started`` failed before the shutdown began, or the service failed to stop;
         otherwise 0.
     """
-    # By default, a reactor's clock is the system's, and if that is set back by hours, no
+    # By default, a reactor's clock is the system's. If that is set back by hours, no
     # timer that was set before fires for hours: heartbeats and reconnections stop.
     reactor.seconds = time.monotonic
     process = _Process(reactor, make, stderr or sys.stderr)

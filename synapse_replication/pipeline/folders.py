@@ -6,8 +6,6 @@ from pathlib import Path
 
 from synapse_replication.errors import PipelineError
 
-__all__ = ["new_folder"]
-
 
 def new_folder(out: str) -> Path:
     """Return the absolute path of the folder that a job will create.

@@ -14,8 +14,6 @@ import pyarrow.compute as pc
 
 from synapse_replication.pipeline.tables import KIND, StreamTable
 
-__all__ = ["json_rows"]
-
 #: The characters that a JSON string can contain only in escaped form.
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 

@@ -26,8 +26,6 @@ from rich.progress import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JobProgress", "Tasks", "tasks_of"]
-
 #: The interval between two updates of a bar, in s.
 _BAR_INTERVAL: Final = 0.5
 

@@ -19,14 +19,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = [
-    "ARCHIVED_ROWS_SCHEMA",
-    "ARCHIVED_WIRE_SCHEMA",
-    "FINDINGS_SCHEMA",
-    "ROWS_SCHEMA",
-    "WIRE_SCHEMA",
-]
-
 #: A row of a stream, as the data source reads it.
 ROWS_SCHEMA: Final = StructType(
     [

@@ -15,8 +15,6 @@ from synapse_replication.config.deployment import load_deployment
 from synapse_replication.errors import ConfigError, PipelineError
 from synapse_replication.streams.table import TableStream
 
-__all__ = ["PipelineSettings", "settings_of_config", "settings_of_dsn"]
-
 
 @attrs.frozen
 class PipelineSettings:

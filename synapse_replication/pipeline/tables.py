@@ -22,22 +22,6 @@ from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.standard.rows import EventsRowCodec
 from synapse_replication.streams.table import TableStream
 
-__all__ = [
-    "DAY",
-    "KEY_COLUMNS",
-    "KIND",
-    "TYPE_METADATA",
-    "WIRE_ARROW_SCHEMA",
-    "WIRE_TABLE_SCHEMA",
-    "Column",
-    "RowForm",
-    "StreamTable",
-    "standard_tables",
-    "table_of_codec",
-    "table_of_declaration",
-    "tables_of",
-]
-
 #: The columns of every stream's table that precede the columns of the rows' fields.
 KEY_COLUMNS: Final[Mapping[str, pa.DataType]] = {
     # The token, as on the wire: positive even if the ids in the table are negative.

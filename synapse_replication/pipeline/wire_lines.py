@@ -47,8 +47,6 @@ from synapse_replication.wire.commands.users import UserIpCommand
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["RANGE_BYTES", "SUFFIXES", "find_recordings", "read_recordings"]
-
 #: The suffixes of recordings in a folder.
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 

@@ -21,17 +21,6 @@ from synapse_replication.pipeline.source.reading import connected, read_part
 from synapse_replication.pipeline.tables import StreamTable, standard_tables
 from tests.support.archive_database import Key
 
-__all__ = [
-    "Killed",
-    "add_rows_to",
-    "archive_database",
-    "keys_of",
-    "kill_at",
-    "make_archive",
-    "open_table",
-    "receipts",
-]
-
 #: The day of archiving, which is the partition of rows without a time of writing.
 TODAY = datetime.date(2026, 1, 9)
 

@@ -26,19 +26,6 @@ from tests.storage.synapse_extract import ON_THE_WIRE, ROWS, SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-__all__ = [
-    "TOKENS_SCHEMA",
-    "Found",
-    "evidence",
-    "found",
-    "ids_of",
-    "ids_of_rows",
-    "make_rows",
-    "make_tokens",
-    "rows_of",
-    "tokens_of",
-]
-
 TOKENS_SCHEMA = (
     "recording string, line_number long, t double, stream string, "
     "instance_name string, is_row boolean, prev_token long, token long"

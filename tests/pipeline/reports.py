@@ -22,8 +22,6 @@ from synapse_replication.pipeline.report.data import (
 from synapse_replication.pipeline.report.drawing import Plot
 from synapse_replication.pipeline.report.plots import draw_plots
 
-__all__ = ["BEGINNING", "make_report_data", "shared_plots"]
-
 BEGINNING = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.timezone.utc)
 
 _WINDOWS = 48

@@ -13,8 +13,6 @@ from synapse_replication.pipeline.spark.session import make_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["shared_session"]
-
 
 @functools.cache
 def shared_session() -> SparkSession:

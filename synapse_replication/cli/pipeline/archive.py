@@ -17,8 +17,6 @@ from synapse_replication.cli.pipeline.options import (
 )
 from synapse_replication.pipeline.settings import PipelineSettings
 
-__all__ = ["archive_command"]
-
 
 @click.command(
     "archive",

@@ -16,8 +16,6 @@ from synapse_replication.cli.pipeline.options import (
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.settings import PipelineSettings
 
-__all__ = ["audit_command"]
-
 #: Exit status if the audit found an error in the data.
 EXIT_ERRORS = 1
 

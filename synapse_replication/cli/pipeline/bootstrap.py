@@ -20,8 +20,6 @@ from synapse_replication.text import counted
 if TYPE_CHECKING:
     from synapse_replication.pipeline.bootstrap.job import Bootstrap
 
-__all__ = ["bootstrap_command"]
-
 
 @click.command(
     "bootstrap",

@@ -13,8 +13,6 @@ from synapse_replication.cli.pipeline.options import (
     master_option,
 )
 
-__all__ = ["FORMATS", "export_command"]
-
 #: The output formats: the keys of ``export_job.FORMATS``. This copy keeps the help from
 #: importing Spark.
 FORMATS = ("parquet", "csv", "jsonl")

@@ -22,8 +22,6 @@ from synapse_replication.cli.pipeline.purge import purge_command
 from synapse_replication.cli.pipeline.report import report_command
 from synapse_replication.pipeline.spark.failures import short_failures
 
-__all__ = ["pipeline_group"]
-
 
 class _JobGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -21,16 +21,6 @@ from synapse_replication.pipeline.settings import (
     settings_of_dsn,
 )
 
-__all__ = [
-    "DSN_VARIABLE",
-    "archive_option",
-    "json_option",
-    "master_option",
-    "needs_spark",
-    "optional_source_options",
-    "source_options",
-]
-
 #: The environment variable that is used if neither ``-c`` nor ``--dsn`` is given.
 DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
 

@@ -16,8 +16,6 @@ from synapse_replication.text import counted
 if TYPE_CHECKING:
     from synapse_replication.pipeline.archive.purges import OldDay
 
-__all__ = ["purge_command"]
-
 
 @click.command(
     "purge",

@@ -11,8 +11,6 @@ from synapse_replication.cli.pipeline.options import (
 )
 from synapse_replication.pipeline.settings import PipelineSettings
 
-__all__ = ["report_command"]
-
 
 @click.command(
     "report",

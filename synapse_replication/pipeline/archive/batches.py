@@ -14,8 +14,6 @@ import attrs
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.partitions import Part
 
-__all__ = ["Batch", "batches_of"]
-
 
 @attrs.frozen
 class Batch:

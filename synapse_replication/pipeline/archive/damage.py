@@ -25,16 +25,6 @@ if TYPE_CHECKING:
 
     from synapse_replication.pipeline.archive.store import ArchiveStore
 
-__all__ = [
-    "MISSING",
-    "ArchivedFile",
-    "DamagedFile",
-    "check_file",
-    "damaged_log_files",
-    "files_of",
-    "find_damage",
-]
-
 _REPAIR: Final = (
     "restore it from a backup, or run: synapse-replication pipeline archive --repair"
 )

@@ -21,8 +21,6 @@ from synapse_replication.pipeline.spark.session import job_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["FORMATS", "export_rows", "run_export"]
-
 #: The suffix of the files of each format.
 FORMATS = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl"}
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-__all__ = ["as_json_lines"]
-
 
 def as_json_lines(rows: DataFrame) -> DataFrame:
     """Convert each row to a line with a JSON object.

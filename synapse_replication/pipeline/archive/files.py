@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction
     from pyarrow.parquet import ParquetWriter
 
-__all__ = ["DayWriter", "WrittenFile"]
-
 #: The maximum number of files that a :class:`DayWriter` has open. To open a further
 #: file, it closes the least recently used one.
 _OPEN_DAYS: Final = 16

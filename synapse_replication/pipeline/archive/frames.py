@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
-__all__ = ["ARCHIVE_KEYS", "ArchivedTables", "bounds_of", "read_archive"]
-
 #: The columns that the tables of all streams have.
 ARCHIVE_KEYS: Final = (
     "stream_id",

@@ -11,8 +11,6 @@ from synapse_replication.pipeline.archive.metrics import ArchiveMetrics, serve_m
 from synapse_replication.pipeline.archive.progress import Numbers, make_reporter
 from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
 
-__all__ = ["run_job"]
-
 
 def run_job(settings: ArchiveSettings, metrics: tuple[str, int] | None) -> Numbers:
     """Archive until SIGTERM or SIGINT or, with ``settings.once``, for one cycle.

@@ -28,20 +28,6 @@ from synapse_replication.pipeline.source.offsets import StreamOffset
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
 
-__all__ = [
-    "APPLICATION",
-    "PurgedRange",
-    "TableState",
-    "archived_size",
-    "commit_properties",
-    "committer_of",
-    "offset_gap",
-    "purged_properties",
-    "read_purged_ranges",
-    "read_state",
-    "recording_id",
-]
-
 #: The application id of the transactions of batches.
 APPLICATION: Final = "synapse_replication.archive"
 

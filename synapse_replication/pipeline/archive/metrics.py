@@ -10,8 +10,6 @@ from prometheus_client.exposition import start_http_server
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.offsets import StreamOffset
 
-__all__ = ["ArchiveMetrics", "serve_metrics"]
-
 _PREFIX = "synapse_replication_archive"
 
 

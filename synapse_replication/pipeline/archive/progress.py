@@ -10,8 +10,6 @@ import attrs
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-__all__ = ["Numbers", "PlainReporter", "Reporter", "TerminalReporter", "make_reporter"]
-
 
 @attrs.define
 class Numbers:

@@ -12,8 +12,6 @@ from synapse_replication.pipeline.archive.purges import (
 from synapse_replication.pipeline.archive.store import open_archive
 from synapse_replication.pipeline.progress import JobProgress
 
-__all__ = ["purge_archive"]
-
 
 def purge_archive(
     archive: str,

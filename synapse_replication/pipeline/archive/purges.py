@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from synapse_replication.pipeline.progress import JobProgress
 
-__all__ = ["OldDay", "find_old_days", "purge_days"]
-
 #: The maximum number of attempts to purge a table. An attempt fails if, for instance,
 #: the Spark driver of an archive job changes the files of the old days meanwhile.
 _ATTEMPTS: Final = 10

@@ -35,8 +35,6 @@ from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.source.reading import connected, read_part
 from synapse_replication.text import counted
 
-__all__ = ["Repair", "repair_archive"]
-
 #: The columns that identify a row of a stream. The writer is omitted: it may have been
 #: unknown when the row was archived.
 _KEY: Final = ["stream_id", "row_index"]

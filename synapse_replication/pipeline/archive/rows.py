@@ -30,8 +30,6 @@ from synapse_replication.pipeline.spark.failures import short_failures
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ArchivedBatch", "RowsArchiver", "lag_of"]
-
 #: Spark's message if a worker takes more than 10 s to start. That limit cannot be
 #: configured.
 _SLOW_START: Final = "Python worker failed to connect back"

@@ -45,8 +45,6 @@ from synapse_replication.pipeline.tables import WIRE_TABLE_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ENOUGH_FILES", "RETENTION_HOURS", "ArchiveSettings", "run_archive"]
-
 #: The small files of a day are merged if there are at least this many of them.
 ENOUGH_FILES: Final = 8
 

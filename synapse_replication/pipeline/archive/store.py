@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyarrow.fs import FileSystem
 
-__all__ = ["ArchiveStore", "open_archive", "open_store", "reason_of"]
-
 _STREAMS: Final = "streams"
 _WIRE: Final = "wire"
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from deltalake.transaction import RemoveAction
 
-__all__ = ["ArchiveTable", "Compaction", "Point", "Watch"]
-
 _logger = logging.getLogger(__name__)
 
 #: The size below which a file counts as small, in bytes.

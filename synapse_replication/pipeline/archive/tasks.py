@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["write_recordings", "write_rows"]
-
 
 def write_rows(
     session: SparkSession,

@@ -17,8 +17,6 @@ import attrs
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.wire_lines import SUFFIXES
 
-__all__ = ["BATCH_BYTES", "Recording", "find_closed_recordings", "plan_recordings"]
-
 #: The maximum size of the recordings in a batch, in bytes, unless a single recording is
 #: larger.
 BATCH_BYTES: Final = 1024**3

@@ -29,8 +29,6 @@ from synapse_replication.streams.standard.registry import (
 )
 from synapse_replication.streams.table import TableStream
 
-__all__ = ["AuditFacts", "Finding", "read_facts"]
-
 #: A row of FINDINGS_SCHEMA.
 Finding = tuple[str, str, str | None, str | None, int | None, int | None, int, str, str]
 

@@ -15,8 +15,6 @@ from pyspark.sql import functions as sf
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["SAMPLES", "SEVERITIES", "Kind", "Severity", "finding", "sample"]
-
 #: The maximum number of lines, rows or ids that the evidence of one finding lists.
 SAMPLES: Final = 10
 

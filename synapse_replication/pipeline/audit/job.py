@@ -72,8 +72,6 @@ from synapse_replication.pipeline.wire_lines import find_recordings, read_record
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["STEPS", "audited", "run_audit"]
-
 #: The number of steps of :func:`audited`.
 STEPS: Final = 3
 

@@ -19,8 +19,6 @@ from synapse_replication.text import printable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-__all__ = ["Counts", "print_findings", "print_json", "write_findings"]
-
 #: The number of findings of each severity.
 Counts = Counter[Severity]
 

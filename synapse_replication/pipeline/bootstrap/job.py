@@ -36,15 +36,6 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "Bootstrap",
-    "Reader",
-    "read_bootstrap",
-    "read_with_spark",
-    "run_bootstrap",
-    "write_bootstrap",
-]
-
 #: A function that returns the greatest token of each writer in ranges of ids. Its first
 #: argument is the database's connection parameters.
 Reader = Callable[[Mapping[str, Any], Sequence[IdRange]], "list[Found]"]

@@ -20,15 +20,6 @@ import attrs
 from synapse_replication.errors import PipelineError
 from synapse_replication.streams.table import IdColumn
 
-__all__ = [
-    "Change",
-    "Found",
-    "PlannedChange",
-    "StreamHistory",
-    "check_histories",
-    "plan_positions",
-]
-
 #: A stream, a table, a writer (``None`` for rows without one), and the greatest token.
 Found = tuple[str, str, str | None, int]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-__all__ = ["farthest_tokens"]
-
 
 def farthest_tokens(parts: DataFrame) -> DataFrame:
     """Return the greatest token for each combination of stream, table and writer.

@@ -24,16 +24,6 @@ from synapse_replication.streams.standard.registry import (
 )
 from synapse_replication.streams.table import IdColumn, TableStream
 
-__all__ = [
-    "IdRange",
-    "check_no_writers",
-    "connected",
-    "id_ranges",
-    "read_farthest",
-    "read_histories",
-    "write_positions",
-]
-
 #: The number of ids that one query covers, unless the table has too many ids for
 #: :data:`MAX_RANGES` such queries.
 RANGE_WIDTH = 250_000

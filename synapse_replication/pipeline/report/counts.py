@@ -37,8 +37,6 @@ from synapse_replication.pipeline.schemas import WIRE_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ReportInputs", "collect_report"]
-
 #: The maximum number of rooms, and of users, that are shown.
 MAX_HOT = 15
 

@@ -9,21 +9,6 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-__all__ = [
-    "BatchBucket",
-    "CommandCount",
-    "FindingLine",
-    "Hot",
-    "LagLine",
-    "Notes",
-    "ReportData",
-    "StreamEvent",
-    "WindowCount",
-    "WriterTotal",
-    "choose_window",
-    "hide_names",
-]
-
 #: The most windows into which :func:`choose_window` divides a span, unless the span is
 #: too long for all lengths.
 MAX_WINDOWS = 120

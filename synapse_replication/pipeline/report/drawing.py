@@ -20,22 +20,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter
 
-__all__ = [
-    "COLOURS",
-    "OTHERS",
-    "Draw",
-    "Plot",
-    "Style",
-    "add_legend",
-    "colour_of",
-    "duration",
-    "length",
-    "make_panels",
-    "moment",
-    "render",
-    "use_time",
-]
-
 #: The label of all series that do not get a colour of their own.
 OTHERS = "all others"
 

@@ -31,8 +31,6 @@ from synapse_replication.pipeline.wire_lines import find_recordings, read_record
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["run_report", "write_report"]
-
 #: The number of steps in addition to those of an audit: start Spark, count, draw.
 _STEPS: Final = 3
 

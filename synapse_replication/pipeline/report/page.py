@@ -13,8 +13,6 @@ from synapse_replication import __version__
 from synapse_replication.pipeline.report.data import LagLine, ReportData
 from synapse_replication.pipeline.report.drawing import Plot
 
-__all__ = ["Verdict", "judge", "render_page"]
-
 
 @attrs.frozen
 class Verdict:

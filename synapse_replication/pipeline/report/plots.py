@@ -35,8 +35,6 @@ from synapse_replication.pipeline.report.drawing import (
     use_time,
 )
 
-__all__ = ["draw_plots"]
-
 _MAX_PANELS = 6
 _MAX_LAG_PANELS = 4
 _MAX_BARS = 12

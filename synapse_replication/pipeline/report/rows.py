@@ -15,18 +15,6 @@ from pyspark.sql import functions as sf
 
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
-__all__ = [
-    "ABOUT",
-    "ACCURACY",
-    "batch_sizes",
-    "by_row_index",
-    "hottest",
-    "over_time",
-    "totals",
-    "window_start",
-    "with_names",
-]
-
 #: The columns with the room and the user to which a row refers.
 ABOUT = ("room_id", "user_id")
 

@@ -10,15 +10,6 @@ from pyspark.sql import functions as sf
 
 from synapse_replication.pipeline.report.rows import ACCURACY, window_start
 
-__all__ = [
-    "arrived_rows",
-    "commands",
-    "lag_percentiles",
-    "lags",
-    "since_beginning",
-    "stream_events",
-]
-
 
 def since_beginning(wire: DataFrame) -> DataFrame:
     """Set ``received_ts`` to the time since the beginning of the line's recording.

@@ -25,15 +25,6 @@ from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
 
-__all__ = [
-    "CatalogQuery",
-    "CatalogStream",
-    "catalog_of",
-    "declared_from_json",
-    "declared_to_json",
-    "select_streams",
-]
-
 
 @attrs.frozen
 class CatalogQuery:

@@ -42,14 +42,6 @@ from synapse_replication.storage.queries import identifier
 if TYPE_CHECKING:
     from psycopg2.extensions import cursor
 
-__all__ = [
-    "CompletenessReader",
-    "find_present",
-    "find_writers",
-    "last_allocated_id",
-    "stored_positions",
-]
-
 #: How long to wait for transactions that write ``caches``, in s.
 LOCK_PATIENCE = 5.0
 _LOCK_INTERVAL = 0.02

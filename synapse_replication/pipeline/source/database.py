@@ -15,18 +15,6 @@ from synapse_replication.errors import PipelineError
 if TYPE_CHECKING:
     from psycopg2.extensions import connection, cursor
 
-__all__ = [
-    "CONNECT_TIMEOUT",
-    "PLAN_TIMEOUT",
-    "READ_TIMEOUT",
-    "SESSION_SETTINGS",
-    "connect",
-    "describe",
-    "pinned",
-    "reading",
-    "session_settings",
-]
-
 #: The timeout for connecting, in s.
 CONNECT_TIMEOUT = 10
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["latest_token", "map_rows", "read_rows"]
-
 
 def read_rows(
     session: SparkSession,

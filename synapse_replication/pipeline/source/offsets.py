@@ -19,8 +19,6 @@ import attrs
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
-__all__ = ["Span", "StreamOffset", "offsets_from_json", "offsets_to_json", "spans"]
-
 _MAX_ID = 2**63 - 1
 
 

@@ -28,8 +28,6 @@ from synapse_replication.pipeline.source.offsets import StreamOffset, offsets_fr
 from synapse_replication.pipeline.tables import RowForm
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
-__all__ = ["EARLIEST", "LATEST", "SourceOptions", "parse_token", "reader_options"]
-
 EARLIEST = "earliest"
 LATEST = "latest"
 

@@ -21,8 +21,6 @@ from synapse_replication.pipeline.source.ranges import Present, ids_sql
 if TYPE_CHECKING:
     from psycopg2.extensions import cursor
 
-__all__ = ["Part", "cut_by_rows", "narrow", "pack", "split"]
-
 #: The number of ids for which a separate task pays off.
 IDS_PER_TASK = 250_000
 

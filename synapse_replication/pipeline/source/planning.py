@@ -31,8 +31,6 @@ from synapse_replication.pipeline.source.ranges import Present
 if TYPE_CHECKING:
     from psycopg2.extensions import cursor
 
-__all__ = ["Plan", "Planner", "Selection"]
-
 _START = StreamOffset()
 
 

@@ -22,8 +22,6 @@ from pyspark.sql.datasource import (
 
 from synapse_replication.pipeline.source.offsets import Span
 
-__all__ = ["EVERYTHING", "Wanted", "push_filters"]
-
 _NEVER_NULL = {"stream", "instance_name", "stream_id", "row_index", "row"}
 
 

@@ -17,8 +17,6 @@ from synapse_replication.pipeline.source.offsets import Span
 from synapse_replication.pipeline.tables import KIND, Column
 from synapse_replication.storage.queries import identifier, literal
 
-__all__ = ["Present", "ids_sql", "range_sql"]
-
 _SQL_TYPES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "string": "text",

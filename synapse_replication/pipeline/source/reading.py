@@ -31,8 +31,6 @@ from synapse_replication.storage.queries import literal
 if TYPE_CHECKING:
     from adbc_driver_postgresql.dbapi import Connection
 
-__all__ = ["RowsPartition", "partitions_of", "read_part", "read_parts"]
-
 #: The approximate size of a batch, in bytes.
 _BATCH_BYTES: Final = 4 * 2**20
 

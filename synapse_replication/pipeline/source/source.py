@@ -38,8 +38,6 @@ from synapse_replication.pipeline.tables import RowForm
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["PushdownReader", "RowsReader", "SynapseReplicationDataSource"]
-
 
 class SynapseReplicationDataSource(DataSource):
     """The rows of streams in PostgreSQL, for Spark."""

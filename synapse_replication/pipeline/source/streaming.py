@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     import pyarrow
     from psycopg2.extensions import cursor
 
-__all__ = ["RowsStreamReader"]
-
 _Offsets = Mapping[str, StreamOffset]
 
 

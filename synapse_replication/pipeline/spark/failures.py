@@ -16,8 +16,6 @@ from contextlib import contextmanager
 
 from synapse_replication.errors import PipelineError
 
-__all__ = ["short_failures", "shorten"]
-
 # "synapse_replication.errors.PipelineError: text", up to the end of the line, without
 # the SQLSTATE that Spark appends.
 _OURS = re.compile(

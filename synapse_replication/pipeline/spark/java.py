@@ -24,8 +24,6 @@ from pathlib import Path
 
 from synapse_replication.errors import SparkMissingError
 
-__all__ = ["check_java"]
-
 #: The oldest Java that Spark 4 runs on.
 OLDEST_JAVA = 17
 

@@ -12,8 +12,6 @@ from pyspark.sql.types import StructType
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["FEW_IDS", "local_batches", "local_frame"]
-
 #: Up to this number of ids, reading in the driver's process takes less time than
 #: starting Spark's Python workers.
 FEW_IDS: Final = 250_000

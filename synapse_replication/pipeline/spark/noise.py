@@ -14,8 +14,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-__all__ = ["filtered_stderr", "without_noise"]
-
 #: Lines that are irrelevant to the job.
 _NOISE: Final = re.compile(
     r"Using incubator modules"

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from synapse_replication.pipeline.progress import JobProgress
 
-__all__ = ["SCHEDULES_ONLY", "job_session", "make_session"]
-
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 _INSTALL_SPARK = "install it with: pip install 'synapse_replication[spark]'"

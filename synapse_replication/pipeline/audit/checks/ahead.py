@@ -16,8 +16,6 @@ from pyspark.sql import functions as sf
 from synapse_replication.pipeline.audit.checks.wire import TOKEN_COLUMNS, line_text
 from synapse_replication.pipeline.audit.findings import Kind, finding
 
-__all__ = ["ahead_findings"]
-
 #: The position of a stream that was never written, whatever its sequence's value.
 _FIRST_POSITION = 1
 

@@ -25,13 +25,6 @@ from synapse_replication.pipeline.audit.checks.ids import ID_COLUMNS
 from synapse_replication.pipeline.audit.checks.wire import TOKEN_COLUMNS, line_text
 from synapse_replication.pipeline.audit.findings import Kind, finding, sample
 
-__all__ = [
-    "LOST_COLUMNS",
-    "announced_absent",
-    "announced_findings",
-    "not_seen_findings",
-]
-
 #: The columns of :func:`announced_absent`: an id and the line that skipped it.
 LOST_COLUMNS = (
     "stream",

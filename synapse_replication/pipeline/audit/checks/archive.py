@@ -19,13 +19,6 @@ from synapse_replication.pipeline.audit.checks.ids import ID_COLUMNS
 from synapse_replication.pipeline.audit.facts import Finding
 from synapse_replication.pipeline.audit.findings import Kind, finding, sample
 
-__all__ = [
-    "commands_twice_findings",
-    "damaged_files_findings",
-    "not_archived_findings",
-    "rows_twice_findings",
-]
-
 
 def damaged_files_findings(damaged: Iterable[DamagedFile]) -> list[Finding]:
     """Return a finding for each damaged file, as a row of FINDINGS_SCHEMA."""

@@ -31,16 +31,6 @@ from synapse_replication.pipeline.spark.local import FEW_IDS, local_batches
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "ID_COLUMNS",
-    "MAX_GAPS",
-    "gap_findings",
-    "gone_findings",
-    "known_ids",
-    "packed",
-    "two_writers_findings",
-]
-
 #: The columns of :func:`known_ids` that describe where an id was seen, and with which
 #: writers.
 ID_COLUMNS = (

@@ -18,8 +18,6 @@ import pyarrow.compute as pc
 
 from synapse_replication.pipeline.audit.checks.sightings import Source
 
-__all__ = ["NOTABLE_SCHEMA", "Bounds", "notable"]
-
 #: Maps a stream to the least and the greatest relevant id.
 Bounds = Mapping[str, tuple[int, int]]
 

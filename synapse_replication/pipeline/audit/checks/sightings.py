@@ -17,8 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["BUCKET_BITS", "PACKED_SCHEMA", "Source", "pack", "unpack"]
-
 #: The columns of packed sightings, for Spark. All sightings of a stream with the same
 #: ``bucket`` are compared in one task.
 PACKED_SCHEMA: Final = "stream string, bucket long, sightings binary"

@@ -22,16 +22,6 @@ from pyspark.sql import functions as sf
 
 from synapse_replication.pipeline.audit.findings import Kind, finding, sample
 
-__all__ = [
-    "TOKEN_COLUMNS",
-    "damage_findings",
-    "line_text",
-    "order_findings",
-    "reset_findings",
-    "wire_lines",
-    "wire_tokens",
-]
-
 #: The columns of :func:`wire_tokens`.
 TOKEN_COLUMNS = (
     "recording",
