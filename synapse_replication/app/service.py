@@ -176,7 +176,7 @@ class Replication(Service):
         self.started: Deferred[None] = Deferred()
         self._stops = StopSteps(reactor, DRAIN_TIMEOUT)
         self._starting: Deferred[None] | None = None
-        self._began = False
+        self._began = self._is_up = False
 
     # -- for the service's own code ---------------------------------------------------
 
@@ -323,6 +323,7 @@ class Replication(Service):
         streamer.start()
         self._start_position_check(handler)
         self.services.startService()  # type: ignore[no-untyped-call]
+        self._is_up = True
         self.log.info(
             "{instance_name} of {server_name} is up",
             instance_name=options.instance_name,
@@ -395,7 +396,7 @@ class Replication(Service):
 
     def _add_sinks(self) -> None:
         host, sink = self.host, self.sink
-        check_sink(sink, RowSink, self._options, "row_sink")
+        check_sink(sink, RowSink, self._options, "sink")
         check_sink(host.commands, CommandSink, self._options, "command_sink")
         host.set_sink(sink)
         for each in (sink, host.commands):
@@ -602,6 +603,9 @@ class Replication(Service):
             starting.cancel()
             await ended
             self._give_up()
+        if not self._is_up:
+            # Everything that was started has been stopped.
+            return
         self.hooks.stopping()
         links = self._status.snapshot().links
         outcome = "everything received was handled and everything written was sent"

@@ -195,7 +195,7 @@ def read_database(
         report(*_NO_NUMBER_OF_CONNECTIONS)
         most = DEFAULT_CONNECTIONS
     conninfo = _conninfo(args)
-    if is_needed and (why := _why_no_conninfo(conninfo)) is not None:
+    if is_needed and (why := why_no_conninfo(conninfo)) is not None:
         report(
             ("database", "args"),
             why,
@@ -309,7 +309,7 @@ class _WriterChecks:
             )
 
 
-def _why_no_conninfo(conninfo: Mapping[str, Any]) -> str | None:
+def why_no_conninfo(conninfo: Mapping[str, Any]) -> str | None:
     """Return why the driver rejects the parameters; the text repeats no value.
 
     :return: ``None`` if the parameters are valid, or the driver is not installed.

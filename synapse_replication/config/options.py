@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from synapse_replication.config.deployment import DatabaseConfig
+from synapse_replication.config.deployment import DatabaseConfig, why_no_conninfo
 from synapse_replication.config.files import did_you_mean
 from synapse_replication.config.listener_safety import (
     Listener,
@@ -46,8 +46,10 @@ def _to_names(value: Iterable[str]) -> tuple[str, ...]:
 
 
 def _to_streams(
-    value: Iterable[str | TableStream | InMemory],
+    value: Iterable[str | TableStream | InMemory] | str | TableStream | InMemory,
 ) -> tuple[str | TableStream | InMemory, ...]:
+    if isinstance(value, (str, TableStream, InMemory)):
+        return (value,)
     return tuple(value)
 
 
@@ -224,6 +226,7 @@ class ReplicationOptions:
         findings = [
             *self._find_bad_names(),
             *self._find_missing(),
+            *self._find_unusable(),
             *self._find_unprotected(),
         ]
         return [self.problem(*finding) for finding in findings]
@@ -286,6 +289,23 @@ class ReplicationOptions:
                         "address is missing",
                         f"add {writer!r}: InstanceLocation(host, port)",
                     )
+
+    def _find_unusable(self) -> Iterator[_Finding]:
+        redis: object = self.redis
+        if redis is not None and not isinstance(redis, RedisOptions):
+            hint = "pass RedisOptions(host=..., port=...)"
+            yield "redis", f"is {type(redis).__name__}", hint
+        if self.database is not None:
+            why = why_no_conninfo(self.database.conninfo)
+            if why is not None:
+                hint = 'pass libpq\'s parameters, for instance {"dbname": "shop"}'
+                yield "database", why, hint
+        try:
+            self.tls.for_connecting("localhost")
+            if any(listener.tls for listener in self.listeners):
+                self.tls.for_listening()
+        except (OSError, ValueError) as error:
+            yield "tls", str(error), "pass a TlsConfig with PEM files that can be read"
 
     def _find_unprotected(self) -> Iterator[_Finding]:
         if self.allow_unprotected_listeners:

@@ -86,6 +86,7 @@ _KEYS: Mapping[str, str] = MappingProxyType(
         "modules": f"{OWN_SECTION}.modules",
         "receiving": f"{OWN_SECTION}.receiving",
         "row_sink": f"{OWN_SECTION}.row_sink",
+        "sink": f"{OWN_SECTION}.row_sink",
         "streams": f"{OWN_SECTION}.streams",
         "tcp_connect": f"{OWN_SECTION}.direct_tcp.connect",
         "tcp_limit": f"{OWN_SECTION}.direct_tcp.max_pending_*",

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import psycopg2
 import treq
-from twisted.application.service import Service
+from twisted.application.service import MultiService, Service
 from twisted.internet import reactor as real_reactor  # noqa: TID251
 from twisted.internet.defer import CancelledError
 from twisted.internet.task import deferLater
@@ -314,6 +314,48 @@ class ReplicationTests(TestCase):
         missing = attrs.evolve(BIDS, id_column="idd", row_type=BIDS.row_type)
         text = await self.fails(ConfigError, streams=[missing])
         self.assertIn("idd", text)
+
+    async def test_unusable_options(self) -> None:
+        """Options that cannot be used together are refused at once, with a hint."""
+        missing = self.mktemp()
+        at = self.instances
+        for option, named, more in (
+            ("server_name", "without slashes", {"server_name": "a/b"}),
+            ("instance_name", "one word", {"instance_name": "a b"}),
+            ("streams", "did you mean 'typing'?", {"streams": "typin"}),
+            ("streams", "is there twice", {"streams": [BIDS, BIDS]}),
+            ("writers", "no stream bidds", {"writers": {"bidds": ["bid1"]}}),
+            ("database", "pass libpq's parameters", {"database": None}),
+            ("database", "dbnam", {"database": {"dbnam": "x"}}),
+            ("redis", "no link to bid2", {"redis": None}),
+            ("redis", "pass RedisOptions", {"redis": "localhost"}),
+            ("tcp_connect", "arrive twice", {"tcp_connect": ["tcp:h:1"]}),
+            ("tls", missing, {"tls": api.TlsConfig(ca_file=missing)}),
+            ("tls", "no certificate", {"listeners": [api.Listener(1, tls=True)]}),
+            ("listeners", "add bid1 to instances", {"listeners": []}),
+            ("listeners", "secret", {"listeners": [api.Listener(1, None, ("::",))]}),
+            ("tcp_listen", "caCertsDir", {"tcp_listen": ["tcp:1"]}),
+            ("instances", "bid1 writes", {"instance_name": "x", "instances": {}}),
+        ):
+            values: dict[str, Any] = {"instance_name": "bid1", "instances": at, **more}
+            with self.assertRaises(ConfigError) as caught:
+                api.Replication(
+                    reactor, self.options(values.pop("instance_name"), **values)
+                )
+            text = str(caught.exception)
+            self.assertIn(f"{option}: ", text)
+            self.assertIn(named, text)
+            self.assertNotIn("worker", text)
+
+    async def test_in_a_service_of_ones_own(self) -> None:
+        """A MultiService starts and stops replication with its other children."""
+        application: Any = MultiService()
+        replication: Any = api.Replication(reactor, self.options("bid1"))
+        replication.setServiceParent(application)
+        application.startService()
+        await replication.started
+        await replication["bids"].write([bid(1)])
+        await application.stopService()
 
     async def test_wrong_sinks(self) -> None:
         """An object that is not a sink is refused at the start."""
