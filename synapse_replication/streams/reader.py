@@ -26,17 +26,19 @@ that the position is false; a link that is merely slower than another is not.
 
 The reader has no clock, no I/O and no awaitable. Its driver reports events by calling
 the methods below, one at a time, and then takes the actions that :meth:`Reader.next`
-returns. :data:`TABLE` lists, for each event and state, the states that may follow. An
-event in a state that the table does not list raises :exc:`UnexpectedEventError`.
+returns. :data:`TABLE` lists, for each event and state, what happens and the states that
+may follow. An event in a state that the table does not list raises
+:exc:`UnexpectedEventError`. ``scripts/explore`` has taken each entry, and no other.
 
-See docs/failure-modes.rst: failure-gap-per-writer, failure-two-links.
+See docs/reader.rst, and docs/failure-modes.rst: failure-gap-per-writer,
+failure-two-links.
 """
 
 from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -93,6 +95,7 @@ class Event(enum.Enum):
     ADVANCED = "the position was advanced"
     FAILED = "an action failed"
     TIMER = "the timer is due"
+    NEXT = "the next action is taken"
 
 
 class Verdict(enum.Enum):
@@ -331,12 +334,12 @@ def _on(event: Event) -> Callable[[_Method], _Method]:
         @wraps(method)
         def checked(self: Reader, *args: Any, **kwargs: Any) -> Any:
             before = self.state
-            expected = TABLE[event].get(before)
-            if expected is None:
+            entry = TABLE[event].get(before)
+            if entry is None:
                 raise UnexpectedEventError(f"{event.name} in state {before.name}")
             result = method(self, *args, **kwargs)
             after = self.state
-            if after not in expected:
+            if after not in entry.next_states:
                 raise UnexpectedEventError(
                     f"{event.name} led from state {before.name} to {after.name}"
                 )
@@ -856,6 +859,7 @@ class Reader:
 
     # -- actions ----------------------------------------------------------------------
 
+    @_on(Event.NEXT)
     def next(self, now: float) -> Action | None:
         """Return the next action; ``None`` if there is none until the next event.
 
@@ -1114,9 +1118,165 @@ class Reader:
                 self._reports.append(Connected(link))
 
 
-_ALL = frozenset(State)
+@attrs.frozen
+class Entry:
+    """What an event does in a state.
 
-#: For each event and each state in which it may happen, the states that may follow.
-TABLE: Mapping[Event, Mapping[State, frozenset[State]]] = {
-    event: dict.fromkeys(State, _ALL) for event in Event
-}
+    :ivar effect: what happens.
+    :ivar next_states: the states that may follow.
+    """
+
+    effect: str
+    next_states: Container[State]
+
+
+_W, _L, _D, _F, _V, _P = State
+_ALL = tuple(State)
+_SAME: Final = None
+
+#: Rows of the table: an event, states, what happens, and the states that may follow,
+#: or the same state.
+_ROWS: Final[Sequence[tuple[Event, Sequence[State], str, Sequence[State] | None]]] = (
+    (Event.LINK_UP, (_W, _L, _D, _F, _V), "The link waits for POSITION.", _SAME),
+    (Event.LINK_UP, (_P,), "The first link ends the pause.", (_D, _P)),
+    (Event.LINK_LOST, (_L,), "Rows of the other links are still live.", (_W, _L)),
+    (Event.LINK_LOST, (_W, _D, _F, _P), "What is missing remains missing.", _SAME),
+    (
+        Event.BATCH,
+        (_L,),
+        "The rows are delivered, or are old, or a catch-up for them begins.",
+        (_L, _D),
+    ),
+    (Event.BATCH, (_D, _F, _P), "The rows are to be fetched, or are old.", _SAME),
+    (
+        Event.BATCH,
+        (_V,),
+        "The same. A page that lacks these rows is given up.",
+        (_D, _V),
+    ),
+    (Event.LOST_ROWS, _ALL, "The next batch on the link is to be fetched.", _SAME),
+    (Event.POSITION, (_W,), "The link opens.", (_D,)),
+    (
+        Event.POSITION,
+        (_L,),
+        "The position is to advance or, if the link contradicts itself, to be lowered.",
+        (_L, _D),
+    ),
+    (Event.POSITION, (_D,), "The target rises, or the stream begins anew.", _SAME),
+    (
+        Event.POSITION,
+        (_F,),
+        "The target rises, or the stream begins anew without the page.",
+        (_D, _F),
+    ),
+    (
+        Event.POSITION,
+        (_V,),
+        "The target rises, or the stream begins anew without the page.",
+        (_D, _V),
+    ),
+    (Event.POSITION, (_P,), "The target rises, and the pause ends.", (_D,)),
+    (Event.REPORT, (_W,), "The link opens, unless the token is too low.", (_W, _D)),
+    (
+        Event.REPORT,
+        (_L,),
+        "The position is to advance or, if the link contradicts itself, to be lowered.",
+        (_L, _D),
+    ),
+    (Event.REPORT, (_D,), "The target rises.", _SAME),
+    (
+        Event.REPORT,
+        (_F,),
+        "The target rises. If the link opens, the stream may begin anew.",
+        (_D, _F),
+    ),
+    (
+        Event.REPORT,
+        (_V,),
+        "The target rises. If the link opens, the stream may begin anew.",
+        (_D, _V),
+    ),
+    (
+        Event.REPORT,
+        (_P,),
+        "The target rises. If the link opens, the stream may begin anew.",
+        (_D, _P),
+    ),
+    (Event.STORED, (_W,), "Rows up to the token are to be fetched.", (_W, _D)),
+    (Event.STORED, (_L,), "Rows up to the token are to be fetched.", (_L, _D)),
+    (Event.STORED, (_D, _F, _P), "The target rises.", _SAME),
+    (Event.EPOCH, (_W,), "The epoch, or the stream anew, is to begin.", (_W, _D)),
+    (Event.EPOCH, (_L,), "The epoch, or the stream anew, is to begin.", (_L, _D)),
+    (Event.EPOCH, (_D,), "The epoch, or the stream anew, is to begin.", _SAME),
+    (
+        Event.EPOCH,
+        (_F,),
+        "The same. A page that may be of another epoch is given up.",
+        (_D, _F),
+    ),
+    (
+        Event.EPOCH,
+        (_V,),
+        "The same. A page that may be of another epoch is given up.",
+        (_D, _V),
+    ),
+    (Event.EPOCH, (_P,), "The epoch, or the stream anew, is to begin.", (_D, _P)),
+    (Event.REMOVED, (_W,), "Its last rows are to be fetched.", (_W, _D)),
+    (Event.REMOVED, (_L,), "Its last rows are to be fetched.", (_L, _D)),
+    (Event.REMOVED, (_D, _F, _P), "The target rises to its last token.", _SAME),
+    (Event.OVERFLOW, (_W, _L), "What arrives is to be fetched.", (_D,)),
+    (Event.OVERFLOW, (_D, _F, _V, _P), "What arrives is fetched anyway.", _SAME),
+    (Event.UNREADABLE, (_L, _D), "The row is to be fetched from the source.", (_D,)),
+    (Event.UNREADABLE, (_P,), "The row is to be fetched from the source.", _SAME),
+    (
+        Event.UNREADABLE,
+        (_V,),
+        "The page is given up, and is to be fetched from the source.",
+        (_D,),
+    ),
+    (Event.DELIVERY_FAILED, (_L, _D, _P), "The rows are to be fetched later.", (_P,)),
+    (
+        Event.PAGE,
+        (_F,),
+        "The page is checked. If it is wanted, its delivery begins.",
+        (_D, _V),
+    ),
+    (
+        Event.PAGE_DELIVERED,
+        (_V,),
+        "The rows of the page are not missing any more.",
+        (_D, _F),
+    ),
+    (Event.REWOUND, (_D,), "The position is lower.", _SAME),
+    (Event.EPOCH_BEGUN, (_D, _F, _V), "The epoch is known.", _SAME),
+    (
+        Event.ADVANCED,
+        (_D,),
+        "The position is higher. If nothing is missing, the catch-up ends.",
+        (_W, _L, _D),
+    ),
+    (Event.FAILED, (_D, _F, _V), "The catch-up pauses.", (_P,)),
+    (Event.TIMER, (_W, _L, _D, _F), "Nothing: the pause ended before.", _SAME),
+    (Event.TIMER, (_P,), "The pause ends.", (_D,)),
+    (
+        Event.NEXT,
+        (_D,),
+        "The position or the epoch changes, a page is fetched, a pause begins, or the "
+        "catch-up ends.",
+        (_W, _L, _D, _F, _P),
+    ),
+    (Event.NEXT, (_V,), "The page after this one is requested.", _SAME),
+    (Event.NEXT, (_W, _L, _F, _P), "Nothing, except to report.", _SAME),
+)
+
+
+def _make_table() -> dict[Event, dict[State, Entry]]:
+    table: dict[Event, dict[State, Entry]] = {event: {} for event in Event}
+    for event, states, effect, following in _ROWS:
+        for state in states:
+            table[event][state] = Entry(effect, following or (state,))
+    return table
+
+
+#: For each event and each state in which it may happen, what happens.
+TABLE: Mapping[Event, Mapping[State, Entry]] = _make_table()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from scripts.tools.explore.search import Search, explain
+from scripts.tools.explore.search import Call, Search, entries, explain
 from scripts.tools.explore.worlds import DEEP, SHALLOW
 
 
@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     status = 0
+    taken: set[Call] = set()
     for name, (kind, bounds) in (DEEP if options.deep else SHALLOW).items():
         if options.world and name not in options.world:
             continue
@@ -30,11 +31,19 @@ def main(arguments: list[str]) -> int:
             f"{result.seconds:.0f} s, {end}",
             flush=True,
         )
+        taken |= result.calls
         if result.broken is not None:
             print(explain(result.broken))  # noqa: T201
             status = 1
         elif not result.is_complete:
             status = status or 2
+    left = sorted(
+        f"{event.name} {before.name} -> {after.name}"
+        for event, before, after in entries() - taken
+    )
+    print(  # noqa: T201 -- the result
+        f"{len(taken)} entries of the table taken; not taken: {', '.join(left) or '-'}"
+    )
     return status
 
 

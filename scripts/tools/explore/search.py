@@ -10,11 +10,14 @@ all states were expanded, each must reach rest by such steps.
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import time
 from array import array
 from collections import deque
+from collections.abc import Container, Iterator
 from hashlib import blake2b
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -29,6 +32,9 @@ from scripts.tools.explore.world import (
 from synapse_replication.streams import reader as machine
 
 _NONE = 0xFFFFFFFF
+
+#: An event of the machine, and the states before and after it.
+Call: TypeAlias = tuple[machine.Event, machine.State, machine.State]
 
 
 @attrs.frozen
@@ -52,7 +58,8 @@ class Result:
     :ivar depth: the length of the longest of the shortest sequences.
     :ivar rest: the number of states at rest.
     :ivar steps: the greatest number of steps from a state to rest.
-    :ivar calls: each event of the machine, with the states before and after it.
+    :ivar calls: each event of the machine that happened, with the states before and
+        after it.
     """
 
     kind: Kind
@@ -65,6 +72,7 @@ class Result:
     seconds: float = 0.0
     is_complete: bool = False
     broken: Broken | None = None
+    calls: set[Call] = attrs.field(factory=set)
 
 
 class Search:
@@ -83,11 +91,8 @@ class Search:
         """Search until a promise is broken, all states were expanded, or time is up."""
         result = Result(self._kind, self._bounds)
         started = time.monotonic()
-        burst, machine.BURST = machine.BURST, self._bounds.burst or machine.BURST  # type: ignore[misc]
-        try:
+        with replaced(self._bounds, result.calls):
             self._search(result, started + seconds, max_states)
-        finally:
-            machine.BURST = burst  # type: ignore[misc]
         result.seconds = time.monotonic() - started
         return result
 
@@ -260,6 +265,53 @@ def _key(world: World) -> bytes:
     return marshal.dumps(world.freeze()[0], 2)
 
 
+def entries() -> set[Call]:
+    """Return what the machine's table allows."""
+    return {
+        (event, before, after)
+        for event, row in machine.TABLE.items()
+        for before, entry in row.items()
+        for after in machine.State
+        if after in entry.next_states
+    }
+
+
+@contextlib.contextmanager
+def replaced(bounds: Bounds, calls: set[Call]) -> Iterator[None]:
+    """Limit the machine's bursts, and add its calls to ``calls``."""
+    module: Any = machine
+    before = module.BURST, module.TABLE
+    module.BURST = bounds.burst or module.BURST
+    module.TABLE = {
+        event: {
+            state: attrs.evolve(
+                entry, next_states=_Recorder(event, state, entry.next_states, calls)
+            )
+            for state, entry in row.items()
+        }
+        for event, row in machine.TABLE.items()
+    }
+    try:
+        yield
+    finally:
+        module.BURST, module.TABLE = before
+
+
+@attrs.frozen
+class _Recorder:
+    """The states that may follow, which records those that do."""
+
+    event: machine.Event
+    before: machine.State
+    expected: Container[machine.State]
+    calls: set[Call]
+
+    def __contains__(self, after: object) -> bool:
+        assert isinstance(after, machine.State)
+        self.calls.add((self.event, self.before, after))
+        return after in self.expected
+
+
 def explain(broken: Broken) -> str:
     """Return a broken promise as a test, with the calls of the machine as comments."""
     lines = [
@@ -268,8 +320,7 @@ def explain(broken: Broken) -> str:
         f"    world = World.begin({broken.kind}, {_bounds(broken.bounds)})",
     ]
     world = World.begin(broken.kind, broken.bounds)
-    burst, machine.BURST = machine.BURST, broken.bounds.burst or machine.BURST  # type: ignore[misc]
-    try:
+    with replaced(broken.bounds, set()):
         for event in broken.events:
             world.trace = []
             lines.append(f"    world.apply({event!r})")
@@ -278,8 +329,6 @@ def explain(broken: Broken) -> str:
             except Exception as error:  # noqa: BLE001 -- it is printed
                 world.trace.append(f"{type(error).__name__}: {error}")
             lines += [f"        # {text}" for text in world.trace]
-    finally:
-        machine.BURST = burst  # type: ignore[misc]
     if broken.reason.startswith("never"):
         lines.append("    self.assertIsNone(rest(world))")
         world.trace = []

@@ -15,6 +15,7 @@ def _bounds(
     lies: int = 0,
     removals: int = 0,
     hellos: int = 0,
+    stored: bool = False,
     burst: int | None = None,
 ) -> Bounds:
     """Return bounds with at most one fault of each kind, and ``total`` together."""
@@ -30,6 +31,7 @@ def _bounds(
         lies=lies,
         removals=removals,
         hellos=hellos,
+        stored=stored,
         total=total,
         burst=burst,
     )
@@ -38,6 +40,7 @@ def _bounds(
 #: The worlds that ``scripts/test`` explores.
 SHALLOW: Mapping[str, tuple[Kind, Bounds]] = {
     "database": (Kind.DATABASE, _bounds(2, 1, 1, removals=1)),
+    "database, stored positions": (Kind.DATABASE, _bounds(1, 1, 1, stored=True)),
     "database, lie": (Kind.DATABASE, Bounds(ids=1, links=1, lies=1)),
     "database, two links": (Kind.DATABASE, Bounds(ids=2, links=2)),
     "caches": (Kind.CACHES, _bounds(2, 1, 1)),
@@ -49,7 +52,7 @@ SHALLOW: Mapping[str, tuple[Kind, Bounds]] = {
 
 #: The worlds that ``scripts/explore --deep`` explores, the smallest first.
 DEEP: Mapping[str, tuple[Kind, Bounds]] = {
-    "database": (Kind.DATABASE, _bounds(2, 1, 3, removals=1)),
+    "database": (Kind.DATABASE, _bounds(2, 1, 3, removals=1, stored=True)),
     "database, three ids": (Kind.DATABASE, _bounds(3, 1, 1, removals=1)),
     "database, two links": (Kind.DATABASE, _bounds(2, 2, 1)),
     "database, lie": (Kind.DATABASE, _bounds(2, 1, 1, lies=1)),
