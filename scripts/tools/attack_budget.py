@@ -7,6 +7,8 @@ kind of input, and prints the rows of the table in ``docs/security.rst``.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import time
@@ -60,12 +62,17 @@ class Cost:
     :ivar memory: the resident memory in MiB before the attack, its peak, and the
         resident memory afterwards.
     :ivar log: the number of logged bytes.
+    :ivar stalls: the number of the reactor's turns of 0.25 s or more.
+    :ivar next_row: the time from the end of the attack until the next row of each
+        writer of events had arrived at a reader, in s.
     """
 
     sent: str
     cpu: tuple[float, float, float]
     memory: tuple[float, float, float]
     log: int
+    stalls: int
+    next_row: float
 
 
 def _tcp(deployment: FaultDeployment) -> int:
@@ -160,7 +167,37 @@ ATTACKS = (
     Attack(
         "Gaps of a declared writer",
         "reader1",
-        _publish(lambda: hostile.gap_positions(5000), "messages", 2000),
+        _publish(lambda: hostile.gap_positions(5000), "messages", 10_000),
+    ),
+    Attack(
+        "Rows of 15 MB",
+        "reader1",
+        _publish(lambda: hostile.large_rows(15_000_000), "messages", 6),
+    ),
+    Attack(
+        "Rows just under the limit of 1 MiB",
+        "reader1",
+        _publish(lambda: hostile.large_rows(1_000_000), "messages", 60),
+    ),
+    Attack(
+        "REPLICATE",
+        "event_writer1",
+        _publish(hostile.requests_for_positions, "messages", 10_000),
+    ),
+    Attack(
+        "Made-up hellos",
+        "reader1",
+        _publish(hostile.made_up_hellos, "messages", 10_000, "/replication_ext"),
+    ),
+    Attack(
+        "Incomplete HTTP requests",
+        "main",
+        lambda deployment, seconds: (
+            hostile.send_incomplete_requests(
+                int(deployment.status_page.split(":")[2].split("/")[0]), 1040, seconds
+            ),
+            "connections",
+        ),
     ),
     Attack(
         "HTTP bodies of 5 MiB without a secret",
@@ -173,6 +210,37 @@ ATTACKS = (
         ),
     ),
 )
+
+
+def _count_stalls(deployment: FaultDeployment, name: str) -> int:
+    """Return the number of an instance's turns of 0.25 s or more."""
+    metrics = deployment.get_metrics(name)
+    found = {
+        bound: float(count)
+        for bound, count in re.findall(
+            r'reactor_turn_seconds_bucket{le="([^"]+)"[^}]*} (\S+)', metrics
+        )
+    }
+    return int(found["+Inf"] - found["0.25"])
+
+
+def _wait_for_next_rows(deployment: FaultDeployment) -> float:
+    """Return the time until a row of each writer of events arrives at a reader, in s.
+
+    Wait for :data:`ROWS_TIMEOUT` at most.
+    """
+    started = time.monotonic()
+    missing = {"event_writer1", "event_writer2"}
+    with deployment.journal_of(READERS[0]).open("rb") as journal:
+        journal.seek(0, os.SEEK_END)
+        while missing and time.monotonic() - started < ROWS_TIMEOUT:
+            for line in journal.readlines():
+                with contextlib.suppress(ValueError):
+                    entry = json.loads(line)
+                    if entry["stream"] == "events" and entry["rows"]:
+                        missing.discard(entry["writer"])
+            time.sleep(0.02)
+    return time.monotonic() - started
 
 
 class _Meter:
@@ -211,9 +279,11 @@ def measure(deployment: FaultDeployment, attack: Attack, seconds: float) -> Cost
     cpu_before, memory_before = meter.share(QUIET_FOR), meter.memory()
     logged = meter.log_size()
     meter.forget_peak()
+    stalls = _count_stalls(deployment, attack.victim)
     started, used = time.monotonic(), meter.cpu_seconds()
     sent, unit = attack.run(deployment, seconds)
     lasted = time.monotonic() - started
+    next_row = _wait_for_next_rows(deployment)
     # Input that was sent quickly may take longer to process.
     time.sleep(max(0.0, seconds - lasted))
     cpu = 100 * (meter.cpu_seconds() - used) / (time.monotonic() - started)
@@ -224,6 +294,8 @@ def measure(deployment: FaultDeployment, attack: Attack, seconds: float) -> Cost
         (cpu_before, cpu, cpu_after),
         (memory_before, meter.memory("VmHWM"), memory_after),
         meter.log_size() - logged,
+        _count_stalls(deployment, attack.victim) - stalls,
+        next_row,
     )
 
 
@@ -289,6 +361,7 @@ def _show(attack: Attack, cost: Cost) -> None:
     memory = ", ".join(f"{size:.0f}" for size in cost.memory)
     click.echo(f"   * - {attack.what}\n     - {cost.sent}\n     - {cpu}")
     click.echo(f"     - {memory}\n     - {cost.log / 1024:.0f}")
+    click.echo(f"     - {cost.stalls}\n     - {cost.next_row:.1f}")
 
 
 if __name__ == "__main__":

@@ -65,6 +65,33 @@ def forged_epochs() -> Iterator[bytes]:
         ).encode()
 
 
+def large_rows(size: int) -> Iterator[bytes]:
+    """Yield rows of empty lists, and rows of one number, of a size in bytes."""
+    while True:
+        yield b"RDATA events event_writer1 7 [%b[]]" % (b"[]," * (size // 3))
+        yield b"RDATA events event_writer1 7 [%b]" % (b"7" * size)
+
+
+def requests_for_positions() -> Iterator[bytes]:
+    """Yield requests for all positions."""
+    while True:
+        yield b"REPLICATE"
+
+
+def made_up_hellos() -> Iterator[bytes]:
+    """Yield the first messages of instances that do not exist."""
+    for number in count():
+        yield json.dumps(
+            {
+                "v": 1,
+                "type": "hello",
+                "instance": f"ghost{number}",
+                "epoch": f"e{number}",
+                "time": int(time.time() * 1000),
+            }
+        ).encode()
+
+
 # -- sending --------------------------------------------------------------------------
 
 
@@ -176,6 +203,24 @@ def post_bodies(path: Path, size: int, most: int, seconds: float) -> int:
         _exchange(connection, head.encode() + body)
 
     return _repeat(post, most, seconds)
+
+
+def send_incomplete_requests(port: int, most: int, seconds: float) -> int:
+    """Send the beginning of HTTP requests, and keep their connections open.
+
+    :return: the number of connections.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def connect(_: int) -> None:
+            connection = socket.create_connection((_LOCALHOST, port), _TIMEOUT)
+            stack.enter_context(connection)
+            connection.sendall(b"GET /health HTTP/1.1\r\n")
+
+        started = time.monotonic()
+        opened = _repeat(connect, most, seconds)
+        time.sleep(max(0.0, seconds - (time.monotonic() - started)))
+        return opened
 
 
 def _repeat(act: Callable[[int], object], most: int, seconds: float) -> int:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import click
 from rich.console import Console
 
+from scripts.tools.attack_budget import attack_budget
 from scripts.tools.faults.report import (
     show_deployments,
     show_deployments_json,
@@ -105,6 +106,11 @@ _OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug", "meter")
     help="With --host synapse: run `follow --verify` beside the deployment; it must "
     "find exactly the rows that no process received.",
 )
+@click.option(
+    "--costs",
+    is_flag=True,
+    help="Measure the cost of each kind of hostile input instead, and print the table.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 @click.pass_context
 def faults(
@@ -120,6 +126,7 @@ def faults(
     patience: float,
     bug: str,
     meter: bool,
+    costs: bool,
     as_json: bool,
 ) -> None:
     """Cause real faults on real processes under load, and check every row.
@@ -132,6 +139,9 @@ def faults(
     processes, some with this package and some stock. The exit status is 0 only if no
     process with this package lost or duplicated a row.
     """
+    if costs:
+        ctx.invoke(attack_budget)
+        return
     _reject_options(ctx, _OF_SYNAPSE if host == "demo" else _OF_DEMO, host)
     progress = Console(stderr=True)
 
