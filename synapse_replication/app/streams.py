@@ -352,6 +352,7 @@ class StreamSetup:
             key=declared.key,
             on_write=self._host.notifier.notify,
             plausible_distance=self._options.receiving.plausible_distance,
+            acknowledged_by=self._options.federation_senders,
             **bounds,
         )
         for (name, writer), token in self._saved.items():

@@ -298,6 +298,11 @@ class SharedFile(ForeignSection):
         default=None,
         description="Instance that stores client IPs; by default, the main process.",
     )
+    federation_sender_instances: list[str] = Field(
+        default_factory=list,
+        description="Instances whose FEDERATION_ACK frees rows of ``federation``; by "
+        "default, all that send it.",
+    )
     replication_torture_level: (
         Annotated[int, Field(ge=0, le=_MAX_TORTURE_MS)] | None
     ) = Field(

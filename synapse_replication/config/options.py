@@ -105,6 +105,8 @@ class ReplicationOptions:
         instances.
     :ivar allow_unprotected_listeners: whether other machines may reach a listener for
         replication that requires neither a secret nor a client certificate.
+    :ivar federation_senders: the instances whose FEDERATION_ACK frees rows of
+        ``federation``; by default, all that send it.
     :ivar stores_user_ips: whether this process stores client IPs.
     :ivar tls: the files for TLS between instances.
     :ivar backlog: the limits of the backlog of each stream; ``None`` if this process
@@ -142,6 +144,7 @@ class ReplicationOptions:
     )
     secret: str | None = attrs.field(default=None, repr=False)
     allow_unprotected_listeners: bool = False
+    federation_senders: tuple[str, ...] = ()
     stores_user_ips: bool = False
     tls: TlsConfig = attrs.field(factory=TlsConfig)
     backlog: BacklogOptions | None = attrs.field(factory=BacklogOptions)

@@ -23,6 +23,7 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.relay import CopyFilter
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.handlers.user_syncs import UserSyncDeduplicator
+from synapse_replication.streams.stream import AcknowledgedStream
 from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.commands.legacy import (
     InvalidateCacheCommand,
@@ -70,7 +71,7 @@ class HostCommandDispatcher:
         self._filters: dict[type[Command], _Filter] = {
             UserSyncCommand: self._is_news,
             ClearUserSyncsCommand: self._clears_another,
-            FederationAckCommand: _always,
+            FederationAckCommand: self._acknowledge,
             UserIpCommand: self._stores_user_ips,
             RemoteServerUpCommand: self._relay,
             LockReleasedCommand: self._relay_lock,
@@ -131,6 +132,14 @@ class HostCommandDispatcher:
         if command.instance_id == self._host.identity.instance_id:
             return False
         self._syncs.forget_process(command.instance_id)
+        return True
+
+    def _acknowledge(
+        self, connection: ReplicationConnection, command: FederationAckCommand
+    ) -> bool:
+        stream: object = self._host.streams.get_streams().get("federation")
+        if isinstance(stream, AcknowledgedStream):
+            stream.acknowledge(command.instance_name, command.token)
         return True
 
     def _stores_user_ips(

@@ -82,6 +82,10 @@ class InMemory:
         object.__setattr__(self, "description", description)
 
 
+#: The maximum number of readers whose acknowledgements are stored.
+MAX_READERS = 100
+
+
 @attrs.frozen
 class _Entry:
     """The rows of one token, as JSON text, with the key of each if the stream has keys.
@@ -115,6 +119,9 @@ class MemoryStream:
         streamer.
     :param plausible_distance: the maximum by which a writer's announced position may
         exceed the writer's known position without a request to the writer.
+    :param acknowledged_by: the readers whose acknowledgements free rows: rows that all
+        of them have acknowledged are dropped. By default, all readers that have
+        acknowledged any rows.
     :raises StreamConfigurationError: if a bound is below 1.
     """
 
@@ -130,6 +137,7 @@ class MemoryStream:
         page_rows: int = 1000,
         on_write: Callable[[], object] | None = None,
         plausible_distance: int = PLAUSIBLE_DISTANCE,
+        acknowledged_by: Iterable[str] = (),
     ) -> None:
         for name, value in (
             ("max_rows", max_rows),
@@ -150,6 +158,8 @@ class MemoryStream:
         self._on_write = on_write
         self._plausible_distance = plausible_distance
 
+        self._acknowledged_by = frozenset(acknowledged_by)
+        self._acknowledged: dict[str | None, int] = {}
         self._positions: dict[str, int] = {instance_name: 0}
         self._log: deque[_Entry] = deque()
         self._rows = 0
@@ -220,6 +230,34 @@ class MemoryStream:
         if self._on_write is not None:
             self._on_write()
         return token
+
+    def acknowledge(self, reader: str | None, token: int) -> None:
+        """Drop the rows that all expected readers have acknowledged.
+
+        These rows do not count as lost for a reader that requests them later.
+
+        :param reader: the reader; ``None`` if it is not known. An unexpected reader is
+            ignored.
+        :param token: the token up to which it has handled the rows.
+        """
+        expected = self._acknowledged_by
+        if expected and reader is not None and reader not in expected:
+            return
+        is_full = len(self._acknowledged) >= MAX_READERS
+        if reader not in self._acknowledged and is_full:
+            return
+        self._acknowledged[reader] = max(token, self._acknowledged.get(reader, 0))
+        upto = min(self._acknowledged.values())
+        if None not in self._acknowledged and not expected <= self._acknowledged.keys():
+            return
+        while self._log and self._log[0].token <= upto:
+            entry = self._log.popleft()
+            self._rows -= len(entry.texts)
+            self._bytes -= entry.size
+            self._evicted_upto = entry.token
+        for key, (at, _) in list(self._newest_evicted.items()):
+            if at <= upto:
+                del self._newest_evicted[key]
 
     def _evict(self, entry: _Entry) -> None:
         self._rows -= len(entry.texts)

@@ -190,6 +190,18 @@ class CheckedStream(Protocol):
         ...
 
 
+@runtime_checkable
+class AcknowledgedStream(Protocol):
+    """Additional interface of a stream whose readers acknowledge rows."""
+
+    def acknowledge(self, reader: str | None, token: int) -> None:
+        """Record that a reader has handled this instance's rows up to ``token``.
+
+        :param reader: the reader; ``None`` if it is not known.
+        """
+        ...
+
+
 @attrs.frozen
 class RemovedWriter:
     """A writer that does not announce its rows any more.

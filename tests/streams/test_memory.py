@@ -61,6 +61,24 @@ class MemoryStreamTests(SynchronousTestCase):
             if not page.limited:
                 return updates
 
+    def test_acknowledged(self) -> None:
+        """Rows are dropped when all expected readers have acknowledged them."""
+        for expected, free_after in (((), 1), (("s1", "s2"), 2)):
+            stream = self.make(acknowledged_by=expected)
+            for name in "abc":
+                stream.write([typing(f"!{name}")])
+            stream.acknowledge("s1", 2)
+            stream.acknowledge("stranger", 1)
+            if free_after == 2:
+                self.assertEqual(len(stream._log), 3)
+                stream.acknowledge("s2", 3)
+                self.assertEqual(len(stream._log), 1)
+                stream.acknowledge("s1", 3)
+                self.assertEqual((len(stream._log), stream._bytes), (0, 0))
+            reading = defer.ensureDeferred(stream.get_updates_since("w", 1, 3))
+            tokens = [token for token, _ in self.successResultOf(reading).updates]
+            self.assertEqual(tokens, [] if free_after == 2 else [3])
+
     def test_rows_between(self) -> None:
         """
         ``get_rows_between`` returns each writer's rows between two tokens, in pages.
