@@ -29,18 +29,8 @@ def committed_tokens(
     found: set[int] = set()
     upto = upto_token
     for each in ranges:
-        token, order, bounds = id_expressions(
-            queries.identifier(each.id_column), each.negative
-        )
-        writer = each.writer_column
-        of_writer = (
-            "TRUE"
-            if writer is None
-            else f"{queries.identifier(writer)} = %(instance_name)s"
-        )
         txn.execute(
-            f"SELECT {token} FROM {queries.identifier(each.table)} "
-            f"WHERE {of_writer} AND {bounds} ORDER BY {order} LIMIT %(limit)s",
+            committed_query(each),
             {
                 "instance_name": instance_name,
                 "after": from_token,
@@ -54,6 +44,20 @@ def committed_tokens(
             upto = tokens[-1] - 1
         found.update(tokens)
     return sorted(each for each in found if each <= upto), upto
+
+
+def committed_query(each: RangeQuery) -> str:
+    """Return a query for a writer's committed tokens in a range, in order."""
+    token, order, bounds = id_expressions(
+        queries.identifier(each.id_column), each.negative
+    )
+    writer = "TRUE"
+    if each.writer_column is not None:
+        writer = f"{queries.identifier(each.writer_column)} = %(instance_name)s"
+    return (
+        f"SELECT {token} FROM {queries.identifier(each.table)} "
+        f"WHERE {writer} AND {bounds} ORDER BY {order} LIMIT %(limit)s"
+    )
 
 
 def newest_tokens(txn: Any, each: RangeQuery, writers: Sequence[str]) -> dict[str, int]:
@@ -82,10 +86,7 @@ def existing_ranges(txn: Any, ranges: Sequence[RangeQuery]) -> list[RangeQuery]:
     """Return the queries whose tables exist."""
     found = []
     for each in ranges:
-        txn.execute(
-            "SELECT to_regclass(%(table)s) IS NOT NULL",
-            {"table": queries.identifier(each.table)},
-        )
+        txn.execute(queries.TABLE_EXISTS, {"table": queries.identifier(each.table)})
         if txn.fetchone()[0]:
             found.append(each)
     return found

@@ -34,6 +34,9 @@ POSITIONS = """
 #: The stored positions of all writers of all streams.
 ALL_POSITIONS = "SELECT stream_name, instance_name, stream_id FROM stream_positions"
 
+#: Whether a table exists.
+TABLE_EXISTS = "SELECT to_regclass(%(table)s) IS NOT NULL"
+
 #: Store the initial position of a writer, unless it has one.
 INSERT_POSITION = """
     INSERT INTO stream_positions (stream_name, instance_name, stream_id)

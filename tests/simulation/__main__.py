@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 import click
 
@@ -49,7 +50,14 @@ def _read_range(context: object, parameter: object, value: str | None) -> range 
     show_default=True,
     help="How many seeds to run in parallel.",
 )
-def main(seeds: range | None, seed: int | None, verbose: bool, jobs: int) -> None:
+@click.option(
+    "--discards",
+    is_flag=True,
+    help="Let writers discard rows, as stock ones do that cannot publish.",
+)
+def main(
+    seeds: range | None, seed: int | None, verbose: bool, jobs: int, discards: bool
+) -> None:
     """Run a cluster with simulated time, network, Redis and PostgreSQL.
 
     The cluster has a main process, two workers that write and two that read. The
@@ -66,18 +74,26 @@ def main(seeds: range | None, seed: int | None, verbose: bool, jobs: int) -> Non
     gc.freeze()
     started = time.monotonic()
     if jobs == 1 or len(seeds) == 1:
-        failed = _report((_run(each, verbose) for each in seeds), len(seeds), started)
+        failed = _report(
+            (_run(each, verbose, discards) for each in seeds), len(seeds), started
+        )
     else:
         with multiprocessing.Pool(jobs) as pool:
-            results = pool.imap(simulate, seeds, chunksize=5)
+            results = pool.imap(
+                partial(simulate, discards=discards), seeds, chunksize=5
+            )
             failed = _report(results, len(seeds), started)
     sys.exit(1 if failed else 0)
 
 
-def _run(seed: int, verbose: bool) -> Result:
+def _run(seed: int, verbose: bool, discards: bool) -> Result:
     if not verbose:
-        return simulate(seed)
-    return simulate(seed, trace_to=lambda now, text: click.echo(f"{now:10.4f}  {text}"))
+        return simulate(seed, discards=discards)
+    return simulate(
+        seed,
+        trace_to=lambda now, text: click.echo(f"{now:10.4f}  {text}"),
+        discards=discards,
+    )
 
 
 def _report(results: Iterable[Result], total: int, started: float) -> int:

@@ -23,6 +23,8 @@ class SimulatedBroker:
         channel, before its delivery.
     :ivar delivers: called with (subscriber, line) for each delivery of a published
         message; the line that it returns is delivered instead.
+    :ivar discards: called with each message on the main channel; if it returns true,
+        the message is delivered to nobody.
     :ivar auth_stalls: whether AUTH is left unanswered.
     :ivar auth_fails: whether AUTH is refused.
     :ivar buffer_limit: the number of bytes in flight to a subscriber above which it is
@@ -44,6 +46,7 @@ class SimulatedBroker:
         self._sessions: list[_Session] = []
         self._last_number = 0
         self.delivers: Garbler = lambda _, line: line
+        self.discards: Callable[[bytes], bool] = lambda line: False
         self.auth_stalls = False
         self.auth_fails = False
         self.buffer_limit = 16_000
@@ -94,6 +97,8 @@ class SimulatedBroker:
             self.messages += 1
             self._published(sender.reactor.name, line)
         receivers = [s for s in self._sessions if channel in s.channels]
+        if b"/" not in channel and self.discards(line):
+            return len(receivers)
         for session in receivers:
             name = session.connection.reactor.name
             message = self.delivers(name, line)

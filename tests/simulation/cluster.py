@@ -26,6 +26,7 @@ from tests.simulation.topology import (
     MEMORY_STREAM,
     PROCESSES,
     TABLES,
+    Links,
     SavedState,
     choose_links,
 )
@@ -43,6 +44,8 @@ class Cluster:
     :param seed: determines the whole run.
     :param trace_to: called for each event with the simulated time in s and a text;
         ``None`` for no trace.
+    :param discards: whether writers without the extension may discard rows, as stock
+        ones do that cannot publish; all links are then to Redis.
     :ivar problems: failures that no fault explains.
     """
 
@@ -50,7 +53,10 @@ class Cluster:
         self,
         seed: int,
         trace_to: Callable[[float, str], object] | None = None,
+        *,
+        discards: bool = False,
     ) -> None:
+        self.discards = discards
         self.clock = SimulatedClock()
         self._trace_to = trace_to
         self.problems: list[str] = []
@@ -66,6 +72,9 @@ class Cluster:
         }
         self.shares_tokens = setting.random() < SHARED_TOKENS_CHANCE
         self.links = choose_links(Random(f"{seed}/links"))
+        if discards:
+            self.speak_extension.discard("writer1")
+            self.links = Links(True, {name: [] for name in PROCESSES}, 3)
         self.sink_failure_chance = self.slow_sink_chance = 0.0
         self.http_failure_chance = 0.0
         self._epoch = 0

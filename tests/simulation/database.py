@@ -26,6 +26,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synapse_replication.storage import queries
+from synapse_replication.storage.committed import committed_query
 from synapse_replication.storage.inserts import declared_insert
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.streams.table import TableStream
@@ -88,6 +89,10 @@ class SimulatedDatabase:
             queries.NEXT_IDS: self._next_ids,
             queries.SKIP_IDS: self._skip_ids,
             queries.POSITIONS: self._read_positions,
+            queries.ALL_POSITIONS: lambda cursor, params: [
+                (*key, id_) for key, id_ in self.positions.items()
+            ],
+            queries.TABLE_EXISTS: lambda cursor, params: [(True,)],
             queries.INSERT_POSITION: self._insert_position,
             queries.DELETE_POSITIONS_OF_OTHERS: self._delete_positions,
             queries.INDEXES: self._read_indexes,
@@ -160,11 +165,21 @@ class SimulatedDatabase:
                 for writer in params["writers"]
             ]
 
+        def committed(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
+            found = sorted(
+                row.stream_id
+                for row in rows
+                if row.instance_name == params["instance_name"]
+                and params["after"] < row.stream_id <= params["up_to"]
+            )
+            return [(id_,) for id_ in found[: params["limit"]]]
+
         def state(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
             return [(self.sequences[table.sequence], True)]
 
         self.statements[declared_query(table).sql] = page
         self.statements[declared_insert(table).sql] = insert
+        self.statements[committed_query(declared_query(table).range)] = committed
         self.statements[queries.greatest_id(column, False)] = greatest
         self.statements[queries.ids_beyond(column, False)] = beyond
         self.statements[queries.writers_beyond(column, False)] = writers_beyond

@@ -37,6 +37,7 @@ class Environment(Protocol):
     :ivar processes: the running processes, by name.
     :ivar writers: the configured writers of each stream, by its name.
     :ivar speak_extension: the names of the processes that use the extension.
+    :ivar discards: whether writers may discard rows.
     :ivar shares_tokens: true if the processes simulate those of a homeserver, in which
         a writer's token states that the rows of all writers up to it are persisted;
         false if the processes simulate those of the stand-alone host.
@@ -53,6 +54,7 @@ class Environment(Protocol):
     database: SimulatedDatabase
     ledger: Ledger
     counts: Counts
+    discards: bool
     speak_extension: set[str]
     has_small_queues: bool
     shares_tokens: bool

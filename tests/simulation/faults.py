@@ -48,10 +48,16 @@ class Faults:
         #: row that ends a batch.
         self.unread: dict[tuple[str, str, str], bool] = {}
         self.ended = False
+        #: The writers that discard their rows now; and for each (stream, writer) with
+        #: an unfinished batch, whether the batch is discarded.
+        self._discarding: set[str] = set()
+        self._batches: dict[tuple[str, str], bool] = {}
         # Use a separate random generator, so that lies do not change the other faults.
         self._lies = Random(f"{seed}/liar")
         self.liar = Liar(cluster, self._lies)
         cluster.broker.delivers = self._deliver
+        if cluster.discards:
+            cluster.broker.discards = self._discards
         cluster.database.point = self._reach
         cluster.network.before_write = self._before_write
         cluster.database.retry_chance = random.choice([0.0, 0.05])
@@ -90,6 +96,12 @@ class Faults:
             kind = random.choice(kinds)
             at = start + random.random() * (self._until - start)
             cluster.clock.callLater(at, self._begin, kind)
+        if cluster.discards:
+            for _ in range(lies.choice([1, 2, 6])):
+                at = start + lies.random() * (self._until - start)
+                cluster.clock.callLater(at, self._begin, self._discard)
+            cluster.clock.callLater(self._until, self.end)
+            return
         for _ in range(lies.choice([0, 0, 1, 2, 6])):
             at = start + lies.random() * (self._until - start)
             cluster.clock.callLater(at, self._begin, self.liar.lie)
@@ -116,6 +128,7 @@ class Faults:
         self.ended = True
         self._garble_chance = 0.0
         self._armed.clear()
+        self._discarding.clear()
         cluster.database.retry_chance = cluster.database.lost_answer_chance = 0.0
         cluster.sink_failure_chance = cluster.http_failure_chance = 0.0
         cluster.network.slowness.clear()
@@ -296,6 +309,29 @@ class Faults:
         cluster = self._cluster
         cluster.http_failure_chance = 0.5
         return f"for {self._later(setattr, cluster, 'http_failure_chance', 0.0):.1f} s"
+
+    def _discard(self) -> str:
+        """Let a writer discard what it would publish, and announce it never."""
+        names = [n for n in _WRITERS if n not in self._cluster.speak_extension]
+        name = self._random.choice(names)
+        self._discarding.add(name)
+        return f"{name} for {self._later(self._discarding.discard, name):.1f} s"
+
+    def _discards(self, line: bytes) -> bool:
+        row = _RDATA.match(line)
+        if row is None:
+            return False
+        stream, writer, token = (field.decode() for field in row.groups())
+        key = stream, writer
+        is_discarded = self._batches.pop(key, writer in self._discarding)
+        if stream == MEMORY_STREAM:
+            return False
+        if token == "batch":
+            self._batches[key] = is_discarded
+        elif is_discarded:
+            self._cluster.trace(f"{writer} discards {stream} {token}")
+            self._cluster.ledger.discard(stream, writer, int(token))
+        return is_discarded
 
     # -- points ------------------------------------------------------------------------
 

@@ -82,6 +82,8 @@ class Reader:
         it would deliver rows again, which only an idempotent stream allows.
     :ivar owed: tokens that the reader skipped because of a false position, and whose
         rows must still be delivered.
+    :ivar late: discarded tokens that the reader passed, and whose rows must still be
+        delivered.
     :ivar found: each writer's greatest committed token when this epoch began.
     :ivar excused: tokens that are no longer owed: their rows may be delivered, but need
         not be.
@@ -98,6 +100,7 @@ class Reader:
     hidden_resets: set[str] = attrs.Factory(set)
     delivered: dict[_Key, int] = attrs.Factory(dict)
     owed: dict[_Key, set[int]] = attrs.Factory(dict)
+    late: dict[_Key, set[int]] = attrs.Factory(dict)
     found: dict[_Key, int] = attrs.Factory(dict)
     excused: dict[_Key, set[int]] = attrs.Factory(dict)
     starts: dict[_Key, int] = attrs.Factory(dict)
@@ -115,6 +118,8 @@ class Ledger:
     :ivar doubted: the (reader, stream, writer) triples for which a plausible false
         position was announced. After :meth:`doubt_all`, all triples count as doubted.
     :ivar forged: the forged row ids that may be delivered, by (stream, writer, token).
+    :ivar discarded_tokens: the number of tokens that their writers discarded.
+    :ivar late_tokens: the number of their deliveries after greater tokens.
     :ivar excused_rows: the number of tokens whose rows may be missing: a false position
         hid them from a reader that was disconnected before the position was corrected,
         or they are not above a token that was delivered already.
@@ -139,6 +144,25 @@ class Ledger:
         self._all_are_doubted = False
         self.forged: dict[tuple[str, str, int], set[int]] = {}
         self.excused_rows = 0
+        self._discarded: dict[_Key, set[int]] = {}
+        self.discarded_tokens = 0
+        self.late_tokens = 0
+
+    def discard(self, stream: str, writer: str, token: int) -> None:
+        """Record that a writer discarded the rows of a token instead of sending them.
+
+        Readers may pass the token, and must receive the rows later.
+        """
+        self._discarded.setdefault((stream, writer), set()).add(token)
+        self.discarded_tokens += 1
+
+    def _are_discarded(self, key: _Key, after: int, before: int) -> bool:
+        """Return whether all committed tokens between two were discarded."""
+        written, at = self.written(*key), after
+        while (at := written.next_after(at) or 0) and at < before:
+            if at not in self._discarded.get(key, ()):
+                return False
+        return True
 
     def _violation(self, text: str) -> ViolationError:
         # Record the violation, because a caller may catch the exception.
@@ -228,7 +252,13 @@ class Ledger:
 
     def _owe(self, reader: Reader, key: _Key, token: int) -> None:
         """Record that a doubted reader skipped the rows of a token."""
-        if token <= reader.delivered.get(key, 0):
+        if token in self._discarded.get(key, ()):
+            if key[0] in self._idempotent and token <= reader.found.get(key, 0):
+                # The reader began after the commit, beyond the token.
+                self.excused_rows += 1
+                return
+            reader.late.setdefault(key, set()).add(token)
+        elif token <= reader.delivered.get(key, 0):
             # A greater token, such as that of a forged row, was delivered already.
             self.excused_rows += 1
         else:
@@ -313,6 +343,12 @@ class Ledger:
                 f"{stream} of {writer}, which committed {expected}"
             )
         position = reader.positions.get(key, 0)
+        if token in (late := reader.late.get(key, set())):
+            self.late_tokens += 1
+            late.discard(token)
+            if stream in self._idempotent:
+                reader.applied.setdefault(key, set()).add(token)
+            return
         if stream not in self._idempotent or token > position:
             # A late row does not confirm the writer's position.
             reader.received_from.add(key)
@@ -324,7 +360,11 @@ class Ledger:
         if self._was_hidden(reader, key, token):
             return
         if token != written.next_after(position) and not (
-            token > position and self._is_doubted(reader, key)
+            token > position
+            and (
+                self._is_doubted(reader, key)
+                or self._are_discarded(key, position, token)
+            )
         ):
             raise self._violation(
                 f"{reader.name}, at {position} of {stream} of {writer}, got {token} "
@@ -387,6 +427,8 @@ class Ledger:
             reader.owed[key] = {each for each in owed if each <= token}
             excused = reader.excused.get(key, set())
             reader.excused[key] = {each for each in excused if each <= token}
+            late = reader.late.get(key, set())
+            reader.late[key] = {each for each in late if each <= token}
             return
         self._passes(reader, key, token)
 
@@ -426,6 +468,8 @@ class Ledger:
             # including those beyond an id that is in flight.
             found = reader.found.get((stream, writer), 0)
             missed = written.next_after(max(position, found))
+            while missed in self._discarded.get((stream, writer), ()):
+                missed = written.next_after(missed or 0)
             if missed is not None and missed <= token:
                 raise self._violation(
                     f"{reader.name} shows {stream} up to {token}, and did not get "
@@ -438,7 +482,7 @@ class Ledger:
         at = reader.positions.get(key, 0)
         while (at := written.next_after(at) or 0) and at <= token:
             if at not in applied:
-                if self._is_doubted(reader, key):
+                if self._is_doubted(reader, key) or at in self._discarded.get(key, ()):
                     self._owe(reader, key, at)
                     continue
                 raise self._violation(
@@ -478,6 +522,11 @@ class Ledger:
                     lacks.append(
                         f"{reader.name} lacks {sorted(owed)} of {stream} of {writer}, "
                         "which a false position hid"
+                    )
+                if late := reader.late.get((stream, writer)):
+                    lacks.append(
+                        f"{reader.name} lacks {sorted(late)} of {stream} of {writer}, "
+                        "which their writer discarded"
                     )
                 token = written.next_after(reader.positions.get((stream, writer), 0))
                 if token is not None:

@@ -45,6 +45,7 @@ from synapse_replication.storage.sequences import (
     load_positions,
     read_stored_positions,
 )
+from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.rows import RowCodec
@@ -151,6 +152,8 @@ class Process:
         if extension is not None:
             extension.start()
         streamer.start()
+        if cluster.discards:
+            self._make_position_check().start()
         self.is_up = True
         cluster.trace(f"{self.name} is up")
 
@@ -188,6 +191,30 @@ class Process:
                 # Simultaneous reconnects are the harder case.
                 jitter=lambda: 0.0,
             ).start()
+
+    def _make_position_check(self) -> StoredPositionCheck:
+        writers = {
+            table.name: [w for w in self.cluster.writers[table.name] if w != self.name]
+            for table in TABLES
+        }
+        unstored = {CACHES: writers.pop(CACHES)}
+        seconds = self.host.clock.seconds
+        return StoredPositionCheck(
+            self.database,
+            {
+                (table.positions_name or table.name, writer): table.name
+                for table in TABLES
+                for writer in writers.get(table.name, ())
+            },
+            {table.name: [declared_query(table).range] for table in TABLES},
+            unstored,
+            self.handler,
+            lambda name: self.epochs.is_reporting(name, seconds()),
+            self.host.clock,
+            self.watcher,
+            interval=5.0,
+            uniform=lambda least, most: (least + most) / 2,
+        )
 
     async def _make_streams(self) -> list[PostgresStream]:
         """Create the streams in tables, retrying until the database is available."""

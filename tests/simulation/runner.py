@@ -75,16 +75,20 @@ class Result:
 def simulate(
     seed: int,
     trace_to: Callable[[float, str], object] | None = None,
+    *,
+    discards: bool = False,
 ) -> Result:
     """Run the cluster of a seed to its end, or to the first violation or other error.
 
     :param trace_to: called with (time, text) for each event.
+    :param discards: whether writers may discard rows instead of publishing them; no
+        writer is then moved, and nothing false is announced.
     """
     # Exclude existing objects, which do not belong to this seed, from the garbage
     # collection.
     gc.freeze()
     with _unhandled_errors() as unhandled:
-        result = _simulate(Run(seed, trace_to), seed)
+        result = _simulate(Run(seed, trace_to, discards=discards), seed)
         # The unhandled error of a Deferred is logged when the Deferred is collected.
         gc.collect()
     gc.unfreeze()
@@ -158,12 +162,15 @@ class Run:
         self,
         seed: int,
         trace_to: Callable[[float, str], object] | None = None,
+        *,
+        discards: bool = False,
     ) -> None:
-        self.cluster = Cluster(seed, trace_to)
+        self.cluster = Cluster(seed, trace_to, discards=discards)
         self.agreed_after = 0.0
         self._random = Random(f"{seed}/traffic")
         self._faults = Faults(self.cluster, seed, BEGIN, END)
-        Moves(self.cluster, seed, BEGIN, END - _LAST_MOVE)
+        if not discards:
+            Moves(self.cluster, seed, BEGIN, END - _LAST_MOVE)
         self._rate = self._random.choice([4.0, 8.0, 16.0])
 
     def run(self) -> None:
@@ -281,6 +288,8 @@ class Run:
         others = counts.garbled + counts.sink_failures + counts.collapses
         # Each false position may cause a check, a rewind and a further catch-up.
         others += 6 * counts.faults["lie"] + counts.fallbacks
+        # Each discarded token may be fetched because of a stored position.
+        others += self.cluster.ledger.discarded_tokens
         for name, made in counts.catch_ups.items():
             allowed = (
                 counts.subscriptions[name] * pairs

@@ -55,6 +55,12 @@ class ProcessSink:
         self._deliver(stream_name, instance_name, token, rows)
         return None
 
+    def on_late_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> Awaitable[None] | None:
+        """Deliver rows that their writer discarded."""
+        return self.on_rdata(stream_name, instance_name, token, rows)
+
     async def _deliver_later(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> None:

@@ -162,6 +162,8 @@ class CatchUps:
             if rows is None:
                 reader.unreadable(token)
                 return
+            # Record it before the position advances; if it fails, it is fetched again.
+            writer.record([token])
             try:
                 waiting = rows and context.sink.on_rdata(
                     context.name, name, token, rows
@@ -178,7 +180,6 @@ class CatchUps:
                 # obsolete.
                 return
         reader.page_delivered()
-        writer.record(page.tokens)
         context.observer.observe(CatchUpPage(event, len(page.tokens), page.upto_token))
         context.report_position(name)
         context.pacer.count(len(page.tokens))

@@ -98,6 +98,13 @@ class _StoredPosition:
 
 
 @attrs.frozen(eq=False)
+class _BeginVerification:
+    """The beginning of the verification of what a writer announces."""
+
+    writer: Writer
+
+
+@attrs.frozen(eq=False)
 class _LateRows:
     """Committed tokens of a writer that are below its position and did not arrive."""
 
@@ -106,7 +113,13 @@ class _LateRows:
 
 
 _Internal: TypeAlias = (
-    FetchedPage | Step | _LostConnection | _FoundRemoved | _StoredPosition | _LateRows
+    FetchedPage
+    | Step
+    | _LostConnection
+    | _FoundRemoved
+    | _StoredPosition
+    | _LateRows
+    | _BeginVerification
 )
 _Item: TypeAlias = tuple[Link, Received] | _Internal
 
@@ -237,7 +250,8 @@ class StreamReceiver:
         if not is_wanted:
             writer.ledger = None
         elif writer.ledger is None:
-            writer.ledger = TokenLedger(writer.reader.position)
+            # Begin when no row is being delivered: its token is recorded before.
+            self._enqueue_internal(_BeginVerification(writer))
         ledger = writer.ledger
         if ledger is None or writer.reader.work is not None:
             return None
@@ -333,6 +347,10 @@ class StreamReceiver:
             await self._handle_stored(item)
         elif isinstance(item, _LateRows):
             await self._handle_late(item)
+        elif isinstance(item, _BeginVerification):
+            if item.writer.ledger is None:
+                position = self._context.stream.current_token(item.writer.name)
+                item.writer.ledger = TokenLedger(position)
         else:
             for writer in self._writers.link_lost(item.link):
                 self._give_up_parked(writer)

@@ -204,6 +204,12 @@ class RowHandler:
         :param moved: updated with the positions of live writers, to be reported later.
         """
         name, on_rdata = self._context.name, self._context.sink.on_rdata
+        find = self._writers.find
+        ledgers = {
+            each: ledger
+            for each in set(part.instance_names)
+            if (ledger := find(each).ledger) is not None
+        }
         for index, (instance_name, token, row) in enumerate(
             # The caller has excluded rows without a token.
             zip(part.instance_names, cast(list[int], part.tokens), typed, strict=True)
@@ -219,6 +225,8 @@ class RowHandler:
                 if (waiting := self.handle(link, single)) is not None:
                     await waiting
                 continue
+            if instance_name in ledgers:
+                ledgers[instance_name].add([token])
             try:
                 waiting = on_rdata(name, instance_name, token, [row])
                 if waiting is not None:
@@ -230,11 +238,7 @@ class RowHandler:
                 failed = self._writers.get(instance_name)
                 self._catch_ups.delivery_failed(failed, [(token, [row])], error)
         for instance_name, token in moved.items():
-            writer = self._writers.get(instance_name)
-            writer.reader.links[link].heard = token
-            if writer.ledger is not None:
-                names = zip(part.instance_names, part.tokens, strict=True)
-                writer.record([t for n, t in names if n == instance_name and t])
+            self._writers.get(instance_name).reader.links[link].heard = token
 
     # -- delivery ---------------------------------------------------------------------
 

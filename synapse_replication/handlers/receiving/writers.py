@@ -128,6 +128,9 @@ class Writers:
         for link in self._links:
             reader.link_up(link)
         writer = self._writers[instance_name] = Writer(instance_name, reader)
+        options, description = context.options, context.description
+        if options.position_check_seconds and not description.held_in_memory:
+            writer.ledger = TokenLedger(reader.position)
         return writer
 
     def all(self) -> list[Writer]:

@@ -19,7 +19,8 @@ class LateRowsTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.late: list[tuple[str, str, int, list[Any]]] = []
         self.process = self.live()
-        self.assertIsNone(self.range_to_verify(5))
+        self.assertEqual(self.range_to_verify(5), (0, 5))
+        self.verify([5], 5)
 
     def live(self, *, accepts_late_rows: bool = True) -> Receiving:
         process = receiving()
@@ -77,7 +78,7 @@ class LateRowsTests(SynchronousTestCase):
     def test_sink_without_late_rows(self) -> None:
         """A sink that does not accept late rows receives none; they are reported."""
         self.process = self.live(accepts_late_rows=False)
-        self.range_to_verify(5)
+        self.verify([5], 5)
         self.process.receive('RDATA events w 7 ["seven"]')
         self.verify([6, 7], 7)
         observer = self.process.host.observer
@@ -98,6 +99,25 @@ class LateRowsTests(SynchronousTestCase):
         self.assertIsNone(self.range_to_verify(5, is_wanted=False))
         self.process.receive('RDATA events w 7 ["seven"]')
         self.assertIsNone(self.range_to_verify(7, is_wanted=False))
+        self.verify([6, 7], 7)
+        self.assertEqual(self.late, [])
+        # If it stops speaking the extension, later rows are verified.
+        self.assertIsNone(self.range_to_verify(7))
+        self.process.stream.persist("w", 8, ["eight"])
+        self.process.receive('RDATA events w 9 ["nine"]')
+        self.assertEqual(self.range_to_verify(9), (7, 9))
+        self.verify([8, 9], 9)
+        self.assertEqual([token for _, _, token, _ in self.late], [8])
+
+    def test_page_that_fails(self) -> None:
+        """What was delivered of a page that failed is not delivered again."""
+        stream, rows = self.process.stream, self.process.host.rows
+        stream.persist("w", 6, ["six"])
+        stream.persist("w", 7, ["seven"])
+        rows.failures = [None, ValueError("busy")]
+        self.process.receive("POSITION events w 7 7")
+        self.process.host.reactor.advance(10)
+        self.assertEqual(self.range_to_verify(7), (5, 7))
         self.verify([6, 7], 7)
         self.assertEqual(self.late, [])
 

@@ -72,20 +72,8 @@ class Cluster:
 
     def start_meter(self) -> Meter:
         """Start a loss meter, which is connected to Redis directly."""
-        deployment = self.deployment
-        meter = Meter(
-            deployment.directory,
-            {
-                "server_name": deployment.server_name,
-                "stream_writers": deployment.stream_writers,
-                "database": {"name": "psycopg2", "args": deployment.database},
-                "redis": {
-                    "enabled": True,
-                    "host": self.redis.host,
-                    "port": self.redis.port,
-                },
-            },
-        )
+        redis = {"enabled": True, "host": self.redis.host, "port": self.redis.port}
+        meter = Meter(self.deployment.config_file, {"redis": redis})
         self._stack.callback(meter.kill)
         return meter
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from synapse_replication.errors import ServerStartError
 from synapse_replication.testing.private_process import die_with_parent
 
 #: How long a committed row may wait for its announcement, in s.
@@ -21,22 +22,24 @@ SETTLE = PATIENCE + 20.0
 
 
 class Meter:
-    """A loss meter, as a process of its own, connected to Redis directly.
+    """A loss meter, as a process of its own.
 
-    :param folder: the folder for its configuration and its output.
-    :param config: its configuration.
+    :param config_file: the configuration of the deployment.
+    :param settings: the settings that replace those of ``config_file``.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, config_file: Path, settings: Mapping[str, Any]) -> None:
+        folder = config_file.parent
         path = folder / "meter.yaml"
-        path.write_text(json.dumps(config))
+        path.write_text(json.dumps(settings))
+        self._log = folder / "meter.log"
         self._output = folder / "meter.jsonl"
-        with self._output.open("wb") as out, (folder / "meter.log").open("wb") as log:
+        with self._output.open("wb") as out, self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "synapse_replication.cli.main", "follow"),
                     *("--verify", "--json", "--patience", str(PATIENCE)),
-                    *("-c", str(path)),
+                    *("-c", str(config_file), "-c", str(path)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -48,8 +51,11 @@ class Meter:
         """Wait until everything was verified, and stop the meter.
 
         :return: the rows that were never announced, as ``stream token of writer``.
+        :raises ServerStartError: if the meter has ended before.
         """
         time.sleep(SETTLE)
+        if self._process.poll() is not None:
+            raise ServerStartError(f"the meter ended: {self._log.read_text()[-2000:]}")
         self._process.send_signal(signal.SIGTERM)
         self._process.wait()
         lost: dict[tuple[str, int], str] = {}
