@@ -466,8 +466,11 @@ class Reader:
         if not self.links:
             self._resume()
         work = self.work
-        claimed = 0 if work is None else max(work.target, work.doubt or 0)
-        said = max(self.position, claimed)
+        said = self.position
+        if work is not None:
+            if work.rewind_to is not None:
+                said = work.rewind_to
+            said = max(said, work.target, work.doubt or 0)
         is_carried = any(
             state.phase is not Phase.WAITING and state.heard >= said
             for state in self.links.values()

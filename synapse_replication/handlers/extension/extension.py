@@ -312,7 +312,9 @@ class ReplicationExtension:
             is_new_epoch=is_new,
             # A process that is shutting down cannot serve the rows of its epoch.
             epoch=None if is_leaving else epoch,
-            has_restarted=kind is MessageType.HELLO,
+            # All that a direct link carries is of one process, even what precedes the
+            # hello.
+            has_restarted=kind is MessageType.HELLO and not connection.is_direct,
         )
         if is_leaving:
             self._epochs.leave(name, epoch)

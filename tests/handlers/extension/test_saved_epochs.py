@@ -106,6 +106,22 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(reader.host.rows.epochs, {("typing", "w"): "w-epoch"})
         self.assertEqual(reader.typing.current_token("w"), 2)
 
+    def test_rows_before_the_hello_of_a_direct_link(self) -> None:
+        """Rows that a direct link carried before the hello belong to its epoch."""
+        self.bus.drop = lambda message: message.is_extension
+        reader = ExtensionProcess(self.bus, "new")
+        assert reader.connection is not None
+        reader.connection.is_direct = True
+        self.put_in_memory(1, 2, reader=reader)
+        self.bus.deliver()
+        self.bus.drop = lambda message: False
+        assert self.writer.extension is not None
+        self.writer.extension.sending_resumed()
+        self.bus.deliver()
+        self.assertEqual(reader.texts("typing"), [row(1), row(2)])
+        self.assertEqual(reader.observer.resets, [])
+        self.assertEqual(reader.host.rows.epochs, {("typing", "w"): "w-epoch"})
+
     def test_batch_before_the_epoch(self) -> None:
         """A batch during which the epoch is first received is delivered completely."""
         reader = self.restart_reader(5, 6, epoch=None, token=6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.events import DiscardReason
+from synapse_replication.streams.reader import Reader, ReaderPolicy, Rewind
 from tests.handlers.fixtures import Receiving, receiving
 
 
@@ -88,6 +89,18 @@ class TwoLinksTests(SynchronousTestCase):
             self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
             self.assertEqual(fixture.stream.current_token("w"), 5)
             self.assertEqual(fixture.host.observer.resets, [])
+
+    def test_link_during_a_reset(self) -> None:
+        """A link that comes up during a rewind does not cause another one."""
+        policy = ReaderPolicy(resettable=True, held_in_memory=True)
+        reader = Reader(policy, lambda token: True, 5, "old")
+        reader.link_up("a")
+        reader.epoch_reported("a", 1, "new", has_restarted=True)
+        reader.link_up("b")
+        self.assertIsInstance(reader.next(0.0), Rewind)
+        reader.rewound()
+        reader.announced("b", 1, 1, 0.0)
+        self.assertNotIsInstance(reader.next(0.0), Rewind)
 
     def test_claim_of_another_link(self) -> None:
         """A writer that is behind the reader's initial position is not contradicted."""
