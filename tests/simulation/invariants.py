@@ -117,6 +117,7 @@ class Ledger:
     :ivar applied_rows: the number of delivered rows, summed over all processes.
     :ivar doubted: the (reader, stream, writer) triples for which a plausible false
         position was announced. After :meth:`doubt_all`, all triples count as doubted.
+    :ivar disputed: the streams of which any false position was announced.
     :ivar forged: the forged row ids that may be delivered, by (stream, writer, token).
     :ivar discarded_tokens: the number of tokens that their writers discarded.
     :ivar late_tokens: the number of their deliveries after greater tokens.
@@ -141,6 +142,7 @@ class Ledger:
         self.committed_rows = 0
         self.applied_rows = 0
         self.doubted: set[tuple[str, str, str]] = set()
+        self.disputed: set[str] = set()
         self._all_are_doubted = False
         self.forged: dict[tuple[str, str, int], set[int]] = {}
         self.excused_rows = 0
@@ -440,8 +442,10 @@ class Ledger:
         reader, key = self.readers[name], (stream, writer)
         starts = self._starts[writer]
         is_resettable = stream in self._in_memory or stream in self._idempotent
-        if self._is_stream_doubted(stream) or (
-            is_resettable and starts != reader.starts.get(key, 0)
+        if (
+            self._is_stream_doubted(stream)
+            or stream in self.disputed
+            or (is_resettable and starts != reader.starts.get(key, 0))
         ):
             reader.starts[key] = starts
             return

@@ -74,6 +74,7 @@ class Liar:
             streams = tables
         stream = random.choice(streams)
         writer = random.choice(cluster.writers[stream])
+        cluster.ledger.disputed.add(stream)
         if form is LieForm.UNDECLARED:
             writer = UNDECLARED
         else:
