@@ -20,6 +20,7 @@ import attrs
 import pyarrow as pa
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive.failures import reason_of
 from synapse_replication.pipeline.archive.log import (
     PurgedRange,
     commit_properties,
@@ -27,7 +28,7 @@ from synapse_replication.pipeline.archive.log import (
     read_purged_ranges,
     read_state,
 )
-from synapse_replication.pipeline.archive.store import ArchiveStore, reason_of
+from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.tables import DAY
 
 if TYPE_CHECKING:

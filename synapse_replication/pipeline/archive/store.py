@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import attrs
-import click
 
 from synapse_replication.errors import PipelineError, excerpt
+from synapse_replication.pipeline.archive.failures import reason_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -169,11 +169,6 @@ class ArchiveStore:
         return PipelineError(
             f"the archive {self.uri} cannot be read: {reason_of(error)}"
         )
-
-
-def reason_of(error: Exception | str) -> str:
-    """Return the beginning of an error's text, in one line and without colours."""
-    return excerpt(" ".join(click.unstyle(str(error)).split()))
 
 
 def _s3(options: Mapping[str, str]) -> FileSystem:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import ArchivedFile, files_of
+from synapse_replication.pipeline.archive.failures import reason_of
 from synapse_replication.pipeline.archive.files import WrittenFile
 from synapse_replication.pipeline.archive.log import (
     APPLICATION,
@@ -31,7 +32,7 @@ from synapse_replication.pipeline.archive.log import (
     read_purged_ranges,
     read_state,
 )
-from synapse_replication.pipeline.archive.store import ArchiveStore, reason_of
+from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.tables import DAY
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pyarrow as pa
 
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive.failures import reason_of
 from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.source.partitions import Part
@@ -60,19 +62,24 @@ def write_parts(
 
     :param today: the day to assign to rows whose time of writing is unknown.
     :return: the files of each stream.
-    :raises PipelineError: if the database cannot be read.
+    :raises PipelineError: if the database cannot be read, or a file cannot be written.
     """
     writers: dict[str, DayWriter] = {}
-    with connected(conninfo) as connection:
-        for part in parts:
-            stream = part.stream.name
-            if stream not in writers:
-                writers[stream] = DayWriter(
-                    store, store.stream_uri(stream), "written_ts", today
-                )
-            for batch in read_part(connection, conninfo, part):
-                writers[stream].write(batch)
-    return {stream: writer.close() for stream, writer in writers.items()}
+    try:
+        with connected(conninfo) as connection:
+            for part in parts:
+                stream = part.stream.name
+                if stream not in writers:
+                    writers[stream] = DayWriter(
+                        store, store.stream_uri(stream), "written_ts", today
+                    )
+                for batch in read_part(connection, conninfo, part):
+                    writers[stream].write(batch)
+        return {stream: writer.close() for stream, writer in writers.items()}
+    except OSError as error:
+        raise PipelineError(
+            f"the archive {store.uri} cannot be written: {reason_of(error)}"
+        ) from error
 
 
 def write_recordings(

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synapse_replication.errors import SparkMissingError
+from synapse_replication.pipeline.spark.failures import shorten
 from synapse_replication.pipeline.spark.java import check_java
-from synapse_replication.pipeline.spark.noise import filtered_stderr
+from synapse_replication.pipeline.spark.noise import JavaErrors, filtered_stderr
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -46,8 +47,8 @@ def make_session(
         environment variable ``MASTER`` or ``SPARK_HOME`` is set; otherwise
         ``local[*]``.
     :param settings: further Spark settings, which override the defaults of this module.
-    :raises SparkMissingError: if Java or PySpark is missing, or Java is too old or does
-        not run. The message says what to install.
+    :raises SparkMissingError: if Java or PySpark is missing, Java is too old or does
+        not start, or the master does not answer. The message says what to do.
     """
     check_java()
     try:
@@ -71,7 +72,17 @@ def make_session(
         options["spark.master"] = master
     conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
     _start_java(conf)
-    session = SparkSession.builder.config(conf=conf).getOrCreate()
+    try:
+        session = SparkSession.builder.config(conf=conf).getOrCreate()
+    except Exception as error:
+        # Compare names, because py4j is only partly typed.
+        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+            raise
+        where = options.get("spark.master", "the configured master")
+        raise SparkMissingError(
+            f"Spark cannot be started on {where}: {shorten(error)}; is the master "
+            "running, and can this machine reach it? Check --master"
+        ) from error
     if not session.sparkContext.getConf().contains(_SHUFFLE_PARTITIONS):
         # With Spark's default of 200, most tasks would be empty, and starting them
         # would cost more than the work. Queries over more data set a larger number.
@@ -84,14 +95,24 @@ def make_session(
 def _start_java(conf: SparkConf) -> None:
     """Start Java with a filtered standard error, unless this process has started it."""
     from pyspark import SparkContext, java_gateway
+    from pyspark.errors import PySparkRuntimeError
 
-    if SparkContext._gateway is None:
-        # PySpark is only partly typed.
-        launch: Any = java_gateway.launch_gateway
-        with filtered_stderr() as stderr:
+    if SparkContext._gateway is not None:
+        return
+    errors = JavaErrors()
+    # PySpark is only partly typed.
+    launch: Any = java_gateway.launch_gateway
+    try:
+        with filtered_stderr(errors) as stderr:
             gateway = launch(conf, {"stderr": stderr})
-        # The session would start Java itself, without a filter.
-        SparkContext._ensure_initialized(gateway=gateway)
+    except PySparkRuntimeError as error:
+        raise SparkMissingError(
+            f"Java did not start: {errors.cause}; check --master, "
+            "PYSPARK_SUBMIT_ARGS and the memory that Spark's settings demand"
+        ) from error
+    errors.release()
+    # The session would start Java itself, without a filter.
+    SparkContext._ensure_initialized(gateway=gateway)
 
 
 @contextlib.contextmanager

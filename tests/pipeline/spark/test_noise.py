@@ -10,7 +10,11 @@ import threading
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.spark.noise import filtered_stderr, without_noise
+from synapse_replication.pipeline.spark.noise import (
+    JavaErrors,
+    filtered_stderr,
+    without_noise,
+)
 
 _TRACEBACK = """\
 Traceback (most recent call last):
@@ -66,7 +70,9 @@ class FilteredStderrTests(SynchronousTestCase):
             "sys.stderr.write('Using incubator modules\\nsomething to say\\n')"
         )
         own = os.fstat(2)
-        with filtered_stderr() as stderr:
+        errors = JavaErrors()
+        errors.release()
+        with filtered_stderr(errors) as stderr:
             # The filter must not receive what this process itself writes.
             self.assertEqual(os.fstat(2).st_ino, own.st_ino)
             process = subprocess.Popen(
@@ -76,6 +82,22 @@ class FilteredStderrTests(SynchronousTestCase):
 
         self.assertTrue(out.written.wait(60))
         self.assertEqual(out.getvalue(), "something to say\n")
+
+    def test_cause(self) -> None:
+        """
+        The lines before the start of Java are held back; one of them is the cause if
+        Java does not start.
+        """
+        out = io.StringIO()
+        self.patch(sys, "stderr", out)
+        errors = JavaErrors()
+        with filtered_stderr(errors) as stderr:
+            script = "import sys; sys.stderr.write('a word\\nError: no heap\\nmore\\n')"
+            subprocess.run([sys.executable, "-c", script], stderr=stderr, check=True)
+        self.assertEqual(errors.cause, "Error: no heap")
+        self.assertEqual(out.getvalue(), "")
+        errors.release()
+        self.assertEqual(out.getvalue(), "a word\nError: no heap\nmore\n")
 
 
 class _Lines(io.StringIO):
