@@ -102,15 +102,17 @@ class AuctionTests(SynchronousTestCase):
         self.path.write_text(json.dumps(self.settings))
         for name in NAMES:
             self.start(name)
-        victims = list(NAMES)
+        step = max(2, BATCHES // (len(NAMES) + 1))
         for number in range(BATCHES):
             self.place(number)
-            if (number + 1) % max(1, BATCHES // (len(victims) + 1)) == 0 and victims:
+            if redis is not None and not redis.running:
+                redis.start()
+            if number % step == 1 and number // step < len(NAMES):
                 if redis is not None:
                     redis.kill()
-                self.kill(victims.pop(0))
-            elif redis is not None and not redis.running:
-                redis.start()
+                self.kill(NAMES[number // step])
+        if redis is not None and not redis.running:
+            redis.start()
         expected = sorted(self.query("SELECT lot, amount FROM bids"))
         self.assertGreaterEqual(len(expected), BATCHES * BATCH)
         for name in ("web1", "web2"):
