@@ -131,9 +131,13 @@ class ReplicationProcess:
             process.kill()
             return process.wait()
 
+    def log_text(self) -> str:
+        """Return the process's log."""
+        return self._log_file.read_text("utf-8", "replace")
+
     def log_tail(self) -> str:
         """Return the last lines of the process's log."""
-        lines = self._log_file.read_text("utf-8", "replace").splitlines()
+        lines = self.log_text().splitlines()
         return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:])
 
 

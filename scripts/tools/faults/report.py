@@ -38,6 +38,8 @@ def show_table(console: Console, results: Sequence[Result]) -> None:
         "catch-ups",
         "caught up after (s)",
         "all agree",
+        "stalls",
+        "false",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
@@ -56,10 +58,16 @@ def show_table(console: Console, results: Sequence[Result]) -> None:
             str(result.catch_ups),
             "[bold red]never[/]" if result.seconds is None else f"{result.seconds:.1f}",
             "yes" if result.agreed else "[bold red]no[/]",
+            str(result.stalls),
+            f"[bold red]{len(result.false_stalls)}[/]" if result.false_stalls else "0",
         )
     _print_whole(console, table)
     for result in results:
-        for what, text in (("skipped", result.skipped), ("failed", result.error)):
+        for what, text in (
+            ("skipped", result.skipped),
+            ("failed", result.error),
+            ("false alarms", "; ".join(result.false_stalls)),
+        ):
             if text:
                 console.print(
                     f"{result.scenario} {what}: {text}", markup=False, highlight=False

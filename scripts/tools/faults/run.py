@@ -11,6 +11,7 @@ import attrs
 
 from scripts.tools.faults.deployment import FaultDeployment
 from scripts.tools.faults.scenarios import Scenario
+from scripts.tools.faults.stalls import is_true, read_stalls
 from synapse_replication.demo.check import Tally, compare
 from synapse_replication.demo.deployment import READERS, WRITERS, Plan
 from synapse_replication.demo.display import positions_agree
@@ -59,6 +60,8 @@ class Result:
     :ivar seconds: the time in s from the end of the fault until each reader had all
         rows written before the fault ended; ``None`` if that took too long.
     :ivar agreed: whether all positions were equal after the writers had ended.
+    :ivar stalls: the number of stalls that processes logged.
+    :ivar false_stalls: those that the fault does not explain.
     :ivar skipped: why the scenario could not run here; empty if it ran.
     :ivar error: other failures; empty if there were none.
     """
@@ -73,6 +76,8 @@ class Result:
     catch_ups: int = 0
     seconds: float | None = None
     agreed: bool = False
+    stalls: int = 0
+    false_stalls: tuple[str, ...] = ()
     skipped: str = ""
     error: str = ""
 
@@ -87,6 +92,7 @@ class Result:
                 self.written and self.agreed and not wrong and self.seconds is not None
             )
             and not self.error
+            and not self.false_stalls
         )
 
 
@@ -198,8 +204,9 @@ class _Course:
 
         deployment.let_writers_begin()
         self._wait(LOAD_BEFORE + self._chance.random(), lambda: False)
+        started = time.time()
         self._scenario.cause(deployment, self._chance)
-        fault_ended = time.monotonic()
+        ended, fault_ended = time.time(), time.monotonic()
         self._update()
         targets = self._written()
         counts = [tail.rows for tail in self._writers]
@@ -234,7 +241,23 @@ class _Course:
         ]
         if not have_resumed:
             errors.append("a writer did not resume writing after the fault")
-        return attrs.evolve(result, refused=refused, error="; ".join(errors))
+        stalls = [
+            stall
+            for name, process in deployment.processes.items()
+            for stall in read_stalls(name, process.log_text())
+        ]
+        false = [
+            str(stall)
+            for stall in stalls
+            if not is_true(stall, self._scenario.name, started, ended)
+        ]
+        return attrs.evolve(
+            result,
+            refused=refused,
+            stalls=len(stalls),
+            false_stalls=tuple(false),
+            error="; ".join(errors),
+        )
 
     def _wait(self, seconds: float, condition: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + seconds

@@ -1,0 +1,46 @@
+"""Tests for :mod:`scripts.tools.faults.stalls`."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from scripts.tools.faults.stalls import LoggedStall, is_true, read_stalls
+
+LOG = """\
+2026-11-24T20:00:20+0000 [synapse_replication#info] Connected: redis
+2026-11-24T20:00:20+0000 [synapse_replication#warn] events/w1, typing/w1 stalled for \
+10 s: w1 announced its exit. Start the writer. (See the runbook: ReplicationStalled, \
+writer_gone)
+"""
+#: 2026-11-24T20:00:10.
+SINCE = 1_795_550_410.0
+
+
+class StallTests(SynchronousTestCase):
+    def test_read(self) -> None:
+        """The lines about stalls are found in a log."""
+        (stall,) = read_stalls("reader1", LOG)
+        self.assertEqual(
+            (stall.process, stall.reason, stall.names, stall.since),
+            ("reader1", "writer_gone", {"w1"}, SINCE),
+        )
+
+    def test_judge(self) -> None:
+        """A stall must fit the fault in its time, its reason and its writer."""
+
+        def judge(
+            scenario: str, reason: str, writer: str, since: float = SINCE
+        ) -> bool:
+            stall = LoggedStall("reader1", f"events/{writer}", since, "", reason)
+            return is_true(stall, scenario, SINCE, SINCE + 10)
+
+        self.assertTrue(judge("writer-frozen", "writer_gone", "event_writer1"))
+        self.assertFalse(judge("writer-frozen", "writer_gone", "event_writer2"))
+        self.assertFalse(judge("writer-frozen", "no_progress", "event_writer1"))
+        self.assertFalse(
+            judge("writer-frozen", "writer_gone", "event_writer1", SINCE + 30)
+        )
+        self.assertFalse(judge("reader-frozen", "writer_gone", "event_writer1"))
+        self.assertTrue(judge("redis-killed", "no_link", "event_writer2"))
+        self.assertFalse(judge("redis-killed", "no_progress", "event_writer2"))
+        self.assertFalse(judge("hostile-bodies", "writer_gone", "event_writer1"))
