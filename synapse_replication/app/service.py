@@ -153,11 +153,7 @@ class Replication(Service):
             epoch_of=self._epochs.epoch_of if options.backlog else None,
             observer=self._observer,
         )
-        self._database: Database | None = None
-        if (database := options.database) is not None:
-            self._database = Database(
-                database.conninfo, reactor, max_connections=database.max_connections
-            )
+        self._database = _make_database(options, reactor)
         self.host = StandaloneHost.from_options(
             options,
             self._clock,
@@ -632,6 +628,15 @@ class Replication(Service):
             for service in self.services:
                 self._stops.add(f"stopping {service!r}", service.stopService)
         return await self._stops.run()
+
+
+def _make_database(options: ReplicationOptions, reactor: Any) -> Database | None:
+    database = options.database
+    if database is None:
+        return None
+    return Database(
+        database.conninfo, reactor, max_connections=database.max_connections
+    )
 
 
 def _ignore_cancellation(failure: Failure) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -264,6 +266,26 @@ class ReplicationTests(TestCase):
         await self.write(writer, 4)
         rows = await index.wait_for(2)
         self.assertEqual([row.amount for row in rows], [3, 4])
+
+    async def test_fill_a_journal(self) -> None:
+        """A journal is filled once, and resumes; own rows are filled at each start."""
+        one, two = await self.start("bid1"), await self.start("bid2")
+        tokens = [await self.write(one, 1), await self.write(two, 2)]
+        path = Path(self.mktemp())
+        for amount in (3, 4):
+            await one.stopService()
+            one = api.Replication(reactor, self.options("bid1", fill_sink=True))
+            one.sink = api.JournalSink(path, one.host.row_to_json)
+            self.addCleanup(one.stopService)
+            one.startService()
+            await one.started
+            tokens.append(await self.write(two, -amount))
+            await one.host.rows.wait_for_stream_position("bid2", "bids", tokens[-1])
+            tokens.append(await self.write(one, amount))
+        await one.stopService()
+        entries = [json.loads(line) for line in path.read_text().splitlines()]
+        written = [entry["token"] for entry in entries for _ in entry["rows"]]
+        self.assertEqual(sorted(written), sorted(tokens[:-1]))
 
     async def test_children(self) -> None:
         """Child services start when replication is up, and stop before it stops."""
