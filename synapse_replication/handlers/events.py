@@ -205,6 +205,20 @@ class PositionRefuted:
 
 
 @attrs.frozen
+class DatabaseSetBack:
+    """The database was set back below this process's position.
+
+    :ivar stored: the writer's position in the database.
+    :ivar position: the position up to which this process had delivered rows.
+    """
+
+    stream_name: str
+    instance_name: str
+    stored: int
+    position: int
+
+
+@attrs.frozen
 class AheadOfWriter:
     """This process's position exceeds the writer's reported position.
 
@@ -530,6 +544,7 @@ Event: TypeAlias = (
     | StreamConnected
     | StreamReset
     | PositionRefuted
+    | DatabaseSetBack
     | AheadOfWriter
     | CatchUpPage
     | CatchUpFailed

@@ -23,6 +23,7 @@ from synapse_replication.handlers.events import (
     CommandDropReason,
     CommandsDropped,
     ConnectFailed,
+    DatabaseSetBack,
     Discarded,
     DiscardReason,
     DuplicateInstance,
@@ -243,6 +244,20 @@ class LoggingObserver(ReplicationObserver):
             stream=event.stream_name,
             writer=excerpt(event.instance_name),
             token=event.token,
+        )
+
+    @handles(DatabaseSetBack)
+    def _database_set_back(self, event: DatabaseSetBack) -> None:
+        self._log_limited(
+            self._logger.error,
+            ("database_set_back", event.stream_name, event.instance_name),
+            "The database was set back: {writer} of {stream} is stored at {stored}, "
+            "but rows up to {position} were delivered here; those after {stored} may "
+            "not exist any more",
+            stream=event.stream_name,
+            writer=excerpt(event.instance_name),
+            stored=event.stored,
+            position=event.position,
         )
 
     @handles(PositionRefuted)

@@ -18,6 +18,10 @@ tokens of its writers in the table take their place.
 A writer that speaks the extension reports its position every few seconds. If all
 writers do, only every sixth read takes place.
 
+Stored positions only move forward. If one is lower than before, or PostgreSQL's
+timeline has changed, the database was restored from a backup, or a standby was promoted
+that lagged. Readers may then have delivered rows that do not exist any more.
+
 A stored position carries less weight than an announced one: it never rewinds a reader,
 and a position that is implausibly far ahead is verified like any other claim.
 """
@@ -29,8 +33,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import attrs
+import psycopg2
 from twisted.python.failure import Failure
 
+from synapse_replication.errors import StorageError
+from synapse_replication.handlers.events import DatabaseSetBack
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.handlers.observer import ReplicationObserver
@@ -78,13 +85,32 @@ def read_tokens(txn: Any, writers: Mapping[tuple[str, str], str]) -> Tokens:
     }
 
 
+def _read_timeline(txn: Any) -> str | None:
+    try:
+        txn.execute("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)")
+    except psycopg2.Error:
+        # Some services do not have these functions. Autocommit is on, so that the error
+        # affects only this statement.
+        return None
+    ((timeline,),) = txn.fetchall()
+    return str(timeline)
+
+
 @attrs.frozen
 class _Found:
-    """What one read found; ``tables`` are the queries whose tables exist."""
+    """What one read found.
+
+    :ivar tables: the queries whose tables exist.
+    :ivar stored: the stored positions.
+    :ivar tokens: these, and the newest tokens of streams without stored positions.
+    :ivar timeline: PostgreSQL's timeline; ``None`` if it cannot be read.
+    """
 
     tables: Mapping[str, Sequence[RangeQuery]]
+    stored: Tokens
     tokens: Tokens
     committed: Committed
+    timeline: str | None
 
 
 class StoredPositionCheck:
@@ -134,6 +160,7 @@ class StoredPositionCheck:
         self._has_found_tables = False
         #: The result of the last read.
         self._stored: Tokens = {}
+        self._timeline: str | None = None
         self._clock = clock
         self._observer = observer
         self._interval = interval
@@ -178,7 +205,8 @@ class StoredPositionCheck:
         if not self._has_found_tables:
             # A stream may lack some of its tables.
             tables = {name: existing_ranges(txn, each) for name, each in tables.items()}
-        tokens = read_tokens(txn, self._writers)
+        stored = read_tokens(txn, self._writers)
+        tokens = dict(stored)
         for name, writers in self._unstored.items():
             for each in tables[name]:
                 newest = newest_tokens(txn, each, writers)
@@ -189,7 +217,7 @@ class StoredPositionCheck:
             )
             for (name, writer), (after, upto) in ranges.items()
         }
-        return _Found(tables, tokens, committed)
+        return _Found(tables, stored, tokens, committed, _read_timeline(txn))
 
     def _ranges_to_verify(self) -> dict[tuple[str, str], tuple[int, int]]:
         found = {}
@@ -206,7 +234,8 @@ class StoredPositionCheck:
     def _compare(self, found: _Found) -> None:
         self._has_failed = False
         self._tables, self._has_found_tables = found.tables, True
-        self._stored = found.tokens
+        self._look_for_set_back(found)
+        self._stored, self._timeline = found.tokens, found.timeline
         if self._is_running:
             for key, (complete, upto) in found.committed.items():
                 self._handler.verify(*key, complete, upto)
@@ -215,6 +244,25 @@ class StoredPositionCheck:
             self._timer = self._clock.call_later(GRACE, self._report_ahead, ahead)
         else:
             self._schedule()
+
+    def _look_for_set_back(self, found: _Found) -> None:
+        has_changed = None not in (self._timeline, found.timeline) and (
+            self._timeline != found.timeline
+        )
+        for key, token in found.stored.items():
+            position = self._handler.known_position(*key)
+            is_lower = token < self._stored.get(key, token)
+            if token < position and (has_changed or is_lower):
+                self._observer.observe(DatabaseSetBack(*key, token, position))
+        if has_changed:
+            self._observer.failure(
+                "comparing the database with its earlier state",
+                StorageError(
+                    f"PostgreSQL's timeline changed from {self._timeline} to "
+                    f"{found.timeline}: a standby was promoted, or a backup was "
+                    "restored; see database_set_back in the runbook"
+                ),
+            )
 
     def _report_ahead(self, tokens: Tokens) -> None:
         self._schedule()

@@ -19,6 +19,7 @@ from synapse_replication.handlers.events import (
     CatchUpPage,
     CommandDropReason,
     CommandsDropped,
+    DatabaseSetBack,
     Discarded,
     DiscardReason,
     DuplicateInstance,
@@ -90,6 +91,8 @@ class RecordingObserver(ReplicationObserver):
     :ivar unavailable: (feature, reason) of each unavailable feature.
     :ivar heartbeats: the hellos, heartbeats and goodbyes of peers.
     :ivar drops: numbers of commands that were never sent, by (command, reason).
+    :ivar set_back: (stream, writer, stored, position) of each report that the database
+        was set back.
     :ivar refuted: (stream, writer, token, last_token) of each token that the source
         refuted.
     :ivar ahead: (stream, writer, position, announced) each time that this process was
@@ -132,6 +135,7 @@ class RecordingObserver(ReplicationObserver):
         self.unknown = 0
         self.drops: Counter[tuple[str, CommandDropReason]] = Counter()
         self.refuted: list[tuple[str, str, int, int]] = []
+        self.set_back: list[tuple[str, str, int, int]] = []
         self.ahead: list[tuple[str, str, int, int]] = []
 
     @handles(FeatureUnavailable)
@@ -207,6 +211,12 @@ class RecordingObserver(ReplicationObserver):
     def _removed_writer_drained(self, event: RemovedWriterDrained) -> None:
         self.removed_drained.append(
             (event.stream_name, event.instance_name, event.token)
+        )
+
+    @handles(DatabaseSetBack)
+    def _database_set_back(self, event: DatabaseSetBack) -> None:
+        self.set_back.append(
+            (event.stream_name, event.instance_name, event.stored, event.position)
         )
 
     @handles(PositionRefuted)

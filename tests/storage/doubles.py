@@ -12,6 +12,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from synapse_replication.handlers.events import (
+    DatabaseSetBack,
     OperationFailed,
     PositionPersisted,
     PositionPersistFailed,
@@ -160,6 +161,7 @@ class RecordingObserver(ReplicationObserver):
 
     def __init__(self) -> None:
         self.failures: list[tuple[str, BaseException]] = []
+        self.set_back: list[DatabaseSetBack] = []
         self.persisted: list[int] = []
         self.not_persisted: list[int] = []
 
@@ -170,6 +172,10 @@ class RecordingObserver(ReplicationObserver):
     @handles(PositionPersistFailed)
     def _position_persist_failed(self, event: PositionPersistFailed) -> None:
         self.not_persisted.append(event.token)
+
+    @handles(DatabaseSetBack)
+    def _database_set_back(self, event: DatabaseSetBack) -> None:
+        self.set_back.append(event)
 
     @handles(OperationFailed)
     def _failure(self, event: OperationFailed) -> None:

@@ -9,6 +9,7 @@ from twisted.internet.interfaces import IReactorFromThreads
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
+from synapse_replication.handlers.events import DatabaseSetBack
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.storage.stored_positions import (
@@ -116,6 +117,33 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         await self.read()
         self.clock.advance(GRACE)
         self.assertEqual(self.reported, [("foo", "w2", 8)] * 2)
+
+    async def test_set_back(self) -> None:
+        """A stored position that moved back below the reader's is reported."""
+        self.known["foo", "w1"] = 9
+        await self.read()
+        self.assertEqual(self.observer.set_back, [])
+        self.advance_position("w1", 3)
+        self.advance_position("w2", 4)
+        await self.read()
+        self.assertEqual(
+            self.observer.set_back,
+            [
+                DatabaseSetBack("foo", "w1", 3, 9),
+                DatabaseSetBack("foo", "w2", 4, 5),
+            ],
+        )
+        await self.read()
+        self.assertEqual(len(self.observer.set_back), 2)
+
+    async def test_other_timeline(self) -> None:
+        """A change of the timeline is reported, with the positions that are lower."""
+        await self.read()
+        self.check._timeline = "00000000"
+        self.known["foo", "w1"] = 9
+        await self.read()
+        self.assertEqual(self.observer.set_back, [DatabaseSetBack("foo", "w1", 5, 9)])
+        self.assertIn("timeline changed", str(self.observer.failures))
 
     async def test_arrives_in_time(self) -> None:
         """A position that is announced within the grace time is not reported."""

@@ -49,6 +49,7 @@ class StallReason(enum.Enum):
     WRITER_GONE = "writer_gone"  #: sent a goodbye, or its heartbeats stopped
     NO_POSITION = "no_position"  #: a link is up, and the writer sent no POSITION on it
     AHEAD_OF_WRITER = "ahead_of_writer"  #: its next rows would be discarded as old
+    DATABASE_SET_BACK = "database_set_back"  #: rows may not exist any more
     UNDECLARED_WRITER = "undeclared_writer"  #: its rows are discarded
     ROWS_LOST = "rows_lost"  #: the writer does not have them in its memory any more
     ROWS_SKIPPED = "rows_skipped"  #: rows of the source cannot be decoded
@@ -78,6 +79,8 @@ HINTS: Mapping[StallReason, str] = MappingProxyType(
         "STREAM=POSITION' with the position of this process: it advances the sequence "
         "to that position, so that new rows are beyond it. Then make this process "
         "fetch the rows that it discarded (see the runbook).",
+        StallReason.DATABASE_SET_BACK: "Rebuild what was derived from these rows, and "
+        "restart this process (see the runbook).",
         StallReason.UNDECLARED_WRITER: "If it is to write the stream, name it in "
         "stream_writers in the configuration of this process, too, and restart this "
         "process: it then fetches the rows. Otherwise, stop whatever uses its name.",

@@ -41,6 +41,7 @@ from synapse_replication.handlers.events import (
     CatchUpPage,
     ConnectFailed,
     ConnectionBuffers,
+    DatabaseSetBack,
     Discarded,
     DiscardReason,
     DuplicateInstance,
@@ -294,6 +295,19 @@ class StatusObserver(ReplicationObserver):
         writer = self._writer(stream_name, instance_name)
         if writer is not None:
             writer.undeclared_since = self._monotonic()
+
+    @handles(DatabaseSetBack)
+    def _database_set_back(self, event: DatabaseSetBack) -> None:
+        writer = self._writer(event.stream_name, event.instance_name)
+        if writer is None:
+            return
+        stored, position = event.stored, event.position
+        if writer.set_back_since is None:
+            writer.set_back_since = self._monotonic()
+        else:
+            stored = min(stored, writer.set_back[0])
+            position = max(position, writer.set_back[1])
+        writer.set_back = stored, position
 
     @handles(PositionRefuted)
     def _position_refuted(self, event: PositionRefuted) -> None:

@@ -80,6 +80,10 @@ class WriterRecord:
         the writer's position since.
     :ivar undeclared_since: when rows of the writer were first discarded because the
         configuration does not name it; ``None`` if they were not.
+    :ivar set_back_since: when the database was found to be set back; ``None`` if it
+        was not.
+    :ivar set_back: the lowest stored position that was found then, and the highest
+        position of this process.
     :ivar gone_since: when rows were first found to be lost; ``None`` if none were.
     :ivar gone: the number of their tokens.
     :ivar skipped_since: when the first row was skipped; ``None`` if none was.
@@ -106,6 +110,8 @@ class WriterRecord:
     behind_since: float = 0.0
     lost_since: float | None = None
     undeclared_since: float | None = None
+    set_back_since: float | None = None
+    set_back: tuple[int, int] = (0, 0)
     gone_since: float | None = None
     gone: int = 0
     skipped_since: float | None = None
@@ -134,6 +140,7 @@ class WriterRecord:
             and self.undeclared_since is None
             and self.skipped_since is None
             and self.gone_since is None
+            and self.set_back_since is None
         )
 
     def is_idle(self, before: float) -> bool:

@@ -39,6 +39,7 @@ _ABSENT = frozenset(
         StallReason.UNDECLARED_WRITER,
         StallReason.ROWS_SKIPPED,
         StallReason.ROWS_LOST,
+        StallReason.DATABASE_SET_BACK,
     }
 )
 _FETCHES = frozenset({State.DUE, State.FETCHING, State.DELIVERING, State.PAUSED})
@@ -173,6 +174,8 @@ class StatusReport:
             behind_since=writer.behind_since,
             lost_since=writer.lost_since,
             undeclared_since=writer.undeclared_since,
+            set_back_since=writer.set_back_since,
+            set_back=writer.set_back,
             gone_since=writer.gone_since,
             gone=writer.gone,
             skipped_since=writer.skipped_since,

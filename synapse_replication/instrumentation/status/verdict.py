@@ -69,6 +69,8 @@ class WriterFacts:
         the writer announces its position.
     :ivar undeclared_since: when rows were first discarded because the configuration
         does not name the writer.
+    :ivar set_back_since: when the database was found to be set back.
+    :ivar set_back: the stored position, and the position of this process, then.
     :ivar gone_since: when rows were first found to be lost.
     :ivar gone: the number of their tokens.
     :ivar skipped_since: when the first row was skipped that could not be decoded.
@@ -102,6 +104,8 @@ class WriterFacts:
     behind_since: float = 0.0
     lost_since: float | None = None
     undeclared_since: float | None = None
+    set_back_since: float | None = None
+    set_back: tuple[int, int] = (0, 0)
     gone_since: float | None = None
     gone: int = 0
     skipped_since: float | None = None
@@ -214,6 +218,16 @@ def _ahead(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
     )
 
 
+def _set_back(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+    if facts.set_back_since is None:
+        return None
+    stored, position = facts.set_back
+    return facts.set_back_since, (
+        f"the database was set back to {stored}; this process had delivered rows up to "
+        f"{position}, and those after {stored} may not exist any more"
+    )
+
+
 def _undeclared(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
     if facts.undeclared_since is None:
         return None
@@ -313,6 +327,12 @@ RULES: tuple[Rule, ...] = (
         StallReason.AHEAD_OF_WRITER,
         "The writer reports a position below the one of this process.",
         _ahead,
+    ),
+    Rule(
+        StallReason.DATABASE_SET_BACK,
+        "The database was set back, and this process had delivered later rows.",
+        _set_back,
+        is_immediate=True,
     ),
     Rule(
         StallReason.UNDECLARED_WRITER,

@@ -91,6 +91,11 @@ class DiagnoseTests(SynchronousTestCase):
                 {"behind_us": 90, "behind_since": 980.0},
             ),
             (StallReason.UNDECLARED_WRITER, 999.0, {"undeclared_since": 999.0}),
+            (
+                StallReason.DATABASE_SET_BACK,
+                999.0,
+                {"set_back_since": 999.0, "set_back": (4, 9)},
+            ),
             (StallReason.ROWS_LOST, 999.0, {"gone_since": 999.0, "gone": 1}),
             (StallReason.ROWS_SKIPPED, 999.0, {"skipped_since": 999.0, "skipped": 1}),
             (
@@ -124,6 +129,7 @@ class DiagnoseTests(SynchronousTestCase):
         self.assertEqual(
             immediate,
             {
+                StallReason.DATABASE_SET_BACK,
                 StallReason.UNDECLARED_WRITER,
                 StallReason.ROWS_LOST,
                 StallReason.ROWS_SKIPPED,
