@@ -33,10 +33,10 @@ def main(arguments: list[str]) -> int:
         )
         taken |= result.calls
         if result.broken is not None:
-            print(explain(result.broken))  # noqa: T201
-            status = 1
-        elif not result.is_complete:
-            status = status or 2
+            print(explain(result.broken), flush=True)  # noqa: T201
+            return 1
+        if not result.is_complete:
+            status = 2
     left = sorted(
         f"{event.name} {before.name} -> {after.name}"
         for event, before, after in entries() - taken

@@ -820,6 +820,8 @@ class World:
                 elif not is_readable:
                     reader.unreadable(new)
                     self._note(f"reader.unreadable({new})")
+                elif len(texts) != (1 if self._is_single(new) else 2):
+                    raise ViolationError(f"not all rows of token {new} are delivered")
                 else:
                     link = self.links[number]
                     unknown = link.hidden
@@ -1127,12 +1129,14 @@ class World:
                     raise ViolationError(f"row {token} is delivered twice")
                 self.delivered |= bit
                 self.unsure &= ~bit
-                # A page can be ahead of what arrived from a restarted writer.
+                # A page can be ahead of what arrived from a restarted writer; another
+                # fault can hide the restart.
                 is_ahead = not all(
                     link.up and (link.life, link.token) >= (life, token)
                     for link in self.links
                 )
-                if self.reader.epoch != str(life) or (life and is_ahead):
+                is_hidden = sum(self._spent()) > 1
+                if self.reader.epoch != str(life) or (life and (is_ahead or is_hidden)):
                     self.unsure |= bit
             self.last, self.last_life = token, life
             self.position = max(self.position, token)

@@ -39,14 +39,14 @@ def _bounds(
 
 #: The worlds that ``scripts/test`` explores.
 SHALLOW: Mapping[str, tuple[Kind, Bounds]] = {
-    "database": (Kind.DATABASE, _bounds(2, 1, 1, removals=1)),
     "database, stored positions": (Kind.DATABASE, _bounds(1, 1, 1, stored=True)),
     "database, lie": (Kind.DATABASE, Bounds(ids=1, links=1, lies=1)),
+    "stock memory": (Kind.STOCK_MEMORY, _bounds(2, 1, 1)),
     "database, two links": (Kind.DATABASE, Bounds(ids=2, links=2)),
-    "caches": (Kind.CACHES, _bounds(2, 1, 1)),
+    "database": (Kind.DATABASE, _bounds(2, 1, 1, removals=1)),
     "memory": (Kind.MEMORY, _bounds(2, 1, 1, hellos=1)),
     "memory, two links": (Kind.MEMORY, Bounds(ids=2, links=2)),
-    "stock memory": (Kind.STOCK_MEMORY, _bounds(2, 1, 1)),
+    "caches": (Kind.CACHES, _bounds(2, 1, 1)),
     "claims": (Kind.DATABASE, Bounds(ids=1, links=1, lies=1, burst=1)),
 }
 

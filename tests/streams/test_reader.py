@@ -1,0 +1,589 @@
+"""Tests of the machine that decides what a reader does about one writer.
+
+``tests/tools/explore`` explores all its states. These tests show what it decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.streams import reader as machine
+from synapse_replication.streams.reader import (
+    MAX_EXPECTED,
+    TABLE,
+    WINDOW,
+    Action,
+    Advance,
+    BeginEpoch,
+    Connected,
+    Event,
+    Fetch,
+    Finding,
+    Finished,
+    Pause,
+    Reader,
+    ReaderPolicy,
+    Refuted,
+    Rewind,
+    State,
+    UnexpectedEventError,
+    Verdict,
+)
+from synapse_replication.streams.stream import StreamUpdateResult
+
+DATABASE = ReaderPolicy(tolerance=100)
+CACHES = ReaderPolicy(idempotent=True)
+MEMORY = ReaderPolicy(resettable=True, held_in_memory=True)
+RESETTABLE = ReaderPolicy(resettable=True)
+
+
+class Driven:
+    """A reader, and a driver that carries out its actions.
+
+    :ivar actions: the actions since the last call of :meth:`take`.
+    :ivar rows: the tokens that were delivered.
+    """
+
+    def __init__(
+        self, policy: ReaderPolicy = DATABASE, position: int = 0, links: str = "a"
+    ) -> None:
+        self.reader = Reader(policy, lambda token: token <= 1000, position)
+        self.now = 0.0
+        self.rows: list[int] = []
+        for link in links:
+            self.reader.link_up(link)
+
+    def take(self) -> list[Action]:
+        """Take the actions, up to a fetch, and return them."""
+        found: list[Action] = []
+        while (action := self.reader.next(self.now)) is not None:
+            found.append(action)
+            if isinstance(action, Rewind):
+                self.reader.rewound()
+            elif isinstance(action, BeginEpoch):
+                self.reader.epoch_begun()
+            elif isinstance(action, Advance):
+                self.reader.advanced(action.token, self.now)
+        return found
+
+    def open(self, position: int, link: str = "a") -> None:
+        """Make a link live at the reader's position."""
+        self.reader.announced(link, position, position, self.now)
+        self.take()
+
+    def row(self, token: int, link: str = "a") -> Verdict:
+        """Receive a row; deliver it if the reader says so."""
+        self.reader.gather(link, [token], [b"{}"])
+        verdict = self.reader.batch(link, token, 1)
+        self.reader.links[link].pending = []
+        if verdict is Verdict.DELIVER:
+            self.rows.append(token)
+            self.reader.position = max(self.reader.position, token)
+        return verdict
+
+    def page(self, *tokens: int, upto: int | None = None, **options: Any) -> bool:
+        """Answer the request; deliver the page, and return whether it was wanted."""
+        fetch = self.reader.request
+        assert fetch is not None
+        updates: list[tuple[int, Any]] = [(token, None) for token in tokens]
+        upto = fetch.upto_token if upto is None else upto
+        result = StreamUpdateResult(updates, upto, False, **options)
+        page = self.reader.page_fetched(fetch, result)
+        if page is None:
+            return False
+        self.take()
+        for token in page.tokens:
+            self.rows.append(token)
+            self.reader.position = max(self.reader.position, token)
+            self.reader.delivered(token)
+        self.reader.page_delivered()
+        return True
+
+    def requested(self) -> tuple[int, int] | None:
+        """Return the range that is being fetched."""
+        fetch = self.reader.request
+        return None if fetch is None else (fetch.from_token, fetch.upto_token)
+
+
+class PositionTests(SynchronousTestCase):
+    """POSITIONs of a link that is live at 10."""
+
+    def announce(
+        self, prev: int, new: int, policy: ReaderPolicy = DATABASE
+    ) -> tuple[Finding, Driven]:
+        driven = Driven(policy, 9)
+        driven.open(9)
+        driven.row(10)
+        found = driven.reader.announced("a", prev, new, 0.0)
+        driven.now = 0.0
+        return found, driven
+
+    def test_between_the_two_tokens(self) -> None:
+        """A reader between the two tokens, both included, missed no row."""
+        found, driven = self.announce(10, 12)
+        self.assertIs(found, Finding.EXPECTED)
+        self.assertEqual(driven.take(), [Advance(12), Finished(None)])
+        self.assertEqual(driven.reader.position, 12)
+
+    def test_behind(self) -> None:
+        """A reader below the first token may have missed rows."""
+        found, driven = self.announce(11, 12)
+        self.assertIs(found, Finding.GAP)
+        driven.take()
+        self.assertEqual(driven.requested(), (10, 12))
+
+    def test_the_same(self) -> None:
+        """A POSITION that repeats the position says nothing."""
+        found, driven = self.announce(10, 10)
+        self.assertIs(found, Finding.NOTHING)
+        self.assertEqual(driven.take(), [])
+
+    def test_below_a_delivered_row(self) -> None:
+        """The writer is behind a row that was delivered: this is reported."""
+        found, driven = self.announce(5, 8)
+        self.assertIs(found, Finding.AHEAD)
+        self.assertEqual(driven.take(), [])
+
+    def test_caches(self) -> None:
+        """A lower token says nothing about a stream whose rows may be late."""
+        found, driven = self.announce(5, 8, CACHES)
+        self.assertIs(found, Finding.NOTHING)
+        self.assertEqual(driven.take(), [])
+
+    def test_tokens_that_go_backwards(self) -> None:
+        """If the tokens are in the wrong order, rows up to the second are fetched."""
+        found, driven = self.announce(14, 12)
+        self.assertIs(found, Finding.GAP)
+        driven.take()
+        self.assertEqual(driven.requested(), (10, 12))
+
+    def test_reset(self) -> None:
+        """A resettable stream goes to a lower token, and one in memory to 0."""
+        found, driven = self.announce(3, 3, RESETTABLE)
+        self.assertIs(found, Finding.RESET)
+        self.assertEqual(driven.take()[0], Rewind(3))
+        found, driven = self.announce(3, 3, MEMORY)
+        self.assertIs(found, Finding.RESET)
+        self.assertEqual(driven.take()[0], Rewind(0))
+        self.assertEqual(driven.requested(), (0, 3))
+
+    def test_false_position(self) -> None:
+        """A link that contradicts itself reverts the position to the last row."""
+        _, driven = self.announce(10, 20)
+        driven.take()
+        found = driven.reader.announced("a", 12, 12, 0.0)
+        self.assertIs(found, Finding.RESET)
+        self.assertEqual(driven.take()[0], Rewind(10))
+        self.assertEqual(driven.requested(), (10, 12))
+
+    def test_slower_link(self) -> None:
+        """A link that is slower than another one contradicts nothing."""
+        driven = Driven(links="ab")
+        driven.open(0)
+        driven.open(0, "b")
+        driven.row(1)
+        driven.row(2)
+        self.assertIs(driven.reader.announced("b", 1, 1, 0.0), Finding.NOTHING)
+        self.assertEqual(driven.take(), [])
+        self.assertIs(driven.row(1, "b"), Verdict.OLD)
+        self.assertIs(driven.row(3, "b"), Verdict.DELIVER)
+
+    def test_check(self) -> None:
+        """An empty range is fetched once a second when a POSITION repeats its end."""
+        _, driven = self.announce(10, 12)
+        driven.take()
+        driven.reader.announced("a", 12, 12, 5.0)
+        driven.take()
+        self.assertEqual(driven.requested(), (10, 12))
+        driven.page()
+        driven.take()
+        driven.reader.announced("a", 12, 12, 5.5)
+        self.assertEqual(driven.take(), [])
+        driven.reader.announced("a", 12, 12, 6.0)
+        driven.take()
+        self.assertEqual(driven.requested(), (10, 12))
+
+    def test_old_claims_are_forgotten(self) -> None:
+        """The empty range of an idle writer reaches back for a limited time."""
+        driven = Driven()
+        driven.open(0)
+        for second in range(600):
+            driven.now = float(second)
+            driven.reader.announced("a", second, second + 1, driven.now)
+            driven.take()
+        self.assertEqual(driven.reader.position, 600)
+        self.assertGreaterEqual(driven.reader.floor, 600 - 2 * WINDOW - 2)
+        self.assertLessEqual(driven.reader.floor, 600 - WINDOW)
+
+    def test_recording(self) -> None:
+        """A recording's positions are never reverted."""
+        driven = Driven(ReaderPolicy(reverts_positions=False))
+        driven.open(0)
+        driven.reader.announced("a", 0, 5, 0.0)
+        driven.take()
+        self.assertEqual(driven.reader.floor, 5)
+
+
+class ReportTests(SynchronousTestCase):
+    """Positions that the writer reports."""
+
+    def test_missing_rows(self) -> None:
+        """Rows up to a greater token are fetched from the last row on."""
+        driven = Driven()
+        driven.open(0)
+        driven.row(3)
+        driven.reader.announced("a", 3, 5, 0.0)
+        driven.take()
+        self.assertIs(driven.reader.reported("a", 7, 0.0), Finding.GAP)
+        driven.take()
+        self.assertEqual(driven.requested(), (3, 7))
+        self.assertIs(driven.reader.reported("a", 9, 0.0), Finding.EXPECTED)
+
+    def test_opens_a_link(self) -> None:
+        """A report opens a link, unless it is below the position."""
+        driven = Driven(position=5)
+        self.assertIs(driven.reader.reported("a", 4, 0.0), Finding.NOTHING)
+        self.assertIs(driven.reader.state, State.WAITING)
+        self.assertIs(driven.reader.reported("a", 5, 0.0), Finding.EXPECTED)
+        self.assertIn(Connected("a"), driven.take())
+
+    def test_stored(self) -> None:
+        """A stored position is fetched if it is new, and is no evidence otherwise."""
+        driven = Driven(position=5)
+        driven.open(5)
+        self.assertIs(driven.reader.stored(5), Finding.NOTHING)
+        self.assertIs(driven.reader.stored(7), Finding.GAP)
+        self.assertIs(driven.reader.stored(7), Finding.NOTHING)
+        driven.take()
+        self.assertEqual(driven.requested(), (5, 7))
+
+
+class RowTests(SynchronousTestCase):
+    """Rows that arrive."""
+
+    def test_without_position(self) -> None:
+        """Rows before the first POSITION of a link are dropped."""
+        driven = Driven()
+        self.assertIsNone(driven.reader.gather("a", [None, 1], [b"{}", b"{}"]))
+        self.assertFalse(driven.reader.links["a"].is_lossy)
+        self.assertIsNone(driven.reader.gather("a", [2, None], [b"{}", b"{}"]))
+        driven.open(0)
+        self.assertIs(driven.row(3), Verdict.FETCH)
+
+    def test_batches(self) -> None:
+        """The rows without a token belong to the next token."""
+        driven = Driven()
+        driven.open(0)
+        texts = [b"1", b"2", b"3", b"4"]
+        complete = driven.reader.gather("a", [None, 4, 5, None], texts)
+        self.assertEqual(complete, [(4, [b"1", b"2"]), (5, [b"3"])])
+        self.assertFalse(driven.reader.is_live_on("a"))
+        self.assertEqual(driven.reader.drop_unfinished("a"), 1)
+        self.assertEqual(driven.reader.drop_unfinished("a"), 0)
+        self.assertIs(driven.row(6), Verdict.FETCH)
+
+    def test_old(self) -> None:
+        """Rows at or below the last delivered one are old."""
+        driven = Driven()
+        driven.open(0)
+        self.assertIs(driven.row(3), Verdict.DELIVER)
+        self.assertIs(driven.row(3), Verdict.OLD)
+        self.assertIs(driven.row(2), Verdict.OLD)
+
+    def test_late_in_caches(self) -> None:
+        """Late rows of a stream whose rows may be late are delivered."""
+        driven = Driven(CACHES)
+        driven.open(0)
+        self.assertIs(driven.row(3), Verdict.DELIVER)
+        self.assertIs(driven.row(2), Verdict.DELIVER)
+
+    def test_in_an_empty_range(self) -> None:
+        """A row shows that a claim was false."""
+        for policy in (DATABASE, MEMORY):
+            driven = Driven(policy)
+            driven.open(0)
+            driven.reader.announced("a", 0, 9, 0.0)
+            driven.take()
+            self.assertIs(driven.row(4), Verdict.FETCH)
+            self.assertEqual(driven.take()[0], Rewind(0))
+            self.assertEqual(driven.requested(), (0, 4))
+
+    def test_lost(self) -> None:
+        """After a lost row, the next batch is fetched, with what is before it."""
+        driven = Driven()
+        driven.open(0)
+        self.assertEqual(driven.reader.lost_rows("a"), 0)
+        self.assertFalse(driven.reader.is_live_on("a"))
+        self.assertIs(driven.row(3), Verdict.FETCH)
+        driven.take()
+        self.assertEqual(driven.requested(), (0, 3))
+
+    def test_implausible(self) -> None:
+        """A token that is too far above all known ones is fetched first."""
+        driven = Driven()
+        driven.open(0)
+        self.assertIs(driven.row(5000), Verdict.FETCH)
+        driven.take()
+        self.assertFalse(driven.page(last_token=7, upto=0))
+        self.assertEqual(driven.take(), [Refuted(5000, 7), Finished(None)])
+
+    def test_undecodable(self) -> None:
+        """A row that cannot be decoded is fetched from the stream's own source."""
+        driven = Driven()
+        driven.open(0)
+        driven.reader.unreadable(3)
+        fetch = driven.take()[0]
+        assert isinstance(fetch, Fetch)
+        self.assertEqual((driven.requested(), fetch.from_source), ((0, 3), True))
+
+    def test_overflow(self) -> None:
+        """What is given up is fetched."""
+        driven = Driven()
+        driven.open(0)
+        driven.reader.overflow()
+        driven.reader.overflow(3)
+        self.assertIs(driven.row(4), Verdict.FETCH)
+        driven.take()
+        self.assertEqual(driven.requested(), (0, 4))
+
+
+class PageTests(SynchronousTestCase):
+    """Pages that arrive."""
+
+    def fetching(self, upto: int = 9, **options: Any) -> Driven:
+        driven = Driven(**options)
+        driven.reader.announced("a", upto, upto, 0.0)
+        driven.take()
+        self.assertEqual(driven.requested(), (0, upto))
+        return driven
+
+    def test_delivered(self) -> None:
+        """After the last page, the position is at the target, and the link is live."""
+        driven = self.fetching()
+        self.assertTrue(driven.page(2, 5))
+        self.assertEqual(driven.take(), [Advance(9), Finished(None), Connected("a")])
+        self.assertTrue(driven.reader.follows("a", 9) is False)
+        self.assertTrue(driven.reader.is_live_on("a"))
+        self.assertEqual(driven.rows, [2, 5])
+
+    def test_reads_ahead(self) -> None:
+        """While a page is delivered, the next one is requested."""
+        driven = self.fetching()
+        self.assertTrue(driven.page(2, 5, upto=5))
+        self.assertEqual(driven.requested(), (5, 9))
+
+    def test_caches_are_not_read_ahead(self) -> None:
+        """Rows of a stream whose rows may be late may be committed meanwhile."""
+        driven = self.fetching(policy=CACHES)
+        self.assertTrue(driven.page(2, 5, upto=5))
+        self.assertIsNone(driven.requested())
+
+    def test_rows_that_arrived(self) -> None:
+        """A page ends before the first row that arrived, and that it lacks."""
+        driven = self.fetching()
+        for token in (2, 4, 6):
+            self.assertIs(driven.row(token), Verdict.FETCH)
+        self.assertTrue(driven.page(2, 6))
+        self.assertEqual(driven.rows, [2])
+        driven.take()
+        self.assertEqual(driven.requested(), (2, 9))
+
+    def test_many_rows_that_arrived(self) -> None:
+        """The number of tokens that are stored is limited; the page ends there."""
+        self.patch(machine, "MAX_EXPECTED", 2)
+        driven = self.fetching()
+        for token in (6, 4, 2, 4):
+            driven.row(token)
+        self.assertEqual(driven.reader.expected, [2, 4])
+        self.assertTrue(driven.page(2, 4, 5))
+        self.assertEqual(driven.rows, [2, 4])
+        self.assertGreater(MAX_EXPECTED, 2)
+
+    def test_nothing_of_it_is_complete(self) -> None:
+        """If the first row is missing, the page is requested again."""
+        driven = self.fetching()
+        driven.row(1)
+        self.assertFalse(driven.page(2))
+        driven.take()
+        self.assertEqual(driven.requested(), (0, 9))
+
+    def test_refuted(self) -> None:
+        """A claim that the source refutes is dropped; a near one is not."""
+        driven = self.fetching(500)
+        self.assertFalse(driven.page(2, upto=3, last_token=3))
+        self.assertEqual(driven.take(), [Refuted(500, 3), Finished(None)])
+        self.assertEqual(driven.reader.position, 0)
+        self.assertIs(driven.reader.state, State.WAITING)
+        driven = self.fetching(103)
+        self.assertTrue(driven.page(2, upto=3, last_token=3))
+        driven.take()
+        self.assertEqual(driven.requested(), (2, 103))
+
+    def test_removed(self) -> None:
+        """The last rows of a removed writer come from the stream's own source."""
+        driven = Driven()
+        self.assertIs(driven.reader.removed(0, is_deleted=True), Finding.EXPECTED)
+        self.assertIs(driven.reader.removed(4, is_deleted=True), Finding.GAP)
+        fetch = driven.take()[0]
+        assert isinstance(fetch, Fetch)
+        self.assertTrue(fetch.from_source)
+        driven.page(4)
+        self.assertIn(Finished(4), driven.take())
+        self.assertIs(driven.reader.state, State.WAITING)
+
+    def test_not_removed(self) -> None:
+        """A writer that announces its rows is not removed, unless it is deleted."""
+        driven = Driven()
+        driven.open(0)
+        self.assertIs(driven.reader.removed(4, is_deleted=False), Finding.NOTHING)
+        self.assertIs(driven.reader.removed(4, is_deleted=True), Finding.GAP)
+
+
+class PauseTests(SynchronousTestCase):
+    """Pauses, and their ends."""
+
+    def test_failures(self) -> None:
+        """Failures are counted until there is progress; a POSITION ends the pause."""
+        driven = Driven()
+        driven.reader.announced("a", 9, 9, 0.0)
+        driven.take()
+        self.assertEqual(driven.reader.failed(), 1)
+        self.assertEqual(driven.take(), [])
+        driven.reader.timer_due()
+        driven.take()
+        self.assertEqual(driven.reader.failed(), 2)
+        driven.reader.announced("a", 9, 9, 0.0)
+        driven.take()
+        driven.page(2, upto=2)
+        driven.take()
+        self.assertEqual(driven.reader.failed(), 1)
+
+    def test_rejected_rows(self) -> None:
+        """Rows that the sink rejects are fetched after a pause."""
+        driven = Driven()
+        driven.open(0)
+        driven.row(1)
+        self.assertEqual(driven.reader.delivery_failed([4, 3]), 1)
+        self.assertIs(driven.reader.state, State.PAUSED)
+        driven.reader.timer_due()
+        driven.take()
+        self.assertEqual(driven.requested(), (1, 4))
+
+    def test_first_link_ends_a_pause(self) -> None:
+        """Without a link, nothing is fetched; the first link ends a pause."""
+        driven = Driven()
+        driven.open(0)
+        driven.reader.delivery_failed([4])
+        driven.reader.link_lost("a")
+        driven.reader.link_up("b")
+        driven.take()
+        self.assertEqual(driven.requested(), (0, 4))
+
+    def test_many_claims(self) -> None:
+        """Claims delay a fetch by a tenth of a second, however many there are."""
+        self.patch(machine, "BURST", 1)
+        driven = Driven()
+        driven.open(0)
+        driven.reader.reported("a", 5, 0.0)
+        driven.take()
+        driven.page()
+        driven.take()
+        driven.reader.reported("a", 9, 0.0)
+        self.assertEqual(driven.take(), [Pause(0.1)])
+        for moment in (0.03, 0.06, 0.09):
+            driven.now = moment
+            driven.reader.announced("a", 9, 9, moment)
+            (again,) = driven.take()
+            assert isinstance(again, Pause)
+            self.assertAlmostEqual(moment + again.seconds, 0.1)
+        driven.now = 0.1
+        driven.reader.timer_due()
+        driven.take()
+        self.assertEqual(driven.requested(), (0, 9))
+
+
+class EpochTests(SynchronousTestCase):
+    """Epochs of a stream that is held in memory."""
+
+    def test_known_early(self) -> None:
+        """An epoch that is known before the first row costs nothing."""
+        driven = Driven(MEMORY)
+        driven.reader.epoch_reported("a", 0, "e", has_restarted=True)
+        self.assertEqual(driven.take(), [BeginEpoch("e"), Finished(None)])
+        driven.open(0)
+        self.assertIs(driven.row(1), Verdict.DELIVER)
+        found = driven.reader.epoch_reported("a", 1, "e", has_restarted=False)
+        self.assertIs(found, Finding.NOTHING)
+        self.assertTrue(driven.reader.follows_epoch("a", "e"))
+
+    def test_known_late(self) -> None:
+        """An epoch that is known late costs no second delivery."""
+        driven = Driven(MEMORY)
+        driven.open(0)
+        driven.row(1)
+        found = driven.reader.epoch_reported("a", 1, "e", has_restarted=False)
+        self.assertIs(found, Finding.EXPECTED)
+        self.assertEqual(driven.take(), [BeginEpoch("e"), Finished(None)])
+
+    def test_of_a_page(self) -> None:
+        """The epoch of a page is that of its rows."""
+        driven = Driven(MEMORY)
+        driven.reader.announced("a", 1, 1, 0.0)
+        driven.take()
+        driven.page(1, epoch="e")
+        driven.take()
+        self.assertEqual(driven.reader.epoch, "e")
+        found = driven.reader.epoch_reported("a", 1, "e", has_restarted=False)
+        self.assertIs(found, Finding.NOTHING)
+        self.assertEqual(driven.rows, [1])
+
+    def test_another_one(self) -> None:
+        """Rows of another epoch are obsolete."""
+        driven = Driven(MEMORY)
+        driven.reader.epoch_reported("a", 0, "e", has_restarted=True)
+        driven.open(0)
+        driven.row(1)
+        found = driven.reader.epoch_reported("a", 1, "f", has_restarted=True)
+        self.assertIs(found, Finding.RESET)
+        self.assertEqual(driven.take()[0], Rewind(0, "f"))
+        self.assertEqual(driven.requested(), (0, 1))
+
+    def test_rows_of_a_link_without_it(self) -> None:
+        """Rows are fetched until the link has stated the epoch."""
+        driven = Driven(MEMORY)
+        driven.reader.announced("a", 1, 1, 0.0)
+        driven.take()
+        driven.page(1, epoch="e")
+        driven.take()
+        self.assertIs(driven.row(2), Verdict.FETCH)
+        driven.take()
+        self.assertFalse(driven.page(2, epoch="f"))
+        self.assertEqual(driven.take()[0], Rewind(0, "f"))
+
+
+class TableTests(SynchronousTestCase):
+    """The table of states and events."""
+
+    def test_unexpected_event(self) -> None:
+        """An event that a state does not expect is an error."""
+        driven = Driven()
+        with self.assertRaisesRegex(UnexpectedEventError, "REWOUND in state WAITING"):
+            driven.reader.rewound()
+
+    def test_unexpected_state(self) -> None:
+        """So is a state that does not follow."""
+        driven = Driven()
+        driven.open(0)
+        self.patch(Reader, "_miss", lambda *_args: None)
+        with self.assertRaisesRegex(UnexpectedEventError, "OVERFLOW led from .* LIVE"):
+            self.patch(Reader, "_begin", lambda *_args: None)
+            driven.reader.overflow()
+
+    def test_every_event(self) -> None:
+        """Each event is expected in some state, and each effect is described."""
+        for event in Event:
+            self.assertTrue(TABLE[event], event)
+            for entry in TABLE[event].values():
+                self.assertRegex(entry.effect, r"\w\.$")
