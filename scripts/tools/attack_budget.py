@@ -20,7 +20,7 @@ import click
 
 from scripts.tools import hostile
 from scripts.tools.faults.deployment import FaultDeployment, Needs
-from synapse_replication.demo.deployment import READERS, SERVER_NAME, Plan
+from synapse_replication.demo.deployment import READERS, SERVER_NAME, DemoPlan
 from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.demo.run import Tail
 from synapse_replication.errors import ServerStartError
@@ -318,7 +318,7 @@ def _wait_for_rows(deployment: FaultDeployment) -> None:
 
 
 def _deploy(*, direct_tcp: bool) -> FaultDeployment:
-    plan = Plan(shipped_recording(), 0, RATE, use_redis=not direct_tcp)
+    plan = DemoPlan(shipped_recording(), 0, RATE, use_redis=not direct_tcp)
     deployment = FaultDeployment(plan, Needs(direct_tcp=direct_tcp), 0)
     try:
         deployment.start_servers()

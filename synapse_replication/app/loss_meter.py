@@ -61,7 +61,7 @@ Key: TypeAlias = tuple[str, str]
 
 
 @attrs.frozen
-class Finding:
+class LossFinding:
     """A committed token whose announcement is missing or late.
 
     :ivar seconds: the time since the row was found in the database, in s.
@@ -76,7 +76,7 @@ class Finding:
 
 
 @attrs.define
-class Tally:
+class LossTally:
     """What was found about one writer of one stream.
 
     :ivar verified: the number of committed tokens that were compared.
@@ -102,7 +102,7 @@ class _Writer:
 
     ledger: TokenLedger = attrs.Factory(lambda: TokenLedger(0))
     bound: int | None = None
-    tally: Tally = attrs.Factory(Tally)
+    tally: LossTally = attrs.Factory(LossTally)
     missing: dict[int, float] = attrs.Factory(dict)
     lost: set[int] = attrs.Factory(set)
 
@@ -146,7 +146,7 @@ class LossMeter(ReplicationObserver):
         database: TransactionRunner,
         clock: Clock,
         observer: ReplicationObserver,
-        report: Callable[[Finding], object],
+        report: Callable[[LossFinding], object],
         *,
         unstored: Mapping[str, RangeQuery] = MappingProxyType({}),
         links: int = 1,
@@ -188,7 +188,7 @@ class LossMeter(ReplicationObserver):
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
 
-    def tallies(self) -> dict[Key, Tally]:
+    def tallies(self) -> dict[Key, LossTally]:
         """Return what was found about each writer of which anything was verified."""
         return {
             key: writer.tally
@@ -252,7 +252,7 @@ class LossMeter(ReplicationObserver):
             writer.tally.lost -= 1
             writer.tally.late += 1
             writer.tally.slowest = max(writer.tally.slowest, seconds)
-            self._report(Finding(*key, token, seconds, is_announced=True))
+            self._report(LossFinding(*key, token, seconds, is_announced=True))
 
     # -- checks -----------------------------------------------------------------------
 
@@ -344,7 +344,7 @@ class LossMeter(ReplicationObserver):
             self._observer.observe(RowsUnannounced(*key, tokens))
             for token in tokens:
                 seconds = now - writer.missing[token]
-                self._report(Finding(*key, token, seconds, is_announced=False))
+                self._report(LossFinding(*key, token, seconds, is_announced=False))
 
     def _failed(self, failure: Failure) -> None:
         assert failure.value is not None

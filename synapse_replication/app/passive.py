@@ -26,7 +26,7 @@ from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.endpoint import RedisEndpoint
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.resp import Reader, new_reader
+from synapse_replication.redis.resp import ReplyReader, new_reader
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.redis.subscriber import SubscriberFactory
 from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
@@ -61,7 +61,7 @@ class _NullHandler:
 class _TappedReader:
     """A reader of Redis replies that passes each message to a tap."""
 
-    def __init__(self, reader: Reader, tap: Tap) -> None:
+    def __init__(self, reader: ReplyReader, tap: Tap) -> None:
         self.feed = reader.feed
         self._reader = reader
         self._tap = tap

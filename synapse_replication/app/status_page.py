@@ -62,7 +62,7 @@ PATIENCE_MS = 4000
 
 
 @attrs.frozen
-class Verdict:
+class PageVerdict:
     """The headline of a status.
 
     :ivar tone: ``good``, ``busy`` or ``bad``.
@@ -78,7 +78,7 @@ class Verdict:
         return _SIGNS[self.tone]
 
 
-def judge(status: ProcessStatus) -> Verdict:
+def judge(status: ProcessStatus) -> PageVerdict:
     """Return the worst state of a process's replication, as a headline."""
     found = assess(status)
     count, streams = len(found.concerned), _streams(found.followed)
@@ -89,11 +89,11 @@ def judge(status: ProcessStatus) -> Verdict:
         if downs:
             newest = min(downs, key=lambda link: link.since)
             text += f": {newest.name} has been down for {duration(newest.since)}"
-        return Verdict("busy", text)
+        return PageVerdict("busy", text)
     if found.standing is Standing.NOT_READY:
-        return Verdict("busy", f"Not ready: {status.not_ready[0]}")
+        return PageVerdict("busy", f"Not ready: {status.not_ready[0]}")
     tone, text = _VERDICTS[found.standing]
-    return Verdict(tone, text.format(count=count, streams=streams))
+    return PageVerdict(tone, text.format(count=count, streams=streams))
 
 
 def _streams(followed: Sequence[WriterStatus]) -> str:

@@ -76,7 +76,7 @@ def demo_command(
         sys.exit(1)
     from rich.console import Console
 
-    from synapse_replication.demo.deployment import Deployment, Plan
+    from synapse_replication.demo.deployment import DemoPlan, Deployment
     from synapse_replication.demo.display import (
         TextScreen,
         positions_agree,
@@ -89,7 +89,7 @@ def demo_command(
 
     console = Console()
     recording = recording or shipped_recording()
-    plan = Plan(recording, rows, rate, transport == "redis")
+    plan = DemoPlan(recording, rows, rate, transport == "redis")
     try:
         total = sum(len(write.rows) for write in read_script(recording, rows))
     except ValueError as error:

@@ -19,7 +19,12 @@ from synapse_replication.cli.common import config_option, examples
 from synapse_replication.cli.database import open_database
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import StorageError
-from synapse_replication.storage.consistency import Problem, Report, examine, repair
+from synapse_replication.storage.consistency import (
+    ConsistencyReport,
+    Problem,
+    examine,
+    repair,
+)
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.sequences import skip_ids
 from synapse_replication.streams.memory import InMemory
@@ -186,7 +191,7 @@ def repair_command(
         click.echo(f"repaired: {len(problems)}")
 
 
-def _print_table(report: Report) -> None:
+def _print_table(report: ConsistencyReport) -> None:
     table = Table("stream", "sequence", "table max", "writer", "stored", "lag")
     for name in ("sequence", "table max", "stored", "lag"):
         column = next(c for c in table.columns if c.header == name)

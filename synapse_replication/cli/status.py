@@ -27,7 +27,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from typing_extensions import override
 
-from synapse_replication.app.status_page import Verdict, duration, judge
+from synapse_replication.app.status_page import PageVerdict, duration, judge
 from synapse_replication.cli.common import (
     config_option,
     examples,
@@ -210,7 +210,7 @@ def render(deployment: DeploymentStatus) -> RenderableType:
 
 
 def _render_process(
-    name: str, status: ProcessStatus, verdict: Verdict
+    name: str, status: ProcessStatus, verdict: PageVerdict
 ) -> list[RenderableType]:
     line = _text(f"{name}: ")
     line.append(verdict.text, _STYLES[verdict.tone])

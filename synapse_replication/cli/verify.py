@@ -16,7 +16,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from synapse_replication.app.http_site import MetricsResource
-from synapse_replication.app.loss_meter import Finding, LossMeter
+from synapse_replication.app.loss_meter import LossFinding, LossMeter
 from synapse_replication.app.passive import Follower, Output, make_links
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import ProcessConfig
@@ -79,19 +79,19 @@ def unstored_ranges(
     }
 
 
-def print_json(out: Any) -> Callable[[Finding], None]:
+def print_json(out: Any) -> Callable[[LossFinding], None]:
     """Return a printer of findings as JSON, one per line."""
 
-    def show(finding: Finding) -> None:
+    def show(finding: LossFinding) -> None:
         out.write(encode_json(attrs.asdict(finding)).decode() + "\n")
 
     return show
 
 
-def print_text(out: Any) -> Callable[[Finding], None]:
+def print_text(out: Any) -> Callable[[LossFinding], None]:
     """Return a printer of findings as text."""
 
-    def show(finding: Finding) -> None:
+    def show(finding: LossFinding) -> None:
         name = printable(f"{finding.stream_name} {finding.instance_name}")
         what = "announced after" if finding.is_announced else "not announced for"
         out.write(f"{name} {finding.token}: {what} {finding.seconds:.0f} s\n")

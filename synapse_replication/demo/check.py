@@ -12,7 +12,7 @@ import attrs
 
 
 @attrs.frozen
-class Entry:
+class JournalEntry:
     """A line of a journal, or of a writer's log: the rows of one token.
 
     A line without rows records only a position.
@@ -26,7 +26,7 @@ class Entry:
     rows: list[Any]
 
 
-def read_entries(path: Path) -> list[Entry]:
+def read_entries(path: Path) -> list[JournalEntry]:
     """Read a journal, or a writer's log.
 
     An incomplete last line, and lines without the key ``rows``, are skipped.
@@ -40,13 +40,15 @@ def read_entries(path: Path) -> list[Entry]:
             if "rows" not in value:
                 continue
             entries.append(
-                Entry(value["stream"], value["writer"], value["token"], value["rows"])
+                JournalEntry(
+                    value["stream"], value["writer"], value["token"], value["rows"]
+                )
             )
     return entries
 
 
 @attrs.frozen
-class Tally:
+class WriterTally:
     """The result of comparing one writer's rows of a stream with a reader's journal.
 
     :ivar written: the number of rows that the writer wrote.
@@ -92,8 +94,8 @@ def compare(
     instance_name: str,
     reader: str,
     written: Iterable[tuple[int, Any]],
-    journal: Iterable[Entry],
-) -> Tally:
+    journal: Iterable[JournalEntry],
+) -> WriterTally:
     """Compare the rows of one writer of one stream with a reader's journal.
 
     The order of tokens is checked, but not the order of rows with the same token.
@@ -115,7 +117,7 @@ def compare(
         if highest is not None and entry.token < highest:
             out_of_order += len(entry.rows)
         highest = entry.token if highest is None else max(highest, entry.token)
-    return Tally(
+    return WriterTally(
         stream_name,
         instance_name,
         reader,

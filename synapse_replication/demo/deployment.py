@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import psycopg2
 
-from synapse_replication.demo.check import Entry, read_entries
+from synapse_replication.demo.check import JournalEntry, read_entries
 from synapse_replication.demo.processes import ReplicationProcess
 from synapse_replication.demo.script import STREAMS, DemoStream
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
@@ -30,7 +30,7 @@ DATABASE = "demo"
 
 
 @attrs.frozen
-class Plan:
+class DemoPlan:
     """The parameters of a demonstration.
 
     :ivar recording: the recording from which the rows are taken.
@@ -54,7 +54,7 @@ class Deployment:
     :ivar tcp_ports: the ports of the writers' direct TCP listeners; empty with Redis.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DemoPlan) -> None:
         self.plan = plan
         self.directory = Path(tempfile.mkdtemp(prefix="synapse-replication-demo-"))
         self.postgres = PrivatePostgres()
@@ -117,7 +117,7 @@ class Deployment:
         """Return the path of a reader's journal."""
         return self.directory / f"{reader}.journal.jsonl"
 
-    def journal(self, reader: str) -> list[Entry]:
+    def journal(self, reader: str) -> list[JournalEntry]:
         """Read the journal of a reader."""
         return read_entries(self.journal_of(reader))
 

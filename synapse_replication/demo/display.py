@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from synapse_replication.demo.check import Tally
+from synapse_replication.demo.check import WriterTally
 
 
 class TextScreen:
@@ -79,7 +79,7 @@ class TextScreen:
             self.print_line(f"  {10 * tenths:3}%  {counts}")
 
 
-def show_table(console: Console, tallies: Sequence[Tally]) -> None:
+def show_table(console: Console, tallies: Sequence[WriterTally]) -> None:
     """Show the comparison for each (stream, writer) and reader."""
     # The table fits into 80 columns.
     table = Table(
@@ -120,7 +120,7 @@ def show_table(console: Console, tallies: Sequence[Tally]) -> None:
     console.print(table)
 
 
-def positions_agree(tallies: Sequence[Tally]) -> bool:
+def positions_agree(tallies: Sequence[WriterTally]) -> bool:
     """Return whether all readers have caught up and are at the same positions.
 
     The writers of a stream share one sequence. At the end, each writer announces the

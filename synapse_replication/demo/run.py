@@ -10,7 +10,7 @@ from typing import Protocol
 
 import attrs
 
-from synapse_replication.demo.check import Tally, compare
+from synapse_replication.demo.check import WriterTally, compare
 from synapse_replication.demo.deployment import READERS, WRITERS, Deployment
 from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.demo.script import STREAMS
@@ -176,7 +176,7 @@ class _Course:
 
 def run_demo(
     deployment: Deployment, screen: Screen, total: int, *, with_faults: bool
-) -> list[Tally]:
+) -> list[WriterTally]:
     """Run the demonstration.
 
     :param total: the number of rows that will be written.
@@ -234,7 +234,7 @@ def _faults(deployment: Deployment, screen: Screen) -> list[_Fault]:
     return faults
 
 
-def _compare(deployment: Deployment) -> Iterator[Tally]:
+def _compare(deployment: Deployment) -> Iterator[WriterTally]:
     journals = {name: deployment.journal(name) for name in READERS}
     for stream in STREAMS.values():
         for writer in sorted(set(stream.writers.values())):

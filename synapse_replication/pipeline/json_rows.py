@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synapse_replication.pipeline.tables import KIND, StreamTable
+from synapse_replication.pipeline.tables import KIND, DatabaseTable
 
 #: The characters that a JSON string can contain only in escaped form.
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 
 
-def json_rows(table: StreamTable, batch: pa.RecordBatch) -> pa.Array:
+def json_rows(table: DatabaseTable, batch: pa.RecordBatch) -> pa.Array:
     """Return each row of a batch as a JSON array.
 
     :param batch: rows with at least the columns ``table.columns``.
@@ -45,7 +45,7 @@ def json_rows(table: StreamTable, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _array_of(
-    table: StreamTable, batch: pa.RecordBatch, names: Sequence[str]
+    table: DatabaseTable, batch: pa.RecordBatch, names: Sequence[str]
 ) -> pa.Array:
     types = {column.name: column.type for column in table.columns}
     parts: list[pa.Array | str] = []

@@ -122,7 +122,7 @@ class Column:
 
 
 @attrs.frozen
-class StreamTable:
+class DatabaseTable:
     """The table of a stream: its columns, and their order in rows on the wire.
 
     :ivar name: the name of the stream on the wire.
@@ -180,11 +180,11 @@ def _type_of(hint: Any) -> str:
     return _TYPES.get(hint, "json")
 
 
-def table_of_codec(name: str, codec: RowCodec[Any]) -> StreamTable:
+def table_of_codec(name: str, codec: RowCodec[Any]) -> DatabaseTable:
     """Return the table of a stream, derived from the codec of its rows."""
     if not isinstance(codec, EventsRowCodec):
         columns = _columns_of(codec.row_type)
-        return StreamTable(
+        return DatabaseTable(
             name, tuple(columns), ((None, tuple(column.name for column in columns)),)
         )
     merged = {KIND: Column(KIND, "string")}
@@ -193,15 +193,15 @@ def table_of_codec(name: str, codec: RowCodec[Any]) -> StreamTable:
         of_kind = _columns_of(row_type)
         merged.update({column.name: column for column in of_kind})
         kinds.append((kind, tuple(column.name for column in of_kind)))
-    return StreamTable(name, tuple(merged.values()), tuple(kinds))
+    return DatabaseTable(name, tuple(merged.values()), tuple(kinds))
 
 
-def table_of_declaration(declaration: TableStream) -> StreamTable:
+def table_of_declaration(declaration: TableStream) -> DatabaseTable:
     """Return the table of a stream that the configuration declares."""
     return table_of_codec(declaration.name, declaration.description.codec)
 
 
-def standard_tables() -> dict[str, StreamTable]:
+def standard_tables() -> dict[str, DatabaseTable]:
     """Return the table of each standard stream, including those held in memory."""
     return {
         name: table_of_codec(name, stream.description.codec)
@@ -209,7 +209,7 @@ def standard_tables() -> dict[str, StreamTable]:
     }
 
 
-def tables_of(declared: Iterable[TableStream] = ()) -> dict[str, StreamTable]:
+def tables_of(declared: Iterable[TableStream] = ()) -> dict[str, DatabaseTable]:
     """Return the tables of all streams, by name.
 
     :param declared: the streams that the configuration declares.

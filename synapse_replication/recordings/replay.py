@@ -46,7 +46,7 @@ from synapse_replication.handlers.interfaces import (
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.recordings.format import Record, RecordingError
-from synapse_replication.recordings.report import Gap, Report
+from synapse_replication.recordings.report import Gap, ReplayReport
 from synapse_replication.streams.rows import decode_json
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import (
@@ -75,7 +75,7 @@ _NOWHERE = -(2**63)
 class _RecordedStream:
     """A stream whose only source is the recording."""
 
-    def __init__(self, description: StreamDescription, report: Report) -> None:
+    def __init__(self, description: StreamDescription, report: ReplayReport) -> None:
         self.description = description
         self.positions: dict[str, int] = {}
         self._report = report
@@ -103,7 +103,7 @@ class _RecordedStream:
 
 
 class _Observer(ReplicationObserver):
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: ReplayReport) -> None:
         self._report = report
 
     @handles(Discarded)
@@ -194,7 +194,7 @@ class _Replay:
     """A replication host for one recording, which collects the report."""
 
     def __init__(self) -> None:
-        self.report = report = Report()
+        self.report = report = ReplayReport()
         observer = _Observer(report)
         self._processes = BackgroundProcesses(observer)
         # The name contains a space, so it differs from every instance's name in a
@@ -292,7 +292,7 @@ class _Replay:
                 if (error := _why_unparsable(item)) is not None:
                     self.report.add_unparsable(record.number, str(error))
 
-    def finish(self) -> Report:
+    def finish(self) -> ReplayReport:
         """Complete and return the report."""
         if self._processes.count:
             self.report.failures["the handler has not finished"] += 1
@@ -320,7 +320,7 @@ def _why_unparsable(item: ReceivedItem) -> RemoteProtocolError | None:
     return None
 
 
-def replay_records(records: Iterable[Record | RecordingError]) -> Report:
+def replay_records(records: Iterable[Record | RecordingError]) -> ReplayReport:
     """Replay a recording through the parser and the handler; return the report."""
     replay = _Replay()
     for chunk in _chunks(records):

@@ -51,7 +51,7 @@ class Gap:
 
 
 @attrs.define
-class Report:
+class ReplayReport:
     """The report on a recording.
 
     :ivar lines: the number of commands, including those that cannot be parsed; lines
@@ -131,7 +131,7 @@ class Report:
         }
 
 
-def describe(report: Report) -> Iterator[str]:
+def describe(report: ReplayReport) -> Iterator[str]:
     """Yield the lines of a report as text."""
     yield f"{report.lines} lines"
     yield from _table("Commands", report.commands)

@@ -29,7 +29,7 @@ _UNFINISHED: Final = re.compile(rb"(?:\A|(?<=\n))[*%~>|][0-9]{0,3}\Z")
 _SEARCHED: Final = 8192
 
 
-class Reader(Protocol):
+class ReplyReader(Protocol):
     """Incremental parser of replies."""
 
     def feed(self, data: bytes) -> None:
@@ -46,10 +46,10 @@ class Reader(Protocol):
         ...
 
 
-ReaderFactory: TypeAlias = Callable[[], Reader]
+ReaderFactory: TypeAlias = Callable[[], ReplyReader]
 
 
-def new_reader() -> Reader:
+def new_reader() -> ReplyReader:
     """Return the parser of a connection."""
     return _GuardedReader()
 

@@ -1,7 +1,7 @@
 """Consistency checks of sequences, tables and stored positions, and their repair.
 
-Theory of operation: :func:`examine` only reads, and returns a :class:`Report`. It does
-not scan large tables, with one exception; see
+Theory of operation: :func:`examine` only reads, and returns a
+:class:`ConsistencyReport`. It does not scan large tables, with one exception; see
 :mod:`~synapse_replication.storage.id_streams`. Each :class:`Problem` has the SQL
 statements that repair it, unless a person must decide how. The statements can be run by
 hand; :func:`repair` runs them.
@@ -107,14 +107,14 @@ class StreamState:
 
 
 @attrs.frozen
-class Report:
+class ConsistencyReport:
     """Result of :func:`examine`."""
 
     streams: Sequence[StreamState]
     problems: Sequence[Problem]
 
 
-def examine(txn: Any, streams: Iterable[tuple[str, IdStream]]) -> Report:
+def examine(txn: Any, streams: Iterable[tuple[str, IdStream]]) -> ConsistencyReport:
     """Compare the sequences, tables and stored positions of streams.
 
     Call it in a database thread.
@@ -152,12 +152,12 @@ def examine(txn: Any, streams: Iterable[tuple[str, IdStream]]) -> Report:
             StreamState(name, stream, last, farthest, _writers(stream, stored, last))
         )
         problems += _compare(name, stream, last, farthest, stored)
-    return Report(states, problems)
+    return ConsistencyReport(states, problems)
 
 
 def repair(
     txn: Any, streams: Sequence[tuple[str, IdStream]]
-) -> tuple[list[Problem], Report]:
+) -> tuple[list[Problem], ConsistencyReport]:
     """Repair all inconsistencies in one transaction, which the caller must commit.
 
     Concurrent repairs are serialised by an advisory lock.

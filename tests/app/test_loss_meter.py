@@ -6,7 +6,7 @@ from twisted.internet.interfaces import IReactorFromThreads
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.app.loss_meter import CHECK_EVERY, Finding, LossMeter
+from synapse_replication.app.loss_meter import CHECK_EVERY, LossFinding, LossMeter
 from synapse_replication.handlers.events import LinkDown, LinkUp
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.row_queries import RangeQuery
@@ -41,7 +41,7 @@ class LossMeterTests(PostgresMixin, TestCase):
         self.addCleanup(self.database.close)
         self.store(w1=5)
         self.write_rows("w1", 3)
-        self.found: list[Finding] = []
+        self.found: list[LossFinding] = []
         await self.begin(table("foobar"), table("missing"))
 
     async def begin(
@@ -106,7 +106,7 @@ class LossMeterTests(PostgresMixin, TestCase):
         await self.check(3)
         self.assertEqual(self.found, [])
         await self.check(1)
-        self.assertEqual(self.found, [Finding("foo", "w1", 7, 20.0, False)])
+        self.assertEqual(self.found, [LossFinding("foo", "w1", 7, 20.0, False)])
         self.assertEqual(self.observer.unannounced_rows, [("foo", "w1", [7])])
         await self.check(10)
         self.assertEqual(self.totals(), [("w1", 3, 1, 0)])
@@ -121,7 +121,10 @@ class LossMeterTests(PostgresMixin, TestCase):
         self.announce(7)
         self.assertEqual(
             self.found,
-            [Finding("foo", "w1", 7, 20.0, False), Finding("foo", "w1", 7, 20.0, True)],
+            [
+                LossFinding("foo", "w1", 7, 20.0, False),
+                LossFinding("foo", "w1", 7, 20.0, True),
+            ],
         )
         self.assertEqual(self.totals(), [("w1", 2, 0, 1)])
 

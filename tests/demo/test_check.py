@@ -8,8 +8,8 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.demo.check import (
-    Entry,
-    Tally,
+    JournalEntry,
+    WriterTally,
     compare,
     read_entries,
 )
@@ -17,15 +17,17 @@ from synapse_replication.demo.check import (
 WRITTEN: list[tuple[int, Any]] = [(1, ["a"]), (3, ["b"]), (3, ["b"]), (4, {"k": 1})]
 
 
-def entries(*tokens_and_rows: tuple[int, list[Any]]) -> list[Entry]:
-    return [Entry("events", "w1", token, rows) for token, rows in tokens_and_rows]
+def entries(*tokens_and_rows: tuple[int, list[Any]]) -> list[JournalEntry]:
+    return [
+        JournalEntry("events", "w1", token, rows) for token, rows in tokens_and_rows
+    ]
 
 
-def tally(journal: list[Entry]) -> Tally:
+def tally(journal: list[JournalEntry]) -> WriterTally:
     return compare("events", "w1", "r1", WRITTEN, journal)
 
 
-def counts(found: Tally) -> tuple[int, int, int, int, int]:
+def counts(found: WriterTally) -> tuple[int, int, int, int, int]:
     return (
         found.written,
         found.received,
@@ -44,7 +46,7 @@ class CompareTests(SynchronousTestCase):
         If each row was received once and in order, the tally is good; rows of other
         writers are ignored.
         """
-        found = tally([*GOOD, Entry("events", "w2", 2, [["x"]])])
+        found = tally([*GOOD, JournalEntry("events", "w2", 2, [["x"]])])
         self.assertEqual(counts(found), (4, 4, 0, 0, 0))
         self.assertEqual((found.final_position, found.last_token), (9, 4))
         self.assertTrue(found.is_good)
@@ -94,4 +96,4 @@ class ReadEntriesTests(SynchronousTestCase):
         path.write_text(
             '{"stream":"s","writer":"w","token":1,"rows":[["a"]]}\n{"stream":"s"'
         )
-        self.assertEqual(read_entries(path), [Entry("s", "w", 1, [["a"]])])
+        self.assertEqual(read_entries(path), [JournalEntry("s", "w", 1, [["a"]])])

@@ -12,15 +12,15 @@ from synapse_replication.config.process import ProcessConfig, load_config
 from synapse_replication.demo.deployment import (
     READERS,
     WRITERS,
+    DemoPlan,
     Deployment,
-    Plan,
 )
 from synapse_replication.demo.script import STREAMS
 
 
 class DeploymentTests(SynchronousTestCase):
     def start(self, *, use_redis: bool) -> Deployment:
-        deployment = Deployment(Plan(Path("recording"), 10, 5.0, use_redis))
+        deployment = Deployment(DemoPlan(Path("recording"), 10, 5.0, use_redis))
         self.addCleanup(deployment.close)
         deployment.start_servers()
         return deployment

@@ -8,17 +8,17 @@ import attrs
 from rich.console import Console
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.demo.check import Tally
+from synapse_replication.demo.check import WriterTally
 from synapse_replication.demo.display import (
     TextScreen,
     positions_agree,
     show_table,
 )
 
-GOOD = Tally("events", "event_writer1", "reader1", 12, 12, 0, 0, 0, 99, 98)
+GOOD = WriterTally("events", "event_writer1", "reader1", 12, 12, 0, 0, 0, 99, 98)
 
 
-def printed(*tallies: Tally) -> str:
+def printed(*tallies: WriterTally) -> str:
     file = io.StringIO()
     show_table(Console(file=file, width=40), tallies)
     return file.getvalue()

@@ -9,7 +9,7 @@ from typing import Any, cast
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.demo import run
-from synapse_replication.demo.check import Entry, Tally, read_entries
+from synapse_replication.demo.check import JournalEntry, WriterTally, read_entries
 from synapse_replication.demo.deployment import READERS, WRITERS, Deployment
 from synapse_replication.demo.run import DemoError, run_demo
 from synapse_replication.demo.script import DemoStream
@@ -70,7 +70,7 @@ class FileDeployment:
     def journal_of(self, reader: str) -> Path:
         return self._directory / f"{reader}.journal"
 
-    def journal(self, reader: str) -> list[Entry]:
+    def journal(self, reader: str) -> list[JournalEntry]:
         return read_entries(self.journal_of(reader))
 
     def written_rows(self, stream: DemoStream, writer: str) -> list[tuple[int, Any]]:
@@ -85,7 +85,7 @@ class FileDeployment:
 class RunDemoTests(SynchronousTestCase):
     finishes = True
 
-    def run_with(self, written: Any, received: Any) -> list[Tally]:
+    def run_with(self, written: Any, received: Any) -> list[WriterTally]:
         self.screen = ListScreen()
         deployment = FileDeployment(Path(self.mktemp()), written, received)
         deployment.finishes = self.finishes

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools.faults.deployment import FaultDeployment, Needs
-from synapse_replication.demo.deployment import READERS, WRITERS, Plan
+from synapse_replication.demo.deployment import READERS, WRITERS, DemoPlan
 from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.recordings.reader import shipped_recording
 
@@ -71,7 +71,7 @@ class HostileTestCase(SynchronousTestCase):
     def deploy(self, *, use_redis: bool) -> FaultDeployment:
         """Return a running deployment; all tests share one of each kind."""
         if use_redis not in _shared:
-            plan = Plan(shipped_recording(), 0, 100.0, use_redis=use_redis)
+            plan = DemoPlan(shipped_recording(), 0, 100.0, use_redis=use_redis)
             needs = Needs(direct_tcp=not use_redis)
             deployment = FaultDeployment(plan, needs, 0)
             atexit.register(deployment.close)

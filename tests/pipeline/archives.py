@@ -18,7 +18,7 @@ from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.source.reading import connected, read_part
-from synapse_replication.pipeline.tables import StreamTable, standard_tables
+from synapse_replication.pipeline.tables import DatabaseTable, standard_tables
 from tests.support.archive_database import Key
 
 #: The day of archiving, which is the partition of rows without a time of writing.
@@ -75,7 +75,7 @@ def receipts(first: int, last: int, *, day: int | None = None) -> list[dict[str,
 def open_table(
     location: Path | str | ArchiveStore,
     stream: str = "receipts",
-    table: StreamTable | None = None,
+    table: DatabaseTable | None = None,
 ) -> ArchiveTable:
     """Open the table of a stream, as a driver does."""
     store = location if isinstance(location, ArchiveStore) else open_store(location)
@@ -89,7 +89,7 @@ def add_rows_to(
     rows: Iterable[Mapping[str, Any]],
     *,
     table: ArchiveTable | None = None,
-    columns: StreamTable | None = None,
+    columns: DatabaseTable | None = None,
 ) -> ArchiveTable:
     """Commit rows to the table of a stream, with the offset of the last row."""
     store = location if isinstance(location, ArchiveStore) else open_store(location)

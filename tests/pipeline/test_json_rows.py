@@ -11,13 +11,13 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.pipeline.json_rows import json_rows
 from synapse_replication.pipeline.tables import (
     Column,
-    StreamTable,
+    DatabaseTable,
     standard_tables,
 )
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
 
-def rows_of(table: StreamTable, rows: list[dict[str, Any]]) -> list[Any]:
+def rows_of(table: DatabaseTable, rows: list[dict[str, Any]]) -> list[Any]:
     """Return the wire rows of a table's columns, parsed; omitted columns are null."""
     schema = pa.schema([column.arrow for column in table.columns])
     batch = pa.RecordBatch.from_pylist(
@@ -33,7 +33,7 @@ class JsonRowsTests(SynchronousTestCase):
         """Each type is encoded as JSON, including nulls and special characters."""
         types = ("string", "bigint", "double", "boolean", "strings", "json")
         names = tuple(f"a_{type_}" for type_ in types)
-        table = StreamTable("s", tuple(map(Column, names, types)), ((None, names),))
+        table = DatabaseTable("s", tuple(map(Column, names, types)), ((None, names),))
         values: list[list[Any]] = [
             [
                 '"\\\n\t\x01é\U0001f600',

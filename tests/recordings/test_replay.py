@@ -8,11 +8,11 @@ from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.recordings.format import Record, RecordingError
 from synapse_replication.recordings.reader import read_recording
 from synapse_replication.recordings.replay import replay_records
-from synapse_replication.recordings.report import Gap, Report
+from synapse_replication.recordings.report import Gap, ReplayReport
 from tests.support.recordings import FULL_RECORDING
 
 
-def replay_lines(*lines: str) -> Report:
+def replay_lines(*lines: str) -> ReplayReport:
     return replay_records(
         [
             Record(number, 0.0, "a.b", line.encode())

@@ -7,7 +7,7 @@ import json
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.events import DiscardReason
-from synapse_replication.recordings.report import Gap, Report, describe
+from synapse_replication.recordings.report import Gap, ReplayReport, describe
 
 
 class ReportTests(SynchronousTestCase):
@@ -17,7 +17,7 @@ class ReportTests(SynchronousTestCase):
         """
         With repeated rows, redundant positions and unknown streams, a report is clean.
         """
-        report = Report()
+        report = ReplayReport()
         for reason in (
             DiscardReason.OLD_TOKEN,
             DiscardReason.REDUNDANT_POSITION,
@@ -29,7 +29,7 @@ class ReportTests(SynchronousTestCase):
 
     def test_not_clean(self) -> None:
         """With a lost row, an unparsable line or a failure, a report is not clean."""
-        lost, unparsable, failed = Report(), Report(), Report()
+        lost, unparsable, failed = ReplayReport(), ReplayReport(), ReplayReport()
         lost.discarded[DiscardReason.UNDECODABLE, "events"] += 1
         unparsable.add_unparsable(3, "no")
         failed.failures["x"] += 1
@@ -39,15 +39,15 @@ class ReportTests(SynchronousTestCase):
 
     def test_unparsable_lines_are_bounded(self) -> None:
         """The number of stored unparsable lines is bounded."""
-        report = Report()
+        report = ReplayReport()
         for number in range(2000):
             report.add_unparsable(number, "no")
 
         self.assertEqual(report.unparsable_lines, 2000)
         self.assertEqual(len(report.unparsable), 1000)
 
-    def make(self) -> Report:
-        report = Report(lines=7)
+    def make(self) -> ReplayReport:
+        report = ReplayReport(lines=7)
         report.commands["RDATA"] = 5
         report.last_position["typing", "w"] = 3
         report.discarded[DiscardReason.UNDECODABLE, "typing"] = 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from synapse_replication.redis.resp import (
-    Reader,
+    ReplyReader,
     encode,
     encode_publishes,
     new_reader,
@@ -36,7 +36,7 @@ def write(reply: Any) -> bytes:
     return b"*%d\r\n" % len(reply) + b"".join(map(write, reply))
 
 
-def read(reader: Reader, chunks: list[bytes]) -> list[Any]:
+def read(reader: ReplyReader, chunks: list[bytes]) -> list[Any]:
     """Decode replies that arrive in chunks."""
     replies = []
     for chunk in chunks:

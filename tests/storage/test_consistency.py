@@ -7,9 +7,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import StorageError
 from synapse_replication.storage.consistency import (
+    ConsistencyReport,
     Problem,
     ProblemKind,
-    Report,
     WriterState,
     examine,
     repair,
@@ -38,7 +38,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.set_sequence(7)
         self.store(first=5, second=7)
 
-    def examine(self, stream: IdStream = FOOBAR) -> Report:
+    def examine(self, stream: IdStream = FOOBAR) -> ConsistencyReport:
         with self.connection.cursor() as cursor:
             return examine(cursor, [("foo", stream)])
 

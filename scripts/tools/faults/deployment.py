@@ -19,8 +19,8 @@ from scripts.tools.faults.writer import REFUSED, writers_of
 from synapse_replication.demo.deployment import (
     READERS,
     WRITERS,
+    DemoPlan,
     Deployment,
-    Plan,
 )
 from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.demo.script import STREAMS, DemoStream
@@ -120,7 +120,7 @@ class FaultDeployment(Deployment):
     :param skip: the number of writes of the script to skip.
     """
 
-    def __init__(self, plan: Plan, needs: Needs, skip: int) -> None:
+    def __init__(self, plan: DemoPlan, needs: Needs, skip: int) -> None:
         super().__init__(plan)
         self._needs = needs
         self._skip = skip

@@ -12,8 +12,8 @@ import attrs
 from scripts.tools.faults.deployment import FaultDeployment
 from scripts.tools.faults.scenarios import Scenario
 from scripts.tools.faults.stalls import is_true, read_stalls
-from synapse_replication.demo.check import Tally, compare
-from synapse_replication.demo.deployment import READERS, WRITERS, Plan
+from synapse_replication.demo.check import WriterTally, compare
+from synapse_replication.demo.deployment import READERS, WRITERS, DemoPlan
 from synapse_replication.demo.display import positions_agree
 from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.demo.run import Tail
@@ -125,7 +125,7 @@ def _all_equal(
 
 def make_result(
     scenario: str,
-    tallies: list[Tally],
+    tallies: list[WriterTally],
     *,
     catch_ups: int,
     seconds: float | None,
@@ -163,7 +163,7 @@ def run_scenario(
         return Result(scenario.name, skipped=reason)
     chance = random.Random(f"{settings.seed} {scenario.name}")
     use_redis = not scenario.needs.direct_tcp
-    plan = Plan(settings.recording, 0, settings.rate, use_redis=use_redis)
+    plan = DemoPlan(settings.recording, 0, settings.rate, use_redis=use_redis)
     deployment = FaultDeployment(plan, scenario.needs, chance.randrange(MOST_SKIPPED))
     try:
         result = _Course(deployment, scenario, chance).run()
@@ -305,7 +305,7 @@ class _Course:
             readers, self._deployment.writers_of
         )
 
-    def _compare(self) -> list[Tally]:
+    def _compare(self) -> list[WriterTally]:
         tallies = []
         journals = {name: self._deployment.journal(name) for name in READERS}
         for stream in STREAMS.values():

@@ -54,7 +54,7 @@ from synapse_replication.pipeline.tables import (
     DAY,
     TYPE_METADATA,
     Column,
-    StreamTable,
+    DatabaseTable,
     standard_tables,
 )
 
@@ -101,7 +101,7 @@ class ArchivedTables:
     damaged: Sequence[DamagedFile]
     _wire_table: DeltaTable | None = attrs.field(repr=False)
     _session: SparkSession = attrs.field(repr=False)
-    _tables: Mapping[str, StreamTable] = attrs.field(repr=False)
+    _tables: Mapping[str, DatabaseTable] = attrs.field(repr=False)
     _store: ArchiveStore = attrs.field(repr=False)
     _delta_tables: Mapping[str, DeltaTable] = attrs.field(repr=False)
     #: The intact files of the streams, without those of the wire.
@@ -220,7 +220,7 @@ def bounds_of(files: Iterable[ArchivedFile]) -> tuple[int, int]:
     return min(low for low, _ in tokens), max(high for _, high in tokens)
 
 
-def with_json(frame: DataFrame, table: StreamTable) -> DataFrame:
+def with_json(frame: DataFrame, table: DatabaseTable) -> DataFrame:
     """Convert typed rows to rows as on the wire, with ARCHIVED_ROWS_SCHEMA."""
     names = [
         name for name in ARCHIVED_ROWS_SCHEMA.names if name not in ("stream", "row")
@@ -248,7 +248,7 @@ def read_archive(
     session: SparkSession,
     archive: str | os.PathLike[str],
     *,
-    tables: Mapping[str, StreamTable] | None = None,
+    tables: Mapping[str, DatabaseTable] | None = None,
     verify: bool = False,
 ) -> ArchivedTables:
     """Read an archive.
@@ -348,7 +348,7 @@ def _union(
     return functools.reduce(DataFrame.unionAll, frames)
 
 
-def _table_of(stream: str, table: DeltaTable) -> StreamTable:
+def _table_of(stream: str, table: DeltaTable) -> DatabaseTable:
     """Read the columns of an undeclared stream from its table in the archive."""
     types = {"long": "bigint", "double": "double", "boolean": "boolean"}
     columns = tuple(
@@ -362,7 +362,7 @@ def _table_of(stream: str, table: DeltaTable) -> StreamTable:
         for field in table.schema().fields
         if field.name not in ARCHIVE_KEYS
     )
-    return StreamTable(stream, columns, ((None, tuple(c.name for c in columns)),))
+    return DatabaseTable(stream, columns, ((None, tuple(c.name for c in columns)),))
 
 
 def _frame(

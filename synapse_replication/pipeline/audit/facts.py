@@ -16,9 +16,9 @@ from synapse_replication.pipeline.audit.findings import Kind
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
 from synapse_replication.storage.consistency import (
+    ConsistencyReport,
     Problem,
     ProblemKind,
-    Report,
     StreamState,
     examine,
 )
@@ -167,7 +167,9 @@ def _id_stream(
     )
 
 
-def _findings(report: Report, states: Mapping[str, StreamState]) -> list[Finding]:
+def _findings(
+    report: ConsistencyReport, states: Mapping[str, StreamState]
+) -> list[Finding]:
     return [
         _finding(problem, states.get(problem.stream_name or ""))
         for problem in report.problems

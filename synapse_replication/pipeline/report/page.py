@@ -15,7 +15,7 @@ from synapse_replication.pipeline.report.drawing import Plot
 
 
 @attrs.frozen
-class Verdict:
+class ReportVerdict:
     """The overall result, which the page shows first.
 
     :ivar tone: ``good``, ``busy`` or ``bad``.
@@ -62,17 +62,17 @@ def render_page(data: ReportData, plots: Sequence[Plot]) -> str:
     )
 
 
-def judge(data: ReportData) -> Verdict:
+def judge(data: ReportData) -> ReportVerdict:
     """Summarise the result of an audit in one line."""
     if data.findings is None:
-        return Verdict("busy", "Not audited: the sources were not compared")
+        return ReportVerdict("busy", "Not audited: the sources were not compared")
     errors = data.finding_count.get("error", 0)
     warnings = data.finding_count.get("warning", 0)
     if errors:
-        return Verdict("bad", f"The audit found {_times(errors, 'error')}")
+        return ReportVerdict("bad", f"The audit found {_times(errors, 'error')}")
     if warnings:
-        return Verdict("busy", f"The audit found {_times(warnings, 'warning')}")
-    return Verdict("good", "The audit found nothing wrong")
+        return ReportVerdict("busy", f"The audit found {_times(warnings, 'warning')}")
+    return ReportVerdict("good", "The audit found nothing wrong")
 
 
 def _times(number: int, what: str) -> str:

@@ -16,7 +16,7 @@ import attrs
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.tables import (
     Column,
-    StreamTable,
+    DatabaseTable,
     standard_tables,
     table_of_declaration,
 )
@@ -51,7 +51,7 @@ class CatalogStream:
         positive.
     """
 
-    table: StreamTable
+    table: DatabaseTable
     queries: tuple[CatalogQuery, ...]
     sequence: str
     positions_name: str | None
@@ -148,7 +148,7 @@ def _from_dict(fields: dict[str, Any]) -> CatalogStream:
     )
     table = fields.pop("table")
     return CatalogStream(
-        table=StreamTable(
+        table=DatabaseTable(
             table["name"],
             tuple(Column(**column) for column in table["columns"]),
             tuple((kind, tuple(names)) for kind, names in table["kinds"]),

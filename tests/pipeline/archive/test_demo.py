@@ -13,7 +13,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.demo.deployment import Deployment, Plan
+from synapse_replication.demo.deployment import DemoPlan, Deployment
 from synapse_replication.demo.run import run_demo
 from synapse_replication.demo.script import STREAMS, read_script
 from synapse_replication.pipeline.archive.frames import read_archive
@@ -74,7 +74,7 @@ class DemoTests(SynchronousTestCase):
         """
         session = shared_session()
         recording = shipped_recording()
-        deployment = Deployment(Plan(recording, _ROWS, 1000.0, use_redis=True))
+        deployment = Deployment(DemoPlan(recording, _ROWS, 1000.0, use_redis=True))
         self.addCleanup(deployment.close)
         folder = Path(self.mktemp()).absolute()
         recordings = Path(self.mktemp()).absolute()

@@ -17,11 +17,11 @@ from scripts.tools.faults.deployment import (
     SmallDiskPostgres,
     count_catch_ups,
 )
-from synapse_replication.demo.deployment import Plan
+from synapse_replication.demo.deployment import DemoPlan
 from synapse_replication.demo.script import STREAMS
 from synapse_replication.errors import ServerStartError
 
-PLAN = Plan(Path("recording"), 0, 5.0, use_redis=True)
+PLAN = DemoPlan(Path("recording"), 0, 5.0, use_redis=True)
 
 
 class CountCatchUpsTests(SynchronousTestCase):

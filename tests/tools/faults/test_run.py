@@ -15,15 +15,15 @@ from scripts.tools.faults.run import (
     run_scenario,
 )
 from scripts.tools.faults.scenarios import SCENARIOS
-from synapse_replication.demo.check import Tally
+from synapse_replication.demo.check import WriterTally
 
 GOOD = [
-    Tally("events", "event_writer1", reader, 12, 12, 0, 0, 0, 99, 98)
+    WriterTally("events", "event_writer1", reader, 12, 12, 0, 0, 0, 99, 98)
     for reader in ("reader1", "reader2")
 ]
 
 
-def result(*tallies: Tally, seconds: float | None = 1.0) -> Result:
+def result(*tallies: WriterTally, seconds: float | None = 1.0) -> Result:
     return make_result("x", list(tallies), catch_ups=3, seconds=seconds)
 
 
