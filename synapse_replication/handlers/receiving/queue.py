@@ -65,6 +65,7 @@ class DrainedQueue(Generic[ItemT]):
         self._consume = consume
         self._give_up = give_up
         self._run_as_background_process = context.run_as_background_process
+        self._clock = context.clock
         self._observer = context.observer
         self._pacer = context.pacer
         self._max_size = context.options.max_queue_size
@@ -92,6 +93,7 @@ class DrainedQueue(Generic[ItemT]):
             self._is_reported = True
         else:
             self._draining = True
+            self._process = None
             self._process = self._run_as_background_process(
                 self._description, self._drain
             )
@@ -99,8 +101,8 @@ class DrainedQueue(Generic[ItemT]):
     async def wait_until_empty(self) -> None:
         """Wait until the queue is empty and no item is being handled."""
         while self._draining:
-            assert self._process is not None
-            await self._process
+            # It is None while the process runs for the first time, before it waits.
+            await (self._process or self._clock.sleep(0))
 
     async def _drain(self) -> None:
         try:

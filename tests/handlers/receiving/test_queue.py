@@ -172,6 +172,19 @@ class DrainedQueueTests(SynchronousTestCase):
         self.busy[0].callback(None)
         self.successResultOf(done)
 
+    def test_waiting_within_the_first_item(self) -> None:
+        """An item that is handled at once can wait, for instance for the last row."""
+        waits: list[Deferred[None]] = []
+
+        def wait(item: str) -> None:
+            waits.append(Deferred.fromCoroutine(self.queue.wait_until_empty()))
+
+        self.queue = DrainedQueue(self.context(), wait, self.give_up)
+        self.queue.put("a", 1, 10)
+        self.assertNoResult(waits[0])
+        self.reactor.advance(0)
+        self.successResultOf(waits[0])
+
 
 class PacerTests(SynchronousTestCase):
     """Tests for the conditions under which work yields to the reactor."""
