@@ -377,7 +377,7 @@ class ReplicationCommandHandler:
 
         :param tokens: for each stream, the token up to which the writer has sent its
             rows or announced its position on this connection.
-        :param is_new_epoch: whether the writer has restarted.
+        :param is_new_epoch: whether the writer has restarted, or was not known before.
         :param epoch: the writer's current epoch, to be compared with the epoch of the
             handled rows; ``None`` if the epochs need not be compared.
         :param has_restarted: whether this may be the first message of a process.

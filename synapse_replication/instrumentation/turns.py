@@ -3,9 +3,10 @@
 Theory of operation: a turn is what the reactor does between two calls of ``poll()``:
 it runs the delayed calls that are due, and handles what has arrived. While it lasts,
 nothing else is handled in the process. :class:`ReactorTurns` wraps the reactor's poller
-to time each turn, which takes less than 1 µs. A thread wakes up ten times a second; if
-the current turn has lasted too long, it records what the reactor's thread is executing,
-once for each turn. A reactor without a poller is not measured.
+to time each turn, which takes less than 1 µs. A thread wakes up every 0.4 s, and ten
+times a second during a turn; if the current turn has lasted too long, it records what
+the reactor's thread is executing, once for each turn. A reactor without a poller is not
+measured.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import attrs
 STALL = 0.25
 #: The upper bounds of the histogram's buckets, in s.
 BUCKETS = (0.001, 0.01, 0.05, 0.1, STALL, 1.0, 5.0)
-#: The interval at which the thread looks at the current turn, in s.
-_WATCH_EVERY = 0.1
+#: The interval at which the thread looks at the current turn, in s, and the interval
+#: while the reactor waits for events.
+_WATCH_EVERY, _REST = 0.1, 0.4
 #: The number of functions that are recorded of a stall.
 _DEPTH = 5
 
@@ -37,7 +39,7 @@ class Stall:
     :ivar count: their number.
     :ivar longest: the duration of the longest one, in s.
     :ivar what: what the longest one was executing, innermost function first; empty if
-        it ended before it was seen.
+        it ended before it was seen, which it may if it is shorter than :data:`_REST`.
     """
 
     count: int
@@ -107,9 +109,12 @@ class ReactorTurns:
 
     def _watch(self, poller: _TimedPoller, thread: int) -> None:
         seen: float | None = None
-        while not self._stopped.wait(_WATCH_EVERY):
+        pause = _REST
+        while not self._stopped.wait(pause):
             began = poller.began
-            if began is None or began == seen:
+            is_idle = began is None or began == seen
+            pause = _REST if is_idle else _WATCH_EVERY
+            if began is None or is_idle:
                 continue
             if self._monotonic() - began >= STALL:
                 seen = began

@@ -14,7 +14,7 @@ from synapse_replication.instrumentation.turns import STALL, ReactorTurns, Stall
 
 def block_the_reactor() -> None:
     """Work until a thread has had the time to see it."""
-    end = time.monotonic() + STALL + 0.3
+    end = time.monotonic() + STALL + 0.6
     while time.monotonic() < end:
         pass
 

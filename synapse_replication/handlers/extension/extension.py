@@ -309,7 +309,9 @@ class ReplicationExtension:
             connection,
             name,
             tokens,
-            is_new_epoch=is_new,
+            # What a process that was not known sent before its first message is not
+            # known either.
+            is_new_epoch=is_new or status is EpochStatus.FIRST,
             # A process that is shutting down cannot serve the rows of its epoch.
             epoch=None if is_leaving else epoch,
             # All that a direct link carries is of one process, even what precedes the
