@@ -14,7 +14,7 @@ from synapse_replication.redis import external_cache
 logger = logging.getLogger(__name__)
 
 
-class ExternalCache:
+class DropInExternalCache:
     """A cache of small values, stored in Redis and shared by all processes.
 
     If Redis fails, the failure is logged: a read then returns ``None``, and a write is

@@ -48,7 +48,7 @@ _CONNECT_TIMEOUT = 30.0
 _DRAIN_TIMEOUT = 5.0
 
 
-class ReplicationCommandHandler(handler.ReplicationCommandHandler):
+class DropInCommandHandler(handler.ReplicationCommandHandler):
     """Receives commands from all connections, and sends to all of them.
 
     It accepts this package's connections, and any other object with ``send_command``

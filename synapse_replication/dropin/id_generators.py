@@ -127,7 +127,7 @@ def _position_gauge(stream_name: str, server_name: str) -> Any:
     return gauge and gauge.labels(stream_name=stream_name, server_name=server_name)
 
 
-class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
+class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
     """Allocates a stream's ids, and tracks which of them are finished.
 
     :param db_conn: an open connection, used only by the constructor.
@@ -155,7 +155,7 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         # The host checks its generators with isinstance().
         importlib.import_module(
             "synapse.storage.util.id_generators"
-        ).AbstractStreamIdGenerator.register(MultiWriterIdGenerator)
+        ).AbstractStreamIdGenerator.register(DropInIdGenerator)
         hs = db.hs
         stream = IdStream(
             stream_name=stream_name,

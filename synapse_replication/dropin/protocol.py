@@ -23,9 +23,7 @@ class _Reusable(protocol.BaseReplicationStreamProtocol):
         super().makeConnection(transport)  # type: ignore[no-untyped-call]
 
 
-class ServerReplicationStreamProtocol(
-    _Reusable, protocol.ServerReplicationStreamProtocol
-):
+class DropInServerProtocol(_Reusable, protocol.ServerReplicationStreamProtocol):
     """The server's end of a connection."""
 
     def __init__(self, hs: Any, server_name: str, clock: Any, handler: Any) -> None:
@@ -38,9 +36,7 @@ class ServerReplicationStreamProtocol(
         )
 
 
-class ClientReplicationStreamProtocol(
-    _Reusable, protocol.ClientReplicationStreamProtocol
-):
+class DropInClientProtocol(_Reusable, protocol.ClientReplicationStreamProtocol):
     """The client's end of a connection."""
 
     def __init__(

@@ -28,7 +28,7 @@ from synapse_replication.redis.subscriber import SubscriberFactory
 _CONNECT_TIMEOUT = 30.0
 
 
-class SynapseRedisFactory(SenderFactory):
+class DropInRedisFactory(SenderFactory):
     """The reconnecting factory of outbound connections."""
 
     def __init__(
@@ -193,8 +193,8 @@ def _outbound(
     username: str | None,
     password: str | None,
     reply_timeout: float,
-) -> SynapseRedisFactory:
-    factory: SynapseRedisFactory = host_attribute("redis", "SynapseRedisFactory")(
+) -> DropInRedisFactory:
+    factory: DropInRedisFactory = host_attribute("redis", "SynapseRedisFactory")(
         hs,
         uuid=uuid,
         dbid=dbid,

@@ -13,7 +13,7 @@ from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.sending import streamer
 
 
-class ReplicationStreamProtocolFactory(ServerFactory):
+class DropInProtocolFactory(ServerFactory):
     """Creates the server's end of each direct TCP connection."""
 
     noisy = False
@@ -32,7 +32,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         )
 
 
-class ReplicationStreamer(streamer.ReplicationStreamer):
+class DropInStreamer(streamer.ReplicationStreamer):
     """Sends the rows that this process writes; starts in its constructor."""
 
     def __init__(self, hs: Any) -> None:

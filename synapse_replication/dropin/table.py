@@ -89,7 +89,7 @@ _PROTOCOL = (
         part="protocol",
         module=f"{_TCP}.protocol",
         name="ServerReplicationStreamProtocol",
-        replacement=f"{_OURS}.protocol:ServerReplicationStreamProtocol",
+        replacement=f"{_OURS}.protocol:DropInServerProtocol",
         shapes=("(hs, server_name, clock, handler)",),
         methods={"connectionMade": "()", "connectionLost": "(reason)", "close": "()"},
     ),
@@ -97,7 +97,7 @@ _PROTOCOL = (
         part="protocol",
         module=f"{_TCP}.protocol",
         name="ClientReplicationStreamProtocol",
-        replacement=f"{_OURS}.protocol:ClientReplicationStreamProtocol",
+        replacement=f"{_OURS}.protocol:DropInClientProtocol",
         shapes=("(hs, client_name, server_name, clock, command_handler)",),
         methods={"connectionMade": "()", "connectionLost": "(reason)", "close": "()"},
     ),
@@ -108,7 +108,7 @@ _HANDLER = (
         part="handler",
         module=f"{_TCP}.handler",
         name="ReplicationCommandHandler",
-        replacement=f"{_OURS}.handler:ReplicationCommandHandler",
+        replacement=f"{_OURS}.handler:DropInCommandHandler",
         shapes=("(hs)",),
         methods={
             "start_replication": "(hs)",
@@ -136,7 +136,7 @@ _HANDLER = (
         part="handler",
         module=f"{_TCP}.resource",
         name="ReplicationStreamer",
-        replacement=f"{_OURS}.resource:ReplicationStreamer",
+        replacement=f"{_OURS}.resource:DropInStreamer",
         shapes=("(hs)",),
         methods={"on_notifier_poke": "()"},
     ),
@@ -144,7 +144,7 @@ _HANDLER = (
         part="handler",
         module=f"{_TCP}.resource",
         name="ReplicationStreamProtocolFactory",
-        replacement=f"{_OURS}.resource:ReplicationStreamProtocolFactory",
+        replacement=f"{_OURS}.resource:DropInProtocolFactory",
         shapes=("(hs)",),
         methods={"buildProtocol": "(addr)"},
     ),
@@ -167,7 +167,7 @@ _REDIS = (
         part="redis",
         module=f"{_TCP}.redis",
         name="SynapseRedisFactory",
-        replacement=f"{_OURS}.redis:SynapseRedisFactory",
+        replacement=f"{_OURS}.redis:DropInRedisFactory",
         shapes=(
             "(hs, uuid, dbid, poolsize, isLazy=, handler=, charset=, username=, "
             "password=, replyTimeout=, convertNumbers=)",
@@ -223,7 +223,7 @@ _EXTERNAL_CACHE = (
         part="external_cache",
         module=f"{_TCP}.external_cache",
         name="ExternalCache",
-        replacement=f"{_OURS}.external_cache:ExternalCache",
+        replacement=f"{_OURS}.external_cache:DropInExternalCache",
         shapes=("(hs)",),
         methods={
             "is_enabled": "()",
@@ -238,7 +238,7 @@ _IDS = (
         part="ids",
         module="synapse.storage.util.id_generators",
         name="MultiWriterIdGenerator",
-        replacement=f"{_OURS}.id_generators:MultiWriterIdGenerator",
+        replacement=f"{_OURS}.id_generators:DropInIdGenerator",
         shapes=(
             "(*, db_conn, db, notifier, stream_name, server_name, instance_name, "
             "tables, sequence_name, writers, positive=)",

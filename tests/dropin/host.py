@@ -14,10 +14,10 @@ from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.handler import ReplicationCommandHandler
+from synapse_replication.dropin.handler import DropInCommandHandler
 from synapse_replication.dropin.monitoring import Monitoring
 from synapse_replication.dropin.observer import _monitoring, _observers
-from synapse_replication.dropin.resource import ReplicationStreamer
+from synapse_replication.dropin.resource import DropInStreamer
 from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.wire.extension import MessageType, parse_message
 
@@ -316,17 +316,17 @@ class SingleCommandHandler:
 class HostWithHandler(FakeHomeserver):
     """A host that creates its handler and streamer on demand."""
 
-    _handler: ReplicationCommandHandler | None = None
-    _streamer: ReplicationStreamer | None = None
+    _handler: DropInCommandHandler | None = None
+    _streamer: DropInStreamer | None = None
 
-    def get_replication_command_handler(self) -> ReplicationCommandHandler:
+    def get_replication_command_handler(self) -> DropInCommandHandler:
         if self._handler is None:
-            self._handler = ReplicationCommandHandler(self)
+            self._handler = DropInCommandHandler(self)
         return self._handler
 
-    def get_replication_streamer(self) -> ReplicationStreamer:
+    def get_replication_streamer(self) -> DropInStreamer:
         if self._streamer is None:
-            self._streamer = ReplicationStreamer(self)
+            self._streamer = DropInStreamer(self)
         return self._streamer
 
 

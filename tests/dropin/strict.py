@@ -216,7 +216,12 @@ class StrictCluster:
         fake_modules(
             test,
             make_streams,
-            {"synapse.replication.tcp.redis": vars(redis)},
+            {
+                "synapse.replication.tcp.redis": {
+                    **vars(redis),
+                    "SynapseRedisFactory": redis.DropInRedisFactory,
+                }
+            },
         )
         self.server = StrictRedis()
         self.reactor = StrictReactor(self.server)

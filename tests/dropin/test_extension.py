@@ -10,8 +10,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.extension import extension_of
 from synapse_replication.dropin.redis import (
+    DropInRedisFactory,
     RedisDirectTcpReplicationClientFactory,
-    SynapseRedisFactory,
     lazyConnection,
 )
 from synapse_replication.wire.extension import MessageType, parse_message
@@ -37,7 +37,7 @@ class ExtensionTests(SynchronousTestCase):
             },
             modules={
                 "synapse.replication.tcp.redis": {
-                    "SynapseRedisFactory": SynapseRedisFactory,
+                    "SynapseRedisFactory": DropInRedisFactory,
                     "RedisDirectTcpReplicationClientFactory": (
                         RedisDirectTcpReplicationClientFactory
                     ),

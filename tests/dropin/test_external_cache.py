@@ -8,25 +8,25 @@ from typing import Any
 from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.external_cache import ExternalCache
+from synapse_replication.dropin.external_cache import DropInExternalCache
 from tests.dropin.host import FakeHomeserver, fake_modules
 
 
 class ExternalCacheTests(SynchronousTestCase):
-    """Tests for ExternalCache."""
+    """Tests for DropInExternalCache."""
 
     def setUp(self) -> None:
         fake_modules(self)
 
-    def _cache(self, pool: list[Any] | None) -> ExternalCache:
+    def _cache(self, pool: list[Any] | None) -> DropInExternalCache:
         hs: Any = FakeHomeserver()
         if pool is not None:
             hs.config.redis.redis_enabled = True
             connection = SimpleNamespace(_factory=SimpleNamespace(pool=pool))
             hs.get_outbound_redis_connection = lambda: connection
-        return ExternalCache(hs)
+        return DropInExternalCache(hs)
 
-    def _get(self, cache: ExternalCache) -> Any:
+    def _get(self, cache: DropInExternalCache) -> Any:
         return self.successResultOf(Deferred.fromCoroutine(cache.get("c", "k")))
 
     def test_no_redis(self) -> None:

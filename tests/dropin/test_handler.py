@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.handler import ReplicationCommandHandler
+from synapse_replication.dropin.handler import DropInCommandHandler
 from synapse_replication.streams.positions import WriterPositions
 from synapse_replication.wire.commands.standard import (
     FederationAckCommand,
@@ -26,7 +26,7 @@ from tests.dropin.host import (
 
 
 class HandlerTests(SynchronousTestCase):
-    """Tests for ReplicationCommandHandler with a foreign connection."""
+    """Tests for DropInCommandHandler with a foreign connection."""
 
     def setUp(self) -> None:
         self.events = FakeStream("events", {"w": 5, "master": 1})
@@ -225,7 +225,7 @@ class MissedRowTests(SynchronousTestCase):
         hs.get_replication_data_handler = lambda: SimpleNamespace(
             on_rdata=self._on_rdata, on_position=self._on_position
         )
-        self.handler: ReplicationCommandHandler = hs.get_replication_command_handler()
+        self.handler: DropInCommandHandler = hs.get_replication_command_handler()
         self.connection = SingleCommandConnection()
         self.rows: list[tuple[str, int]] = []
         self.delivered_positions: list[tuple[str, int]] = []

@@ -12,7 +12,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.id_generators import MultiWriterIdGenerator
+from synapse_replication.dropin.id_generators import DropInIdGenerator
 from tests.dropin.host import FakeHomeserver, fake_modules
 
 
@@ -43,7 +43,7 @@ class _Pool:
 
 
 class MultiWriterIdGeneratorTests(SynchronousTestCase):
-    """Tests for MultiWriterIdGenerator."""
+    """Tests for DropInIdGenerator."""
 
     def setUp(self) -> None:
         self.registry = fake_modules(self)
@@ -60,8 +60,8 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
     def _poke(self) -> None:
         self.pokes += 1
 
-    def _make(self, *, positive: bool = True) -> MultiWriterIdGenerator:
-        return MultiWriterIdGenerator(
+    def _make(self, *, positive: bool = True) -> DropInIdGenerator:
+        return DropInIdGenerator(
             db_conn=_Connection(self.connection),
             db=_Pool(self.hs, self.connection),
             notifier=SimpleNamespace(notify_replication=self._poke),
@@ -74,7 +74,7 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
             positive=positive,
         )
 
-    def _allocate(self, ids: MultiWriterIdGenerator) -> int:
+    def _allocate(self, ids: DropInIdGenerator) -> int:
         async def take() -> int:
             async with ids.get_next() as id_:
                 return id_

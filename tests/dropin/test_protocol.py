@@ -6,8 +6,8 @@ from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.protocol import (
-    ClientReplicationStreamProtocol,
-    ServerReplicationStreamProtocol,
+    DropInClientProtocol,
+    DropInServerProtocol,
 )
 from synapse_replication.wire.commands.standard import parse_command_from_line
 from tests.dropin.host import FakeHomeserver, SingleCommandHandler, fake_modules
@@ -28,16 +28,14 @@ class ProtocolTests(SynchronousTestCase):
         self.hs = FakeHomeserver()
         self.handler = SingleCommandHandler()
 
-    def _client(self) -> ClientReplicationStreamProtocol:
-        return ClientReplicationStreamProtocol(
+    def _client(self) -> DropInClientProtocol:
+        return DropInClientProtocol(
             self.hs, "client", "test", self.hs.clock, self.handler
         )
 
     def test_server(self) -> None:
         """The server sends SERVER and PING, and receives the client's commands."""
-        server = ServerReplicationStreamProtocol(
-            self.hs, "test", self.hs.clock, self.handler
-        )
+        server = DropInServerProtocol(self.hs, "test", self.hs.clock, self.handler)
         transport = StringTransport()
         server.makeConnection(transport)
         self.assertTrue(transport.value().startswith(b"SERVER test\nPING "))

@@ -10,8 +10,8 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.redis import (
+    DropInRedisFactory,
     RedisDirectTcpReplicationClientFactory,
-    SynapseRedisFactory,
     lazyConnection,
     lazyUnixConnection,
 )
@@ -26,7 +26,7 @@ class RedisTests(SynchronousTestCase):
             self,
             modules={
                 "synapse.replication.tcp.redis": {
-                    "SynapseRedisFactory": SynapseRedisFactory
+                    "SynapseRedisFactory": DropInRedisFactory
                 },
                 "synapse.replication.tcp.context": {
                     "ClientContextFactory": lambda config: "context"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.resource import ReplicationStreamProtocolFactory
+from synapse_replication.dropin.resource import DropInProtocolFactory
 from synapse_replication.wire.commands.standard import RdataCommand
 from tests.dropin.host import (
     FakeStream,
@@ -15,7 +15,7 @@ from tests.dropin.host import (
 
 
 class ResourceTests(SynchronousTestCase):
-    """Tests for ReplicationStreamer and ReplicationStreamProtocolFactory."""
+    """Tests for ReplicationStreamer and DropInProtocolFactory."""
 
     def setUp(self) -> None:
         self.events = FakeStream("events", {"w": 5, "master": 1})
@@ -44,7 +44,7 @@ class ResourceTests(SynchronousTestCase):
 
     def test_server_factory(self) -> None:
         """The factory creates the host's server protocol, with the host's handler."""
-        factory = ReplicationStreamProtocolFactory(self.hs)
+        factory = DropInProtocolFactory(self.hs)
         self.assertEqual(
             factory.buildProtocol(None),
             (self.hs, "test", self.hs.clock, self.handler),

@@ -8,8 +8,8 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.protocol import (
-    ClientReplicationStreamProtocol,
-    ServerReplicationStreamProtocol,
+    DropInClientProtocol,
+    DropInServerProtocol,
 )
 from tests.dropin.host import FakeStream
 from tests.dropin.strict import StrictCluster, join
@@ -109,10 +109,10 @@ class StrictDirectTests(SynchronousTestCase):
         main.get_presence_handler = lambda: SimpleNamespace(
             get_currently_syncing_users_for_replication=list
         )
-        server: Any = ServerReplicationStreamProtocol(
+        server: Any = DropInServerProtocol(
             main, "test", main.clock, main.get_replication_command_handler()
         )
-        client: Any = ClientReplicationStreamProtocol(
+        client: Any = DropInClientProtocol(
             worker,
             "w",
             "test",
