@@ -65,6 +65,9 @@ def _values(values: pa.Array, type_: str) -> pa.Array:
         texts = _numbers(values)
     elif type_ == "json":
         texts = values
+    elif type_ == "time":
+        texts = values.cast(pa.timestamp("ms", tz="UTC"), safe=False)
+        texts = texts.cast(pa.int64()).cast(pa.string())
     else:
         texts = values.cast(pa.string())
     return pc.fill_null(texts, "null")

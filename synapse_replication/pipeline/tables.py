@@ -17,6 +17,7 @@ from typing import Any, Final
 import attrs
 import pyarrow as pa
 
+from synapse_replication.pipeline.descriptions import COLUMNS
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.standard.rows import EventsRowCodec
@@ -62,7 +63,8 @@ WIRE_ARROW_SCHEMA: Final = pa.schema(
 #: The columns of the archive's table of commands.
 WIRE_TABLE_SCHEMA: Final = WIRE_ARROW_SCHEMA.append(pa.field(DAY, pa.date32()))
 
-#: The property in Arrow and Delta that marks a text column as JSON.
+#: The property in Arrow and Delta that marks a text column as JSON, and a column with a
+#: time that is a number on the wire.
 TYPE_METADATA: Final = "synapse_replication.type"
 
 _RESERVED: Final = frozenset({*KEY_COLUMNS, DAY, KIND, "stream", "row"})
@@ -79,10 +81,11 @@ _ARROW: Final[Mapping[str, pa.DataType]] = {
     "bigint": pa.int64(),
     "double": pa.float64(),
     "boolean": pa.bool_(),
+    "time": pa.timestamp("us", tz="UTC"),
     "strings": pa.list_(pa.string()),
     "json": pa.string(),
 }
-_SPARK: Final = {"strings": "array<string>", "json": "string"}
+_SPARK: Final = {"strings": "array<string>", "json": "string", "time": "timestamp"}
 
 
 class RowForm(enum.Enum):
@@ -102,8 +105,9 @@ class Column:
 
     :ivar name: the name of the row's field, with the prefix ``row_`` if that name is
         reserved for a column of some table or frame.
-    :ivar type: ``string``, ``bigint``, ``double``, ``boolean``, ``strings`` (a list of
-        strings), or ``json`` (text that contains any JSON value).
+    :ivar type: ``string``, ``bigint``, ``double``, ``boolean``, ``time`` (on the wire,
+        in ms since 1970), ``strings`` (a list of strings), or ``json`` (text that
+        contains any JSON value).
     """
 
     name: str
@@ -112,7 +116,8 @@ class Column:
     @property
     def arrow(self) -> pa.Field:
         """The Arrow field; nullable, because rows of older versions may lack it."""
-        metadata = {TYPE_METADATA: self.type} if self.type == "json" else None
+        marked = self.type in ("json", "time")
+        metadata = {TYPE_METADATA: self.type} if marked else None
         return pa.field(self.name, _ARROW[self.type], metadata=metadata)
 
     @property
@@ -147,8 +152,12 @@ class DatabaseTable:
 
     @property
     def archive_schema(self) -> pa.Schema:
-        """The Arrow schema of the archive's table: :attr:`arrow_schema` and ``day``."""
-        return self.arrow_schema.append(pa.field(DAY, pa.date32()))
+        """The Arrow schema of the archive's table: :attr:`arrow_schema` and ``day``.
+
+        The fields have descriptions, where Delta Lake expects them.
+        """
+        schema = self.arrow_schema.append(pa.field(DAY, pa.date32()))
+        return pa.schema(map(_described, schema))
 
     @property
     def spark_ddl(self) -> str:
@@ -160,22 +169,31 @@ class DatabaseTable:
         return ", ".join([keys, *(column.spark for column in self.columns)])
 
 
+def _described(field: pa.Field) -> pa.Field:
+    text = COLUMNS.get(field.name)
+    if text is None:
+        return field
+    return field.with_metadata({**(field.metadata or {}), "comment": text})
+
+
 def _columns_of(row_type: Any) -> list[Column]:
     hints = typing.get_type_hints(row_type)
     return [
         Column(
             f"row_{field.name}" if field.name in _RESERVED else field.name,
-            _type_of(hints.get(field.name, field.type)),
+            _type_of(field.name, hints.get(field.name, field.type)),
         )
         for field in attrs.fields(row_type)
     ]
 
 
-def _type_of(hint: Any) -> str:
+def _type_of(name: str, hint: Any) -> str:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         (hint,) = (each for each in typing.get_args(hint) if each is not type(None))
     if typing.get_origin(hint) is list:
         return "strings"
+    if name.endswith("_ts") and hint is int:
+        return "time"
     # A value of any other type has no fixed structure, so it is stored as JSON.
     return _TYPES.get(hint, "json")
 

@@ -25,8 +25,8 @@ import attrs
 import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, RemoteProtocolError
+from synapse_replication.pipeline.local import local_frame
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
-from synapse_replication.pipeline.spark.local import local_frame
 from synapse_replication.pipeline.tables import WIRE_ARROW_SCHEMA
 from synapse_replication.recordings.format import (
     MAX_LINE_BYTES,

@@ -12,8 +12,8 @@ from click.testing import Result
 
 from synapse_replication.pipeline.audit.checks.ids import known_ids, packed
 from synapse_replication.pipeline.audit.checks.sightings import BUCKET_BITS, Source
+from synapse_replication.pipeline.local import FEW_IDS
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA, ROWS_SCHEMA
-from synapse_replication.pipeline.spark.local import FEW_IDS
 from synapse_replication.storage.schema.deltas import DELTAS
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS

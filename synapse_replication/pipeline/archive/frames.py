@@ -40,16 +40,16 @@ from synapse_replication.pipeline.archive.log import (
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
 from synapse_replication.pipeline.json_rows import json_rows
+from synapse_replication.pipeline.local import (
+    FEW_IDS,
+    local_batches,
+    local_frame,
+)
 from synapse_replication.pipeline.schemas import (
     ARCHIVED_ROWS_SCHEMA,
     ARCHIVED_WIRE_SCHEMA,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.spark.local import (
-    FEW_IDS,
-    local_batches,
-    local_frame,
-)
 from synapse_replication.pipeline.tables import (
     DAY,
     TYPE_METADATA,

@@ -19,13 +19,12 @@ import pyarrow.compute as pc
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import (
-    MISSING,
     ArchivedFile,
     DamagedFile,
-    damaged_log_files,
     find_damage,
 )
 from synapse_replication.pipeline.archive.files import DayWriter
+from synapse_replication.pipeline.archive.log_files import MISSING, damaged_log_files
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
 from synapse_replication.pipeline.archive.table import ArchiveTable
 from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, pinned, reading
@@ -105,7 +104,8 @@ def repair_archive(
             continue
         report(f"check {stream}")
         uri = store.stream_uri(stream)
-        log_files = damaged_log_files(store, uri)
+        filesystem, _ = store.filesystem()
+        log_files = damaged_log_files(filesystem, store.path(uri))
         for name, reason in log_files:
             report(f"{stream}: {uri}/_delta_log/{name} {reason}")
         lost = replace_log_files(store, uri, log_files)

@@ -23,6 +23,7 @@ import attrs
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.failures import reason_of
+from synapse_replication.pipeline.archive.log_files import damaged_log_files
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -118,10 +119,9 @@ class ArchiveStore:
 
     def _damaged_log(self, uri: str) -> PipelineError | None:
         """Return an error that names the damaged files of a log, if there are any."""
-        from synapse_replication.pipeline.archive.damage import damaged_log_files
-
+        filesystem, _ = self.filesystem()
         try:
-            damaged = damaged_log_files(self, uri)
+            damaged = damaged_log_files(filesystem, self.path(uri))
         except OSError:
             # The store cannot be reached, which the caller reports.
             return None

@@ -33,6 +33,7 @@ from synapse_replication.pipeline.archive.log import (
     read_state,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore
+from synapse_replication.pipeline.descriptions import describe_table
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.tables import DAY
 
@@ -293,6 +294,7 @@ class ArchiveTable:
                 partition_by=[DAY],
                 mode="ignore",
                 name=self.name,
+                description=describe_table(self.name),
                 storage_options=self._store.delta_options,
             )
             self._table.update_incremental()

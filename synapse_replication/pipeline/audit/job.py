@@ -54,6 +54,7 @@ from synapse_replication.pipeline.audit.report import (
     print_json,
     write_findings,
 )
+from synapse_replication.pipeline.local import local_frame
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.schemas import (
     ARCHIVED_ROWS_SCHEMA,
@@ -65,7 +66,6 @@ from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.frames import map_rows, read_rows
 from synapse_replication.pipeline.spark.failures import short_failures
-from synapse_replication.pipeline.spark.local import local_frame
 from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, job_session
 from synapse_replication.pipeline.wire_lines import find_recordings, read_recordings
 

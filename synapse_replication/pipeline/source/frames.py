@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from synapse_replication.pipeline.local import local_batches
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.offsets import offsets_to_json
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.source.reading import read_parts
-from synapse_replication.pipeline.spark.local import local_batches
 from synapse_replication.pipeline.tables import RowForm
 
 if TYPE_CHECKING:

@@ -24,6 +24,8 @@ _SQL_TYPES: Final[Mapping[str, str]] = MappingProxyType(
         "double": "double precision",
         "boolean": "boolean",
         "strings": "text[]",
+        # In µs since 1970, like the time of writing.
+        "time": "bigint",
         "json": "text",
     }
 )
@@ -156,6 +158,8 @@ def _details(query: CatalogQuery, present: Present, *, join_details: bool) -> st
 
 
 def _typed(expression: str, column: Column) -> str:
+    if column.type == "time":
+        expression = f"({expression})::bigint * 1000"
     return f"({expression})::{_SQL_TYPES[column.type]} AS {identifier(column.name)}"
 
 

@@ -26,7 +26,7 @@ from synapse_replication.pipeline.audit.checks.sightings import (
     unpack,
 )
 from synapse_replication.pipeline.audit.findings import Kind, finding, sample
-from synapse_replication.pipeline.spark.local import FEW_IDS, local_batches
+from synapse_replication.pipeline.local import FEW_IDS, local_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.spark.local`."""
+"""Tests for :mod:`synapse_replication.pipeline.local`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import datetime
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.pipeline.local import local_frame
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
-from synapse_replication.pipeline.spark.local import local_frame
 from tests.pipeline.shared_session import shared_session
 
 
