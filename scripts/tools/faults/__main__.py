@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from scripts.tools.attack_budget import attack_budget
+from scripts.tools.faults.fresh_starts import run_fresh_starts
 from scripts.tools.faults.report import (
     show_deployments,
     show_deployments_json,
@@ -111,6 +112,13 @@ _OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug", "meter")
     is_flag=True,
     help="Measure the cost of each kind of hostile input instead, and print the table.",
 )
+@click.option(
+    "--fresh-starts",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Cause no faults: start N deployments of two processes, four at a time, and "
+    "check that no row of a stream held in memory is delivered twice.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 @click.pass_context
 def faults(
@@ -127,6 +135,7 @@ def faults(
     bug: str,
     meter: bool,
     costs: bool,
+    fresh_starts: int | None,
     as_json: bool,
 ) -> None:
     """Cause real faults on real processes under load, and check every row.
@@ -148,6 +157,10 @@ def faults(
     def print_line(text: str) -> None:
         progress.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    if fresh_starts is not None:
+        bad = run_fresh_starts(fresh_starts, print_line)
+        click.echo(f"{fresh_starts} fresh starts, {bad} wrong")
+        sys.exit(1 if bad else 0)
     if host == "demo":
         settings = Settings(recording or shipped_recording(), rate, seed)
 
