@@ -65,17 +65,20 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         self.host = SynapseHost(hs, monitoring_of(hs).hooks)
         self._epochs = epochs = PeerEpochs()
         partial_resync = make_partial_resync(hs, self.host.clock, epochs)
+        settings = DropInSettings.from_environ(os.environ)
+        has_links = bool(hs.config.redis.redis_enabled)
         super().__init__(
             self.host,
             observer_of(hs),
             options=handler.HandlerOptions(
                 # Without Redis, Synapse is a single process.
-                expects_links=bool(hs.config.redis.redis_enabled),
+                expects_links=has_links,
                 partial=partial_resync,
                 receiver=ReceiverOptions(
-                    plausible_distance=DropInSettings.from_environ(
-                        os.environ
-                    ).plausible_distance
+                    plausible_distance=settings.plausible_distance,
+                    position_check_seconds=(
+                        settings.position_check_seconds if has_links else 0
+                    ),
                 ),
             ),
         )

@@ -218,7 +218,10 @@ class _Replay:
             self,
             observer,
             options=HandlerOptions(
-                passive=True, receiver=ReceiverOptions(reverts_positions=False)
+                passive=True,
+                receiver=ReceiverOptions(
+                    reverts_positions=False, position_check_seconds=0
+                ),
             ),
         )
         self._handler.new_connection(self._connection)
