@@ -241,6 +241,17 @@ class CatchUpPage:
 
 
 @attrs.frozen
+class CatchUpStepEnded:
+    """A step of a catch-up ended or failed.
+
+    :ivar seconds: its duration.
+    """
+
+    catch_up: CatchUpEvent
+    seconds: float
+
+
+@attrs.frozen
 class CatchUpFailed:
     """The ``attempt``-th failure of a catch-up since its last progress.
 
@@ -548,6 +559,7 @@ Event: TypeAlias = (
     | AheadOfWriter
     | CatchUpPage
     | CatchUpFailed
+    | CatchUpStepEnded
     | RemovedWriterFound
     | RemovedWriterDrained
     | Resynced

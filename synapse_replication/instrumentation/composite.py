@@ -26,41 +26,29 @@ _DIRECT = (
 class CompositeObserver(ReplicationObserver):
     """Forwards each event to several observers.
 
-    A direct method that an observer does not override costs nothing: the targets of
-    each are determined once, in the constructor.
+    A method that an observer does not override costs nothing: the targets of each are
+    determined once, in the constructor.
 
     :param observers: called in this order; contexts end in the reverse order.
     """
 
     def __init__(self, observers: Iterable[ReplicationObserver]) -> None:
         self._observers = tuple(observers)
-        self._spanning = [each for each in self._observers if _overrides(each, "span")]
-        for name in _DIRECT:
+        for name in (*_DIRECT, "span"):
             wanted = [
                 getattr(each, name)
                 for each in self._observers
                 if _overrides(each, name)
             ]
-            if wanted:
-                setattr(self, name, wanted[0] if len(wanted) == 1 else _all(wanted))
+            if len(wanted) == 1:
+                setattr(self, name, wanted[0])
+            elif wanted:
+                setattr(self, name, (_span if name == "span" else _all)(wanted))
 
     @override
     def observe(self, event: Event) -> None:
         for observer in self._observers:
             observer.observe(event)
-
-    @override
-    def span(self, work: Work) -> AbstractContextManager[object]:
-        if len(self._spanning) == 1:
-            return self._spanning[0].span(work)
-        return self._span(work) if self._spanning else super().span(work)
-
-    @contextlib.contextmanager
-    def _span(self, work: Work) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for observer in self._spanning:
-                stack.enter_context(observer.span(work))
-            yield
 
 
 def _overrides(observer: ReplicationObserver, name: str) -> bool:
@@ -74,3 +62,16 @@ def _all(methods: Sequence[Callable[..., None]]) -> Callable[..., None]:
             method(*args, **kwargs)
 
     return call
+
+
+def _span(
+    methods: Sequence[Callable[[Work], AbstractContextManager[object]]],
+) -> Callable[[Work], AbstractContextManager[object]]:
+    @contextlib.contextmanager
+    def span(work: Work) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for method in methods:
+                stack.enter_context(method(work))
+            yield
+
+    return span

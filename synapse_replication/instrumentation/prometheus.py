@@ -14,11 +14,8 @@ is bounded: beyond a thousand children of a metric, further values are counted u
 
 from __future__ import annotations
 
-import contextlib
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -29,9 +26,9 @@ from typing_extensions import override
 
 from synapse_replication.handlers.events import (
     BacklogRequested,
-    CatchUpEvent,
     CatchUpFailed,
     CatchUpPage,
+    CatchUpStepEnded,
     CommandsDropped,
     ConnectFailed,
     ConnectionBuffers,
@@ -57,7 +54,6 @@ from synapse_replication.handlers.events import (
     StreamReset,
     UnannouncedFound,
     UnknownFields,
-    Work,
 )
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation import metrics
@@ -210,7 +206,6 @@ class PrometheusObserver(ReplicationObserver):
 
     :param replication_metrics: the metrics to update.
     :param server_name: the value of the label ``server_name``.
-    :param monotonic: returns a monotonic time in s.
     :param status: the source of the metrics of lag and of stalls; it must receive the
         same events as this observer. ``None`` to omit these metrics.
     :param turns: measures the reactor's turns; ``None`` to omit the metric.
@@ -220,12 +215,10 @@ class PrometheusObserver(ReplicationObserver):
         self,
         replication_metrics: ReplicationMetrics,
         server_name: str,
-        monotonic: Callable[[], float] = time.monotonic,
         *,
         status: StatusObserver | None = None,
         turns: ReactorTurns | None = None,
     ) -> None:
-        self._monotonic = monotonic
         self.turns = turns
         self._metrics = {
             definition: replication_metrics.children(definition, server_name)
@@ -378,21 +371,10 @@ class PrometheusObserver(ReplicationObserver):
         self._greatest[event.stream_name] = greatest
         self._current.get(event.stream_name).set(greatest)
 
-    @contextlib.contextmanager
-    def _catching_up(self, event: CatchUpEvent) -> Iterator[None]:
-        started = self._monotonic()
-        try:
-            yield
-        finally:
-            self._metrics[metrics.CATCH_UP_SECONDS].get(event.stream_name).observe(
-                self._monotonic() - started
-            )
-
-    @override
-    def span(self, work: Work) -> AbstractContextManager[object]:
-        if isinstance(work, CatchUpEvent):
-            return self._catching_up(work)
-        return super().span(work)
+    @handles(CatchUpStepEnded)
+    def _catch_up_step_ended(self, event: CatchUpStepEnded) -> None:
+        histogram = self._metrics[metrics.CATCH_UP_SECONDS]
+        histogram.get(event.catch_up.stream_name).observe(event.seconds)
 
     @handles(CatchUpPage)
     def _catch_up_page(self, event: CatchUpPage) -> None:

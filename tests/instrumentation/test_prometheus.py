@@ -13,6 +13,7 @@ from synapse_replication.handlers.events import (
     CatchUpEvent,
     CatchUpFailed,
     CatchUpPage,
+    CatchUpStepEnded,
     CommandDropReason,
     CommandsDropped,
     ConnectFailed,
@@ -69,7 +70,6 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.counting = PrometheusObserver(
             self.metrics,
             "test",
-            self.clock.seconds,
             status=self.status,
             turns=ReactorTurns(),
         )
@@ -160,8 +160,8 @@ class PrometheusObserverTests(SynchronousTestCase):
         observer.observe(StreamConnected("redis", "events", "w1"))
         observer.observe(StreamReset("typing", "w1", 5, 1))
         observer.observe(event)
-        with observer.span(event):
-            observer.observe(CatchUpPage(event, 3, 10))
+        observer.observe(CatchUpPage(event, 3, 10))
+        observer.observe(CatchUpStepEnded(event, 0.5))
         observer.observe(CatchUpFailed(event, error, 1, 1.0))
         observer.observe(RowsSent("events", 1))
         observer.observe(SendingFailed("events", error))
@@ -223,13 +223,13 @@ class PrometheusObserverTests(SynchronousTestCase):
         writer = {"stream_name": "events", "instance_name": "w1"}
         event = CatchUpEvent("events", "w1", 100, 150)
         self.observer.observe(event)
-        with self.observer.span(event):
-            self.assertEqual(self.lag(**writer), (50, 0))
-            self.clock.advance(3)
-            self.observer.observe(CatchUpPage(event, 10, 120))
-            self.assertEqual(self.lag(**writer), (30, 3))
-            self.observer.position_changed("events", "w1", 120)
-            self.assertEqual(self.lag(**writer), (30, 3))
+        self.assertEqual(self.lag(**writer), (50, 0))
+        self.clock.advance(3)
+        self.observer.observe(CatchUpPage(event, 10, 120))
+        self.assertEqual(self.lag(**writer), (30, 3))
+        self.observer.position_changed("events", "w1", 120)
+        self.assertEqual(self.lag(**writer), (30, 3))
+        self.observer.observe(CatchUpStepEnded(event, 3.0))
         self.observer.position_changed("events", "w1", 150)
         self.clock.advance(1)
         self.assertEqual(self.lag(**writer), (0, 0))
@@ -249,8 +249,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.known.link_up()
         self.known.go_live("events", "w1", 100)
         self.observer.observe(event)
-        with self.observer.span(event):
-            self.observer.observe(CatchUpFailed(event, CatchUpError("no"), 1, 1.0))
+        self.observer.observe(CatchUpFailed(event, CatchUpError("no"), 1, 1.0))
         writer = {"stream_name": "events", "instance_name": "w1"}
         self.clock.advance(5)
         self.assertIsNone(self.value(sample, **writer, reason="catch_up_fails"))
@@ -324,9 +323,7 @@ class PrometheusObserverTests(SynchronousTestCase):
     def test_two_servers_share_a_registry(self) -> None:
         """Two servers in one process are counted separately, in valid exposition."""
         status = StatusObserver("other", "me", monotonic=self.clock.seconds)
-        counting = PrometheusObserver(
-            self.metrics, "other", self.clock.seconds, status=status
-        )
+        counting = PrometheusObserver(self.metrics, "other", status=status)
         other = CompositeObserver([status, counting])
         self.observer.rows_received("events", 1)
         other.rows_received("events", 2)

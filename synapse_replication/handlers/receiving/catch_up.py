@@ -26,6 +26,7 @@ from synapse_replication.handlers.events import (
     CatchUpEvent,
     CatchUpFailed,
     CatchUpPage,
+    CatchUpStepEnded,
     DiscardReason,
     PositionRefuted,
     RemovedWriterDrained,
@@ -224,12 +225,15 @@ class CatchUps:
         )
 
         async def run() -> None:
+            context.observer.observe(event)
+            started = context.clock.seconds()
             try:
-                context.observer.observe(event)
                 with context.observer.span(event):
                     item = await self._fetch(writer, fetch)
             except Exception as error:  # noqa: BLE001 -- reported when it is handled
                 item = FetchedPage(writer, fetch, error)
+            seconds = context.clock.seconds() - started
+            context.observer.observe(CatchUpStepEnded(event, seconds))
             self.fetches.pop(fetch, None)
             self._enqueue(item)
 

@@ -61,7 +61,7 @@ class DrainedQueue(Generic[ItemT]):
         give_up: Callable[[Iterable[Queued[ItemT]]], list[Queued[ItemT]]],
     ) -> None:
         self._name = context.name
-        self._description = f"replication_stream_{context.name}"
+        self._task = BackgroundTask(f"replication_stream_{context.name}")
         self._consume = consume
         self._give_up = give_up
         self._run_as_background_process = context.run_as_background_process
@@ -95,7 +95,7 @@ class DrainedQueue(Generic[ItemT]):
             self._draining = True
             self._process = None
             self._process = self._run_as_background_process(
-                self._description, self._drain
+                self._task.description, self._drain
             )
 
     async def wait_until_empty(self) -> None:
@@ -106,7 +106,7 @@ class DrainedQueue(Generic[ItemT]):
 
     async def _drain(self) -> None:
         try:
-            with self._observer.span(BackgroundTask(self._description)):
+            with self._observer.span(self._task):
                 while self._items:
                     if self._pacer.is_due():
                         await self._pacer.take_break()
@@ -118,7 +118,7 @@ class DrainedQueue(Generic[ItemT]):
                         if waiting is not None:
                             await waiting
                     except Exception as error:  # noqa: BLE001 -- reported to the observer
-                        self._observer.failure(self._description, error)
+                        self._observer.failure(self._task.description, error)
                     self._pacer.count(1)
         finally:
             self._draining = False

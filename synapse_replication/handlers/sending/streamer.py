@@ -55,6 +55,7 @@ from synapse_replication.streams.rows import decode_json, encode_json_rows
 from synapse_replication.streams.stream import JsonValue, Stream
 
 _DESCRIPTION = "replication_streamer"
+_TASK = BackgroundTask(_DESCRIPTION)
 
 
 class RandomSource(Protocol):
@@ -195,7 +196,7 @@ class ReplicationStreamer:
 
     async def _run(self) -> None:
         try:
-            with self._observer.span(BackgroundTask(_DESCRIPTION)):
+            with self._observer.span(_TASK):
                 while self._poked or self._can_continue():
                     streams = list(self._streams) if self._poked else self._unfinished
                     self._poked = False
