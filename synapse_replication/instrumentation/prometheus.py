@@ -14,8 +14,10 @@ is bounded: beyond a thousand children of a metric, further values are counted u
 
 from __future__ import annotations
 
+import enum
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -36,6 +38,7 @@ from synapse_replication.handlers.events import (
     DiscardReason,
     DuplicateInstance,
     EpochChanged,
+    Event,
     ExternalCacheGet,
     ExternalCacheSet,
     ExtraFields,
@@ -103,6 +106,23 @@ _COUNTED_COMMANDS = {
     "FEDERATION_ACK": metrics.FEDERATION_ACK,
     "USER_IP": metrics.USER_IP,
 }
+
+
+#: Events that are counted in a metric whose labels are attributes of the event.
+_COUNTED: Mapping[type, MetricDefinition] = MappingProxyType(
+    {
+        ExtraFields: metrics.EXTRA_FIELDS,
+        Resynced: metrics.RESYNCS,
+        GapFound: metrics.GAPS_FOUND,
+        UnannouncedFound: metrics.UNANNOUNCED_FOUND,
+        EpochChanged: metrics.EPOCH_CHANGES,
+        DuplicateInstance: metrics.DUPLICATE_INSTANCES,
+        UnknownFields: metrics.UNKNOWN_FIELDS,
+        SendingFailed: metrics.SENDING_FAILURES,
+        CommandsDropped: metrics.DROPPED_COMMANDS,
+        OperationFailed: metrics.FAILURES,
+    }
+)
 
 
 class ReplicationMetrics(Collector):
@@ -299,6 +319,19 @@ class PrometheusObserver(ReplicationObserver):
     ) -> None:
         self._metrics[definition].get(*values).inc(count)
 
+    @override
+    def observe(self, event: Event) -> None:
+        definition = _COUNTED.get(type(event))
+        if definition is None:
+            super().observe(event)
+            return
+        labels = [getattr(event, label) for label in definition.labels]
+        self._count(
+            definition,
+            *(each.value if isinstance(each, enum.Enum) else each for each in labels),
+            count=getattr(event, "count", 1),
+        )
+
     # -- commands and rows ----------------------------------------------------------
 
     @override
@@ -330,10 +363,6 @@ class PrometheusObserver(ReplicationObserver):
         self._count(
             metrics.DISCARDED, stream_name, event.reason.value, count=event.count
         )
-
-    @handles(ExtraFields)
-    def _extra_fields(self, event: ExtraFields) -> None:
-        self._count(metrics.EXTRA_FIELDS, event.stream_name, count=event.count)
 
     @override
     def queue_changed(self, stream_name: str, length: int) -> None:
@@ -389,26 +418,12 @@ class PrometheusObserver(ReplicationObserver):
     def _catch_up_failed(self, event: CatchUpFailed) -> None:
         self._count(metrics.CATCH_UP_FAILURES, event.catch_up.stream_name)
 
-    @handles(Resynced)
-    def _resynced(self, event: Resynced) -> None:
-        self._count(metrics.RESYNCS, event.stream_name, event.kind.value)
-
     @handles(BacklogRequested)
     def _backlog_requested(self, event: BacklogRequested) -> None:
         had = event.error is None
         self._count(
             metrics.BACKLOG_HITS if had else metrics.BACKLOG_MISSES, event.stream_name
         )
-
-    # -- the extension ----------------------------------------------------------------
-
-    @handles(GapFound)
-    def _gap_found(self, event: GapFound) -> None:
-        self._count(metrics.GAPS_FOUND, event.stream_name)
-
-    @handles(UnannouncedFound)
-    def _unannounced_found(self, event: UnannouncedFound) -> None:
-        self._count(metrics.UNANNOUNCED_FOUND, event.stream_name, event.instance_name)
 
     @handles(RowsUnannounced)
     def _rows_unannounced(self, event: RowsUnannounced) -> None:
@@ -428,36 +443,11 @@ class PrometheusObserver(ReplicationObserver):
             count=len(event.tokens),
         )
 
-    @handles(EpochChanged)
-    def _epoch_changed(self, event: EpochChanged) -> None:
-        self._count(metrics.EPOCH_CHANGES, event.instance_name)
-
-    @handles(DuplicateInstance)
-    def _duplicate_instance(self, event: DuplicateInstance) -> None:
-        self._count(metrics.DUPLICATE_INSTANCES, event.instance_name)
-
-    @handles(UnknownFields)
-    def _unknown_fields(self, event: UnknownFields) -> None:
-        self._count(metrics.UNKNOWN_FIELDS, count=event.count)
-
     # -- sending, connections, the external cache, failures ------------------------
 
     @handles(RowsSent)
     def _stream_updates_sent(self, event: RowsSent) -> None:
         self._sent.get(event.stream_name).inc(event.count)
-
-    @handles(SendingFailed)
-    def _sending_failed(self, event: SendingFailed) -> None:
-        self._count(metrics.SENDING_FAILURES, event.stream_name)
-
-    @handles(CommandsDropped)
-    def _commands_dropped(self, event: CommandsDropped) -> None:
-        self._count(
-            metrics.DROPPED_COMMANDS,
-            event.command,
-            event.reason.value,
-            count=event.count,
-        )
 
     @handles(LinkUp)
     def _connection_made(self, event: LinkUp) -> None:
@@ -485,7 +475,3 @@ class PrometheusObserver(ReplicationObserver):
     def _external_cache_get(self, event: ExternalCacheGet) -> None:
         self._count(metrics.EXTERNAL_CACHE_GET, event.cache_name, str(event.hit))
         self._metrics[metrics.EXTERNAL_CACHE_SECONDS].get("get").observe(event.seconds)
-
-    @handles(OperationFailed)
-    def _failure(self, event: OperationFailed) -> None:
-        self._count(metrics.FAILURES)
