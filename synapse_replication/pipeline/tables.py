@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -224,15 +224,4 @@ def standard_tables() -> dict[str, DatabaseTable]:
     return {
         name: table_of_codec(name, stream.description.codec)
         for name, stream in STANDARD_STREAMS.items()
-    }
-
-
-def tables_of(declared: Iterable[TableStream] = ()) -> dict[str, DatabaseTable]:
-    """Return the tables of all streams, by name.
-
-    :param declared: the streams that the configuration declares.
-    """
-    return {
-        **standard_tables(),
-        **{stream.name: table_of_declaration(stream) for stream in declared},
     }

@@ -44,7 +44,7 @@ def purge_command(
     that job removes the files of purged days once their retention period has passed.
     Java is not required.
     """
-    from synapse_replication.pipeline.archive.purge_job import purge_archive
+    from synapse_replication.pipeline.archive.purges import purge_archive
     from synapse_replication.pipeline.progress import JobProgress
 
     with JobProgress(sys.stderr, 1, unit="files") as progress:

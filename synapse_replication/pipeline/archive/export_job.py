@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synapse_replication.errors import PipelineError, excerpt
-from synapse_replication.pipeline.archive.export_rows import as_json_lines
 from synapse_replication.pipeline.archive.frames import ArchivedTables, read_archive
 from synapse_replication.pipeline.archive.store import open_archive
 from synapse_replication.pipeline.folders import new_folder
@@ -130,7 +129,7 @@ def _write_as(rows: DataFrame, uri: str, format_: str) -> None:
     if format_ == "parquet":
         rows.write.option("compression", "zstd").parquet(uri)
     elif format_ == "jsonl":
-        as_json_lines(rows).write.text(uri)
+        _as_json_lines(rows).write.text(uri)
     else:
         # Escape a quotation mark by doubling it, as RFC 4180 requires. By default,
         # Spark escapes it with a backslash.
@@ -141,6 +140,34 @@ def _write_as(rows: DataFrame, uri: str, format_: str) -> None:
             escape='"',
             timestampFormat="yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
         )
+
+
+def _as_json_lines(rows: DataFrame) -> DataFrame:
+    """Convert each row to a line with a JSON object.
+
+    The JSON text in ``row`` becomes a JSON value of the object, not a string.
+
+    :param rows: rows with at least one column other than ``row``; ``row``, if present,
+        contains JSON.
+    :return: a frame with the single column ``value``.
+    """
+    from pyspark.sql import functions as sf
+
+    others = [name for name in rows.columns if name != "row"]
+    named = rows.select(*rows.columns)
+    # Retain the order of the columns, and write null for missing values.
+    plain = sf.to_json(
+        sf.struct(*(sf.col(name) for name in others)), {"ignoreNullFields": "false"}
+    )
+    if "row" not in rows.columns:
+        return named.select(plain.alias("value"))
+    whole = sf.concat(
+        sf.substring(plain, sf.lit(1), sf.length(plain) - 1),
+        sf.lit(',"row":'),
+        sf.col("row"),
+        sf.lit("}"),
+    )
+    return named.select(whole.alias("value"))
 
 
 def _tidy(folder: Path, suffix: str) -> None:

@@ -28,7 +28,7 @@ from synapse_replication.pipeline.archive.log import (
     read_purged_ranges,
     read_state,
 )
-from synapse_replication.pipeline.archive.store import ArchiveStore
+from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
 from synapse_replication.pipeline.tables import DAY
 
 if TYPE_CHECKING:
@@ -55,6 +55,24 @@ class OldDay:
     day: datetime.date
     rows: int
     size: int
+
+
+def purge_archive(
+    archive: str,
+    before: datetime.date,
+    *,
+    dry_run: bool = False,
+    progress: JobProgress | None = None,
+) -> list[OldDay]:
+    """Remove the rows of all days before a date, and return these days.
+
+    :param dry_run: whether to only return the days, without removing rows.
+    :param progress: shows a step for each table and, if rows are removed, counts files.
+    :raises PipelineError: if the archive does not exist, or cannot be read or written.
+    """
+    store = open_archive(archive)
+    act = find_old_days if dry_run else purge_days
+    return act(store, before, progress)
 
 
 def find_old_days(

@@ -17,7 +17,6 @@ from synapse_replication.pipeline.bootstrap.plan import (
     check_histories,
     plan_positions,
 )
-from synapse_replication.pipeline.bootstrap.positions import farthest_tokens
 from synapse_replication.pipeline.bootstrap.store import (
     IdRange,
     check_no_writers,
@@ -159,8 +158,13 @@ def read_with_spark(
                     names=names,
                 )
 
-    parts = indexes.mapInArrow(read, _FOUND_SCHEMA)
+    from pyspark.sql import functions as sf
+
+    found = indexes.mapInArrow(read, _FOUND_SCHEMA)
+    farthest = found.groupBy("stream", "table", "instance_name").agg(
+        sf.max("token").alias("token")
+    )
     return [
         (row["stream"], row["table"], row["instance_name"], row["token"])
-        for row in farthest_tokens(parts).collect()
+        for row in farthest.collect()
     ]

@@ -6,7 +6,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.frames import read_archive
-from synapse_replication.pipeline.archive.purge_job import purge_archive
+from synapse_replication.pipeline.archive.purges import purge_archive
 from synapse_replication.pipeline.archive.store import open_archive, open_store
 from tests.pipeline.archives import TODAY, add_rows_to, keys_of, open_table, receipts
 from tests.pipeline.shared_session import shared_session

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.archive.purge_job` and for purges."""
+"""Tests for :mod:`synapse_replication.pipeline.archive.purges`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from synapse_replication.cli.pipeline.purge import purge_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive import purges
 from synapse_replication.pipeline.archive.log import PurgedRange, read_purged_ranges
-from synapse_replication.pipeline.archive.purge_job import purge_archive
+from synapse_replication.pipeline.archive.purges import purge_archive
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from tests.pipeline.archives import (
