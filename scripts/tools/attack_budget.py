@@ -191,7 +191,7 @@ ATTACKS = (
     ),
     Attack(
         "Incomplete HTTP requests",
-        "main",
+        READERS[-1],
         lambda deployment, seconds: (
             hostile.send_incomplete_requests(
                 int(deployment.status_page.split(":")[2].split("/")[0]), 1040, seconds
