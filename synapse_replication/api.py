@@ -36,7 +36,7 @@ from synapse_replication.errors import (
     UnparsableLineError,
     WaitTimeoutError,
 )
-from synapse_replication.handlers.data import ReplicationDataHandler
+from synapse_replication.handlers.data_handler import ReplicationDataHandler
 from synapse_replication.handlers.events import CatchUpEvent, DiscardReason
 from synapse_replication.handlers.handler import (
     HandlerOptions,

@@ -12,7 +12,7 @@ from synapse_replication.app.sources import HostSources
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.errors import LocalProtocolError
-from synapse_replication.handlers.data import ReplicationDataHandler
+from synapse_replication.handlers.data_handler import ReplicationDataHandler
 from synapse_replication.handlers.host_parts import (
     StreamTable,
     SyncingUsers,

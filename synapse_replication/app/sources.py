@@ -10,7 +10,7 @@ import attrs
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.errors import CatchUpError
-from synapse_replication.handlers.data import LargestToken
+from synapse_replication.handlers.data_handler import LargestToken
 from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.http.retry import with_retries
 from synapse_replication.storage.database import Database

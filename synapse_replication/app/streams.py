@@ -38,7 +38,7 @@ from synapse_replication.app.reader_ids import ReaderIds
 from synapse_replication.backoff import Backoff
 from synapse_replication.config.options import DeclaredStream, ReplicationOptions
 from synapse_replication.errors import ConfigError, RowDecodeError, StorageError
-from synapse_replication.handlers.data import AdvancingStream
+from synapse_replication.handlers.data_handler import AdvancingStream
 from synapse_replication.handlers.events import RemovedWriterFound
 from synapse_replication.handlers.interfaces import PositionSink, RowSink
 from synapse_replication.storage.database import Database

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from synapse_replication.errors import StreamConfigurationError
-from synapse_replication.handlers.data import AdvancingStream
+from synapse_replication.handlers.data_handler import AdvancingStream
 from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.recent import RecentDict
 from synapse_replication.streams.stream import Stream

@@ -20,7 +20,7 @@ import pyarrow as pa
 from synapse_replication.pipeline.descriptions import COLUMNS
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
-from synapse_replication.streams.standard.rows import EventsRowCodec
+from synapse_replication.streams.standard.row_types import EventsRowCodec
 from synapse_replication.streams.table import TableStream
 
 #: The columns of every stream's table that precede the columns of the rows' fields.

@@ -32,7 +32,7 @@ from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.rdata import read_lines
 
 if TYPE_CHECKING:
-    from synapse_replication.handlers.data import AdvancingStream
+    from synapse_replication.handlers.data_handler import AdvancingStream
     from synapse_replication.handlers.interfaces import (
         ConnectionHandler,
         ReplicationConnection,

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.app.host import PositionsOnlySink
 from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import StreamConfigurationError, WaitTimeoutError
-from synapse_replication.handlers.data import ReplicationDataHandler
+from synapse_replication.handlers.data_handler import ReplicationDataHandler
 from synapse_replication.streams.between import RowsBetween, TokenStream
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.rows import RowCodec

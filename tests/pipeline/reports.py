@@ -6,7 +6,9 @@ import datetime
 import functools
 import math
 
-from synapse_replication.pipeline.report.data import (
+from synapse_replication.pipeline.report.drawing import Plot
+from synapse_replication.pipeline.report.plots import draw_plots
+from synapse_replication.pipeline.report.report_data import (
     BatchBucket,
     CommandCount,
     FindingLine,
@@ -19,8 +21,6 @@ from synapse_replication.pipeline.report.data import (
     WriterTotal,
     hide_names,
 )
-from synapse_replication.pipeline.report.drawing import Plot
-from synapse_replication.pipeline.report.plots import draw_plots
 
 BEGINNING = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.timezone.utc)
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from synapse_replication.dropin.streams import HostStream
 from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
-from synapse_replication.handlers.receiving.rows import RowHandler
+from synapse_replication.handlers.receiving.row_handler import RowHandler
 from synapse_replication.handlers.receiving.writers import Announcement, Writer
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.storage.postgres_stream import PostgresStream

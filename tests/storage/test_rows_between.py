@@ -18,7 +18,7 @@ from synapse_replication.app.host import PositionsOnlySink
 from synapse_replication.app.reader_ids import ReaderIds
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import CatchUpError, StreamConfigurationError
-from synapse_replication.handlers.data import ReplicationDataHandler
+from synapse_replication.handlers.data_handler import ReplicationDataHandler
 from synapse_replication.storage.postgres_stream import (
     PostgresStream,
     standard_stream,

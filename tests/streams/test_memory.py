@@ -16,7 +16,7 @@ from synapse_replication.errors import (
 )
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
-from synapse_replication.streams.standard.rows import (
+from synapse_replication.streams.standard.row_types import (
     FederationStreamRow,
     TypingStreamRow,
 )

@@ -5,8 +5,8 @@ through one queue and are handled one item at a time. Queued rows are still JSON
 rows that arrived together are decoded together when they are handled. What an item
 means for a writer is decided by the writer's
 :class:`~synapse_replication.streams.reader.Reader`, whatever the link. Rows are handled
-by :class:`~synapse_replication.handlers.receiving.rows.RowHandler`, and what a reader
-wants done by :class:`~synapse_replication.handlers.receiving.catch_up.CatchUps`.
+by :class:`~synapse_replication.handlers.receiving.row_handler.RowHandler`, and what a
+reader wants done by :class:`~synapse_replication.handlers.receiving.catch_up.CatchUps`.
 
 If the queue is full, its items are handled at once, except that no row is delivered:
 readers are told that the rows are missing, and the queue is empty.
@@ -49,7 +49,7 @@ from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
 from synapse_replication.handlers.receiving.queue import DrainedQueue, Queued
 from synapse_replication.handlers.receiving.removed_writers import RemovedWriterSearch
-from synapse_replication.handlers.receiving.rows import RowHandler
+from synapse_replication.handlers.receiving.row_handler import RowHandler
 from synapse_replication.handlers.receiving.writers import (
     Announcement,
     LostRow,

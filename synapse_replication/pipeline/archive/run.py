@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from prometheus_client import CollectorRegistry
 
-from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
-from synapse_replication.pipeline.archive.progress import Numbers, Reporter
-from synapse_replication.pipeline.archive.rows import ArchivedBatch, RowsArchiver
-from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
-from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
-from synapse_replication.pipeline.archive.tasks import write_recordings
-from synapse_replication.pipeline.archive.wire import (
+from synapse_replication.pipeline.archive.closed_recordings import (
     find_closed_recordings,
     plan_recordings,
 )
+from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
+from synapse_replication.pipeline.archive.progress import Numbers, Reporter
+from synapse_replication.pipeline.archive.row_archive import ArchivedBatch, RowsArchiver
+from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
+from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
+from synapse_replication.pipeline.archive.tasks import write_recordings
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.spark.failures import short_failures

@@ -20,8 +20,8 @@ from synapse_replication.pipeline.audit.job import audited
 from synapse_replication.pipeline.folders import new_folder
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.report.counts import ReportInputs, collect_report
-from synapse_replication.pipeline.report.data import ReportData
-from synapse_replication.pipeline.report.rows import ABOUT, with_names
+from synapse_replication.pipeline.report.report_data import ReportData
+from synapse_replication.pipeline.report.row_counts import ABOUT, with_names
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA, WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.frames import read_rows

@@ -10,8 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from synapse_replication import __version__
-from synapse_replication.pipeline.report.data import LagLine, ReportData
 from synapse_replication.pipeline.report.drawing import Plot
+from synapse_replication.pipeline.report.report_data import LagLine, ReportData
 
 
 @attrs.frozen

@@ -12,13 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
 
-from synapse_replication.pipeline.report.data import (
-    BatchBucket,
-    LagLine,
-    ReportData,
-    WindowCount,
-    WriterTotal,
-)
 from synapse_replication.pipeline.report.drawing import (
     COLOURS,
     OTHERS,
@@ -33,6 +26,13 @@ from synapse_replication.pipeline.report.drawing import (
     moment,
     render,
     use_time,
+)
+from synapse_replication.pipeline.report.report_data import (
+    BatchBucket,
+    LagLine,
+    ReportData,
+    WindowCount,
+    WriterTotal,
 )
 
 _MAX_PANELS = 6

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 
-from synapse_replication.pipeline.report.rows import ACCURACY, window_start
+from synapse_replication.pipeline.report.row_counts import ACCURACY, window_start
 
 
 def since_beginning(wire: DataFrame) -> DataFrame:

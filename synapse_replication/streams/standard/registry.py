@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from synapse_replication.streams.rows import RowCodec
-from synapse_replication.streams.standard import rows
+from synapse_replication.streams.standard import row_types
 from synapse_replication.streams.stream import StreamDescription
 from synapse_replication.streams.table import IdColumn
 
@@ -108,14 +108,14 @@ _EVENT_IDS = (
 _STREAMS = (
     _in_tables(
         "events",
-        rows.EventsRowCodec("events"),
+        row_types.EventsRowCodec("events"),
         "events_stream_seq",
         (*_EVENT_IDS, *_simple("current_state_delta_stream")),
         writers_key="events",
     ),
     _in_tables(
         "backfill",
-        rows.BackfillStreamRow,
+        row_types.BackfillStreamRow,
         "events_backfill_stream_seq",
         _EVENT_IDS,
         writers_key="events",
@@ -123,7 +123,7 @@ _STREAMS = (
     ),
     _in_tables(
         "presence",
-        rows.PresenceStreamRow,
+        row_types.PresenceStreamRow,
         "presence_stream_sequence",
         _simple("presence_stream"),
         writers_key="presence",
@@ -131,21 +131,21 @@ _STREAMS = (
     ),
     _in_memory(
         "presence_federation",
-        rows.PresenceFederationStreamRow,
+        row_types.PresenceFederationStreamRow,
         "presence",
         attrgetter("destination", "user_id"),
     ),
-    _in_memory("typing", rows.TypingStreamRow, "typing", attrgetter("room_id")),
+    _in_memory("typing", row_types.TypingStreamRow, "typing", attrgetter("room_id")),
     _in_tables(
         "receipts",
-        rows.ReceiptsStreamRow,
+        row_types.ReceiptsStreamRow,
         "receipts_sequence",
         _simple("receipts_linearized"),
         writers_key="receipts",
     ),
     _in_tables(
         "push_rules",
-        rows.PushRulesStreamRow,
+        row_types.PushRulesStreamRow,
         "push_rules_stream_sequence",
         _simple("push_rules_stream"),
         writers_key="push_rules",
@@ -153,14 +153,14 @@ _STREAMS = (
     ),
     _in_tables(
         "pushers",
-        rows.PushersStreamRow,
+        row_types.PushersStreamRow,
         "pushers_sequence",
         (("pushers", "id", "instance_name"), *_simple("deleted_pushers")),
     ),
     StandardStream(
         description=StreamDescription(
             "caches",
-            RowCodec("caches", rows.CachesStreamRow),
+            RowCodec("caches", row_types.CachesStreamRow),
             idempotent=True,
             resettable=True,
             announce_own_moves_only=True,
@@ -175,7 +175,7 @@ _STREAMS = (
     ),
     _in_tables(
         "device_lists",
-        rows.DeviceListsStreamRow,
+        row_types.DeviceListsStreamRow,
         "device_lists_sequence",
         (
             *_simple("device_lists_stream"),
@@ -189,15 +189,15 @@ _STREAMS = (
     ),
     _in_tables(
         "to_device",
-        rows.ToDeviceStreamRow,
+        row_types.ToDeviceStreamRow,
         "device_inbox_sequence",
         (*_simple("device_inbox"), *_simple("device_federation_outbox")),
         writers_key="to_device",
     ),
-    _in_memory("federation", rows.FederationStreamRow),
+    _in_memory("federation", row_types.FederationStreamRow),
     _in_tables(
         "account_data",
-        rows.AccountDataStreamRow,
+        row_types.AccountDataStreamRow,
         "account_data_sequence",
         # The tables have an instance_name, but Synapse does not fill it in.
         (
@@ -209,42 +209,42 @@ _STREAMS = (
     ),
     _in_tables(
         "profile_updates",
-        rows.ProfileUpdatesStreamRow,
+        row_types.ProfileUpdatesStreamRow,
         "profile_updates_sequence",
         _simple("profile_updates"),
         writers_key="events",
     ),
     _in_tables(
         "sticky_events",
-        rows.StickyEventsStreamRow,
+        row_types.StickyEventsStreamRow,
         "sticky_events_sequence",
         _simple("sticky_events"),
         writers_key="events",
     ),
     _in_tables(
         "thread_subscriptions",
-        rows.ThreadSubscriptionsStreamRow,
+        row_types.ThreadSubscriptionsStreamRow,
         "thread_subscriptions_sequence",
         _simple("thread_subscriptions"),
         writers_key="thread_subscriptions",
     ),
     _in_tables(
         "un_partial_stated_room",
-        rows.UnPartialStatedRoomStreamRow,
+        row_types.UnPartialStatedRoomStreamRow,
         "un_partial_stated_room_stream_sequence",
         _simple("un_partial_stated_room_stream"),
         positions_name="un_partial_stated_room_stream",
     ),
     _in_tables(
         "un_partial_stated_event",
-        rows.UnPartialStatedEventStreamRow,
+        row_types.UnPartialStatedEventStreamRow,
         "un_partial_stated_event_stream_sequence",
         _simple("un_partial_stated_event_stream"),
         positions_name="un_partial_stated_event_stream",
     ),
     _in_tables(
         "quarantined_media",
-        rows.QuarantinedMediaStreamRow,
+        row_types.QuarantinedMediaStreamRow,
         "quarantined_media_id_seq",
         _simple("quarantined_media_changes"),
         writers_key="quarantined_media_changes",

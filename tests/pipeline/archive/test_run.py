@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive import rows
+from synapse_replication.pipeline.archive import row_archive
 from synapse_replication.pipeline.archive import run as job
 from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
@@ -85,7 +85,7 @@ class ArchiveTests(SynchronousTestCase):
         writers.
         """
         # Read even small batches with Spark.
-        self.patch(rows, "IDS_PER_TASK", 0)
+        self.patch(row_archive, "IDS_PER_TASK", 0)
         add_rows(self.dsn, 50, with_slow=False)
         seen: list[tuple[int, int]] = []
         numbers = self.archive(watch=self.count_elsewhere(seen))

@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.cli.pipeline.report import report_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.report.counts import ReportInputs, collect_report
-from synapse_replication.pipeline.report.data import (
+from synapse_replication.pipeline.report.report_data import (
     BatchBucket,
     Hot,
     LagLine,

@@ -10,13 +10,13 @@ from pathlib import Path
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.report.data import (
-    Hot,
-    ReportData,
-)
 from synapse_replication.pipeline.report.job import write_report
 from synapse_replication.pipeline.report.page import judge, render_page
 from synapse_replication.pipeline.report.plots import draw_plots
+from synapse_replication.pipeline.report.report_data import (
+    Hot,
+    ReportData,
+)
 from tests.pipeline.reports import BEGINNING, make_report_data, shared_plots
 
 

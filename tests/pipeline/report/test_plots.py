@@ -9,15 +9,15 @@ from typing import Any
 from matplotlib import image
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.report.data import (
+from synapse_replication.pipeline.report.drawing import OTHERS, Plot
+from synapse_replication.pipeline.report.plots import draw_plots
+from synapse_replication.pipeline.report.report_data import (
     BatchBucket,
     LagLine,
     ReportData,
     WindowCount,
     WriterTotal,
 )
-from synapse_replication.pipeline.report.drawing import OTHERS, Plot
-from synapse_replication.pipeline.report.plots import draw_plots
 from tests.pipeline.reports import BEGINNING, shared_plots
 
 START = int(BEGINNING.timestamp())

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.archive.wire`."""
+"""Tests for :mod:`synapse_replication.pipeline.archive.closed_recordings`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.wire import (
+from synapse_replication.pipeline.archive.closed_recordings import (
     Recording,
     find_closed_recordings,
     plan_recordings,

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.report.data`."""
+"""Tests for :mod:`synapse_replication.pipeline.report.report_data`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.report.data import (
+from synapse_replication.pipeline.report.report_data import (
     MAX_WINDOWS,
     Hot,
     ReportData,

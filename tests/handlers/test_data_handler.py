@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import StreamConfigurationError, WaitTimeoutError
-from synapse_replication.handlers.data import ReplicationDataHandler
+from synapse_replication.handlers.data_handler import ReplicationDataHandler
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.streams.standard.rows`."""
+"""Tests for :mod:`synapse_replication.streams.standard.row_types`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import RowDecodeError
-from synapse_replication.streams.standard.rows import (
+from synapse_replication.streams.standard.row_types import (
     EventsRowCodec,
     EventsStreamAllStateRow,
     EventsStreamCurrentStateRow,
