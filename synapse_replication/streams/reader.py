@@ -609,7 +609,10 @@ class Reader:
         contradicts = new < state.heard
         is_plausible = self.is_plausible(new)
         state.heard = max(state.heard, new)
-        if self.policy.resettable and contradicts:
+        # A stream in tables that is at or below ``new`` follows without a reset, which
+        # would skip the rows up to ``new``.
+        is_resettable = self.policy.held_in_memory or new < position
+        if self.policy.resettable and contradicts and is_resettable:
             return self._reset(link, new)
         if work is not None:
             self._claim(new)
@@ -804,7 +807,11 @@ class Reader:
         work, page = self.work, self.page
         assert work is not None
         assert page is not None
-        work.cursor = max(work.cursor, self._page_cursor)
+        # The writer itself answers for a stream held in its memory: no row is committed
+        # later below the end of the page.
+        is_final = self.policy.held_in_memory
+        cursor = page.upto_token if is_final else self._page_cursor
+        work.cursor = max(work.cursor, cursor)
         work.empty_upto = max(work.empty_upto, page.upto_token)
         work.attempts = 0
         self.page = None
@@ -833,14 +840,17 @@ class Reader:
 
         :param now: the time of the driver's clock, in s.
         """
-        if self.policy.reverts_positions and target > self.position:
+        work = self.work
+        assert work is not None
+        if self.policy.held_in_memory and work.cursor >= target:
+            # Later rows have replaced what a slow link may still carry.
+            self.empty = None
+        elif self.policy.reverts_positions and target > self.position:
             if self.empty is not None and self.empty.end == self.position:
                 self.empty.extend(target, now)
             else:
                 self.empty = EmptyRange(self.position, target, self.position, now)
         self.position = max(self.position, target)
-        work = self.work
-        assert work is not None
         if (
             work.is_fetched
             and work.target <= target

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.events import DiscardReason
-from synapse_replication.streams.reader import Reader, ReaderPolicy, Rewind
+from synapse_replication.streams.reader import Fetch, Reader, ReaderPolicy, Rewind
 from tests.handlers.fixtures import Receiving, receiving
 
 
@@ -101,6 +101,32 @@ class TwoLinksTests(SynchronousTestCase):
         reader.rewound()
         reader.announced("b", 1, 1, 0.0)
         self.assertNotIsInstance(reader.next(0.0), Rewind)
+
+    def test_replaced_rows_of_a_slow_link(self) -> None:
+        """A writer's memory may lack rows that a slow link still carries."""
+        fixture = receiving(resettable=True, held_in_memory=True)
+        other = fixture.connect()
+        fixture.receive("POSITION events w 0 0", connection=other)
+        fixture.stream.persist("w", 3, ["x"])
+        fixture.receive("POSITION events w 4 4")
+        fixture.receive('RDATA events w 4 ["replaced"]', connection=other)
+        self.assertEqual(fixture.host.rows.tokens("w"), [3])
+        self.assertEqual(fixture.stream.current_token("w"), 4)
+        self.assertEqual(fixture.host.observer.resets, [])
+
+    def test_false_claim_before_a_reconnection(self) -> None:
+        """A position below a false one does not skip the rows that precede it."""
+        policy = ReaderPolicy(resettable=True, idempotent=True)
+        reader = Reader(policy, lambda token: token < 100, 56)
+        reader.link_up("a")
+        reader.announced("a", 56, 56, 0.0)
+        reader.reported("a", 1000, 0.0)
+        reader.link_lost("a")
+        reader.link_up("b")
+        reader.announced("b", 60, 60, 0.0)
+        action = reader.next(0.0)
+        assert isinstance(action, Fetch)
+        self.assertEqual(action.from_token, 56)
 
     def test_claim_of_another_link(self) -> None:
         """A writer that is behind the reader's initial position is not contradicted."""
