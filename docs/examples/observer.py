@@ -14,9 +14,9 @@ from synapse_replication.instrumentation.prometheus import (
 from synapse_replication.instrumentation.status.observer import StatusObserver
 
 
-class Discarded(ReplicationObserver):
+class DiscardPrinter(ReplicationObserver):
     @handles(Discarded)
-    def _discarded(self, event: Discarded) -> None:
+    def print_discard(self, event: Discarded) -> None:
         print(f"{event.count} of {event.stream_name}: {event.reason.value}")
 
 
@@ -31,6 +31,6 @@ def make_observer(
                 ReplicationMetrics(registry), server_name, status=status
             ),
             LoggingObserver(Logger("replication")),
-            Discarded(),
+            DiscardPrinter(),
         ]
     )

@@ -93,7 +93,6 @@ class StatusObserver(ReplicationObserver):
         link is up.
     :param own_links: the names of further links that this process makes itself.
     :param monotonic: returns a monotonic time in s.
-    :param limits: the thresholds and limits of the status.
     """
 
     def __init__(
@@ -105,13 +104,12 @@ class StatusObserver(ReplicationObserver):
         needs_link: bool = False,
         own_links: Iterable[str] = (),
         monotonic: Callable[[], float] = time.monotonic,
-        limits: StatusLimits | None = None,
     ) -> None:
         self._server_name = server_name
         self._instance_name = instance_name
         self._monotonic = monotonic
         self._needs_link = needs_link
-        self._limits = limits or StatusLimits()
+        self._limits = StatusLimits()
         self._started = now = monotonic()
         self._expected = frozenset(key for key in expected if key[1] != instance_name)
         self._expected_names = frozenset(name for _, name in self._expected)
