@@ -693,9 +693,9 @@ class Reader:
             return Finding.NOTHING
         state.heard = max(state.heard, token)
         is_same = False
-        if self.position > 0:
+        if self.position > 0 or self.page is not None:
             from_start = self._from_start
-            if self.epoch is None and from_start:
+            if self.epoch is None and from_start and self.page is None:
                 if any(s.epoch is None for s in from_start):
                     # It will be stated there, too.
                     return Finding.NOTHING
@@ -711,8 +711,10 @@ class Reader:
         if not is_same:
             for other in self.links:
                 self.drop_unfinished(other)
-            # What was requested may be of another epoch.
+            # What was requested may be of another epoch, and so may be a row that the
+            # sink is handling.
             self.page = self.request = None
+            self._begin().rewind_to = 0
         self._begin().epoch = epoch
         return Finding.EXPECTED
 
@@ -817,22 +819,29 @@ class Reader:
         self.page = None
 
     @_on(Event.REWOUND)
-    def rewound(self) -> None:
-        """Record that the position was rewound, and that the epoch began, if any."""
+    def rewound(self, epoch: str | None = None) -> None:
+        """Record that the position was rewound, and that an epoch began, if any."""
         work = self.work
         assert work is not None
         assert work.rewind_to is not None
         self.position = work.cursor = work.empty_upto = work.rewind_to
         work.rewind_to = None
         self.empty = None
-        if work.epoch is not None:
-            self.epoch, work.epoch = work.epoch, None
+        self._begin_epoch(epoch)
 
     @_on(Event.EPOCH_BEGUN)
-    def epoch_begun(self) -> None:
-        """Record that the epoch began without a rewind."""
-        assert self.work is not None
-        self.epoch, self.work.epoch = self.work.epoch, None
+    def epoch_begun(self, epoch: str) -> None:
+        """Record that an epoch began without a rewind."""
+        self._begin_epoch(epoch)
+
+    def _begin_epoch(self, epoch: str | None) -> None:
+        """Record the epoch, unless another one was stated while it began."""
+        work = self.work
+        assert work is not None
+        if epoch is not None:
+            self.epoch = epoch
+        if work.epoch == epoch:
+            work.epoch = None
 
     @_on(Event.ADVANCED)
     def advanced(self, target: int, now: float) -> None:
@@ -887,6 +896,9 @@ class Reader:
         work = self.work
         if work is None or work.pace is Pace.PAUSED:
             return None
+        if work.rewind_to == self.position:
+            work.cursor = work.empty_upto = self.position
+            work.rewind_to = self.empty = None
         if work.epoch is not None and work.rewind_to is None:
             return BeginEpoch(work.epoch)
         if not self.links:

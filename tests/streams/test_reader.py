@@ -61,9 +61,9 @@ class Driven:
         while (action := self.reader.next(self.now)) is not None:
             found.append(action)
             if isinstance(action, Rewind):
-                self.reader.rewound()
+                self.reader.rewound(action.epoch)
             elif isinstance(action, BeginEpoch):
-                self.reader.epoch_begun()
+                self.reader.epoch_begun(action.epoch)
             elif isinstance(action, Advance):
                 self.reader.advanced(action.token, self.now)
         return found
@@ -236,6 +236,7 @@ class ReportTests(SynchronousTestCase):
         driven.row(3)
         driven.reader.announced("a", 3, 5, 0.0)
         driven.take()
+        self.assertIs(driven.reader.reported("a", 5, 0.0), Finding.NOTHING)
         self.assertIs(driven.reader.reported("a", 7, 0.0), Finding.GAP)
         driven.take()
         self.assertEqual(driven.requested(), (3, 7))

@@ -929,13 +929,13 @@ class World:
         elif kind == "rewind":
             _, token, epoch = busy
             self.position = token
-            reader.rewound()
+            reader.rewound(epoch)
             self._note(f"reader.rewound() to {token}, epoch {epoch}")
             if self.in_memory:
                 self.last, self.last_life = token, 0
             self.busy = ("proceed",)
         elif kind == "begin":
-            reader.epoch_begun()
+            reader.epoch_begun(busy[1])
             self._note("reader.epoch_begun()")
             if reader.page is None:
                 self.busy = ("proceed",)
@@ -1101,7 +1101,7 @@ class World:
                 raise ViolationError(f"{action} raises the position")
             self.busy = ("rewind", action.token, action.epoch)
         elif isinstance(action, BeginEpoch):
-            self.busy = ("begin",)
+            self.busy = ("begin", action.epoch)
         elif isinstance(action, Advance):
             if action.token < self.position:
                 raise ViolationError(f"{action} lowers the position")
@@ -1171,7 +1171,7 @@ class World:
                     link.at -= least
         for link in self.links:
             link.hidden &= ~(self.delivered | self.forgiven)
-        if self.busy is None or self.busy[0] != "page":
+        if reader.page is None and (self.busy is None or self.busy[0] != "page"):
             self.page_life = self.page_holes = 0
         if reader.request is None:
             reader.expected = []

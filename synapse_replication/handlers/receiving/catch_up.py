@@ -278,7 +278,7 @@ class CatchUps:
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._fail(writer, error)
             return
-        writer.reader.rewound()
+        writer.reader.rewound(rewind.epoch)
         writer.resync = Resync.FULL
         context.observer.observe(StreamReset(context.name, name, current, rewind.token))
 
@@ -295,7 +295,7 @@ class CatchUps:
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._fail(writer, error)
             return
-        writer.reader.epoch_begun()
+        writer.reader.epoch_begun(begin.epoch)
 
     async def _save_epoch(self, name: str, epoch: str) -> None:
         sink = self._context.sink

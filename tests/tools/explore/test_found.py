@@ -276,3 +276,48 @@ class FoundTests(SynchronousTestCase):
             ("message", 0),
             ("write",),
         )
+
+    def test_restart_while_a_row_is_delivered(self) -> None:
+        """A row that the sink is handling is of the old process."""
+        self.check(
+            Kind.MEMORY,
+            Bounds(ids=2, overflows=1, writer_crashes=1),
+            ("up", 0),
+            ("position", 0),
+            ("done",),
+            ("write",),
+            ("send",),
+            ("writer crash", False),
+            ("message", 0),
+            ("overflow",),
+            ("message", 0),
+            ("drained",),
+        )
+
+    def test_stale_epoch_while_a_page_is_delivered(self) -> None:
+        """A row that the sink is handling does not become one of another epoch."""
+        self.check(
+            Kind.MEMORY,
+            Bounds(ids=2, writer_crashes=1, overflows=1),
+            ("write",),
+            ("write",),
+            ("send",),
+            ("up", 0),
+            ("epoch", 0),
+            ("done",),
+            ("report", 0),
+            ("send",),
+            ("writer crash", False),
+            ("write",),
+            ("answer", False),
+            ("page",),
+            ("done",),
+            ("done",),
+            ("answer", False),
+            ("page",),
+            ("overflow",),
+            ("epoch", 0),
+            ("drained",),
+            ("message", 0),
+            ("message", 0),
+        )
