@@ -19,6 +19,7 @@ extensions = [
     "config_reference",
     "importable_references",
     "metrics_reference",
+    "reader_reference",
 ]
 exclude_patterns = ["_build", "newsfragments"]
 nitpicky = True

@@ -1,0 +1,137 @@
+"""The directives ``reader-table`` and ``reader-picture``, from streams/reader.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from html import escape
+from typing import Any, Final
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+
+from synapse_replication.streams.reader import TABLE, Event, State
+
+#: The centre of each state in the picture.
+PLACES: Final = {
+    State.WAITING: (110, 60),
+    State.LIVE: (790, 60),
+    State.DUE: (450, 230),
+    State.PAUSED: (110, 430),
+    State.FETCHING: (450, 430),
+    State.DELIVERING: (790, 430),
+}
+_HALF_WIDTH, _HALF_HEIGHT = 85, 20
+
+
+def changes() -> dict[tuple[State, State], list[Event]]:
+    """Return the events that lead from each state to each other one."""
+    found: dict[tuple[State, State], list[Event]] = {}
+    for event, row in TABLE.items():
+        for before, entry in row.items():
+            for after in State:
+                if after is not before and after in entry.next_states:
+                    found.setdefault((before, after), []).append(event)
+    return found
+
+
+def draw() -> str:
+    """Return the states, and the events that lead from one to another, as SVG."""
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 540" role="img" '
+        'aria-label="The states of a reader" font-family="sans-serif">',
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" '
+        'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z"/></marker></defs>',
+        '<rect width="900" height="540" fill="white"/>',
+    ]
+    for (before, after), events in changes().items():
+        parts += _arrow(before, after, [event.name.lower() for event in events])
+    for state, (x, y) in PLACES.items():
+        parts.append(
+            f'<rect x="{x - _HALF_WIDTH}" y="{y - _HALF_HEIGHT}" rx="10" '
+            f'width="{2 * _HALF_WIDTH}" height="{2 * _HALF_HEIGHT}" fill="#eef" '
+            f'stroke="black"/><text x="{x}" y="{y + 5}" font-size="14" '
+            f'text-anchor="middle">{state.name}</text>'
+        )
+    return "\n".join([*parts, "</svg>"])
+
+
+def _arrow(before: State, after: State, names: list[str]) -> Iterator[str]:
+    (x, y), (to_x, to_y) = PLACES[before], PLACES[after]
+    length = math.hypot(to_x - x, to_y - y)
+    # To the left of its direction, so that two opposite arrows do not overlap.
+    bend = 55 if length < 450 else 110
+    across_x, across_y = (to_y - y) / length, (x - to_x) / length
+    middle_x = (x + to_x) / 2 + across_x * bend
+    middle_y = (y + to_y) / 2 + across_y * bend
+    start_x, start_y = _edge(x, y, middle_x, middle_y)
+    end_x, end_y = _edge(to_x, to_y, middle_x, middle_y)
+    yield (
+        f'<path d="M{start_x:.0f} {start_y:.0f}Q{middle_x:.0f} {middle_y:.0f} '
+        f'{end_x:.0f} {end_y:.0f}" fill="none" stroke="#555" marker-end="url(#tip)"/>'
+    )
+    text_x = (start_x + 2 * middle_x + end_x) / 4
+    text_y = (start_y + 2 * middle_y + end_y) / 4 - 5.5 * (len(names) - 1)
+    for number, name in enumerate(names):
+        # A white outline first, so that lines do not cross the text.
+        for outline in ('stroke="white" stroke-width="3" ', ""):
+            yield (
+                f'<text x="{text_x:.0f}" y="{text_y + 11 * number:.0f}" {outline}'
+                f'font-size="10" text-anchor="middle">{escape(name)}</text>'
+            )
+
+
+def _edge(x: int, y: int, towards_x: float, towards_y: float) -> tuple[float, float]:
+    """Return where the line from a state's centre leaves its rectangle."""
+    step_x, step_y = towards_x - x, towards_y - y
+    scale = min(
+        _HALF_WIDTH / abs(step_x) if step_x else math.inf,
+        _HALF_HEIGHT / abs(step_y) if step_y else math.inf,
+    )
+    return x + step_x * scale, y + step_y * scale
+
+
+class ReaderPicture(Directive):
+    """The states of a reader, and what leads from one to another."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the picture. Called by docutils."""
+        return [nodes.raw("", draw(), format="html")]
+
+
+class ReaderTable(Directive):
+    """A table with one row for each event and each effect that it has."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table. Called by docutils."""
+        lines = [".. list-table::", "   :header-rows: 1", "   :widths: 25 15 45 15", ""]
+        lines += _row("Event", "State", "What happens", "Next state")
+        for event, row in TABLE.items():
+            for state, entry in row.items():
+                following = [each for each in State if each in entry.next_states]
+                lines += _row(
+                    f"``{event.name}``: {event.value}",
+                    state.name,
+                    entry.effect,
+                    "the same"
+                    if following == [state]
+                    else ", ".join(each.name for each in following),
+                )
+        container = nodes.container()
+        self.state.nested_parse(
+            StringList(lines, source="streams/reader.py"), 0, container
+        )
+        return container.children
+
+
+def _row(*cells: str) -> list[str]:
+    return [f"   * - {cells[0]}", *(f"     - {cell}" for cell in cells[1:])]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directives with Sphinx."""
+    app.add_directive("reader-table", ReaderTable)
+    app.add_directive("reader-picture", ReaderPicture)
+    return {"parallel_read_safe": True}
