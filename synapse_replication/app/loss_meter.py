@@ -5,7 +5,8 @@ write. Every :data:`CHECK_EVERY` s, the meter reads these positions, and the tok
 are committed between the positions of the last two checks; for the writers that wrote
 something, that is one scan of an index per table. A committed token that no RDATA line
 has carried yet is *waiting*. If it is still waiting after the patience, it was never
-announced. A line that arrives later still is reported as late.
+announced. A line that arrives later still is reported as late. A POSITION beyond what
+was announced makes readers fetch the rows in between, which then count as announced.
 
 A stream that any instance may write (``caches``) has no stored positions; the newest
 tokens of its writers take their place. Rows that were in flight longer than the
@@ -40,7 +41,8 @@ from synapse_replication.storage.committed import (
 from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.streams.ledger import TokenLedger
-from synapse_replication.wire.commands.standard import RdataCommand
+from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.standard import PositionCommand, RdataCommand
 
 _log = Logger()
 
@@ -96,6 +98,7 @@ class _Writer:
     """What arrived from one writer of one stream, and what did not.
 
     :ivar bound: its stored position at the last check; ``None`` before the first.
+    :ivar position: the greatest token that a line has announced, if any.
     :ivar missing: the time at which each token was found to be missing, in s.
     :ivar lost: those of them that were reported as never announced.
     """
@@ -104,6 +107,7 @@ class _Writer:
     bound: int | None = None
     tally: LossTally = attrs.Factory(LossTally)
     missing: dict[int, float] = attrs.Factory(dict)
+    position: int | None = None
     lost: set[int] = attrs.Factory(set)
 
     def is_due(self) -> bool:
@@ -229,6 +233,13 @@ class LossMeter(ReplicationObserver):
 
     # -- announcements ----------------------------------------------------------------
 
+    def receive(self, command: Command) -> None:
+        """Record a line; only RDATA and POSITION matter."""
+        if isinstance(command, RdataCommand):
+            self.announced(command)
+        elif isinstance(command, PositionCommand):
+            self.announced_position(command)
+
     def announced(self, command: RdataCommand) -> None:
         """Record an RDATA line."""
         key = command.stream_name, command.instance_name
@@ -240,10 +251,25 @@ class LossMeter(ReplicationObserver):
             if len(self._writers) >= MAX_WRITERS:
                 return
             writer = self._writers[key] = _Writer()
+        writer.position = max(token, writer.position or 0)
         if token in writer.missing:
             self._announced_late(key, writer, token)
         else:
             writer.ledger.add([token])
+
+    def announced_position(self, command: PositionCommand) -> None:
+        """Record a POSITION line: readers below its range fetch the rows up to it."""
+        writer = self._writers.get((command.stream_name, command.instance_name))
+        if writer is None:
+            return
+        at, new = writer.position, command.new_token
+        if at is not None and at < command.prev_token:
+            for token in [each for each in writer.missing if at < each <= new]:
+                self._announced_late(
+                    (command.stream_name, command.instance_name), writer, token
+                )
+            writer.ledger.add(range(at + 1, new + 1))
+        writer.position = max(new, at or 0)
 
     def _announced_late(self, key: Key, writer: _Writer, token: int) -> None:
         seconds = self._clock.seconds() - writer.missing.pop(token)

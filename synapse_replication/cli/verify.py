@@ -38,11 +38,12 @@ from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.table import TableStream
 from synapse_replication.text import printable
 from synapse_replication.wire.commands.standard import (
+    PositionCommand,
     RdataCommand,
     parse_command_from_line,
 )
 
-_PREFIX = f"{RdataCommand.NAME} ".encode()
+_PREFIXES = (f"{RdataCommand.NAME} ".encode(), f"{PositionCommand.NAME} ".encode())
 
 
 def ranges_of_streams(
@@ -184,13 +185,12 @@ def make_meter(
     )
 
     def tap(channel: str, line: bytes) -> None:
-        if line.startswith(_PREFIX):
+        if line.startswith(_PREFIXES):
             try:
                 command = parse_command_from_line(line.decode("utf-8", "replace"))
             except RemoteProtocolError:
                 return
-            assert isinstance(command, RdataCommand)
-            meter.announced(command)
+            meter.receive(command)
 
     observer = CompositeObserver([meter, logs])
     start_links, stop_links = make_links(config, reactor, "follow", tap, observer)

@@ -11,7 +11,7 @@ from synapse_replication.handlers.events import LinkDown, LinkUp
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.testing.recording_observer import RecordingObserver
-from synapse_replication.wire.commands.standard import RdataCommand
+from synapse_replication.wire.commands.standard import PositionCommand, RdataCommand
 from synapse_replication.wire.connection import CloseReason
 from tests.storage.doubles import FakeReactor, PostgresMixin
 
@@ -142,6 +142,15 @@ class LossMeterTests(PostgresMixin, TestCase):
         await self.check(10)
         self.assertEqual([each.token for each in self.found], [9])
         self.assertEqual(self.meter.observed(), CHECK_EVERY * 13)
+
+    async def test_position(self) -> None:
+        """A POSITION beyond a gap makes readers fetch the rows in the gap."""
+        self.announce(5)
+        self.commit(6, 7, 8, 9)
+        self.announce(7)
+        self.meter.receive(PositionCommand("foo", "w1", 9, 9))
+        await self.check(10)
+        self.assertEqual([each.token for each in self.found], [6])
 
     async def test_new_writer(self) -> None:
         """A writer is verified from its first stored position on."""
