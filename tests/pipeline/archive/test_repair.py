@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive import repair
+from synapse_replication.pipeline.archive import frames, repair
 from synapse_replication.pipeline.archive.damage import (
     ArchivedFile,
     DamagedFile,
@@ -125,6 +125,9 @@ class RepairTests(SynchronousTestCase):
                 with self.assertRaises(PipelineError) as caught:
                     read_archive(shared_session(), self.archive)
                 self.assertIn("archive --repair", str(caught.exception))
+            if "CRC" in reason:
+                # Check the files in tasks.
+                self.patch(frames, "FEW_IDS", 0)
             read = read_archive(shared_session(), self.archive, verify=True)
             (damaged,) = read.damaged
             self.assertIn(reason, str(damaged))
