@@ -479,8 +479,18 @@ class Reader:
 
     @_on(Event.LINK_LOST)
     def link_lost(self, link: Hashable) -> None:
-        """Remove a link. What is missing remains missing, and waits for a link."""
+        """Remove a link. What is missing remains missing, and waits for a link.
+
+        If only this link carried the position, and the epoch is not known, the writer
+        may have restarted since: a lower POSITION on another link shows it.
+        """
         del self.links[link]
+        if not self.policy.resettable or self.epoch is not None:
+            return
+        carriers = [s for s in self.links.values() if s.phase is not Phase.WAITING]
+        if all(state.heard < self.position for state in carriers):
+            for state in carriers:
+                state.heard = self.position
 
     # -- rows -------------------------------------------------------------------------
 

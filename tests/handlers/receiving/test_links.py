@@ -128,6 +128,17 @@ class TwoLinksTests(SynchronousTestCase):
         assert isinstance(action, Fetch)
         self.assertEqual(action.from_token, 56)
 
+    def test_restart_behind_a_half_open_link(self) -> None:
+        """A restart is detected once the link to the earlier process is lost."""
+        fixture = receiving(resettable=True, held_in_memory=True)
+        fixture.receive("POSITION events w 0 0", 'RDATA events w 1 ["x"]')
+        other = fixture.connect()
+        fixture.receive("POSITION events w 0 0", connection=other)
+        self.assertEqual(fixture.host.observer.resets, [])
+        fixture.handler.lost_connection(fixture.connection)
+        fixture.receive("POSITION events w 0 0", connection=other)
+        self.assertEqual(fixture.stream.current_token("w"), 0)
+
     def test_claim_of_another_link(self) -> None:
         """A writer that is behind the reader's initial position is not contradicted."""
         fixture = receiving()
