@@ -31,6 +31,9 @@ POSITIONS = """
     WHERE stream_name = %(stream_name)s
 """
 
+#: PostgreSQL's timeline, which changes at the promotion of a standby and at a restore.
+TIMELINE = "SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+
 #: The stored positions of all writers of all streams.
 ALL_POSITIONS = "SELECT stream_name, instance_name, stream_id FROM stream_positions"
 

@@ -87,7 +87,7 @@ def read_tokens(txn: Any, writers: Mapping[tuple[str, str], str]) -> Tokens:
 
 def _read_timeline(txn: Any) -> str | None:
     try:
-        txn.execute("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)")
+        txn.execute(queries.TIMELINE)
     except psycopg2.Error:
         # Some services do not have these functions. Autocommit is on, so that the error
         # affects only this statement.

@@ -22,8 +22,6 @@ class DatabaseRoleTests(DeploymentTestCase):
         process = self.start("main", self.main)
         self.assertEqual(process.wait(PATIENCE), 1)
         log = self.log_of("main")
-        self.assertIn(
-            "database.args.user: PostgreSQL refuses access: permission denied", log
-        )
+        self.assertIn("database: PostgreSQL refuses access: permission denied", log)
         self.assertIn("GRANT", log)
         self.assertNotIn("Traceback", log)

@@ -78,8 +78,8 @@ class FailoverTests(DeploymentTestCase):
 
     def test_lagging_standby(self) -> None:
         """
-        Everything that the promoted standby has is delivered, and the reader reports
-        what it had delivered and the standby does not have.
+        Everything that the promoted standby has is delivered, although the reader had
+        delivered rows that the standby does not have.
         """
         self.start("main", self.main)
         self.start("worker", self.worker)
@@ -120,8 +120,3 @@ class FailoverTests(DeploymentTestCase):
         self.assertEqual(tokens, sorted(set(tokens)))
         self.assertEqual({id_ for (id_,) in stored} - set(tokens), set())
         self.assertNotIn((delivered,), stored)
-        # The stored positions may have been advanced again before the reader read them.
-        self.wait_until(
-            "the reader reports it",
-            lambda: "timeline changed" in self.log_of("worker"),
-        )

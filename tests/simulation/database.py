@@ -92,6 +92,7 @@ class SimulatedDatabase:
             queries.ALL_POSITIONS: lambda cursor, params: [
                 (*key, id_) for key, id_ in self.positions.items()
             ],
+            queries.TIMELINE: lambda cursor, params: [("00000001",)],
             queries.TABLE_EXISTS: lambda cursor, params: [(True,)],
             queries.INSERT_POSITION: self._insert_position,
             queries.DELETE_POSITIONS_OF_OTHERS: self._delete_positions,
