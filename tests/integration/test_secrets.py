@@ -13,8 +13,9 @@ import logging
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import attrs
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -42,8 +43,10 @@ from synapse_replication.handlers.events import (
     CommandDropReason,
     ConnectionBuffers,
     DiscardReason,
+    Event,
     PeerHeartbeat,
     Resync,
+    Work,
 )
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
@@ -365,27 +368,35 @@ class EventTests(SynchronousTestCase):
         return errors
 
     def test_every_event(self) -> None:
-        """No method of the observers leaks a secret in any error."""
+        """No method and no event of the observers leaks a secret in any error."""
         watch = Watch(self)
         methods = {
             name: inspect.signature(method)
             for name, method in inspect.getmembers(ReplicationObserver, callable)
-            if not name.startswith("_")
+            if not name.startswith("_") and name not in ("observe", "span")
         }
+        kinds = get_args(Event)
+        self.assertGreater(len(kinds), 20)
         errors = self.errors()
         self.assertGreater(len(errors), 20)
-        for name, signature in methods.items():
-            _, *parameters = signature.parameters.values()
-            for error in errors:
-                arguments = [_argument(parameter, error) for parameter in parameters]
+        for error in errors:
+            for kind in kinds:
+                watch.observer.observe(_make(kind, error))
+            for kind in get_args(Work):
+                with watch.observer.span(_make(kind, error)):
+                    pass
+            for name, signature in methods.items():
+                _, *parameters = signature.parameters.values()
+                arguments = [
+                    _value(parameter.name, str(parameter.annotation), error)
+                    for parameter in parameters
+                ]
                 result = getattr(watch.observer, name)(*arguments)
                 if hasattr(result, "__enter__"):
                     with result:
                         pass
         self.flushLoggedErrors()
         watch.check(self)
-        logged = {name for name in methods if name in vars(LoggingObserver)}
-        self.assertGreaterEqual(len(watch.events), len(logged))
         levels = {event["log_level"].name for event in watch.events}
         self.assertLessEqual({"debug", "info", "warn", "error", "critical"}, levels)
 
@@ -411,11 +422,18 @@ _VALUES: dict[str, Any] = {
 }
 
 
-def _argument(parameter: inspect.Parameter, error: BaseException) -> Any:
-    kind = str(parameter.annotation)
+def _make(kind: Any, error: BaseException) -> Any:
+    """Return an event, or a piece of work, of a class."""
+    return kind(
+        *[_value(each.name, str(each.type), error) for each in attrs.fields(kind)]
+    )
+
+
+def _value(name: str, kind: str, error: BaseException) -> Any:
+    """Return a value for a parameter or a field, by its annotation."""
     if "Error" in kind or "Exception" in kind:
         return error
-    if parameter.name == "why":
+    if name == "why":
         return str(error)
     return _VALUES[kind.partition(" ")[0].partition("[")[0]]
 
