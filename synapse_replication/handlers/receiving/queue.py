@@ -98,6 +98,11 @@ class DrainedQueue(Generic[ItemT]):
                 self._task.description, self._drain
             )
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or being handled."""
+        return not self._draining
+
     async def wait_until_empty(self) -> None:
         """Wait until the queue is empty and no item is being handled."""
         while self._draining:

@@ -157,7 +157,11 @@ class StreamReceiver:
 
     def link_lost(self, link: Link) -> None:
         """Remove a link, after what it carried has been handled."""
-        self._enqueue_internal(_LostConnection(link))
+        if self._queue.is_idle:
+            # Start no background process: the host may be shutting down.
+            self._remove_link(link)
+        else:
+            self._enqueue_internal(_LostConnection(link))
 
     def readers(self) -> Mapping[str, Reader]:
         """Return the reader of each writer, by name. Thread-safe."""
@@ -352,11 +356,14 @@ class StreamReceiver:
                 position = self._context.stream.current_token(item.writer.name)
                 item.writer.ledger = TokenLedger(position)
         else:
-            for writer in self._writers.link_lost(item.link):
-                self._give_up_parked(writer)
-                writer.reader.link_lost(item.link)
-                if not writer.reader.links:
-                    writer.stop_timer()
+            self._remove_link(item.link)
+
+    def _remove_link(self, link: Link) -> None:
+        for writer in self._writers.link_lost(link):
+            self._give_up_parked(writer)
+            writer.reader.link_lost(link)
+            if not writer.reader.links:
+                writer.stop_timer()
 
     async def _handle_removed(self, item: _FoundRemoved) -> None:
         context = self._context

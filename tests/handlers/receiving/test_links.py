@@ -149,3 +149,15 @@ class TwoLinksTests(SynchronousTestCase):
         fixture.receive("POSITION events w 64 64", connection=other)
         self.assertEqual(fixture.stream.current_token("w"), 67)
         self.assertEqual(fixture.host.observer.resets, [])
+
+
+class LostLinkTests(SynchronousTestCase):
+    """The end of a link."""
+
+    def test_idle(self) -> None:
+        """An idle stream starts no background process: the host may have shut down."""
+        fixture = receiving()
+        fixture.receive("POSITION events w 0 0")
+        before = fixture.host.observer.processes.copy()
+        fixture.handler.lost_connection(fixture.connection)
+        self.assertEqual(fixture.host.observer.processes, before)
