@@ -60,7 +60,7 @@ Start: TypeAlias = Callable[[Any, contextlib.AsyncExitStack], Awaitable[Cycle]]
 
 @attrs.frozen
 class Census:
-    """What a process occupies.
+    """The resources that a process occupies.
 
     :ivar objects: the number of objects that the garbage collector tracks, by type.
     :ivar memory: the resident memory, in KiB.

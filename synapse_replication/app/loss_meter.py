@@ -79,7 +79,7 @@ class LossFinding:
 
 @attrs.define
 class LossTally:
-    """What was found about one writer of one stream.
+    """The findings about one writer of one stream.
 
     :ivar verified: the number of committed tokens that were compared.
     :ivar lost: the number of tokens that were never announced.
@@ -95,7 +95,7 @@ class LossTally:
 
 @attrs.define
 class _Writer:
-    """What arrived from one writer of one stream, and what did not.
+    """The tokens of one writer of one stream that arrived, and those that did not.
 
     :ivar bound: its stored position at the last check; ``None`` before the first.
     :ivar position: the greatest token that a line has announced, if any.
@@ -117,7 +117,7 @@ class _Writer:
 
 @attrs.frozen
 class _Read:
-    """What one check read from the database.
+    """The result of one check of the database.
 
     :ivar tables: the queries of each stream, without those whose tables do not exist.
     :ivar committed: the committed tokens, and the token up to which they are complete.

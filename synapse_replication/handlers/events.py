@@ -21,7 +21,7 @@ def _freeze(tokens: Sequence[int]) -> tuple[int, ...]:
 
 
 class AnnouncedBy(enum.Enum):
-    """What announced a writer's position to this process."""
+    """The kind of message that announced a writer's position to this process."""
 
     POSITION = "POSITION"
     ROW = "row"

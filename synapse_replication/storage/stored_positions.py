@@ -98,7 +98,7 @@ def _read_timeline(txn: Any) -> str | None:
 
 @attrs.frozen
 class _Found:
-    """What one read found.
+    """The result of one read.
 
     :ivar tables: the queries whose tables exist.
     :ivar stored: the stored positions.

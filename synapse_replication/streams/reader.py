@@ -74,7 +74,7 @@ class State(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What may happen."""
+    """An event of a writer, a link, an action or the driver."""
 
     LINK_UP = "a link came up"
     LINK_LOST = "a link was lost"
@@ -99,7 +99,7 @@ class Event(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """What happens to the rows of a token that arrived."""
+    """The decision about the rows of a token that arrived."""
 
     DELIVER = "deliver"
     FETCH = "fetch"  #: they are fetched instead
@@ -109,7 +109,7 @@ class Verdict(enum.Enum):
 
 
 class Finding(enum.Enum):
-    """What an announcement shows."""
+    """The conclusion from an announcement."""
 
     NOTHING = "nothing"  #: the position is already known
     EXPECTED = "expected"  #: the reader follows
@@ -140,7 +140,7 @@ class Pace(enum.Enum):
 
 @attrs.define
 class LinkState:
-    """What one link carries of the writer.
+    """The state of one link, with regard to the writer.
 
     :ivar heard: the greatest token that the link has carried, or the reader's position
         when the link came up, unless another link carried it. A lower token contradicts
@@ -304,7 +304,7 @@ class Work:
 
 @attrs.frozen
 class ReaderPolicy:
-    """What differs between streams and hosts.
+    """The differences between streams and hosts.
 
     :ivar resettable: whether the writer may restart from a lower token.
     :ivar idempotent: whether rows may be delivered late or twice.
@@ -352,7 +352,7 @@ def _on(event: Event) -> Callable[[_Method], _Method]:
 
 @attrs.define(eq=False)
 class Reader:
-    """What a reader knows about one writer of one stream.
+    """The scoreboard of one writer of one stream.
 
     The driver sets :attr:`position` before each call, because the host owns it.
 
@@ -1155,7 +1155,7 @@ class Reader:
 
 @attrs.frozen
 class Entry:
-    """What an event does in a state.
+    """The effect of an event in a state.
 
     :ivar effect: what happens.
     :ivar next_states: the states that may follow.

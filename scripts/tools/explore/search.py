@@ -52,7 +52,7 @@ class Broken:
 
 @attrs.define
 class Result:
-    """What a search found.
+    """The result of a search.
 
     :ivar is_complete: whether all states were expanded.
     :ivar depth: the length of the longest of the shortest sequences.

@@ -72,7 +72,7 @@ class ViolationError(Exception):
 
 
 class Kind(enum.Enum):
-    """What stream it is."""
+    """The kind of the stream."""
 
     DATABASE = "database"
     CACHES = "caches"  #: rows may be delivered late or twice
@@ -826,7 +826,7 @@ class World:
                     link = self.links[number]
                     unknown = link.hidden
                     if self.lie:
-                        # What the false position hid, and the link never carried.
+                        # The false position hid it, and the link never carried it.
                         unknown |= ((2 << self.lie) - 1) & ~link.carried
                     self.busy = ("row", new, unknown, link.life)
                     return

@@ -48,9 +48,9 @@ class StatusLimits:
 
 @attrs.define
 class WriterRecord:
-    """What was heard of one writer of one stream. All times are monotonic, in s.
+    """Everything that was heard of one writer of one stream.
 
-    The state of the writer's rows is that of its reader.
+    All times are monotonic, in s. The state of the writer's rows is that of its reader.
 
     :ivar since: when this record was created.
     :ivar progress_at: the time of the last :meth:`move` that changed ``position`` or

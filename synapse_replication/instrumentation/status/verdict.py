@@ -28,7 +28,7 @@ _NEVER = float("-inf")
 
 @attrs.frozen
 class PeerFacts:
-    """What is known of a process by its heartbeats, and without them.
+    """The facts about a process, by its heartbeats and without them.
 
     All times are monotonic, in s.
 
@@ -44,7 +44,7 @@ class PeerFacts:
 
 @attrs.frozen(kw_only=True)
 class WriterFacts:
-    """What a process knows of one writer of one stream.
+    """The facts that a process knows of one writer of one stream.
 
     All times are monotonic, in s; ``None`` if there is no such time.
 
