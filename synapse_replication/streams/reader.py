@@ -523,6 +523,8 @@ class Reader:
         """
         state, work = self.links[link], self.work
         is_plausible = self.is_plausible(token)
+        # While the sink handles rows of a link, later ones may be given up.
+        is_older = token < state.heard and self.is_plausible(state.heard)
         state.heard = max(state.heard, token)
         is_late = token <= self.reached
         if is_late and not self.policy.idempotent:
@@ -537,8 +539,8 @@ class Reader:
         if state.is_lossy:
             # The lost rows are below this token.
             self._miss(min(token - 1, self.floor) if is_late else self.floor, token)
-            # After a late or false token, lost rows may still be above it.
-            state.is_lossy = is_late or not is_plausible
+            # After a late, older or false token, lost rows may still be above it.
+            state.is_lossy = is_late or is_older or not is_plausible
             return Verdict.FETCH
         if is_late:
             return Verdict.DELIVER

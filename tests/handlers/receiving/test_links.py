@@ -5,7 +5,13 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.events import DiscardReason
-from synapse_replication.streams.reader import Fetch, Reader, ReaderPolicy, Rewind
+from synapse_replication.streams.reader import (
+    Fetch,
+    Reader,
+    ReaderPolicy,
+    Rewind,
+    Verdict,
+)
 from tests.handlers.fixtures import Receiving, receiving
 
 
@@ -138,6 +144,16 @@ class TwoLinksTests(SynchronousTestCase):
         fixture.handler.lost_connection(fixture.connection)
         fixture.receive("POSITION events w 0 0", connection=other)
         self.assertEqual(fixture.stream.current_token("w"), 0)
+
+    def test_rows_lost_before_older_ones_are_handled(self) -> None:
+        """An older token does not conceal that rows after it were lost."""
+        reader = Reader(ReaderPolicy(), lambda token: True, 61)
+        reader.link_up("a")
+        reader.announced("a", 61, 61, 0.0)
+        reader.batch("a", 66, 1)
+        reader.lost_rows("a")
+        self.assertIs(reader.batch("a", 62, 1), Verdict.FETCH)
+        self.assertTrue(reader.links["a"].is_lossy)
 
     def test_claim_of_another_link(self) -> None:
         """A writer that is behind the reader's initial position is not contradicted."""
