@@ -173,14 +173,14 @@ class ReadRecordingsTests(SynchronousTestCase):
         command.
         """
         path = self.write(
-            "a.jsonl", entry("FROM_LATER 1"), entry("POSITION events w1 1"), entry("")
+            "a.jsonl", entry("FROM_LATER 1"), entry("POSITION events w1 x"), entry("")
         )
 
         self.assertEqual(
             [(row.command, row.line, row.stream) for row in self.read(path)],
             [
                 (None, "FROM_LATER 1", None),
-                (None, "POSITION events w1 1", None),
+                (None, "POSITION events w1 x", None),
                 (None, "", None),
             ],
         )
