@@ -619,7 +619,7 @@ class Replication(Service):
         """Fail :attr:`started` because the service was stopped before it was up."""
         if not self.started.called:
             self.started.errback(CancelledError())
-        # Whoever stopped the service need not handle this.
+        # The caller of stopService() need not handle this.
         self.started.addErrback(_ignore_cancellation)
 
     async def _stop_parts(self) -> bool:

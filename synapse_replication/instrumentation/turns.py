@@ -61,7 +61,7 @@ class ReactorTurns:
         self._monotonic = monotonic
         self.counts = [0] * (len(BUCKETS) + 1)
         self.total = 0.0
-        # What the current turn was executing when the thread looked; empty before.
+        # The code that the current turn was executing at the last look, or empty.
         self._what = ""
         self._stall = Stall(0, 0.0, "")
         self._stopped = threading.Event()

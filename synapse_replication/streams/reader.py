@@ -1,4 +1,4 @@
-"""What a reader knows about one writer of a stream, and what it does next.
+"""The scoreboard of one writer of a stream at its reader, and the next actions.
 
 Theory of operation: a :class:`Reader` is a scoreboard of the writer's tokens, in the
 spirit of TCP's selective acknowledgements (RFC 6675). In ascending order, the tokens

@@ -309,8 +309,7 @@ class ReplicationExtension:
             connection,
             name,
             tokens,
-            # What a process that was not known sent before its first message is not
-            # known either.
+            # Rows that a process sent before its first message may have been missed.
             is_new_epoch=is_new or status is EpochStatus.FIRST,
             # A process that is shutting down cannot serve the rows of its epoch.
             epoch=None if is_leaving else epoch,

@@ -9,7 +9,7 @@ by :class:`~synapse_replication.handlers.receiving.row_handler.RowHandler`, and 
 reader wants done by :class:`~synapse_replication.handlers.receiving.catch_up.CatchUps`.
 
 If the queue is full, its items are handled at once, except that no row is delivered:
-readers are told that the rows are missing, and the queue is empty.
+readers record that the rows are missing, and the queue is empty.
 
 Invariant: a writer's position advances to a token only if all of the writer's rows up
 to that token were delivered, or if an announcement that was not refuted says that the
