@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import CoroutineType, MappingProxyType, NoneType
 from typing import Any
 
 import attrs
 from twisted.application.service import IService, MultiService
 
+from synapse_replication.app.made_types import find_made_types
 from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.config.own_section import FactorySection
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
+from synapse_replication.handlers.interfaces import CommandSink, RowSink
 
-#: The options whose functions must return something.
-_SINKS = ("row_sink", "command_sink")
+#: The options whose functions return a sink, and its interface.
+_SINKS: Mapping[str, type[Any]] = MappingProxyType(
+    {"row_sink": RowSink, "command_sink": CommandSink}
+)
 
 
 def load_factory(
@@ -55,8 +58,10 @@ def load_factory(
             f"{module_name} has no function {name}",
             "write the dotted name of a function that takes (host, config)",
         )
-    if option in _SINKS and (why := _why_no_sink(factory)) is not None:
-        raise problem(f"{name} {why.partition('; ')[0]}", why.partition("; ")[2])
+    if (interface := _SINKS.get(option)) is not None:
+        made = find_made_types(factory)
+        if made and all(_missing_methods(each, interface) for each in made):
+            raise problem(*_why_no_sink(made[0], interface))
     return lambda host: factory(host, dict(section.config))
 
 
@@ -69,15 +74,37 @@ def check_sink(
     :param option: the option that sets the sink, for the error.
     :raises ConfigError: if it does not have them.
     """
-    names = [name for name in vars(interface) if name.startswith(("on_", "get_"))]
-    missing = [name for name in names if not callable(getattr(sink, name, None))]
-    if missing:
-        what = "a coroutine" if inspect.iscoroutine(sink) else type(sink).__name__
+    if _missing_methods(sink, interface):
         if inspect.iscoroutine(sink):
             sink.close()
-        problem = f"the sink is {what}, which has no {' and no '.join(missing)}"
-        hint = f"return an object with the methods of api.{interface.__name__}"
+        problem, hint = _why_no_sink(type(sink), interface)
         raise ConfigError([options.problem(option, problem, hint)])
+
+
+def _missing_methods(sink: Any, interface: type[Any]) -> list[str]:
+    """Return the methods of a sink that an object, or a class, does not have."""
+    names = [name for name in vars(interface) if name.startswith(("on_", "get_"))]
+    if isinstance(sink, type):
+        if hasattr(sink, "__getattr__"):
+            return []
+        # What __init__ assigns, only the instances have.
+        code = getattr(vars(sink).get("__init__"), "__code__", None)
+        assigned = () if code is None else code.co_names
+        names = [name for name in names if name not in assigned]
+    return [name for name in names if not callable(getattr(sink, name, None))]
+
+
+def _why_no_sink(made: type[Any], interface: type[Any]) -> tuple[str, str]:
+    """Return what is wrong with a sink of a class, and the hint."""
+    missing = " and no ".join(_missing_methods(made, interface))
+    hint = f"return an object with the methods of api.{interface.__name__}"
+    name = made.__name__
+    if made is NoneType:
+        name = "None"
+    elif made is CoroutineType:
+        name = "a coroutine"
+        hint += "; write def, not async def"
+    return f"the sink is {name}, which has no {missing}", hint
 
 
 def add_service(
@@ -97,30 +124,6 @@ def add_service(
         hint = "return an IService, or None; and write def, not async def"
         raise ConfigError([options.problem("modules", problem, hint)])
     service.setServiceParent(parent)  # type: ignore[no-untyped-call]
-
-
-def _why_no_sink(factory: Callable[..., Any]) -> str | None:
-    """Return why a function cannot return a sink; ``None`` if it may return one."""
-    if inspect.iscoroutinefunction(factory):
-        return "is a coroutine function; write def instead of async def"
-    try:
-        (code,) = ast.parse(textwrap.dedent(inspect.getsource(factory))).body
-    except (OSError, TypeError, ValueError, SyntaxError):
-        # Not written in Python, or its source is not installed.
-        return None
-    if not isinstance(code, ast.FunctionDef):
-        return None
-    return None if _returns_a_value(code) else "returns nothing; return the sink"
-
-
-def _returns_a_value(node: ast.AST) -> bool:
-    if isinstance(node, ast.Return):
-        return node.value is not None
-    return any(
-        _returns_a_value(child)
-        for child in ast.iter_child_nodes(node)
-        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-    )
 
 
 @attrs.frozen

@@ -476,7 +476,7 @@ def _explain(error: psycopg2.Error) -> str:
     why = " ".join(str(error).split("\n", 1)[0].split())
     if isinstance(error, psycopg2.errors.UndefinedTable) and "stream_positions" in why:
         why += (
-            "; start a process that creates it (the main process of a homeserver), or "
-            "run: synapse-replication init-db -c FILE"
+            "; start a process that creates it, or run: synapse-replication init-db "
+            "-c FILE"
         )
     return why

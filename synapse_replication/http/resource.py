@@ -207,7 +207,7 @@ class ReplicationResource(Resource):
             raise _RefusedError(
                 401,
                 "M_UNAUTHORIZED",
-                "the worker_replication_secret is missing or wrong",
+                "the secret for replication is missing or wrong",
             )
 
     def _refuse(self, request: Any, refused: _RefusedError) -> bytes:

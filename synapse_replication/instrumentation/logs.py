@@ -393,8 +393,7 @@ class LoggingObserver(ReplicationObserver):
             self._logger.critical,
             ("duplicate_instance", event.instance_name),
             "Two processes are called {instance} ({places}): peers cannot distinguish "
-            "their rows, and rows will be lost; stop one, or give it another "
-            "worker_name",
+            "their rows, and rows will be lost; stop one, or give it another name",
             instance=excerpt(event.instance_name),
             places=excerpt(event.places) or "locations unknown",
         )

@@ -9,10 +9,16 @@ from typing import Any
 from twisted.application.service import MultiService
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.modules import Factories, add_service, load_factories
+from synapse_replication.app.modules import (
+    Factories,
+    add_service,
+    check_sink,
+    load_factories,
+)
 from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
+from synapse_replication.handlers.interfaces import RowSink
 from tests.config.process_case import HOMESERVER
 from tests.support.config_files import FilesMixin
 
@@ -34,6 +40,20 @@ def make_nothing(host: Any, config: dict[str, Any]) -> None:
         return 1
 
     helper()
+
+
+class Wrong:
+    """Has no method of a sink."""
+
+    def __init__(self, *_: Any) -> None:
+        self.rows = 0
+
+
+def make_wrong(host: Any, config: dict[str, Any]) -> Any:
+    """A factory that returns something else than a sink."""
+    sink = Wrong()
+    sink.rows = len(config)
+    return sink
 
 
 class LoadFactoriesTests(FilesMixin):
@@ -89,17 +109,42 @@ class LoadFactoriesTests(FilesMixin):
 
     def test_no_sink(self) -> None:
         """A function that cannot return a sink is a problem; as a module, it is not."""
-        for name, problem in (
-            ("make_later", "make_later is a coroutine function"),
-            ("make_nothing", "make_nothing returns nothing"),
+        hint = "return an object with the methods of api."
+        for name, made in (
+            ("make_later", "a coroutine"),
+            ("make_nothing", "None"),
+            ("make_wrong", "Wrong"),
+            ("Wrong", "Wrong"),
         ):
-            for key in ("row_sink", "command_sink"):
+            for key, interface, methods in (
+                ("row_sink", "RowSink", "no on_rdata and no on_position"),
+                (
+                    "command_sink",
+                    "CommandSink",
+                    "no get_currently_syncing_users and no on_",
+                ),
+            ):
                 with self.assertRaises(ConfigError) as caught:
                     self.load(f"  {key}: {{module: {__name__}.{name}}}\n")
                 (found,) = caught.exception.problems
                 self.assertEqual(found.key, f"synapse_replication.{key}.module")
-                self.assertEqual(found.problem, problem)
+                self.assertIn(f"the sink is {made}, which has {methods}", found.problem)
+                self.assertIn(hint + interface, found.hint)
         self.load(f"  modules: [{{module: {__name__}.make_nothing}}]\n")
+
+    def test_same_message_at_the_start(self) -> None:
+        """The object is refused at the start with the message of the function."""
+        with self.assertRaises(ConfigError) as caught:
+            self.load(f"  row_sink: {{module: {__name__}.make_wrong}}\n")
+        (of_function,) = caught.exception.problems
+        options = ReplicationOptions(
+            server_name="x.test", instance_name="me", streams=[]
+        )
+        with self.assertRaises(ConfigError) as caught:
+            check_sink(make_wrong(None, {}), RowSink, options, "sink")
+        (of_object,) = caught.exception.problems
+        self.assertEqual(of_object.problem, of_function.problem)
+        self.assertEqual(of_object.hint, of_function.hint)
 
 
 class AddServiceTests(SynchronousTestCase):

@@ -103,7 +103,7 @@ class LoggingObserverTests(SynchronousTestCase):
                 ),
             ],
         )
-        self.assertIn("give it another worker_name", self.lines()[0][1])
+        self.assertIn("give it another name", self.lines()[0][1])
 
     def setUp(self) -> None:
         self.events: list[dict[str, Any]] = []

@@ -81,9 +81,10 @@ HINTS: Mapping[StallReason, str] = MappingProxyType(
         "fetch the rows that it discarded (see the runbook).",
         StallReason.DATABASE_SET_BACK: "Rebuild what was derived from these rows, and "
         "restart this process (see the runbook).",
-        StallReason.UNDECLARED_WRITER: "If it is to write the stream, name it in "
-        "stream_writers in the configuration of this process, too, and restart this "
-        "process: it then fetches the rows. Otherwise, stop whatever uses its name.",
+        StallReason.UNDECLARED_WRITER: "If it is to write the stream, name it among "
+        "the stream's writers in the configuration of this process, too, and restart "
+        "this process: it then fetches the rows. Otherwise, stop whatever uses its "
+        "name.",
         StallReason.ROWS_LOST: "Rebuild what was derived from this stream, and restart "
         "this process. Give the writer more memory for the stream (max_rows, "
         "max_bytes), or find out why this process was so far behind.",
@@ -91,8 +92,8 @@ HINTS: Mapping[StallReason, str] = MappingProxyType(
         "writer has another declaration of the stream, this process's declaration. "
         "Then make the readers fetch them again (see the runbook).",
         StallReason.CATCH_UP_FAILS: "Repair what the failure names: the database, the "
-        "HTTP listener that instance_map names for the writer, or the sink of this "
-        "process. The catch-up is retried automatically.",
+        "writer's HTTP listener for replication, or the sink of this process. The "
+        "catch-up is retried automatically.",
         StallReason.SOURCE_SILENT: "Check the database (locks, load), and the writer "
         "if the stream is held in its memory.",
         StallReason.NO_PROGRESS: "The sink of this process seems to be blocked: check "
