@@ -105,7 +105,8 @@ _OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug", "meter")
     "--meter",
     is_flag=True,
     help="With --host synapse: run `follow --verify` beside the deployment; it must "
-    "find exactly the rows that no process received.",
+    "find exactly the rows that no process received; those that were removed since may "
+    "be missing.",
 )
 @click.option(
     "--costs",

@@ -116,6 +116,7 @@ def show_deployments(console: Console, results: Sequence[DeploymentResult]) -> N
         if result.unannounced is not None:
             for what, found in (
                 ("received by no process", result.unannounced),
+                ("received by no process, and removed since", result.consumed),
                 ("found by the meter", result.metered),
             ):
                 console.print(

@@ -92,8 +92,10 @@ class DeploymentResult:
     :ivar lost: the lost rows, as ``process stream token``.
     :ivar late: the rows that processes with this package received after later ones, as
         ``process stream token``; without ``caches``, whose order does not matter.
-    :ivar unannounced: the rows that no process received, as ``stream token of writer``;
-        ``None`` if no meter ran.
+    :ivar unannounced: the rows that no process received and that still exist, as
+        ``stream token of writer``; ``None`` if no meter ran.
+    :ivar consumed: those that a user or a newer row has removed since, so that the
+        meter may have been too late to read them.
     :ivar metered: the rows that the meter found.
     :ivar error: why the run was aborted; empty if it was not.
     """
@@ -106,6 +108,7 @@ class DeploymentResult:
     lost: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
     unannounced: tuple[str, ...] | None = None
+    consumed: tuple[str, ...] = ()
     metered: tuple[str, ...] = ()
     error: str = ""
 
@@ -113,11 +116,15 @@ class DeploymentResult:
     def is_good(self) -> bool:
         """Whether the run finished, and neither lost, duplicated nor hid a row.
 
-        If a meter ran, it must have found exactly the rows that no process received.
+        If a meter ran, it must have found all rows that no process received, except for
+        those that were removed, and no others.
         """
         return (
             not self.error
-            and (self.unannounced is None or self.unannounced == self.metered)
+            and (
+                self.unannounced is None
+                or set(self.metered) - set(self.consumed) == set(self.unannounced)
+            )
             and all(stream.is_good for stream in self.streams)
         )
 
@@ -193,8 +200,13 @@ class _Course:
         if self._meter is None:
             return judged
         self._evidence.collect()
-        unannounced = self._evidence.unannounced()
-        return attrs.evolve(judged, unannounced=unannounced, metered=metered)
+        unannounced, consumed = self._evidence.unannounced()
+        return attrs.evolve(
+            judged,
+            unannounced=tuple(map(str, unannounced)),
+            consumed=tuple(map(str, consumed)),
+            metered=metered,
+        )
 
     def _run_round(self, planned: Round) -> RoundResult:
         scene = Scene(self._cluster, self._traffic, self._evidence, planned.chance)
@@ -301,10 +313,7 @@ class _Course:
             streams,
             traffic.requests,
             traffic.failures,
-            tuple(
-                f"{epoch.process} {row.stream} {row.token} of {row.writer}"
-                for epoch, row in lost
-            ),
+            tuple(f"{epoch.process} {row}" for epoch, row in lost),
             tuple(
                 f"{epoch.process} {late.stream} {late.token}"
                 for epoch in epochs

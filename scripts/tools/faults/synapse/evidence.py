@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import time
 from bisect import bisect
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from scripts.tools.faults.synapse.verdict import (
     Delivery,
     Epoch,
     missing_rows,
+    received_by_none,
 )
 from synapse_replication.errors import ReplicationError
 from synapse_replication.streams.standard.registry import (
@@ -183,25 +183,19 @@ class Evidence:
         self._given_up.update((epoch, row.delivery) for epoch, row in missing)
         return missing
 
-    def unannounced(self) -> tuple[str, ...]:
-        """Return rows that no process received, as ``stream token of writer``.
+    def unannounced(self) -> tuple[list[Committed], list[Committed]]:
+        """Return the rows that no process received: those that exist, and the others.
 
         Rows of streams in memory are omitted.
 
         :raises psycopg2.Error: if the database is down.
         """
-        missing = self.missing(time.time())
-        lost_at = Counter(row.delivery for _, row in missing)
-        rows = {row.delivery: row for _, row in missing}
-        return tuple(
-            f"{row.stream} {row.token} of {row.writer}"
-            for delivery, row in sorted(
-                rows.items(), key=lambda item: (item[0].stream, item[0].token)
-            )
-            if not STANDARD_STREAMS[row.stream].description.held_in_memory
-            and lost_at[delivery]
-            == sum(epoch.must_receive(row) for epoch in self.epochs)
-        )
+        present = self.present(TABLES)
+        found: tuple[list[Committed], list[Committed]] = [], []
+        for row in received_by_none(self.rows, self.epochs):
+            if row.stream in present:
+                found[row.delivery not in present[row.stream]].append(row)
+        return found
 
     def present(self, streams: Iterable[str]) -> dict[str, Collection[Delivery]]:
         """Return the rows that are in the tables now, by stream.

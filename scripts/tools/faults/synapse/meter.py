@@ -21,6 +21,27 @@ PATIENCE = 15.0
 SETTLE = PATIENCE + 20.0
 
 
+def read_findings(output: str) -> tuple[str, ...]:
+    """Return the rows that were never announced, as ``stream token of writer``.
+
+    :param output: what the meter printed: a JSON object on each line.
+    """
+    lost: dict[tuple[str, int], str] = {}
+    for line in output.splitlines():
+        found = json.loads(line)
+        if "summary" in found:
+            continue
+        key = found["stream_name"], found["token"]
+        if found["is_announced"]:
+            lost.pop(key, None)
+        else:
+            lost[key] = found["instance_name"]
+    return tuple(
+        f"{stream} {token} of {writer}"
+        for (stream, token), writer in sorted(lost.items())
+    )
+
+
 class Meter:
     """A loss meter, as a process of its own.
 
@@ -58,20 +79,7 @@ class Meter:
             raise ServerStartError(f"the meter ended: {self._log.read_text()[-2000:]}")
         self._process.send_signal(signal.SIGTERM)
         self._process.wait()
-        lost: dict[tuple[str, int], str] = {}
-        for line in self._output.read_text().splitlines():
-            found = json.loads(line)
-            if "summary" in found:
-                continue
-            key = found["stream_name"], found["token"]
-            if found["is_announced"]:
-                lost.pop(key, None)
-            else:
-                lost[key] = found["instance_name"]
-        return tuple(
-            f"{stream} {token} of {writer}"
-            for (stream, token), writer in sorted(lost.items())
-        )
+        return read_findings(self._output.read_text())
 
     def kill(self) -> None:
         """Stop the meter at once."""

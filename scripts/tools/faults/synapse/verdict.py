@@ -45,6 +45,9 @@ class Committed:
     at: float
     era: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.stream} {self.token} of {self.writer}"
+
     @property
     def delivery(self) -> Delivery:
         """The delivery of this row to a process."""
@@ -137,6 +140,21 @@ def missing_rows(
         for row in existing
         if row.delivery not in epoch.deliveries and epoch.must_receive(row)
     ]
+
+
+def received_by_none(
+    rows: Iterable[Committed], epochs: Sequence[Epoch]
+) -> list[Committed]:
+    """Return the rows that were due to processes, and were delivered to none of them.
+
+    :return: the rows, ordered by stream and token.
+    """
+    found = []
+    for row in sorted(rows, key=lambda row: (row.stream, row.token)):
+        due = [epoch for epoch in epochs if epoch.must_receive(row)]
+        if due and all(row.delivery not in epoch.deliveries for epoch in due):
+            found.append(row)
+    return found
 
 
 def compare(

@@ -47,3 +47,24 @@ class IsGoodTests(SynchronousTestCase):
         caches = attrs.evolve(GOOD, stream="caches", duplicated=2)
         self.assertTrue(is_good(caches))
         self.assertFalse(is_good(attrs.evolve(caches, lost=1)))
+
+    def test_meter(self) -> None:
+        """
+        A meter must find every row that no process received, and no others; it may miss
+        a row that was removed.
+        """
+        result = DeploymentResult(
+            "stock",
+            (),
+            (),
+            unannounced=("events 7 of w",),
+            consumed=("to_device 3 of w",),
+        )
+        for metered, expected in (
+            (("events 7 of w",), True),
+            (("events 7 of w", "to_device 3 of w"), True),
+            (("to_device 3 of w",), False),
+            (("events 7 of w", "events 8 of w"), False),
+        ):
+            found = attrs.evolve(result, metered=metered)
+            self.assertEqual(found.is_good, expected, metered)

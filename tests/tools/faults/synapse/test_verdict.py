@@ -14,6 +14,7 @@ from scripts.tools.faults.synapse.verdict import (
     StreamTally,
     compare,
     missing_rows,
+    received_by_none,
 )
 
 #: Rows of two persisters, both written after every process was up.
@@ -53,6 +54,21 @@ class LateTests(SynchronousTestCase):
             reader.deliver(Delivery("events", token + (writer == "b")), writer)
         self.assertEqual(reader.late, [Delivery("events", 8)])
         self.assertEqual(reader.deliveries[Delivery("events", 7)], 2)
+
+
+class ReceivedByNoneTests(SynchronousTestCase):
+    def test_rows(self) -> None:
+        """
+        A row counts if no process that had to receive it did; its writer does not have
+        to.
+        """
+        writer = epoch("persister2")
+        self.assertEqual(
+            received_by_none(ROWS, [writer, epoch("sync1", 7), epoch("sync2")]),
+            [ROWS[1]],
+        )
+        self.assertEqual(received_by_none(ROWS[1:], [writer]), [])
+        self.assertEqual(str(ROWS[1]), "events 8 of persister2")
 
 
 class MissingRowsTests(SynchronousTestCase):
