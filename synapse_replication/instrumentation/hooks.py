@@ -25,19 +25,7 @@ from twisted.python.failure import Failure
 from typing_extensions import override
 
 from synapse_replication.errors import HooksOverflowError
-from synapse_replication.handlers.events import (
-    CatchUpEvent,
-    CatchUpPage,
-    Event,
-    LateRows,
-    LinkDown,
-    LinkUp,
-    PeerHeartbeat,
-    PositionPersisted,
-    PositionPersistFailed,
-    Resynced,
-    StreamReset,
-)
+from synapse_replication.handlers import events
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.status.model import (
@@ -129,19 +117,19 @@ class Stopping:
 
 
 HookEvent: TypeAlias = (
-    LinkUp
-    | LinkDown
+    events.LinkUp
+    | events.LinkDown
     | PeerOnline
     | PeerOffline
     | CaughtUp
     | CatchUpProgress
     | Stalled
-    | Resynced
-    | LateRows
+    | events.Resynced
+    | events.LateRows
     | WriterRoleChanged
-    | StreamReset
-    | PositionPersisted
-    | PositionPersistFailed
+    | events.StreamReset
+    | events.PositionPersisted
+    | events.PositionPersistFailed
     | ConfigurationReloaded
     | Stopping
 )
@@ -268,24 +256,33 @@ class ReplicationHooks(ReplicationObserver):
     # -- momentary events --------------------------------------------------------------
 
     @override
-    def observe(self, event: Event) -> None:
-        if isinstance(event, (PositionPersisted, PositionPersistFailed)):
+    def observe(self, event: events.Event) -> None:
+        if isinstance(event, (events.PositionPersisted, events.PositionPersistFailed)):
             key = (type(event), event.stream_name, event.instance_name)
             self._enqueue(event, key)
-        elif isinstance(event, (LinkUp, LinkDown, LateRows, Resynced, StreamReset)):
+        elif isinstance(
+            event,
+            (
+                events.LinkUp,
+                events.LinkDown,
+                events.LateRows,
+                events.Resynced,
+                events.StreamReset,
+            ),
+        ):
             self._enqueue(event)
         else:
             super().observe(event)
 
-    @handles(CatchUpEvent)
-    def _catch_up(self, event: CatchUpEvent) -> None:
+    @handles(events.CatchUpEvent)
+    def _catch_up(self, event: events.CatchUpEvent) -> None:
         self._enqueue_progress(event, event.from_token)
 
-    @handles(CatchUpPage)
-    def _catch_up_page(self, event: CatchUpPage) -> None:
+    @handles(events.CatchUpPage)
+    def _catch_up_page(self, event: events.CatchUpPage) -> None:
         self._enqueue_progress(event.catch_up, event.upto_token)
 
-    def _enqueue_progress(self, event: CatchUpEvent, position: int) -> None:
+    def _enqueue_progress(self, event: events.CatchUpEvent, position: int) -> None:
         stream_name, instance_name = event.stream_name, event.instance_name
         self._enqueue(
             CatchUpProgress(
@@ -298,8 +295,8 @@ class ReplicationHooks(ReplicationObserver):
             (stream_name, instance_name),
         )
 
-    @handles(PeerHeartbeat)
-    def _heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
+    @handles(events.PeerHeartbeat)
+    def _heartbeat_received(self, heartbeat: events.PeerHeartbeat) -> None:
         name = heartbeat.instance_name
         if heartbeat.is_leaving:
             return

@@ -10,43 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from twisted.logger import Logger
+import attrs
+from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
+from typing_extensions import override
 
 from synapse_replication.errors import excerpt
-from synapse_replication.handlers.events import (
-    BacklogRequested,
-    CatchUpFailed,
-    CatchUpPage,
-    CommandDropReason,
-    CommandsDropped,
-    ConnectFailed,
-    DatabaseSetBack,
-    Discarded,
-    DiscardReason,
-    DuplicateInstance,
-    EpochChanged,
-    ExtraFields,
-    FeatureUnavailable,
-    GapFound,
-    LateRows,
-    LineRefused,
-    LinkDown,
-    LinkUp,
-    OperationFailed,
-    PositionRefuted,
-    RemovedWriterDrained,
-    RemovedWriterFound,
-    RequestRefused,
-    RowsUnannounced,
-    SendingFailed,
-    StreamConnected,
-    StreamReset,
-    UnannouncedFound,
-    UnknownFields,
-)
+from synapse_replication.handlers import events
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.rate_limit import (
     MAX_KEYS,
@@ -69,29 +41,196 @@ CHANGES_OF_STATE = 60
 MAX_CHANGES_OF_STATE = 2000
 
 
-#: Reasons for a discard that :meth:`LoggingObserver.discarded` logs. For IMPLAUSIBLE,
-#: ``position_refuted`` writes the line. The other reasons are normal operation.
+#: Reasons for a discard that are logged. For IMPLAUSIBLE, ``PositionRefuted`` is. The
+#: other reasons are normal operation.
 _ALARMING = frozenset(
     {
-        DiscardReason.UNKNOWN_STREAM,
-        DiscardReason.UNDECLARED_WRITER,
-        DiscardReason.UNDECODABLE,
-        DiscardReason.SKIPPED,
-        DiscardReason.LOST,
-        DiscardReason.CATCHING_UP,
-        DiscardReason.HANDLER_FAILED,
+        events.DiscardReason.UNKNOWN_STREAM,
+        events.DiscardReason.UNDECLARED_WRITER,
+        events.DiscardReason.UNDECODABLE,
+        events.DiscardReason.SKIPPED,
+        events.DiscardReason.LOST,
+        events.DiscardReason.CATCHING_UP,
+        events.DiscardReason.HANDLER_FAILED,
     }
 )
 _WHY_DROPPED = {
-    CommandDropReason.QUEUE_FULL: "too many were waiting for a link; check why no link "
-    "is up",
-    CommandDropReason.STOPPED: "the process stopped while it had no link",
-    CommandDropReason.FAILED: "sending failed; see the log",
+    events.CommandDropReason.QUEUE_FULL: "too many were waiting for a link; check why "
+    "no link is up",
+    events.CommandDropReason.STOPPED: "the process stopped while it had no link",
+    events.CommandDropReason.FAILED: "sending failed; see the log",
 }
 #: The statuses for a wrong epoch and for rows that are not in the backlog. Both are
 #: normal: the reader then uses another source, or retries with the new epoch.
 _BACKLOG_ANSWERS = frozenset({409, 410})
 _ORDERLY = frozenset({CloseReason.CLEAN, CloseReason.SHUTDOWN})
+
+
+@attrs.frozen
+class _Line:
+    """The log line of an event.
+
+    :ivar level: a constant of ``LogLevel``.
+    :ivar text: a format for the fields of :func:`_fields`.
+    :ivar per: the fields of which each combination has its own limit; ``None`` for a
+        line without a limit.
+    """
+
+    level: Any
+    text: str
+    per: tuple[str, ...] | None = None
+
+
+_LINES: Final[dict[type, _Line]] = {
+    # -- lines and rows
+    events.LineRefused: _Line(
+        LogLevel.warn,
+        "Rejected input from {connection}: {error}",
+        ("connection", "error"),
+    ),
+    events.RequestRefused: _Line(
+        LogLevel.warn, "Refused an HTTP request with {status}: {why}", ("status",)
+    ),
+    events.Discarded: _Line(
+        LogLevel.warn,
+        "Discarded {count} rows or positions of stream {stream} of {writer}: "
+        "{reason}{advice}",
+        ("known", "reason"),
+    ),
+    events.ExtraFields: _Line(
+        LogLevel.info,
+        "Ignored unknown fields in rows of stream {stream}; a newer peer sends them",
+        ("stream",),
+    ),
+    # -- streams and catch-up
+    events.StreamConnected: _Line(
+        LogLevel.debug, "Stream {stream} of {writer} is live on {connection}"
+    ),
+    events.StreamReset: _Line(
+        LogLevel.info,
+        "Stream {stream} of {writer} moved back from {from_token} to {to_token}: its "
+        "writer has (or may have) restarted, or was announced at a position that it "
+        "has not reached",
+    ),
+    events.RemovedWriterFound: _Line(
+        LogLevel.info,
+        "Draining removed writer {writer} of {stream}: rows in ({from_token}, "
+        "{upto_token}]",
+    ),
+    events.RemovedWriterDrained: _Line(
+        LogLevel.info, "Removed writer {writer} of {stream} is drained up to {token}"
+    ),
+    events.DatabaseSetBack: _Line(
+        LogLevel.error,
+        "The database was set back: {writer} of {stream} is stored at {stored}, but "
+        "rows up to {position} were delivered here; those after {stored} may not exist "
+        "any more",
+        ("stream", "writer"),
+    ),
+    events.PositionRefuted: _Line(
+        LogLevel.warn,
+        "{writer} was announced at {token} of stream {stream}, but cannot be beyond "
+        "{last_token}; the announcement is ignored. Does an instance of another "
+        "deployment publish here?",
+        ("stream",),
+    ),
+    events.CatchUpPage: _Line(
+        LogLevel.debug,
+        "Fetched {rows} rows of {stream} of {writer}, up to {token} of {upto_token}",
+    ),
+    events.CatchUpFailed: _Line(
+        LogLevel.warn,
+        "Cannot fetch or deliver rows of {stream} of {writer} in ({from_token}, "
+        "{upto_token}], attempt {attempt}: {error}; retrying in {retry_in:.1f} s",
+        ("stream", "writer", "error"),
+    ),
+    events.BacklogRequested: _Line(
+        LogLevel.info,
+        "{writer} did not return rows of {stream} from its backlog, so they are "
+        "fetched from the stream's source: {error}",
+        ("writer", "status"),
+    ),
+    # -- the extension
+    events.GapFound: _Line(
+        LogLevel.warn,
+        "Rows of {stream} of {writer} in ({from_token}, {upto_token}] were sent but "
+        "did not arrive; fetching them",
+        ("stream", "writer"),
+    ),
+    events.UnannouncedFound: _Line(
+        LogLevel.warn,
+        "{writer} has stored position {upto_token} of {stream}, but announced only "
+        "{from_token}; fetching the rows in between",
+        ("stream", "writer"),
+    ),
+    events.RowsUnannounced: _Line(
+        LogLevel.warn,
+        "{writer} committed {count} tokens of {stream} and did not announce them, the "
+        "first of them {token}",
+        ("stream", "writer"),
+    ),
+    events.LateRows: _Line(
+        LogLevel.warn,
+        "Delivered {count} tokens of {stream} of {writer} late, after greater ones; "
+        "the first of them is {token}",
+        ("stream", "writer"),
+    ),
+    events.EpochChanged: _Line(
+        LogLevel.info,
+        "{instance} has a new current epoch, usually because it restarted",
+        ("instance",),
+    ),
+    events.DuplicateInstance: _Line(
+        LogLevel.critical,
+        "Two processes are called {instance} ({places}): peers cannot distinguish "
+        "their rows, and rows will be lost; stop one, or give it another name",
+        ("instance",),
+    ),
+    events.UnknownFields: _Line(
+        LogLevel.info,
+        "Ignored unknown fields in messages of the extension; a newer peer sends them",
+        ("connection",),
+    ),
+    # -- connections and failures
+    events.ConnectFailed: _Line(
+        LogLevel.warn,
+        "Cannot connect: {connection}: {why}; retrying in {retry_in:.1f} s",
+        ("connection", "why"),
+    ),
+    events.FeatureUnavailable: _Line(
+        LogLevel.warn, "Continuing without {feature}: {why}", ("feature",)
+    ),
+    events.SendingFailed: _Line(
+        LogLevel.error,
+        "Cannot send rows of {stream}: {error}; they are sent later, or fetched by "
+        "the readers",
+        ("stream", "error"),
+    ),
+    events.CommandsDropped: _Line(
+        LogLevel.warn,
+        "{commands} dropped, and will not be sent: {why}",
+        ("command", "reason"),
+    ),
+    events.OperationFailed: _Line(
+        LogLevel.critical, "{what} failed: {error}", ("what", "error")
+    ),
+}
+
+
+def _fields(event: events.Event) -> dict[str, Any]:
+    """Return the attributes of an event by the names that log lines have for them."""
+    fields = attrs.asdict(event, recurse=False)
+    if "catch_up" in fields:
+        fields = attrs.asdict(fields.pop("catch_up")) | fields
+    if "tokens" in fields:
+        tokens = fields.pop("tokens")
+        fields |= {"count": len(tokens), "token": tokens[0]}
+    if "stream_name" in fields:
+        fields["stream"] = excerpt(fields.pop("stream_name"))
+    if "instance_name" in fields:
+        name = "writer" if "stream" in fields else "instance"
+        fields[name] = excerpt(fields.pop("instance_name"))
+    return fields
 
 
 class LoggingObserver(ReplicationObserver):
@@ -110,9 +249,32 @@ class LoggingObserver(ReplicationObserver):
         #: When each connection was first logged.
         self._known_since: RecentDict[str, float] = RecentDict(MAX_KEYS)
 
+    @override
+    def observe(self, event: events.Event) -> None:
+        """Write the line of an event; methods decide about lines with conditions."""
+        if type(event) in self._handlers:
+            super().observe(event)
+        elif type(event) in _LINES:
+            self._log(event)
+
+    def _log(self, event: events.Event, **more: Any) -> None:
+        """Write the line of an event, with its fields and ``more``."""
+        line = _LINES[type(event)]
+        own = _fields(event)
+        if line.per is None:
+            self._logger.emit(line.level, line.text, **{**own, **more})
+            return
+        parts = [(more | own)[name] for name in line.per]
+        kind = (
+            type(part) if isinstance(part, BaseException) else part for part in parts
+        )
+        self._log_limited(
+            line.level, (type(event).__name__, *kind), line.text, **{**own, **more}
+        )
+
     def _log_limited(
         self,
-        write: Callable[..., None],
+        level: Any,
         kind: tuple[Any, ...],
         text: str,
         *,
@@ -126,10 +288,10 @@ class LoggingObserver(ReplicationObserver):
         if suppressed:
             lines = "line" if suppressed == 1 else "lines"
             text += f" (and {{left_out}} similar {lines} since the last one)"
-        write(text, left_out=suppressed, **fields)
+        self._logger.emit(level, text, left_out=suppressed, **fields)
 
     def _log_state_change(
-        self, write: Callable[..., None], connection: str, text: str, **fields: Any
+        self, level: Any, connection: str, text: str, **fields: Any
     ) -> None:
         now = self._monotonic()
         is_new = now - self._known_since.get(connection, now) < REPEAT_AFTER
@@ -137,7 +299,7 @@ class LoggingObserver(ReplicationObserver):
             self._known_since[connection] = now
         # Allow a burst, so that the last logged line states the current state.
         self._log_limited(
-            write,
+            level,
             ("state", connection),
             text,
             burst=CHANGES_OF_STATE,
@@ -146,342 +308,79 @@ class LoggingObserver(ReplicationObserver):
             **fields,
         )
 
-    # -- lines and rows -------------------------------------------------------------
-
-    @handles(LineRefused)
-    def _line_refused(self, event: LineRefused) -> None:
-        self._log_limited(
-            self._logger.warn,
-            ("line_refused", event.connection, type(event.error)),
-            "Rejected input from {connection}: {error}",
-            connection=event.connection,
-            error=event.error,
-        )
-
-    @handles(RequestRefused)
-    def _request_refused(self, event: RequestRefused) -> None:
-        if event.status in _BACKLOG_ANSWERS:
-            return
-        self._log_limited(
-            self._logger.warn,
-            ("request_refused", event.status),
-            "Refused an HTTP request with {status}: {why}",
-            status=event.status,
-            why=event.why,
-        )
-
-    @handles(Discarded)
-    def _discarded(self, event: Discarded) -> None:
-        if event.reason not in _ALARMING:
-            return
-        known = event.reason is not DiscardReason.UNKNOWN_STREAM
-        advice = (
-            "; if this writer is to write the stream, declare it in this instance's "
-            "configuration, too, and restart this instance"
-            if event.reason is DiscardReason.UNDECLARED_WRITER
-            else ""
-        )
-        self._log_limited(
-            self._logger.warn,
-            ("discarded", event.stream_name if known else None, event.reason),
-            "Discarded {count} rows or positions of stream {stream} of {writer}: "
-            "{reason}{advice}",
-            advice=advice,
-            stream=excerpt(event.stream_name),
-            writer=excerpt(event.instance_name),
-            reason=event.reason.value,
-            count=event.count,
-        )
-
-    @handles(ExtraFields)
-    def _extra_fields(self, event: ExtraFields) -> None:
-        self._log_limited(
-            self._logger.info,
-            ("extra_fields", event.stream_name),
-            "Ignored unknown fields in rows of stream {stream}; a newer peer sends "
-            "them",
-            stream=event.stream_name,
-        )
-
-    # -- streams and catch-up -------------------------------------------------------
-
-    @handles(StreamConnected)
-    def _stream_connected(self, event: StreamConnected) -> None:
-        self._logger.debug(
-            "Stream {stream} of {writer} is live on {connection}",
-            stream=event.stream_name,
-            writer=event.instance_name,
-            connection=event.connection,
-        )
-
-    @handles(StreamReset)
-    def _stream_reset(self, event: StreamReset) -> None:
-        self._logger.info(
-            "Stream {stream} of {writer} moved back from {from_token} to {to_token}: "
-            "its writer has (or may have) restarted, or was announced at a position "
-            "that it has not reached",
-            stream=event.stream_name,
-            writer=event.instance_name,
-            from_token=event.from_token,
-            to_token=event.to_token,
-        )
-
-    @handles(RemovedWriterFound)
-    def _removed_writer_found(self, event: RemovedWriterFound) -> None:
-        self._logger.info(
-            "Draining removed writer {writer} of {stream}: rows in ({from_token}, "
-            "{upto_token}]",
-            stream=event.stream_name,
-            writer=excerpt(event.instance_name),
-            from_token=event.from_token,
-            upto_token=event.upto_token,
-        )
-
-    @handles(RemovedWriterDrained)
-    def _removed_writer_drained(self, event: RemovedWriterDrained) -> None:
-        self._logger.info(
-            "Removed writer {writer} of {stream} is drained up to {token}",
-            stream=event.stream_name,
-            writer=excerpt(event.instance_name),
-            token=event.token,
-        )
-
-    @handles(DatabaseSetBack)
-    def _database_set_back(self, event: DatabaseSetBack) -> None:
-        self._log_limited(
-            self._logger.error,
-            ("database_set_back", event.stream_name, event.instance_name),
-            "The database was set back: {writer} of {stream} is stored at {stored}, "
-            "but rows up to {position} were delivered here; those after {stored} may "
-            "not exist any more",
-            stream=event.stream_name,
-            writer=excerpt(event.instance_name),
-            stored=event.stored,
-            position=event.position,
-        )
-
-    @handles(PositionRefuted)
-    def _position_refuted(self, event: PositionRefuted) -> None:
-        self._log_limited(
-            self._logger.warn,
-            ("position_refuted", event.stream_name),
-            "{writer} was announced at {token} of stream {stream}, but cannot be "
-            "beyond {last_token}; the announcement is ignored. Does an instance of "
-            "another deployment publish here?",
-            stream=event.stream_name,
-            writer=excerpt(event.instance_name),
-            token=event.token,
-            last_token=event.last_token,
-        )
-
-    @handles(CatchUpPage)
-    def _catch_up_page(self, event: CatchUpPage) -> None:
-        self._logger.debug(
-            "Fetched {rows} rows of {stream} of {writer}, "
-            "up to {token} of {upto_token}",
-            stream=event.catch_up.stream_name,
-            writer=event.catch_up.instance_name,
-            rows=event.rows,
-            token=event.upto_token,
-            upto_token=event.catch_up.upto_token,
-        )
-
-    @handles(CatchUpFailed)
-    def _catch_up_failed(self, event: CatchUpFailed) -> None:
-        self._log_limited(
-            self._logger.warn,
-            (
-                "catch_up_failed",
-                event.catch_up.stream_name,
-                event.catch_up.instance_name,
-                type(event.error),
-            ),
-            "Cannot fetch or deliver rows of {stream} of {writer} in ({from_token}, "
-            "{upto_token}], attempt {attempt}: {error}; retrying in {retry_in:.1f} s",
-            stream=event.catch_up.stream_name,
-            writer=event.catch_up.instance_name,
-            from_token=event.catch_up.from_token,
-            upto_token=event.catch_up.upto_token,
-            error=event.error,
-            attempt=event.attempt,
-            retry_in=event.retry_in,
-        )
-
-    @handles(BacklogRequested)
-    def _backlog_requested(self, event: BacklogRequested) -> None:
-        if event.error is not None:
-            self._log_limited(
-                self._logger.info,
-                (
-                    "backlog_requested",
-                    event.instance_name,
-                    getattr(event.error, "status", None),
-                ),
-                "{writer} did not return rows of {stream} from its backlog, so they "
-                "are fetched from the stream's source: {error}",
-                writer=event.instance_name,
-                stream=event.stream_name,
-                error=event.error,
-            )
-
-    # -- the extension ----------------------------------------------------------------
-
-    @handles(GapFound)
-    def _gap_found(self, event: GapFound) -> None:
-        self._log_limited(
-            self._logger.warn,
-            ("gap_found", event.stream_name, event.instance_name),
-            "Rows of {stream} of {writer} in ({from_token}, {upto_token}] were sent "
-            "but did not arrive; fetching them",
-            stream=event.stream_name,
-            writer=event.instance_name,
-            from_token=event.from_token,
-            upto_token=event.upto_token,
-        )
-
-    @handles(UnannouncedFound)
-    def _unannounced_found(self, event: UnannouncedFound) -> None:
-        self._log_limited(
-            self._logger.warn,
-            ("unannounced_found", event.stream_name, event.instance_name),
-            "{writer} has stored position {upto_token} of {stream}, but announced only "
-            "{from_token}; fetching the rows in between",
-            stream=event.stream_name,
-            writer=event.instance_name,
-            from_token=event.from_token,
-            upto_token=event.upto_token,
-        )
-
-    @handles(RowsUnannounced)
-    def _rows_unannounced(self, event: RowsUnannounced) -> None:
-        self._log_limited(
-            self._logger.warn,
-            ("rows_unannounced", event.stream_name, event.instance_name),
-            "{writer} committed {count} tokens of {stream} and did not announce them, "
-            "the first of them {token}",
-            stream=event.stream_name,
-            writer=event.instance_name,
-            count=len(event.tokens),
-            token=event.tokens[0],
-        )
-
-    @handles(LateRows)
-    def _late_rows_delivered(self, event: LateRows) -> None:
-        self._log_limited(
-            self._logger.warn,
-            ("late_rows", event.stream_name, event.instance_name),
-            "Delivered {count} tokens of {stream} of {writer} late, after greater "
-            "ones; the first of them is {token}",
-            stream=event.stream_name,
-            writer=event.instance_name,
-            count=len(event.tokens),
-            token=event.tokens[0],
-        )
-
-    @handles(EpochChanged)
-    def _epoch_changed(self, event: EpochChanged) -> None:
-        self._log_limited(
-            self._logger.info,
-            ("epoch_changed", event.instance_name),
-            "{instance} has a new current epoch, usually because it restarted",
-            instance=excerpt(event.instance_name),
-        )
-
-    @handles(DuplicateInstance)
-    def _duplicate_instance(self, event: DuplicateInstance) -> None:
-        self._log_limited(
-            self._logger.critical,
-            ("duplicate_instance", event.instance_name),
-            "Two processes are called {instance} ({places}): peers cannot distinguish "
-            "their rows, and rows will be lost; stop one, or give it another name",
-            instance=excerpt(event.instance_name),
-            places=excerpt(event.places) or "locations unknown",
-        )
-
-    @handles(UnknownFields)
-    def _unknown_fields(self, event: UnknownFields) -> None:
-        self._log_limited(
-            self._logger.info,
-            ("unknown_fields", event.connection),
-            "Ignored unknown fields in messages of the extension; a newer peer sends "
-            "them",
-        )
-
-    # -- connections ----------------------------------------------------------------
-
-    @handles(LinkUp)
-    def _connection_made(self, event: LinkUp) -> None:
+    @handles(events.LinkUp)
+    def _connection_made(self, event: events.LinkUp) -> None:
         self._log_state_change(
-            self._logger.info, event.connection, "Connected: {connection}"
+            LogLevel.info, event.connection, "Connected: {connection}"
         )
 
-    @handles(LinkDown)
-    def _connection_lost(self, event: LinkDown) -> None:
-        write = self._logger.info if event.reason in _ORDERLY else self._logger.warn
+    @handles(events.LinkDown)
+    def _connection_lost(self, event: events.LinkDown) -> None:
         self._log_state_change(
-            write,
+            LogLevel.info if event.reason in _ORDERLY else LogLevel.warn,
             event.connection,
             "Disconnected: {connection}, {reason}: {why}",
             reason=event.reason.value,
             why=event.why,
         )
 
-    @handles(ConnectFailed)
-    def _connection_failed(self, event: ConnectFailed) -> None:
-        if not event.why:
+    @handles(events.RequestRefused)
+    def _request_refused(self, event: events.RequestRefused) -> None:
+        if event.status not in _BACKLOG_ANSWERS:
+            self._log(event)
+
+    @handles(events.Discarded)
+    def _discarded(self, event: events.Discarded) -> None:
+        if event.reason not in _ALARMING:
             return
-        self._log_limited(
-            self._logger.warn,
-            ("connection_failed", event.connection, event.why),
-            "Cannot connect: {connection}: {why}; retrying in {retry_in:.1f} s",
-            connection=event.connection,
-            why=event.why,
-            retry_in=event.retry_in,
+        known = event.reason is not events.DiscardReason.UNKNOWN_STREAM
+        advice = (
+            "; if this writer is to write the stream, declare it in this instance's "
+            "configuration, too, and restart this instance"
+            if event.reason is events.DiscardReason.UNDECLARED_WRITER
+            else ""
+        )
+        self._log(
+            event,
+            advice=advice,
+            known=event.stream_name if known else None,
+            reason=event.reason.value,
         )
 
-    @handles(FeatureUnavailable)
-    def _feature_unavailable(self, event: FeatureUnavailable) -> None:
-        self._log_limited(
-            self._logger.warn,
-            ("feature_unavailable", event.feature),
-            "Continuing without {feature}: {why}",
-            feature=event.feature,
-            why=event.why,
-        )
+    @handles(events.CatchUpPage)
+    def _catch_up_page(self, event: events.CatchUpPage) -> None:
+        upto_token = event.catch_up.upto_token
+        self._log(event, token=event.upto_token, upto_token=upto_token)
 
-    # -- failures ---------------------------------------------------------------------
+    @handles(events.BacklogRequested)
+    def _backlog_requested(self, event: events.BacklogRequested) -> None:
+        if event.error is not None:
+            self._log(event, status=getattr(event.error, "status", None))
 
-    @handles(SendingFailed)
-    def _sending_failed(self, event: SendingFailed) -> None:
-        self._log_limited(
-            self._logger.error,
-            ("sending_failed", event.stream_name, type(event.error)),
-            "Cannot send rows of {stream}: {error}; they are sent later, or fetched by "
-            "the readers",
-            stream=event.stream_name,
-            error=one_line(event.error),
-            log_failure=Failure(event.error),  # type: ignore[no-untyped-call]
-        )
+    @handles(events.DuplicateInstance)
+    def _duplicate_instance(self, event: events.DuplicateInstance) -> None:
+        self._log(event, places=excerpt(event.places) or "locations unknown")
 
-    @handles(CommandsDropped)
-    def _commands_dropped(self, event: CommandsDropped) -> None:
-        self._log_limited(
-            self._logger.warn,
-            ("commands_dropped", event.command, event.reason),
-            "{commands} dropped, and will not be sent: {why}",
-            commands=counted(event.count, f"{event.command} command"),
-            count=event.count,
-            command=event.command,
-            why=_WHY_DROPPED[event.reason],
-        )
+    @handles(events.ConnectFailed)
+    def _connection_failed(self, event: events.ConnectFailed) -> None:
+        if event.why:
+            self._log(event)
 
-    @handles(OperationFailed)
-    def _failure(self, event: OperationFailed) -> None:
-        self._log_limited(
-            self._logger.critical,
-            ("failure", event.what, type(event.error)),
-            "{what} failed: {error}",
-            what=event.what,
-            error=one_line(event.error),
-            log_failure=Failure(event.error),  # type: ignore[no-untyped-call]
-        )
+    @handles(events.CommandsDropped)
+    def _commands_dropped(self, event: events.CommandsDropped) -> None:
+        commands = counted(event.count, f"{event.command} command")
+        self._log(event, commands=commands, why=_WHY_DROPPED[event.reason])
+
+    @handles(events.SendingFailed)
+    def _sending_failed(self, event: events.SendingFailed) -> None:
+        self._log_failure(event)
+
+    @handles(events.OperationFailed)
+    def _failure(self, event: events.OperationFailed) -> None:
+        self._log_failure(event)
+
+    def _log_failure(
+        self, event: events.SendingFailed | events.OperationFailed
+    ) -> None:
+        failure = Failure(event.error)  # type: ignore[no-untyped-call]
+        self._log(event, error=one_line(event.error), log_failure=failure)

@@ -26,38 +26,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from synapse_replication.handlers.events import (
-    BacklogRequested,
-    CatchUpFailed,
-    CatchUpPage,
-    CatchUpStepEnded,
-    CommandsDropped,
-    ConnectFailed,
-    ConnectionBuffers,
-    Discarded,
-    DiscardReason,
-    DuplicateInstance,
-    EpochChanged,
-    Event,
-    ExternalCacheGet,
-    ExternalCacheSet,
-    ExtraFields,
-    GapFound,
-    LateRows,
-    LineRefused,
-    LinkDown,
-    LinksChanged,
-    LinkUp,
-    OperationFailed,
-    RequestRefused,
-    Resynced,
-    RowsSent,
-    RowsUnannounced,
-    SendingFailed,
-    StreamReset,
-    UnannouncedFound,
-    UnknownFields,
-)
+from synapse_replication.handlers import events
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation import metrics
 from synapse_replication.instrumentation.metrics import (
@@ -111,18 +80,45 @@ _COUNTED_COMMANDS = {
 #: Events that are counted in a metric whose labels are attributes of the event.
 _COUNTED: Mapping[type, MetricDefinition] = MappingProxyType(
     {
-        ExtraFields: metrics.EXTRA_FIELDS,
-        Resynced: metrics.RESYNCS,
-        GapFound: metrics.GAPS_FOUND,
-        UnannouncedFound: metrics.UNANNOUNCED_FOUND,
-        EpochChanged: metrics.EPOCH_CHANGES,
-        DuplicateInstance: metrics.DUPLICATE_INSTANCES,
-        UnknownFields: metrics.UNKNOWN_FIELDS,
-        SendingFailed: metrics.SENDING_FAILURES,
-        CommandsDropped: metrics.DROPPED_COMMANDS,
-        OperationFailed: metrics.FAILURES,
+        events.LineRefused: metrics.REFUSED_LINES,
+        events.RequestRefused: metrics.REFUSED_REQUESTS,
+        events.ExtraFields: metrics.EXTRA_FIELDS,
+        events.CatchUpPage: metrics.CATCH_UP_ROWS,
+        events.CatchUpFailed: metrics.CATCH_UP_FAILURES,
+        events.Resynced: metrics.RESYNCS,
+        events.GapFound: metrics.GAPS_FOUND,
+        events.UnannouncedFound: metrics.UNANNOUNCED_FOUND,
+        events.RowsUnannounced: metrics.UNANNOUNCED_ROWS,
+        events.LateRows: metrics.LATE_ROWS,
+        events.EpochChanged: metrics.EPOCH_CHANGES,
+        events.DuplicateInstance: metrics.DUPLICATE_INSTANCES,
+        events.UnknownFields: metrics.UNKNOWN_FIELDS,
+        events.LinkUp: metrics.CONNECTIONS_MADE,
+        events.LinkDown: metrics.CLOSE_REASON,
+        events.SendingFailed: metrics.SENDING_FAILURES,
+        events.CommandsDropped: metrics.DROPPED_COMMANDS,
+        events.OperationFailed: metrics.FAILURES,
     }
 )
+#: The attributes of events whose labels have other names.
+_ATTRIBUTES = {"name": "connection", "reason_type": "reason"}
+
+
+def _label(event: Any, label: str) -> str:
+    """Return a label's value: an attribute of the event or of its catch-up."""
+    attribute = _ATTRIBUTES.get(label, label)
+    has_it = hasattr(event, attribute)
+    value = getattr(event if has_it else event.catch_up, attribute)
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    return type(value).__name__ if isinstance(value, Exception) else str(value)
+
+
+def _count_of(event: Any) -> int:
+    """Return the number of rows, tokens or other items that an event reports."""
+    if hasattr(event, "tokens"):
+        return len(event.tokens)
+    return int(getattr(event, "rows", 0) or getattr(event, "count", 1))
 
 
 class ReplicationMetrics(Collector):
@@ -254,11 +250,15 @@ class PrometheusObserver(ReplicationObserver):
         self._sent = self._metrics[metrics.STREAM_UPDATES]
         self._greatest: dict[str, int] = {}
         self._status = status
-        self._buffer_sources: list[Callable[[], Iterable[ConnectionBuffers]]] = []
+        self._buffer_sources: list[
+            Callable[[], Iterable[events.ConnectionBuffers]]
+        ] = []
         self._backlog: Iterable[tuple[str, StreamBacklog]] = ()
         replication_metrics.scrape(server_name, self)
 
-    def watch_buffers(self, source: Callable[[], Iterable[ConnectionBuffers]]) -> None:
+    def watch_buffers(
+        self, source: Callable[[], Iterable[events.ConnectionBuffers]]
+    ) -> None:
         """Read the buffers of a group of connections at each scrape.
 
         :param source: returns the buffers of the open connections in the group.
@@ -320,17 +320,13 @@ class PrometheusObserver(ReplicationObserver):
         self._metrics[definition].get(*values).inc(count)
 
     @override
-    def observe(self, event: Event) -> None:
+    def observe(self, event: events.Event) -> None:
         definition = _COUNTED.get(type(event))
         if definition is None:
             super().observe(event)
             return
-        labels = [getattr(event, label) for label in definition.labels]
-        self._count(
-            definition,
-            *(each.value if isinstance(each, enum.Enum) else each for each in labels),
-            count=getattr(event, "count", 1),
-        )
+        labels = [_label(event, label) for label in definition.labels]
+        self._count(definition, *labels, count=_count_of(event))
 
     # -- commands and rows ----------------------------------------------------------
 
@@ -344,21 +340,13 @@ class PrometheusObserver(ReplicationObserver):
     def commands_sent(self, connection: str, command: str, count: int) -> None:
         self._outbound.get(command, connection).inc(count)
 
-    @handles(LineRefused)
-    def _line_refused(self, event: LineRefused) -> None:
-        self._count(metrics.REFUSED_LINES, event.connection, type(event.error).__name__)
-
-    @handles(RequestRefused)
-    def _request_refused(self, event: RequestRefused) -> None:
-        self._count(metrics.REFUSED_REQUESTS, str(event.status))
-
     @override
     def rows_received(self, stream_name: str, count: int) -> None:
         self._rdata.get(stream_name).inc(count)
 
-    @handles(Discarded)
-    def _discarded(self, event: Discarded) -> None:
-        is_known = event.reason is not DiscardReason.UNKNOWN_STREAM
+    @handles(events.Discarded)
+    def _discarded(self, event: events.Discarded) -> None:
+        is_known = event.reason is not events.DiscardReason.UNKNOWN_STREAM
         stream_name = event.stream_name if is_known else OTHER
         self._count(
             metrics.DISCARDED, stream_name, event.reason.value, count=event.count
@@ -385,8 +373,8 @@ class PrometheusObserver(ReplicationObserver):
             key = OTHER, OTHER
         self._positions[key] = token
 
-    @handles(StreamReset)
-    def _stream_reset(self, event: StreamReset) -> None:
+    @handles(events.StreamReset)
+    def _stream_reset(self, event: events.StreamReset) -> None:
         self._count(metrics.STREAM_RESETS, event.stream_name)
         self._set_position(event.stream_name, event.instance_name, event.to_token)
         greatest = max(
@@ -400,78 +388,39 @@ class PrometheusObserver(ReplicationObserver):
         self._greatest[event.stream_name] = greatest
         self._current.get(event.stream_name).set(greatest)
 
-    @handles(CatchUpStepEnded)
-    def _catch_up_step_ended(self, event: CatchUpStepEnded) -> None:
+    @handles(events.CatchUpStepEnded)
+    def _catch_up_step_ended(self, event: events.CatchUpStepEnded) -> None:
         histogram = self._metrics[metrics.CATCH_UP_SECONDS]
         histogram.get(event.catch_up.stream_name).observe(event.seconds)
 
-    @handles(CatchUpPage)
-    def _catch_up_page(self, event: CatchUpPage) -> None:
-        self._count(
-            metrics.CATCH_UP_ROWS,
-            event.catch_up.stream_name,
-            event.catch_up.instance_name,
-            count=event.rows,
-        )
-
-    @handles(CatchUpFailed)
-    def _catch_up_failed(self, event: CatchUpFailed) -> None:
-        self._count(metrics.CATCH_UP_FAILURES, event.catch_up.stream_name)
-
-    @handles(BacklogRequested)
-    def _backlog_requested(self, event: BacklogRequested) -> None:
+    @handles(events.BacklogRequested)
+    def _backlog_requested(self, event: events.BacklogRequested) -> None:
         had = event.error is None
         self._count(
             metrics.BACKLOG_HITS if had else metrics.BACKLOG_MISSES, event.stream_name
         )
 
-    @handles(RowsUnannounced)
-    def _rows_unannounced(self, event: RowsUnannounced) -> None:
-        self._count(
-            metrics.UNANNOUNCED_ROWS,
-            event.stream_name,
-            event.instance_name,
-            count=len(event.tokens),
-        )
-
-    @handles(LateRows)
-    def _late_rows_delivered(self, event: LateRows) -> None:
-        self._count(
-            metrics.LATE_ROWS,
-            event.stream_name,
-            event.instance_name,
-            count=len(event.tokens),
-        )
-
     # -- sending, connections, the external cache, failures ------------------------
 
-    @handles(RowsSent)
-    def _stream_updates_sent(self, event: RowsSent) -> None:
+    @handles(events.RowsSent)
+    def _stream_updates_sent(self, event: events.RowsSent) -> None:
         self._sent.get(event.stream_name).inc(event.count)
 
-    @handles(LinkUp)
-    def _connection_made(self, event: LinkUp) -> None:
-        self._count(metrics.CONNECTIONS_MADE, event.connection)
-
-    @handles(LinkDown)
-    def _connection_lost(self, event: LinkDown) -> None:
-        self._count(metrics.CLOSE_REASON, event.reason.value)
-
-    @handles(ConnectFailed)
-    def _connection_failed(self, event: ConnectFailed) -> None:
+    @handles(events.ConnectFailed)
+    def _connection_failed(self, event: events.ConnectFailed) -> None:
         if event.why:
             self._count(metrics.CONNECTION_FAILURES, event.connection)
 
-    @handles(LinksChanged)
-    def _connections_changed(self, event: LinksChanged) -> None:
+    @handles(events.LinksChanged)
+    def _connections_changed(self, event: events.LinksChanged) -> None:
         self._metrics[metrics.TOTAL_CONNECTIONS].get().set(event.count)
 
-    @handles(ExternalCacheSet)
-    def _external_cache_set(self, event: ExternalCacheSet) -> None:
+    @handles(events.ExternalCacheSet)
+    def _external_cache_set(self, event: events.ExternalCacheSet) -> None:
         self._count(metrics.EXTERNAL_CACHE_SET, event.cache_name)
         self._metrics[metrics.EXTERNAL_CACHE_SECONDS].get("set").observe(event.seconds)
 
-    @handles(ExternalCacheGet)
-    def _external_cache_get(self, event: ExternalCacheGet) -> None:
+    @handles(events.ExternalCacheGet)
+    def _external_cache_get(self, event: events.ExternalCacheGet) -> None:
         self._count(metrics.EXTERNAL_CACHE_GET, event.cache_name, str(event.hit))
         self._metrics[metrics.EXTERNAL_CACHE_SECONDS].get("get").observe(event.seconds)

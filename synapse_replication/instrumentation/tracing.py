@@ -23,13 +23,7 @@ from opentelemetry.trace import SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from typing_extensions import override
 
-from synapse_replication.handlers.events import (
-    BackgroundTask,
-    CatchUpEvent,
-    RowsRequest,
-    RowsServed,
-    Work,
-)
+from synapse_replication.handlers import events
 from synapse_replication.handlers.observer import ReplicationObserver
 
 _REQUEST = "GET get_repl_stream_updates"
@@ -48,18 +42,18 @@ class TracingObserver(ReplicationObserver):
         self._server_name = server_name
 
     @override
-    def span(self, work: Work) -> AbstractContextManager[object]:
-        if isinstance(work, BackgroundTask):
+    def span(self, work: events.Work) -> AbstractContextManager[object]:
+        if isinstance(work, events.BackgroundTask):
             return self._tracer.start_as_current_span(
                 work.description, context=Context(), attributes=self._attributes()
             )
-        if isinstance(work, CatchUpEvent):
+        if isinstance(work, events.CatchUpEvent):
             return self._tracer.start_as_current_span(
                 "replication-catch-up", attributes=self._attributes(work)
             )
-        if isinstance(work, RowsRequest):
+        if isinstance(work, events.RowsRequest):
             return self._request_span(work)
-        if isinstance(work, RowsServed):
+        if isinstance(work, events.RowsServed):
             return self._tracer.start_as_current_span(
                 _REQUEST,
                 # The parent is the span that the reader sent, never a local span.
@@ -74,13 +68,13 @@ class TracingObserver(ReplicationObserver):
             attributes=self._attributes(work),
         )
 
-    def _attributes(self, work: Work | None = None) -> dict[str, str | int]:
+    def _attributes(self, work: events.Work | None = None) -> dict[str, str | int]:
         """Return the attributes of a span: the server's name, and those of the work."""
         found = {} if work is None else attrs.asdict(work, filter=_is_attribute)
         return {"server_name": self._server_name, **found}
 
     @contextlib.contextmanager
-    def _request_span(self, work: RowsRequest) -> Iterator[None]:
+    def _request_span(self, work: events.RowsRequest) -> Iterator[None]:
         with self._tracer.start_as_current_span(
             _REQUEST, kind=SpanKind.CLIENT, attributes=self._attributes(work)
         ):

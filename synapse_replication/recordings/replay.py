@@ -21,14 +21,7 @@ from twisted.internet.defer import Deferred, succeed
 
 from synapse_replication.clock import BackgroundProcesses
 from synapse_replication.errors import RemoteProtocolError, UnparsableLineError, excerpt
-from synapse_replication.handlers.events import (
-    CatchUpFailed,
-    Discarded,
-    DiscardReason,
-    ExtraFields,
-    OperationFailed,
-    StreamReset,
-)
+from synapse_replication.handlers import events
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
@@ -106,26 +99,26 @@ class _Observer(ReplicationObserver):
     def __init__(self, report: ReplayReport) -> None:
         self._report = report
 
-    @handles(Discarded)
-    def _discarded(self, event: Discarded) -> None:
+    @handles(events.Discarded)
+    def _discarded(self, event: events.Discarded) -> None:
         self._report.discarded[event.reason, event.stream_name] += event.count
-        if event.reason is DiscardReason.OLD_TOKEN:
+        if event.reason is events.DiscardReason.OLD_TOKEN:
             self._report.rdata_at_or_below_position[event.stream_name] += event.count
 
-    @handles(ExtraFields)
-    def _extra_fields(self, event: ExtraFields) -> None:
+    @handles(events.ExtraFields)
+    def _extra_fields(self, event: events.ExtraFields) -> None:
         self._report.extra_fields[event.stream_name] += event.count
 
-    @handles(StreamReset)
-    def _stream_reset(self, event: StreamReset) -> None:
+    @handles(events.StreamReset)
+    def _stream_reset(self, event: events.StreamReset) -> None:
         self._report.resets[event.stream_name] += 1
 
-    @handles(OperationFailed)
-    def _failure(self, event: OperationFailed) -> None:
+    @handles(events.OperationFailed)
+    def _failure(self, event: events.OperationFailed) -> None:
         self._report.failures[f"{event.what}: {event.error}"] += 1
 
-    @handles(CatchUpFailed)
-    def _catch_up_failed(self, event: CatchUpFailed) -> None:
+    @handles(events.CatchUpFailed)
+    def _catch_up_failed(self, event: events.CatchUpFailed) -> None:
         self.failure(
             f"catching up {event.catch_up.stream_name} {event.catch_up.instance_name}",
             event.error,

@@ -3,50 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
+import attrs
 from typing_extensions import override
 
 from synapse_replication.errors import ProtocolError
-from synapse_replication.handlers.events import (
-    AheadOfWriter,
-    AnnouncedBy,
-    BackgroundTask,
-    BacklogRequested,
-    CatchUpEvent,
-    CatchUpFailed,
-    CatchUpPage,
-    CommandDropReason,
-    CommandsDropped,
-    DatabaseSetBack,
-    Discarded,
-    DiscardReason,
-    DuplicateInstance,
-    EpochChanged,
-    ExtraFields,
-    FeatureUnavailable,
-    GapFound,
-    LateRows,
-    LineRefused,
-    LinksChanged,
-    OperationFailed,
-    PeerHeartbeat,
-    PositionRefuted,
-    RemovedWriterDrained,
-    RemovedWriterFound,
-    Resync,
-    Resynced,
-    RowsSent,
-    RowsUnannounced,
-    SendingFailed,
-    StreamConnected,
-    StreamReset,
-    UnannouncedFound,
-    UnknownFields,
-    Work,
-)
+from synapse_replication.handlers import events
 from synapse_replication.handlers.observer import ReplicationObserver, handles
+
+#: The attributes that record events as tuples of their values.
+_RECORDED: Mapping[type, str] = {
+    events.FeatureUnavailable: "unavailable",
+    events.StreamConnected: "connected",
+    events.StreamReset: "resets",
+    events.RemovedWriterFound: "removed_found",
+    events.RemovedWriterDrained: "removed_drained",
+    events.DatabaseSetBack: "set_back",
+    events.PositionRefuted: "refuted",
+    events.AheadOfWriter: "ahead",
+    events.CatchUpFailed: "catch_up_failures",
+    events.SendingFailed: "sending_failures",
+    events.BacklogRequested: "backlog_answers",
+    events.GapFound: "gaps",
+    events.UnannouncedFound: "unannounced",
+    events.RowsUnannounced: "unannounced_rows",
+    events.LateRows: "late_rows",
+    events.DuplicateInstance: "duplicates",
+    events.OperationFailed: "failures",
+}
 
 
 class RecordingObserver(ReplicationObserver):
@@ -100,16 +86,16 @@ class RecordingObserver(ReplicationObserver):
     """
 
     def __init__(self) -> None:
-        self.discards: Counter[tuple[str, str, DiscardReason]] = Counter()
+        self.discards: Counter[tuple[str, str, events.DiscardReason]] = Counter()
         self.failures: list[tuple[str, BaseException]] = []
         self.refused: list[ProtocolError] = []
         self.unavailable: list[tuple[str, str]] = []
         self.processes: list[str] = []
         self.open_processes = 0
-        self.catch_ups: list[CatchUpEvent] = []
+        self.catch_ups: list[events.CatchUpEvent] = []
         self.pages: list[tuple[int, int]] = []
         self.catch_up_failures: list[
-            tuple[CatchUpEvent, BaseException, int, float]
+            tuple[events.CatchUpEvent, BaseException, int, float]
         ] = []
         self.connected: list[tuple[str, str, str]] = []
         self.removed_found: list[tuple[str, str, int, int]] = []
@@ -117,51 +103,55 @@ class RecordingObserver(ReplicationObserver):
         self.resets: list[tuple[str, str, int, int]] = []
         self.positions: dict[tuple[str, str], int] = {}
         self.announced: dict[tuple[str, str], int] = {}
-        self.heartbeats: list[PeerHeartbeat] = []
+        self.heartbeats: list[events.PeerHeartbeat] = []
         self.queue_lengths: dict[str, list[int]] = {}
         self.received: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self.extra: Counter[str] = Counter()
         self.sending_failures: list[tuple[str, BaseException]] = []
         self.connections = 0
-        self.resyncs: Counter[tuple[str, str, Resync]] = Counter()
+        self.resyncs: Counter[tuple[str, str, events.Resync]] = Counter()
         self.backlog_answers: list[tuple[str, str, BaseException | None]] = []
         self.gaps: list[tuple[str, str, int, int]] = []
         self.unannounced: list[tuple[str, str, int, int]] = []
-        self.unannounced_rows: list[tuple[str, str, list[int]]] = []
-        self.late_rows: list[tuple[str, str, list[int]]] = []
+        self.unannounced_rows: list[tuple[str, str, tuple[int, ...]]] = []
+        self.late_rows: list[tuple[str, str, tuple[int, ...]]] = []
         self.restarted: list[str] = []
         self.duplicates: list[tuple[str, str]] = []
         self.unknown = 0
-        self.drops: Counter[tuple[str, CommandDropReason]] = Counter()
+        self.drops: Counter[tuple[str, events.CommandDropReason]] = Counter()
         self.refuted: list[tuple[str, str, int, int]] = []
         self.set_back: list[tuple[str, str, int, int]] = []
         self.ahead: list[tuple[str, str, int, int]] = []
 
-    @handles(FeatureUnavailable)
-    def _feature_unavailable(self, event: FeatureUnavailable) -> None:
-        self.unavailable.append((event.feature, event.why))
-
-    @handles(LineRefused)
-    def _line_refused(self, event: LineRefused) -> None:
+    @handles(events.LineRefused)
+    def _line_refused(self, event: events.LineRefused) -> None:
         self.refused.append(event.error)
+
+    @override
+    def observe(self, event: events.Event) -> None:
+        """Record an event."""
+        if (attribute := _RECORDED.get(type(event))) is not None:
+            getattr(self, attribute).append(attrs.astuple(event, recurse=False))
+        else:
+            super().observe(event)
 
     @override
     def rows_received(self, stream_name: str, count: int) -> None:
         self.received[stream_name] += count
 
-    @handles(Discarded)
-    def _discarded(self, event: Discarded) -> None:
+    @handles(events.Discarded)
+    def _discarded(self, event: events.Discarded) -> None:
         self.discards[event.stream_name, event.instance_name, event.reason] += (
             event.count
         )
 
-    @handles(CommandsDropped)
-    def _commands_dropped(self, event: CommandsDropped) -> None:
+    @handles(events.CommandsDropped)
+    def _commands_dropped(self, event: events.CommandsDropped) -> None:
         self.drops[event.command, event.reason] += event.count
 
-    @handles(ExtraFields)
-    def _extra_fields(self, event: ExtraFields) -> None:
+    @handles(events.ExtraFields)
+    def _extra_fields(self, event: events.ExtraFields) -> None:
         self.extra[event.stream_name] += event.count
 
     @override
@@ -175,12 +165,12 @@ class RecordingObserver(ReplicationObserver):
         instance_name: str,
         token: int,
         connection: str,
-        by: AnnouncedBy,
+        by: events.AnnouncedBy,
     ) -> None:
         self.announced[stream_name, instance_name] = token
 
-    @handles(PeerHeartbeat)
-    def _heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
+    @handles(events.PeerHeartbeat)
+    def _heartbeat_received(self, heartbeat: events.PeerHeartbeat) -> None:
         self.heartbeats.append(heartbeat)
 
     @override
@@ -189,123 +179,37 @@ class RecordingObserver(ReplicationObserver):
     ) -> None:
         self.positions[stream_name, instance_name] = token
 
-    @handles(StreamConnected)
-    def _stream_connected(self, event: StreamConnected) -> None:
-        self.connected.append(
-            (event.connection, event.stream_name, event.instance_name)
-        )
-
-    @handles(StreamReset)
-    def _stream_reset(self, event: StreamReset) -> None:
-        self.resets.append(
-            (event.stream_name, event.instance_name, event.from_token, event.to_token)
-        )
-
-    @handles(RemovedWriterFound)
-    def _removed_writer_found(self, event: RemovedWriterFound) -> None:
-        self.removed_found.append(
-            (event.stream_name, event.instance_name, event.from_token, event.upto_token)
-        )
-
-    @handles(RemovedWriterDrained)
-    def _removed_writer_drained(self, event: RemovedWriterDrained) -> None:
-        self.removed_drained.append(
-            (event.stream_name, event.instance_name, event.token)
-        )
-
-    @handles(DatabaseSetBack)
-    def _database_set_back(self, event: DatabaseSetBack) -> None:
-        self.set_back.append(
-            (event.stream_name, event.instance_name, event.stored, event.position)
-        )
-
-    @handles(PositionRefuted)
-    def _position_refuted(self, event: PositionRefuted) -> None:
-        self.refuted.append(
-            (event.stream_name, event.instance_name, event.token, event.last_token)
-        )
-
-    @handles(AheadOfWriter)
-    def _ahead_of_writer(self, event: AheadOfWriter) -> None:
-        self.ahead.append(
-            (event.stream_name, event.instance_name, event.position, event.announced)
-        )
-
-    @handles(CatchUpEvent)
-    def _catch_up(self, event: CatchUpEvent) -> None:
+    @handles(events.CatchUpEvent)
+    def _catch_up(self, event: events.CatchUpEvent) -> None:
         self.catch_ups.append(event)
 
-    @handles(CatchUpPage)
-    def _catch_up_page(self, event: CatchUpPage) -> None:
+    @handles(events.CatchUpPage)
+    def _catch_up_page(self, event: events.CatchUpPage) -> None:
         self.pages.append((event.rows, event.upto_token))
 
-    @handles(CatchUpFailed)
-    def _catch_up_failed(self, event: CatchUpFailed) -> None:
-        self.catch_up_failures.append(
-            (event.catch_up, event.error, event.attempt, event.retry_in)
-        )
-
-    @handles(RowsSent)
-    def _stream_updates_sent(self, event: RowsSent) -> None:
+    @handles(events.RowsSent)
+    def _stream_updates_sent(self, event: events.RowsSent) -> None:
         self.sent[event.stream_name] += event.count
 
-    @handles(SendingFailed)
-    def _sending_failed(self, event: SendingFailed) -> None:
-        self.sending_failures.append((event.stream_name, event.error))
-
-    @handles(Resynced)
-    def _resynced(self, event: Resynced) -> None:
+    @handles(events.Resynced)
+    def _resynced(self, event: events.Resynced) -> None:
         self.resyncs[event.stream_name, event.instance_name, event.kind] += 1
 
-    @handles(BacklogRequested)
-    def _backlog_requested(self, event: BacklogRequested) -> None:
-        self.backlog_answers.append(
-            (event.stream_name, event.instance_name, event.error)
-        )
-
-    @handles(GapFound)
-    def _gap_found(self, event: GapFound) -> None:
-        self.gaps.append(
-            (event.stream_name, event.instance_name, event.from_token, event.upto_token)
-        )
-
-    @handles(UnannouncedFound)
-    def _unannounced_found(self, event: UnannouncedFound) -> None:
-        self.unannounced.append(
-            (event.stream_name, event.instance_name, event.from_token, event.upto_token)
-        )
-
-    @handles(RowsUnannounced)
-    def _rows_unannounced(self, event: RowsUnannounced) -> None:
-        self.unannounced_rows.append(
-            (event.stream_name, event.instance_name, list(event.tokens))
-        )
-
-    @handles(LateRows)
-    def _late_rows_delivered(self, event: LateRows) -> None:
-        self.late_rows.append(
-            (event.stream_name, event.instance_name, list(event.tokens))
-        )
-
-    @handles(EpochChanged)
-    def _epoch_changed(self, event: EpochChanged) -> None:
+    @handles(events.EpochChanged)
+    def _epoch_changed(self, event: events.EpochChanged) -> None:
         self.restarted.append(event.instance_name)
 
-    @handles(DuplicateInstance)
-    def _duplicate_instance(self, event: DuplicateInstance) -> None:
-        self.duplicates.append((event.instance_name, event.places))
-
-    @handles(UnknownFields)
-    def _unknown_fields(self, event: UnknownFields) -> None:
+    @handles(events.UnknownFields)
+    def _unknown_fields(self, event: events.UnknownFields) -> None:
         self.unknown += event.count
 
-    @handles(LinksChanged)
-    def _connections_changed(self, event: LinksChanged) -> None:
+    @handles(events.LinksChanged)
+    def _connections_changed(self, event: events.LinksChanged) -> None:
         self.connections = event.count
 
     @override
-    def span(self, work: Work) -> AbstractContextManager[object]:
-        if isinstance(work, BackgroundTask):
+    def span(self, work: events.Work) -> AbstractContextManager[object]:
+        if isinstance(work, events.BackgroundTask):
             return self._process(work.description)
         return super().span(work)
 
@@ -317,7 +221,3 @@ class RecordingObserver(ReplicationObserver):
             yield
         finally:
             self.open_processes -= 1
-
-    @handles(OperationFailed)
-    def _failure(self, event: OperationFailed) -> None:
-        self.failures.append((event.what, event.error))

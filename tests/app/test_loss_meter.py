@@ -107,7 +107,7 @@ class LossMeterTests(PostgresMixin, TestCase):
         self.assertEqual(self.found, [])
         await self.check(1)
         self.assertEqual(self.found, [LossFinding("foo", "w1", 7, 20.0, False)])
-        self.assertEqual(self.observer.unannounced_rows, [("foo", "w1", [7])])
+        self.assertEqual(self.observer.unannounced_rows, [("foo", "w1", (7,))])
         await self.check(10)
         self.assertEqual(self.totals(), [("w1", 3, 1, 0)])
         self.assertEqual(self.meter.waiting(), 0)

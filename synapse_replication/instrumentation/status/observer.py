@@ -33,28 +33,7 @@ from typing_extensions import override
 
 from synapse_replication import __version__
 from synapse_replication.errors import excerpt
-from synapse_replication.handlers.events import (
-    AheadOfWriter,
-    AnnouncedBy,
-    CatchUpEvent,
-    CatchUpFailed,
-    CatchUpPage,
-    ConnectFailed,
-    ConnectionBuffers,
-    DatabaseSetBack,
-    Discarded,
-    DiscardReason,
-    DuplicateInstance,
-    LinkDown,
-    LinksChanged,
-    LinkUp,
-    PeerHeartbeat,
-    PositionRefuted,
-    RemovedWriterDrained,
-    RemovedWriterFound,
-    StreamConnected,
-    StreamReset,
-)
+from synapse_replication.handlers import events
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.status.model import (
     Condition,
@@ -123,7 +102,9 @@ class StatusObserver(ReplicationObserver):
         self._peers = self._records.peers
         self._duplicates = self._records.duplicates
         self._sampled_at = now
-        self._buffer_sources: list[Callable[[], Iterable[ConnectionBuffers]]] = []
+        self._buffer_sources: list[
+            Callable[[], Iterable[events.ConnectionBuffers]]
+        ] = []
         self._own: Callable[[], Mapping[str, int]] = dict
         #: By stream: how many rows of this process were not sent, because they are not
         #: valid, and when the first was skipped.
@@ -131,7 +112,9 @@ class StatusObserver(ReplicationObserver):
         self._readers: Callable[[], Mapping[tuple[str, str], Reader]] = dict
         self._stuck_ids: Callable[[], Iterable[StuckId]] = tuple
 
-    def watch_buffers(self, source: Callable[[], Iterable[ConnectionBuffers]]) -> None:
+    def watch_buffers(
+        self, source: Callable[[], Iterable[events.ConnectionBuffers]]
+    ) -> None:
         """Register a source of buffers, which is read for each snapshot.
 
         :param source: returns the buffers of the open connections that it knows.
@@ -214,7 +197,7 @@ class StatusObserver(ReplicationObserver):
         instance_name: str,
         token: int,
         connection: str,
-        by: AnnouncedBy,
+        by: events.AnnouncedBy,
     ) -> None:
         writer = self._writers.get((stream_name, instance_name))
         if writer is None:
@@ -236,16 +219,16 @@ class StatusObserver(ReplicationObserver):
             if writer.catch_up_from is not None and not writer.lag():
                 writer.catch_up_from = None
 
-    @handles(StreamConnected)
-    def _stream_connected(self, event: StreamConnected) -> None:
+    @handles(events.StreamConnected)
+    def _stream_connected(self, event: events.StreamConnected) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
         if writer is not None:
             writer.catch_up_from = None
             writer.failing_since = None
             writer.was_live = writer.was_live or not writer.lag()
 
-    @handles(StreamReset)
-    def _stream_reset(self, event: StreamReset) -> None:
+    @handles(events.StreamReset)
+    def _stream_reset(self, event: events.StreamReset) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
         if writer is not None:
             writer.announced = event.to_token
@@ -255,27 +238,27 @@ class StatusObserver(ReplicationObserver):
             writer.gone_since, writer.gone = None, 0
             writer.move(event.to_token, self._monotonic())
 
-    @handles(Discarded)
-    def _discarded(self, event: Discarded) -> None:
-        if event.reason is DiscardReason.UNDECLARED_WRITER:
+    @handles(events.Discarded)
+    def _discarded(self, event: events.Discarded) -> None:
+        if event.reason is events.DiscardReason.UNDECLARED_WRITER:
             self._undeclared_writer(event.stream_name, event.instance_name)
-        elif event.reason is DiscardReason.LOST:
+        elif event.reason is events.DiscardReason.LOST:
             writer = self._writer(event.stream_name, event.instance_name)
             if writer is not None:
                 writer.gone += event.count
                 if writer.gone_since is None:
                     writer.gone_since = self._monotonic()
-        elif event.reason is DiscardReason.UNPARSABLE:
+        elif event.reason is events.DiscardReason.UNPARSABLE:
             writer = self._writer(event.stream_name, event.instance_name)
             if writer is not None:
                 writer.lost_since = self._monotonic()
         elif (
-            event.reason is DiscardReason.SKIPPED
+            event.reason is events.DiscardReason.SKIPPED
             and event.instance_name == self._instance_name
         ):
             before, since = self._unsent.get(event.stream_name, (0, self._monotonic()))
             self._unsent[event.stream_name] = before + event.count, since
-        elif event.reason is DiscardReason.SKIPPED:
+        elif event.reason is events.DiscardReason.SKIPPED:
             writer = self._writer(event.stream_name, event.instance_name)
             if writer is not None:
                 writer.skipped += event.count
@@ -294,8 +277,8 @@ class StatusObserver(ReplicationObserver):
         if writer is not None:
             writer.undeclared_since = self._monotonic()
 
-    @handles(DatabaseSetBack)
-    def _database_set_back(self, event: DatabaseSetBack) -> None:
+    @handles(events.DatabaseSetBack)
+    def _database_set_back(self, event: events.DatabaseSetBack) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
         if writer is None:
             return
@@ -307,8 +290,8 @@ class StatusObserver(ReplicationObserver):
             position = max(position, writer.set_back[1])
         writer.set_back = stored, position
 
-    @handles(PositionRefuted)
-    def _position_refuted(self, event: PositionRefuted) -> None:
+    @handles(events.PositionRefuted)
+    def _position_refuted(self, event: events.PositionRefuted) -> None:
         writer = self._writers.get((event.stream_name, event.instance_name))
         if writer is not None:
             writer.undelivered = deque(
@@ -319,16 +302,16 @@ class StatusObserver(ReplicationObserver):
             )
             writer.announced = announced
 
-    @handles(AheadOfWriter)
-    def _ahead_of_writer(self, event: AheadOfWriter) -> None:
+    @handles(events.AheadOfWriter)
+    def _ahead_of_writer(self, event: events.AheadOfWriter) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
         if writer is not None:
             if writer.behind_us is None:
                 writer.behind_since = self._monotonic()
             writer.behind_us = event.announced
 
-    @handles(CatchUpEvent)
-    def _catch_up(self, event: CatchUpEvent) -> None:
+    @handles(events.CatchUpEvent)
+    def _catch_up(self, event: events.CatchUpEvent) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
         if writer is not None:
             now = self._monotonic()
@@ -340,32 +323,32 @@ class StatusObserver(ReplicationObserver):
             writer.fetching_since = now
             writer.announce(event.upto_token, now)
 
-    @handles(RemovedWriterFound)
-    def _removed_writer_found(self, event: RemovedWriterFound) -> None:
+    @handles(events.RemovedWriterFound)
+    def _removed_writer_found(self, event: events.RemovedWriterFound) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
         if writer is not None:
             now = self._monotonic()
             writer.is_drained = False
             writer.move(event.from_token, now)
             writer.announce(event.upto_token, now)
-            writer.heard_at, writer.heard_by = now, AnnouncedBy.DATABASE
+            writer.heard_at, writer.heard_by = now, events.AnnouncedBy.DATABASE
 
-    @handles(RemovedWriterDrained)
-    def _removed_writer_drained(self, event: RemovedWriterDrained) -> None:
+    @handles(events.RemovedWriterDrained)
+    def _removed_writer_drained(self, event: events.RemovedWriterDrained) -> None:
         writer = self._writers.get((event.stream_name, event.instance_name))
         if writer is not None:
             # It sends no rows unless it returns.
             writer.is_drained = True
             writer.undeclared_since = None
 
-    @handles(CatchUpPage)
-    def _catch_up_page(self, event: CatchUpPage) -> None:
+    @handles(events.CatchUpPage)
+    def _catch_up_page(self, event: events.CatchUpPage) -> None:
         self.position_changed(
             event.catch_up.stream_name, event.catch_up.instance_name, event.upto_token
         )
 
-    @handles(CatchUpFailed)
-    def _catch_up_failed(self, event: CatchUpFailed) -> None:
+    @handles(events.CatchUpFailed)
+    def _catch_up_failed(self, event: events.CatchUpFailed) -> None:
         failed, error = event.catch_up, event.error
         writer = self._writer(failed.stream_name, failed.instance_name)
         if writer is not None:
@@ -379,14 +362,14 @@ class StatusObserver(ReplicationObserver):
 
     # -- links and peers --------------------------------------------------------------
 
-    @handles(LinksChanged)
-    def _connections_changed(self, event: LinksChanged) -> None:
+    @handles(events.LinksChanged)
+    def _connections_changed(self, event: events.LinksChanged) -> None:
         hearing = self._records.hearing
         if hearing.is_up != (event.count > 0):
             self._records.hearing = HearingRecord(event.count > 0, self._monotonic())
 
-    @handles(LinkUp)
-    def _connection_made(self, event: LinkUp) -> None:
+    @handles(events.LinkUp)
+    def _connection_made(self, event: events.LinkUp) -> None:
         link = self._link(event.connection)
         if link is not None:
             if not link.up:
@@ -394,8 +377,8 @@ class StatusObserver(ReplicationObserver):
             link.up += 1
             link.why = ""
 
-    @handles(LinkDown)
-    def _connection_lost(self, event: LinkDown) -> None:
+    @handles(events.LinkDown)
+    def _connection_lost(self, event: events.LinkDown) -> None:
         link = self._link(event.connection)
         if link is None or not link.up:
             return
@@ -405,8 +388,8 @@ class StatusObserver(ReplicationObserver):
         link.since = self._monotonic()
         link.why = excerpt(event.why)
 
-    @handles(ConnectFailed)
-    def _connection_failed(self, event: ConnectFailed) -> None:
+    @handles(events.ConnectFailed)
+    def _connection_failed(self, event: events.ConnectFailed) -> None:
         link = self._link(event.connection)
         if link is not None and not link.up and event.why:
             link.why = excerpt(event.why)
@@ -424,8 +407,8 @@ class StatusObserver(ReplicationObserver):
                 del self._links[min(downs)[1]]
         return link or store_if_room(self._links, name, LinkRecord(self._monotonic()))
 
-    @handles(PeerHeartbeat)
-    def _heartbeat_received(self, heartbeat: PeerHeartbeat) -> None:
+    @handles(events.PeerHeartbeat)
+    def _heartbeat_received(self, heartbeat: events.PeerHeartbeat) -> None:
         now = self._monotonic()
         name = heartbeat.instance_name
         if name not in self._peers and len(self._peers) >= MAX_NAMES:
@@ -441,13 +424,13 @@ class StatusObserver(ReplicationObserver):
             writer = self._writers.get((stream_name, name))
             if writer is not None:
                 writer.announce(token, now - max(age, 0.0))
-                writer.heard_at, writer.heard_by = now, AnnouncedBy.HEARTBEAT
+                writer.heard_at, writer.heard_by = now, events.AnnouncedBy.HEARTBEAT
                 writer.lost_since = None
                 if not heartbeat.is_leaving:
                     writer.announced_at = now
 
-    @handles(DuplicateInstance)
-    def _duplicate_instance(self, event: DuplicateInstance) -> None:
+    @handles(events.DuplicateInstance)
+    def _duplicate_instance(self, event: events.DuplicateInstance) -> None:
         store_if_room(
             self._duplicates,
             event.instance_name,

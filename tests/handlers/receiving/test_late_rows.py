@@ -70,8 +70,8 @@ class LateRowsTests(SynchronousTestCase):
         self.verify([6, 7], 7)
         self.assertEqual(self.late, [("events", "w", 6, [Row("six")])])
         observer = self.process.host.observer
-        self.assertEqual(observer.unannounced_rows, [("events", "w", [6])])
-        self.assertEqual(observer.late_rows, [("events", "w", [6])])
+        self.assertEqual(observer.unannounced_rows, [("events", "w", (6,))])
+        self.assertEqual(observer.late_rows, [("events", "w", (6,))])
         self.assertEqual(self.process.stream.current_token("w"), 7)
         self.assertIsNone(self.range_to_verify(7))
 
@@ -82,7 +82,7 @@ class LateRowsTests(SynchronousTestCase):
         self.process.receive('RDATA events w 7 ["seven"]')
         self.verify([6, 7], 7)
         observer = self.process.host.observer
-        self.assertEqual(observer.unannounced_rows, [("events", "w", [6])])
+        self.assertEqual(observer.unannounced_rows, [("events", "w", (6,))])
         self.assertEqual(observer.late_rows, [])
 
     def test_bounds(self) -> None:
