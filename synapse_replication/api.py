@@ -9,291 +9,196 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from synapse_replication.app.journal import JournalSink
-from synapse_replication.app.run import run_service, start_logging
-from synapse_replication.clock import BackgroundProcesses, ReactorClock
-from synapse_replication.config.deployment import DatabaseConfig
-from synapse_replication.config.listener_safety import Listener
-from synapse_replication.config.options import ReplicationOptions
-from synapse_replication.config.tls import TlsConfig
-from synapse_replication.errors import (
-    CatchUpError,
-    ConfigError,
-    ConfigProblem,
-    HttpCatchUpError,
-    ImplausiblePositionError,
-    LineTooLongError,
-    LocalProtocolError,
-    ProtocolError,
-    RemoteProtocolError,
-    ReplicationError,
-    RowDecodeError,
-    SequenceBehindError,
-    StorageError,
-    StreamConfigurationError,
-    TokenError,
-    UnknownCommandError,
-    UnparsableLineError,
-    WaitTimeoutError,
+from synapse_replication.app.journal import JournalSink as JournalSink
+from synapse_replication.app.run import (
+    run_service as run_service,
+    start_logging as start_logging,
 )
-from synapse_replication.handlers.data_handler import ReplicationDataHandler
-from synapse_replication.handlers.events import CatchUpEvent, DiscardReason
+from synapse_replication.clock import (
+    BackgroundProcesses as BackgroundProcesses,
+    ReactorClock as ReactorClock,
+)
+from synapse_replication.config.deployment import DatabaseConfig as DatabaseConfig
+from synapse_replication.config.listener_safety import Listener as Listener
+from synapse_replication.config.options import ReplicationOptions as ReplicationOptions
+from synapse_replication.config.tls import TlsConfig as TlsConfig
+from synapse_replication.errors import (
+    CatchUpError as CatchUpError,
+    ConfigError as ConfigError,
+    ConfigProblem as ConfigProblem,
+    HttpCatchUpError as HttpCatchUpError,
+    ImplausiblePositionError as ImplausiblePositionError,
+    LineTooLongError as LineTooLongError,
+    LocalProtocolError as LocalProtocolError,
+    ProtocolError as ProtocolError,
+    RemoteProtocolError as RemoteProtocolError,
+    ReplicationError as ReplicationError,
+    RowDecodeError as RowDecodeError,
+    SequenceBehindError as SequenceBehindError,
+    StorageError as StorageError,
+    StreamConfigurationError as StreamConfigurationError,
+    TokenError as TokenError,
+    UnknownCommandError as UnknownCommandError,
+    UnparsableLineError as UnparsableLineError,
+    WaitTimeoutError as WaitTimeoutError,
+)
+from synapse_replication.handlers.data_handler import (
+    ReplicationDataHandler as ReplicationDataHandler,
+)
+from synapse_replication.handlers.events import (
+    CatchUpEvent as CatchUpEvent,
+    DiscardReason as DiscardReason,
+)
 from synapse_replication.handlers.handler import (
-    HandlerOptions,
-    ReplicationCommandHandler,
+    HandlerOptions as HandlerOptions,
+    ReplicationCommandHandler as ReplicationCommandHandler,
 )
 from synapse_replication.handlers.host_parts import (
-    StreamTable,
-    SyncingUsers,
-    WriteNotifier,
+    StreamTable as StreamTable,
+    SyncingUsers as SyncingUsers,
+    WriteNotifier as WriteNotifier,
 )
 from synapse_replication.handlers.interfaces import (
-    BackgroundRunner,
-    Clock,
-    ClosableSink,
-    CommandSink,
-    EpochSink,
-    Identity,
-    LateRowSink,
-    Notifier,
-    PositionSink,
-    ReplicationConnection,
-    ReplicationHost,
-    RowSink,
-    StreamDirectory,
-    SyncingUser,
+    BackgroundRunner as BackgroundRunner,
+    Clock as Clock,
+    ClosableSink as ClosableSink,
+    CommandSink as CommandSink,
+    EpochSink as EpochSink,
+    Identity as Identity,
+    LateRowSink as LateRowSink,
+    Notifier as Notifier,
+    PositionSink as PositionSink,
+    ReplicationConnection as ReplicationConnection,
+    ReplicationHost as ReplicationHost,
+    RowSink as RowSink,
+    StreamDirectory as StreamDirectory,
+    SyncingUser as SyncingUser,
 )
-from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.handlers.receiving.context import ReceiverOptions
+from synapse_replication.handlers.observer import (
+    ReplicationObserver as ReplicationObserver,
+)
+from synapse_replication.handlers.receiving.context import (
+    ReceiverOptions as ReceiverOptions,
+)
 from synapse_replication.handlers.sending.streamer import (
-    ReplicationStreamer,
-    StreamerOptions,
+    ReplicationStreamer as ReplicationStreamer,
+    StreamerOptions as StreamerOptions,
 )
 from synapse_replication.http.client import (
-    HttpCatchUpClient,
-    InstanceLocation,
-    make_agent,
+    HttpCatchUpClient as HttpCatchUpClient,
+    InstanceLocation as InstanceLocation,
+    make_agent as make_agent,
 )
-from synapse_replication.http.resource import ReplicationResource
-from synapse_replication.http.retry import with_retries
-from synapse_replication.instrumentation.composite import CompositeObserver
-from synapse_replication.instrumentation.logs import LoggingObserver
+from synapse_replication.http.resource import ReplicationResource as ReplicationResource
+from synapse_replication.http.retry import with_retries as with_retries
+from synapse_replication.instrumentation.composite import (
+    CompositeObserver as CompositeObserver,
+)
+from synapse_replication.instrumentation.logs import LoggingObserver as LoggingObserver
 from synapse_replication.instrumentation.prometheus import (
-    PrometheusObserver,
-    ReplicationMetrics,
+    PrometheusObserver as PrometheusObserver,
+    ReplicationMetrics as ReplicationMetrics,
 )
-from synapse_replication.instrumentation.tracing import TracingObserver
-from synapse_replication.redis.external_cache import ExternalCache
-from synapse_replication.redis.factory import SynapseRedisFactory
-from synapse_replication.redis.link import RedisReplicationLink
+from synapse_replication.instrumentation.tracing import (
+    TracingObserver as TracingObserver,
+)
+from synapse_replication.redis.external_cache import ExternalCache as ExternalCache
+from synapse_replication.redis.factory import SynapseRedisFactory as SynapseRedisFactory
+from synapse_replication.redis.link import RedisReplicationLink as RedisReplicationLink
 from synapse_replication.redis.options import (
-    RedisOptions,
-    RedisTlsOptions,
-    SentinelOptions,
+    RedisOptions as RedisOptions,
+    RedisTlsOptions as RedisTlsOptions,
+    SentinelOptions as SentinelOptions,
 )
-from synapse_replication.redis.subscriber import RedisSubscriber
-from synapse_replication.streams.backlog import BacklogOptions
+from synapse_replication.redis.subscriber import RedisSubscriber as RedisSubscriber
+from synapse_replication.streams.backlog import BacklogOptions as BacklogOptions
 from synapse_replication.streams.between import (
-    PositionedRow,
-    RowsBetween,
-    TokenStream,
+    PositionedRow as PositionedRow,
+    RowsBetween as RowsBetween,
+    TokenStream as TokenStream,
 )
-from synapse_replication.streams.memory import InMemory, MemoryStream
-from synapse_replication.streams.rows import RawRowCodec, RowCodec
+from synapse_replication.streams.memory import (
+    InMemory as InMemory,
+    MemoryStream as MemoryStream,
+)
+from synapse_replication.streams.rows import (
+    RawRowCodec as RawRowCodec,
+    RowCodec as RowCodec,
+)
 from synapse_replication.streams.standard.registry import (
-    MAIN_INSTANCE,
-    STANDARD_STREAMS,
-    StandardStream,
+    MAIN_INSTANCE as MAIN_INSTANCE,
+    STANDARD_STREAMS as STANDARD_STREAMS,
+    StandardStream as StandardStream,
 )
 from synapse_replication.streams.stream import (
-    CheckedStream,
-    JsonValue,
-    Stream,
-    StreamDescription,
-    StreamUpdateResult,
-    UpdateFunction,
+    CheckedStream as CheckedStream,
+    JsonValue as JsonValue,
+    Stream as Stream,
+    StreamDescription as StreamDescription,
+    StreamUpdateResult as StreamUpdateResult,
+    UpdateFunction as UpdateFunction,
 )
-from synapse_replication.streams.table import TableStream
-from synapse_replication.streams.tokens import MultiWriterStreamToken, PersistedPosition
+from synapse_replication.streams.table import TableStream as TableStream
+from synapse_replication.streams.tokens import (
+    MultiWriterStreamToken as MultiWriterStreamToken,
+    PersistedPosition as PersistedPosition,
+)
 from synapse_replication.tcp.factory import (
-    DirectTcpReplicationClientFactory,
-    ReplicationStreamProtocolFactory,
+    DirectTcpReplicationClientFactory as DirectTcpReplicationClientFactory,
+    ReplicationStreamProtocolFactory as ReplicationStreamProtocolFactory,
 )
 from synapse_replication.tcp.protocol import (
-    BaseReplicationStreamProtocol,
-    ClientReplicationStreamProtocol,
-    ServerReplicationStreamProtocol,
+    BaseReplicationStreamProtocol as BaseReplicationStreamProtocol,
+    ClientReplicationStreamProtocol as ClientReplicationStreamProtocol,
+    ServerReplicationStreamProtocol as ServerReplicationStreamProtocol,
 )
-from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.base import Command as Command
 from synapse_replication.wire.commands.legacy import (
-    InvalidateCacheCommand,
-    RemovePusherCommand,
+    InvalidateCacheCommand as InvalidateCacheCommand,
+    RemovePusherCommand as RemovePusherCommand,
 )
 from synapse_replication.wire.commands.standard import (
-    CancelTaskCommand,
-    ErrorCommand,
-    FederationAckCommand,
-    LockReleasedCommand,
-    NameCommand,
-    NewActiveTaskCommand,
-    PingCommand,
-    PositionCommand,
-    RdataCommand,
-    RemoteServerUpCommand,
-    ReplicateCommand,
-    ServerCommand,
-    parse_command_from_line,
+    CancelTaskCommand as CancelTaskCommand,
+    ErrorCommand as ErrorCommand,
+    FederationAckCommand as FederationAckCommand,
+    LockReleasedCommand as LockReleasedCommand,
+    NameCommand as NameCommand,
+    NewActiveTaskCommand as NewActiveTaskCommand,
+    PingCommand as PingCommand,
+    PositionCommand as PositionCommand,
+    RdataCommand as RdataCommand,
+    RemoteServerUpCommand as RemoteServerUpCommand,
+    ReplicateCommand as ReplicateCommand,
+    ServerCommand as ServerCommand,
+    parse_command_from_line as parse_command_from_line,
 )
 from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand,
-    UserIpCommand,
-    UserSyncCommand,
+    ClearUserSyncsCommand as ClearUserSyncsCommand,
+    UserIpCommand as UserIpCommand,
+    UserSyncCommand as UserSyncCommand,
 )
-from synapse_replication.wire.connection import CloseReason
-from synapse_replication.wire.pending import PendingLimit
+from synapse_replication.wire.connection import CloseReason as CloseReason
+from synapse_replication.wire.pending import PendingLimit as PendingLimit
 
 if TYPE_CHECKING:
-    from synapse_replication.app.service import Replication
-    from synapse_replication.storage.database import Database, Transaction
+    from synapse_replication.app.service import Replication as Replication
+    from synapse_replication.storage.database import (
+        Database as Database,
+        Transaction as Transaction,
+    )
     from synapse_replication.storage.id_generators import (
-        MultiWriterIdGenerator,
-        load_id_generator,
+        MultiWriterIdGenerator as MultiWriterIdGenerator,
+        load_id_generator as load_id_generator,
     )
-    from synapse_replication.storage.id_streams import IdStream
+    from synapse_replication.storage.id_streams import IdStream as IdStream
     from synapse_replication.storage.postgres_stream import (
-        PostgresStream,
-        standard_stream,
-        table_stream,
+        PostgresStream as PostgresStream,
+        standard_stream as standard_stream,
+        table_stream as table_stream,
     )
 
-__all__ = [
-    "MAIN_INSTANCE",
-    "STANDARD_STREAMS",
-    "BackgroundProcesses",
-    "BackgroundRunner",
-    "BacklogOptions",
-    "BaseReplicationStreamProtocol",
-    "CancelTaskCommand",
-    "CatchUpError",
-    "CatchUpEvent",
-    "CheckedStream",
-    "ClearUserSyncsCommand",
-    "ClientReplicationStreamProtocol",
-    "Clock",
-    "ClosableSink",
-    "CloseReason",
-    "Command",
-    "CommandSink",
-    "CompositeObserver",
-    "ConfigError",
-    "ConfigProblem",
-    "Database",
-    "DatabaseConfig",
-    "DirectTcpReplicationClientFactory",
-    "DiscardReason",
-    "EpochSink",
-    "ErrorCommand",
-    "ExternalCache",
-    "FederationAckCommand",
-    "HandlerOptions",
-    "HttpCatchUpClient",
-    "HttpCatchUpError",
-    "IdStream",
-    "Identity",
-    "ImplausiblePositionError",
-    "InMemory",
-    "InstanceLocation",
-    "InvalidateCacheCommand",
-    "JournalSink",
-    "JsonValue",
-    "LateRowSink",
-    "LineTooLongError",
-    "Listener",
-    "LocalProtocolError",
-    "LockReleasedCommand",
-    "LoggingObserver",
-    "MemoryStream",
-    "MultiWriterIdGenerator",
-    "MultiWriterStreamToken",
-    "NameCommand",
-    "NewActiveTaskCommand",
-    "Notifier",
-    "PendingLimit",
-    "PersistedPosition",
-    "PingCommand",
-    "PositionCommand",
-    "PositionSink",
-    "PositionedRow",
-    "PostgresStream",
-    "PrometheusObserver",
-    "ProtocolError",
-    "RawRowCodec",
-    "RdataCommand",
-    "ReactorClock",
-    "ReceiverOptions",
-    "RedisOptions",
-    "RedisReplicationLink",
-    "RedisSubscriber",
-    "RedisTlsOptions",
-    "RemoteProtocolError",
-    "RemoteServerUpCommand",
-    "RemovePusherCommand",
-    "ReplicateCommand",
-    "Replication",
-    "ReplicationCommandHandler",
-    "ReplicationConnection",
-    "ReplicationDataHandler",
-    "ReplicationError",
-    "ReplicationHost",
-    "ReplicationMetrics",
-    "ReplicationObserver",
-    "ReplicationOptions",
-    "ReplicationResource",
-    "ReplicationStreamProtocolFactory",
-    "ReplicationStreamer",
-    "RowCodec",
-    "RowDecodeError",
-    "RowSink",
-    "RowsBetween",
-    "SentinelOptions",
-    "SequenceBehindError",
-    "ServerCommand",
-    "ServerReplicationStreamProtocol",
-    "StandardStream",
-    "StorageError",
-    "Stream",
-    "StreamConfigurationError",
-    "StreamDescription",
-    "StreamDirectory",
-    "StreamTable",
-    "StreamUpdateResult",
-    "StreamerOptions",
-    "SynapseRedisFactory",
-    "SyncingUser",
-    "SyncingUsers",
-    "TableStream",
-    "TlsConfig",
-    "TokenError",
-    "TokenStream",
-    "TracingObserver",
-    "Transaction",
-    "UnknownCommandError",
-    "UnparsableLineError",
-    "UpdateFunction",
-    "UserIpCommand",
-    "UserSyncCommand",
-    "WaitTimeoutError",
-    "WriteNotifier",
-    "load_id_generator",
-    "make_agent",
-    "parse_command_from_line",
-    "run_service",
-    "standard_stream",
-    "start_logging",
-    "table_stream",
-    "with_retries",
-]
-
+#: The names here that are no part of the API.
+_INTERNAL = frozenset({"TYPE_CHECKING", "Any", "annotations", "importlib"})
 #: The modules of the names that need the database driver.
 _NEED_DRIVER = {
     "Database": "storage.database",
@@ -321,3 +226,8 @@ def __getattr__(name: str) -> Any:
             "pip install 'synapse_replication[postgres-binary]'"
         ) from None
     return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    names = globals().keys() | _NEED_DRIVER.keys()
+    return sorted(name for name in names - _INTERNAL if not name.startswith("_"))

@@ -37,8 +37,7 @@ from twisted.internet.endpoints import (
     wrapClientTLS,
 )
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Protocol as TwistedProtocol
-from twisted.internet.protocol import connectionDone
+from twisted.internet.protocol import Protocol as TwistedProtocol, connectionDone
 from twisted.python.failure import Failure
 from twisted.web.client import URI, ResponseDone
 from twisted.web.http_headers import Headers

@@ -7,8 +7,7 @@ from collections import Counter
 from typing import Any
 from urllib.parse import quote
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from treq.testing import StubTreq
 from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock as ReactorClock
-from twisted.internet.task import deferLater
+from twisted.internet.task import Clock as ReactorClock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import HttpCatchUpError

@@ -8,8 +8,7 @@ import json
 import re
 
 import psycopg2
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from synapse_replication.instrumentation.status.model import StallReason
 from tests.integration.deployment import DeploymentTestCase, get_over_socket

@@ -6,8 +6,7 @@ from typing import Any
 
 import hiredis
 import txredisapi
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from synapse_replication.redis.resp import (

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,

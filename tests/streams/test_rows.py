@@ -7,8 +7,7 @@ import math
 from typing import Any
 
 import attrs
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import LocalProtocolError, RowDecodeError

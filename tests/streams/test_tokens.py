@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import TokenError

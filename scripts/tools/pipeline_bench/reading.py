@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
+from pyspark.sql import DataFrame, SparkSession, functions as sf
 
 from scripts.tools.pipeline_bench.memory import WorkerMemory
 from synapse_replication.pipeline.settings import PipelineSettings

@@ -114,8 +114,7 @@ def _filter(rows: DataFrame, where: str) -> DataFrame:
 
 
 def _write(rows: DataFrame, folder: Path, format_: str) -> int:
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as sf
+    from pyspark.sql import Observation, functions as sf
 
     counted = Observation()
     rows = rows.observe(counted, sf.count(sf.lit(1)).alias("rows"))

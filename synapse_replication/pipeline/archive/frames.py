@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
+from pyspark.sql import DataFrame, functions as sf
 from pyspark.sql.types import StructType
 
 from synapse_replication.errors import PipelineError

@@ -12,8 +12,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as sf
+from pyspark.sql import DataFrame, Window, functions as sf
 
 from synapse_replication.pipeline.archive.frames import ArchivedTables, read_archive
 from synapse_replication.pipeline.archive.store import open_archive

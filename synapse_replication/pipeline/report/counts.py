@@ -16,8 +16,10 @@ from pyspark.sql import functions as sf
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit.findings import Severity
-from synapse_replication.pipeline.report import row_counts as report_rows
-from synapse_replication.pipeline.report import wire_rows as report_wire
+from synapse_replication.pipeline.report import (
+    row_counts as report_rows,
+    wire_rows as report_wire,
+)
 from synapse_replication.pipeline.report.report_data import (
     BatchBucket,
     CommandCount,

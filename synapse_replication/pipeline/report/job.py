@@ -15,8 +15,7 @@ import attrs
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.frames import ArchivedTables, read_archive
 from synapse_replication.pipeline.archive.store import open_archive
-from synapse_replication.pipeline.audit.job import STEPS as AUDIT_STEPS
-from synapse_replication.pipeline.audit.job import audited
+from synapse_replication.pipeline.audit.job import STEPS as AUDIT_STEPS, audited
 from synapse_replication.pipeline.folders import new_folder
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.report.counts import ReportInputs, collect_report

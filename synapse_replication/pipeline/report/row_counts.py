@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as sf
+from pyspark.sql import Column, DataFrame, Window, functions as sf
 
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 

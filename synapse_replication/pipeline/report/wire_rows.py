@@ -5,8 +5,7 @@ Each parameter ``wire`` has WIRE_SCHEMA. Lines are numbered within a recording.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as sf
+from pyspark.sql import DataFrame, Window, functions as sf
 
 from synapse_replication.pipeline.report.row_counts import ACCURACY, window_start
 

@@ -17,8 +17,7 @@ from prometheus_client import CollectorRegistry
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive import row_archive
-from synapse_replication.pipeline.archive import run as job
+from synapse_replication.pipeline.archive import row_archive, run as job
 from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.progress import Numbers, PlainReporter

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
+from pyspark.sql import DataFrame, functions as sf
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.report import report_command

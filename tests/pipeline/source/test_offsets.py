@@ -6,8 +6,7 @@ import itertools
 import json
 import pickle
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import attrs
 import psycopg2
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source.catalog import catalog_of

@@ -10,8 +10,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 from twisted.trial.unittest import SynchronousTestCase
 
-from scripts.tools.bench import __main__ as program
-from scripts.tools.bench import tasks
+from scripts.tools.bench import __main__ as program, tasks
 from scripts.tools.bench.tasks import Task
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
+from pyspark.sql import DataFrame, functions as sf
 
 from synapse_replication.pipeline.audit.checks.wire import TOKEN_COLUMNS, line_text
 from synapse_replication.pipeline.audit.findings import Kind, finding

@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as sf
+from pyspark.sql import Column, DataFrame, Window, functions as sf
 
 from synapse_replication.pipeline.audit.checks.ids import ID_COLUMNS
 from synapse_replication.pipeline.audit.checks.wire import TOKEN_COLUMNS, line_text

@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as sf
+from pyspark.sql import DataFrame, Window, functions as sf
 
 from synapse_replication.pipeline.archive.damage import DamagedFile
 from synapse_replication.pipeline.audit.checks.ids import ID_COLUMNS

@@ -11,8 +11,7 @@ import functools
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as sf
+from pyspark.sql import DataFrame, Window, functions as sf
 
 from synapse_replication.pipeline.audit.checks.notable import (
     Bounds,

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as sf
+from pyspark.sql import Column, DataFrame, Window, functions as sf
 
 from synapse_replication.pipeline.audit.findings import Kind, finding, sample
 
