@@ -3,7 +3,7 @@
 It is sent only to this machine.
 
 All functions block. ``scripts/faults`` sends the input to a deployment under load and
-checks every row; :mod:`scripts.tools.attack_budget` measures the cost of the input.
+checks every row; ``scripts/faults --costs`` measures the cost of the input.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import count, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 
 _LOCALHOST = "127.0.0.1"
 _TIMEOUT = 5.0
 #: The number of lines that are sent in one write.
 _BATCH = 200
+_STATUS_LINE = b"HTTP/1.1 "
 
 #: Lines without line ends.
 Lines = Iterable[bytes]
@@ -50,6 +51,17 @@ def gap_positions(start: int) -> Iterator[bytes]:
         yield b"POSITION events event_writer1 %d %d" % (token, token + 1)
 
 
+def open_batches() -> Iterator[bytes]:
+    """Yield rows of a declared writer whose batch never ends."""
+    return (b'RDATA events event_writer1 batch ["ev",%d]' % n for n in count())
+
+
+def gap_rows() -> Iterator[bytes]:
+    """Yield rows of a stream held in memory, each after a gap."""
+    for token in count(10**6, 2):
+        yield b'RDATA typing typing_writer %d ["!r:x",[]]' % token
+
+
 def forged_epochs() -> Iterator[bytes]:
     """Yield messages in which a writer appears to restart repeatedly."""
     for number in count():
@@ -70,6 +82,23 @@ def large_rows(size: int) -> Iterator[bytes]:
     while True:
         yield b"RDATA events event_writer1 7 [%b[]]" % (b"[]," * (size // 3))
         yield b"RDATA events event_writer1 7 [%b]" % (b"7" * size)
+
+
+def invalid_lines() -> Iterator[bytes]:
+    """Yield lines that no version of the protocol accepts."""
+    return cycle(
+        (
+            b"",
+            b"\xff\x00\x1b[2J",
+            b"RDATA events",
+            b"RDATA events event_writer1 seven [1]",
+            b"RDATA events event_writer1 7 {",
+            b"RDATA events event_writer1 7 " + b"[" * 5000,
+            b"POSITION events event_writer1 -5 1e3",
+            b'{"v": 1, "type": "heartbeat", "instance": 7}',
+            b"POST / HTTP/1.1",
+        )
+    )
 
 
 def requests_for_positions() -> Iterator[bytes]:
@@ -203,6 +232,30 @@ def post_bodies(path: Path, size: int, most: int, seconds: float) -> int:
         _exchange(connection, head.encode() + body)
 
     return _repeat(post, most, seconds)
+
+
+def get_often(path: Path, url: str, most: int, seconds: float) -> int:
+    """Request a URL from a process's HTTP socket, often on the same connection.
+
+    :return: the number of responses.
+    """
+    request = f"GET {url} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    deadline = time.monotonic() + seconds
+    answered = 0
+    while answered < most and time.monotonic() < deadline:
+        with socket.socket(socket.AF_UNIX) as peer, contextlib.suppress(OSError):
+            peer.settimeout(_TIMEOUT)
+            peer.connect(str(path))
+            pending = min(_BATCH, most - answered)
+            peer.sendall(request * pending)
+            tail = b""
+            while pending and (data := peer.recv(65536)):
+                found = (tail + data).count(_STATUS_LINE)
+                # A status line may be split over two reads.
+                tail = data[1 - len(_STATUS_LINE) :]
+                pending -= found
+                answered += found
+    return answered
 
 
 def send_incomplete_requests(port: int, most: int, seconds: float) -> int:

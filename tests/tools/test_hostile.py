@@ -7,7 +7,6 @@ from itertools import islice
 from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools import hostile
-from scripts.tools.attack_budget import ATTACKS
 from synapse_replication.wire.commands.standard import (
     PositionCommand,
     RemoteServerUpCommand,
@@ -32,7 +31,3 @@ class HostileTests(SynchronousTestCase):
         """Each message is well formed and has a different epoch."""
         messages = [parse_message(each) for each in islice(hostile.forged_epochs(), 3)]
         self.assertEqual(len({message.epoch for message in messages}), 3)
-
-    def test_attacks_have_names_of_their_own(self) -> None:
-        """Attacks have unique names."""
-        self.assertEqual(len({attack.what for attack in ATTACKS}), len(ATTACKS))

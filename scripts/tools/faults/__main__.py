@@ -10,7 +10,7 @@ from typing import TypeVar
 import click
 from rich.console import Console
 
-from scripts.tools.attack_budget import attack_budget
+from scripts.tools.faults.costs import measure_costs
 from scripts.tools.faults.fresh_starts import run_fresh_starts
 from scripts.tools.faults.report import (
     show_deployments,
@@ -20,6 +20,7 @@ from scripts.tools.faults.report import (
 )
 from scripts.tools.faults.run import Result, Settings, run_scenario
 from scripts.tools.faults.scenarios import SCENARIOS
+from scripts.tools.faults.soak import run_soak
 from scripts.tools.faults.synapse.course import (
     PATIENCE,
     DeploymentResult,
@@ -114,6 +115,18 @@ _OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug", "meter")
     help="Measure the cost of each kind of hostile input instead, and print the table.",
 )
 @click.option(
+    "--only",
+    default="",
+    help="With --costs: only input whose description contains this text.",
+)
+@click.option(
+    "--soak",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="MINUTES",
+    help="Run one deployment of the demonstration for this time, with a fault every 20 "
+    "s and false or invalid messages in every second, instead of the scenarios.",
+)
+@click.option(
     "--fresh-starts",
     type=click.IntRange(min=1),
     metavar="N",
@@ -136,6 +149,8 @@ def faults(
     bug: str,
     meter: bool,
     costs: bool,
+    only: str,
+    soak: float | None,
     fresh_starts: int | None,
     as_json: bool,
 ) -> None:
@@ -150,8 +165,7 @@ def faults(
     process with this package lost or duplicated a row.
     """
     if costs:
-        ctx.invoke(attack_budget)
-        return
+        sys.exit(0 if measure_costs(only, click.echo) else 1)
     _reject_options(ctx, _OF_SYNAPSE if host == "demo" else _OF_DEMO, host)
     progress = Console(stderr=True)
 
@@ -169,7 +183,10 @@ def faults(
             print_line(f"{name} ...")
             return run_scenario(SCENARIOS[name], settings, print_line)
 
-        results = _run_all(names or list(SCENARIOS), run_one)
+        if soak is not None:
+            results = _run_all([""], lambda _: run_soak(soak, settings, print_line))
+        else:
+            results = _run_all(names or list(SCENARIOS), run_one)
         if as_json:
             click.echo(show_json(results, seed))
         else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from itertools import islice
+from collections.abc import Iterator
+from itertools import cycle, islice
 
 from scripts.tools import hostile
 from scripts.tools.faults.deployment import FaultDeployment
@@ -47,8 +48,7 @@ def attack_with_bodies(deployment: FaultDeployment, chance: random.Random) -> No
         hostile.post_bodies(deployment.socket_of(name), 5 << 20, 4, DURATION)
 
 
-def attack_with_far_tokens(deployment: FaultDeployment, chance: random.Random) -> None:
-    """Announce, in the names of writers, positions far beyond their real ones."""
+def _far_tokens() -> list[bytes]:
     lines = []
     for writer in ("event_writer1", "event_writer2"):
         lines += [
@@ -56,7 +56,12 @@ def attack_with_far_tokens(deployment: FaultDeployment, chance: random.Random) -
             f"POSITION events {writer} 0 {FAR}".encode(),
             f"RDATA events {writer} {FAR} ".encode() + b'["ev",["$e","!r:x","t",null]]',
         ]
-    _publish(deployment, lines)
+    return lines
+
+
+def attack_with_far_tokens(deployment: FaultDeployment, chance: random.Random) -> None:
+    """Announce, in the names of writers, positions far beyond their real ones."""
+    _publish(deployment, _far_tokens())
 
 
 def attack_with_undeclared_writer(
@@ -69,6 +74,30 @@ def attack_with_undeclared_writer(
             f"POSITION {stream} zz {FAR} {FAR}".encode()
             for stream in ("events", "receipts")
         ],
+    )
+
+
+def false_messages() -> tuple[tuple[str, Iterator[bytes], int], ...]:
+    """Return kinds of false or invalid messages that may not affect any row.
+
+    A forged restart of a writer is not among them: readers deliver its streams in
+    memory again.
+
+    :return: for each kind, the suffix of the channel, an endless sequence of messages,
+        and how many to publish at a time.
+    """
+    extension = "/replication_ext"
+    return (
+        ("", cycle(_far_tokens()), 6),
+        ("", hostile.made_up_writers(), 200),
+        ("", hostile.long_names(16_000), 50),
+        ("", hostile.long_names(2_000_000), 2),
+        ("", hostile.large_rows(2_000_000), 2),
+        ("", hostile.invalid_lines(), 50),
+        ("", hostile.requests_for_positions(), 200),
+        ("", hostile.server_up_lines(), 500),
+        (extension, hostile.made_up_hellos(), 200),
+        (extension, hostile.invalid_lines(), 50),
     )
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,33 @@ class FaultDeployment(Deployment):
         return self._catch_ups_of_killed + sum(
             count_catch_ups(self.get_metrics(name)) for name in READERS
         )
+
+    def wait_for_next_rows(self, timeout: float) -> float:
+        """Return the time until a row of each writer of events reaches the last reader.
+
+        :param timeout: the longest time to wait, in s, which is returned if it passed.
+        """
+        started = time.monotonic()
+        missing = {"event_writer1", "event_writer2"}
+        line = b""
+        with self.journal_of(READERS[-1]).open("rb") as journal:
+            journal.seek(0, os.SEEK_END)
+            while missing and time.monotonic() - started < timeout:
+                line += journal.readline()
+                if not line.endswith(b"\n"):
+                    time.sleep(0.02)
+                    continue
+                entry, line = json.loads(line), b""
+                if entry["stream"] == "events" and entry["rows"]:
+                    missing.discard(entry["writer"])
+        return time.monotonic() - started
+
+    def memory_of(self, name: str, key: str = "VmRSS") -> float:
+        """Return a value of an instance's ``/proc/PID/status``, in MiB."""
+        status = Path(f"/proc/{self.processes[name].pid}/status").read_text()
+        found = re.search(rf"{key}:\s+(\d+)", status)
+        assert found is not None
+        return int(found[1]) / 1024
 
     def refused_writes(self) -> int:
         """Count the writes that the database refused."""

@@ -166,8 +166,12 @@ def run_scenario(
     plan = DemoPlan(settings.recording, 0, settings.rate, use_redis=use_redis)
     deployment = FaultDeployment(plan, scenario.needs, chance.randrange(MOST_SKIPPED))
     try:
-        result = _Course(deployment, scenario, chance).run()
+        course = _Course(deployment, scenario, chance)
+        result = course.run()
         if not result.is_good:
+            for tally in course.tallies:
+                if not tally.is_good:
+                    print_line(str(tally))
             print_line(_logs(deployment))
         return result
     except ReplicationError as error:
@@ -184,7 +188,10 @@ def _logs(deployment: FaultDeployment) -> str:
 
 
 class _Course:
-    """Performs the steps of a scenario, and follows its writers and readers."""
+    """Performs the steps of a scenario, and follows its writers and readers.
+
+    :ivar tallies: the comparisons at the end.
+    """
 
     def __init__(
         self, deployment: FaultDeployment, scenario: Scenario, chance: random.Random
@@ -194,6 +201,7 @@ class _Course:
         self._chance = chance
         self._writers = [Tail(deployment.log_of(name)) for name in WRITERS]
         self._readers = [Tail(deployment.journal_of(name)) for name in READERS]
+        self.tallies: list[WriterTally] = []
 
     def run(self) -> Result:
         deployment = self._deployment
@@ -224,9 +232,10 @@ class _Course:
         catch_ups = deployment.catch_ups() - before
         refused = deployment.refused_writes()
         statuses = deployment.stop_processes()
+        self.tallies = self._compare()
         result = make_result(
             self._scenario.name,
-            self._compare(),
+            self.tallies,
             catch_ups=catch_ups,
             seconds=seconds,
             removed={

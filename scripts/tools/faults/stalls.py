@@ -34,6 +34,7 @@ _SOURCE = frozenset({"catch_up_fails", "source_silent"})
 #: that occurs in the name counts; without any, no stall is true.
 _REASONS: Final = MappingProxyType(
     {
+        "soak": _GONE | _SOURCE | {"undeclared_writer"},
         "redis": frozenset({"no_link"}),
         "postgres": _SOURCE,
         "disk-full": _SOURCE,

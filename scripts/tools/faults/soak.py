@@ -1,0 +1,163 @@
+"""A soak: faults and a liar, for minutes or hours, on one deployment under load.
+
+A fault begins every 20 s, and a peer publishes false or invalid messages in every
+second. Some processes are frozen but never killed; their memory must stay flat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable
+from itertools import cycle, islice
+
+import attrs
+
+from scripts.tools import hostile
+from scripts.tools.faults.attacks import false_messages
+from scripts.tools.faults.deployment import FaultDeployment, Needs
+from scripts.tools.faults.run import Result, Settings, run_scenario
+from scripts.tools.faults.scenarios import SCENARIOS, Scenario
+from synapse_replication.demo.deployment import SERVER_NAME
+
+#: The interval between the beginnings of faults, in s, and between messages.
+FAULT_INTERVAL, LIE_INTERVAL = 20.0, 1.0
+#: The scenarios whose faults are caused.
+FAULTS = (
+    "main-killed",
+    "writer-killed",
+    "reader-killed",
+    "writer-frozen",
+    "reader-frozen",
+    "redis-killed",
+    "redis-frozen",
+    "postgres-killed",
+    "subscription-cut",
+    "hostile-long-names",
+    "hostile-bodies",
+)
+#: The processes that no fault kills.
+SURVIVORS = ("event_writer2", "typing_writer", "reader2")
+#: The time within which rows must arrive again after each fault, in s.
+NEXT_ROW_TIMEOUT = 15.0
+#: The share of the soak after which memory must not grow, and by how much it may vary.
+WARM_UP, GROWTH = 0.25, 1.1
+
+
+@attrs.define
+class Findings:
+    """The measurements during a soak.
+
+    :ivar faults: the number of faults.
+    :ivar lies: the number of false or invalid messages.
+    :ivar slowest: the longest time from the end of a fault until a row of each writer
+        of events had arrived at a reader, in s, and the fault.
+    :ivar memory: for each survivor, its resident memory after each fault, in MiB.
+    """
+
+    faults: int = 0
+    lies: int = 0
+    slowest: tuple[float, str] = (0.0, "")
+    memory: dict[str, list[float]] = attrs.Factory(lambda: {n: [] for n in SURVIVORS})
+
+    def problems(self) -> list[str]:
+        """Return what must not be: growing memory, and a late row."""
+        found = []
+        seconds, fault = self.slowest
+        if seconds >= NEXT_ROW_TIMEOUT:
+            found.append(f"after {fault}, a writer's next row took {seconds:.0f} s")
+        for name, sizes in self.memory.items():
+            warm = sizes[int(len(sizes) * WARM_UP)]
+            if sizes[-1] > warm * GROWTH:
+                found.append(
+                    f"the memory of {name} grew from {warm:.0f} to {sizes[-1]:.0f} MiB"
+                )
+        return found
+
+    def lines(self) -> list[str]:
+        """Return a summary."""
+        seconds, fault = self.slowest
+        return [
+            f"{self.faults} faults, {self.lies} false or invalid messages",
+            f"the next row after a fault: {seconds:.1f} s at most (after {fault})",
+            *(
+                f"memory of {name}: {sizes[int(len(sizes) * WARM_UP)]:.0f} MiB after "
+                f"the warm-up, {max(sizes):.0f} at most, {sizes[-1]:.0f} at the end"
+                for name, sizes in self.memory.items()
+            ),
+        ]
+
+
+def run_soak(
+    minutes: float, settings: Settings, print_line: Callable[[str], None]
+) -> Result:
+    """Run a soak for a number of minutes.
+
+    :return: the result of a scenario; growing memory and late rows are errors.
+    """
+    findings = Findings()
+
+    def cause(deployment: FaultDeployment, chance: random.Random) -> None:
+        stopped = threading.Event()
+        liar = threading.Thread(
+            target=_lie, args=(deployment, chance.random(), stopped, findings)
+        )
+        liar.start()
+        try:
+            _cause_faults(deployment, chance, 60.0 * minutes, findings, print_line)
+        finally:
+            stopped.set()
+            liar.join()
+
+    scenario = Scenario("soak", cause, Needs(proxied="reader1"))
+    result = run_scenario(scenario, settings, print_line)
+    if not findings.faults:
+        return result
+    for line in findings.lines():
+        print_line(line)
+    errors = [result.error] if result.error else []
+    return attrs.evolve(result, error="; ".join(errors + findings.problems()))
+
+
+def _cause_faults(
+    deployment: FaultDeployment,
+    chance: random.Random,
+    seconds: float,
+    findings: Findings,
+    print_line: Callable[[str], None],
+) -> None:
+    started = time.monotonic()
+    while (due := findings.faults * FAULT_INTERVAL) < seconds:
+        time.sleep(max(0.0, started + due - time.monotonic()))
+        name = FAULTS[findings.faults % len(FAULTS)]
+        SCENARIOS[name].cause(deployment, chance)
+        next_row = deployment.wait_for_next_rows(NEXT_ROW_TIMEOUT)
+        findings.faults += 1
+        findings.slowest = max(findings.slowest, (next_row, name))
+        for survivor, sizes in findings.memory.items():
+            sizes.append(deployment.memory_of(survivor))
+        for process in deployment.processes.values():
+            process.check()
+        print_line(f"{time.monotonic() - started:.0f} s: {name}: {next_row:.1f} s")
+
+
+def _lie(
+    deployment: FaultDeployment,
+    seed: float,
+    stopped: threading.Event,
+    findings: Findings,
+) -> None:
+    """Publish false or invalid messages of each kind in turn until ``stopped``."""
+    assert deployment.redis is not None
+    port = deployment.redis.port
+    kinds = list(false_messages())
+    random.Random(seed).shuffle(kinds)
+    for suffix, messages, count in cycle(kinds):
+        if stopped.wait(LIE_INTERVAL):
+            return
+        with contextlib.suppress(OSError):
+            findings.lies += hostile.publish(
+                port, SERVER_NAME + suffix, islice(messages, count), LIE_INTERVAL
+            )
