@@ -84,7 +84,8 @@ def _bounds(metadata: Any) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    if field.default_factory is not None or field.default is None:
+    has_none = field.default is None or isinstance(field.default, BaseModel)
+    if field.default_factory is not None or has_none:
         return "--"
     if isinstance(field.default, bool):
         return f"``{str(field.default).lower()}``"
@@ -147,7 +148,8 @@ def _section(
             if section is not SharedFile and name == "streams"
             else _type_name(hints[name], inner)
         )
-        rows.append((f"``{name}``", kind, _default(field), field.description or ""))
+        meaning = " ".join((field.description or "").split())
+        rows.append((f"``{name}``", kind, _default(field), meaning))
         if section is not SharedFile and name == "streams":
             within.append((TableStream, inner))
     yield from _title(path, (section.__doc__ or "").partition("\n")[0])

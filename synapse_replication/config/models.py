@@ -16,18 +16,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from synapse_replication.config.files import did_you_mean
 from synapse_replication.config.own_section import OwnSection
 from synapse_replication.config.section_types import (
     ForeignSection,
+    ListOf,
     Names,
+    OrEmpty,
     Port,
     StrictSection,
-    empty_if_none,
     invalid,
-    list_if_none,
 )
 
 #: The resources of HTTP listeners that this package serves. It ignores all others,
@@ -39,83 +39,62 @@ LISTENER_TYPES = ("http", "metrics", "replication", "manhole")
 class DatabaseSection(ForeignSection):
     """The homeserver's database."""
 
-    name: str = Field(
-        default="psycopg2",
-        description="Driver. Streams in a database can be replicated only if the "
-        "database is PostgreSQL (``psycopg2``).",
-    )
-    args: dict[str, Any] = Field(
-        default_factory=dict,
-        repr=False,
-        description="Parameters of libpq (``host``, ``port``, ``dbname``, ``user``, "
-        "``password``, ...). ``cp_max`` is the maximum number of connections; the "
-        "default is 10.",
-    )
+    name: str = "psycopg2"
+    """Driver. Streams in a database can be replicated only if the database is
+    PostgreSQL (``psycopg2``)."""
+    args: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """Parameters of libpq (``host``, ``port``, ``dbname``, ``user``, ``password``,
+    ...). ``cp_max`` is the maximum number of connections; the default is 10."""
 
 
 class SentinelSection(StrictSection):
     """Sentinels that know the host and port of the Redis master."""
 
-    master: Annotated[str, Field(pattern=r"^\S+$")] = Field(
-        description="Name by which the Sentinels know the master."
-    )
-    sentinels: Annotated[Names, Field(min_length=1)] = Field(
-        description="``HOST:PORT`` of each Sentinel; the default port is 26379."
-    )
-    username: str | None = Field(
-        default=None, description="User name for the Sentinels, not for Redis."
-    )
-    password: SecretStr | None = Field(
-        default=None, description="Password for the Sentinels, not for Redis."
-    )
-    password_path: str | None = Field(
-        default=None, description="File with the password for the Sentinels."
-    )
+    master: Annotated[str, Field(pattern=r"^\S+$")]
+    """Name by which the Sentinels know the master."""
+    sentinels: Annotated[Names, Field(min_length=1)]
+    """``HOST:PORT`` of each Sentinel; the default port is 26379."""
+    username: str | None = None
+    """User name for the Sentinels, not for Redis."""
+    password: SecretStr | None = None
+    """Password for the Sentinels, not for Redis."""
+    password_path: str | None = None
+    """File with the password for the Sentinels."""
 
 
 class RedisSection(ForeignSection):
     """The Redis server over which instances replicate."""
 
-    enabled: bool = Field(
-        default=False,
-        description="Whether to replicate over Redis instead of direct TCP.",
-    )
-    host: str = Field(default="localhost", description="Host of Redis.")
-    port: Port = Field(default=6379, description="Port of Redis.")
-    path: str | None = Field(
-        default=None,
-        description="Unix socket of Redis; takes precedence over ``host`` and "
-        "``port``.",
-    )
-    username: str | None = Field(default=None, description="User name (ACL).")
-    password: SecretStr | None = Field(default=None, description="Password.")
-    password_path: str | None = Field(
-        default=None, description="File with the password."
-    )
-    dbid: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="Number of the database; the default is 0."
-    )
-    use_tls: bool = Field(default=False, description="Connect with TLS.")
-    certificate_file: str | None = Field(
-        default=None, description="Client certificate (PEM)."
-    )
-    private_key_file: str | None = Field(
-        default=None, description="Private key (PEM) of the client certificate."
-    )
-    ca_file: str | None = Field(
-        default=None,
-        description="Certificate authorities (PEM) that verify Redis; those of the "
-        "system if neither this nor ``ca_path`` is set.",
-    )
-    ca_path: str | None = Field(
-        default=None,
-        description="Folder of certificate authorities, if ``ca_file`` is not set.",
-    )
-    sentinel: SentinelSection | None = Field(
-        default=None,
-        description="Sentinels that know the host and port; takes precedence over "
-        "``host`` and ``port``, and excludes ``path``. Synapse has no such key.",
-    )
+    enabled: bool = False
+    """Whether to replicate over Redis instead of direct TCP."""
+    host: str = "localhost"
+    """Host of Redis."""
+    port: Port = 6379
+    """Port of Redis."""
+    path: str | None = None
+    """Unix socket of Redis; takes precedence over ``host`` and ``port``."""
+    username: str | None = None
+    """User name (ACL)."""
+    password: SecretStr | None = None
+    """Password."""
+    password_path: str | None = None
+    """File with the password."""
+    dbid: Annotated[int, Field(ge=0)] | None = None
+    """Number of the database; the default is 0."""
+    use_tls: bool = False
+    """Connect with TLS."""
+    certificate_file: str | None = None
+    """Client certificate (PEM)."""
+    private_key_file: str | None = None
+    """Private key (PEM) of the client certificate."""
+    ca_file: str | None = None
+    """Certificate authorities (PEM) that verify Redis; those of the system if neither
+    this nor ``ca_path`` is set."""
+    ca_path: str | None = None
+    """Folder of certificate authorities, if ``ca_file`` is not set."""
+    sentinel: SentinelSection | None = None
+    """Sentinels that know the host and port; takes precedence over ``host`` and
+    ``port``, and excludes ``path``. Synapse has no such key."""
 
     @model_validator(mode="after")
     def _check_pairs(self) -> RedisSection:
@@ -130,14 +109,14 @@ class RedisSection(ForeignSection):
 class InstanceSection(ForeignSection):
     """The address at which an instance serves HTTP replication."""
 
-    host: str | None = Field(default=None, description="Host of the instance.")
-    port: Port | None = Field(
-        default=None, description="Port of its HTTP listener for ``replication``."
-    )
-    tls: bool = Field(default=False, description="Connect with TLS.")
-    path: str | None = Field(
-        default=None, description="Unix socket, instead of ``host`` and ``port``."
-    )
+    host: str | None = None
+    """Host of the instance."""
+    port: Port | None = None
+    """Port of its HTTP listener for ``replication``."""
+    tls: bool = False
+    """Connect with TLS."""
+    path: str | None = None
+    """Unix socket, instead of ``host`` and ``port``."""
 
     @model_validator(mode="after")
     def _check_address(self) -> InstanceSection:
@@ -157,10 +136,9 @@ class InstanceSection(ForeignSection):
 class ResourceSection(ForeignSection):
     """One entry of ``resources``."""
 
-    names: Names = Field(
-        description="``replication``, ``health``, ``metrics``; other resources of "
-        "Synapse are ignored."
-    )
+    names: Names
+    """``replication``, ``health``, ``metrics``; other resources of Synapse are ignored.
+    """
 
     @model_validator(mode="after")
     def _check_names(self) -> ResourceSection:
@@ -174,26 +152,21 @@ class ResourceSection(ForeignSection):
 class ListenerSection(ForeignSection):
     """One listener of a process."""
 
-    type: str = Field(
-        description="``http``, ``metrics`` (an HTTP listener that serves only metrics "
-        "and the status), ``replication`` (direct TCP), or ``manhole``, which is "
-        "ignored."
-    )
-    port: Port | None = Field(
-        default=None, description="Port; either this or ``path``."
-    )
-    path: str | None = Field(default=None, description="Unix socket.")
-    bind_addresses: Names | None = Field(
-        default=None, description="Addresses to listen on; ``0.0.0.0`` by default."
-    )
-    bind_address: str | None = Field(
-        default=None,
-        description="A single address to listen on, if ``bind_addresses`` is not set.",
-    )
-    tls: bool = Field(default=False, description="Serve over TLS.")
-    resources: Annotated[list[ResourceSection], BeforeValidator(list_if_none)] = Field(
-        default_factory=list, description="Resources of an ``http`` listener."
-    )
+    type: str
+    """``http``, ``metrics`` (an HTTP listener that serves only metrics and the status),
+    ``replication`` (direct TCP), or ``manhole``, which is ignored."""
+    port: Port | None = None
+    """Port; either this or ``path``."""
+    path: str | None = None
+    """Unix socket."""
+    bind_addresses: Names | None = None
+    """Addresses to listen on; ``0.0.0.0`` by default."""
+    bind_address: str | None = None
+    """A single address to listen on, if ``bind_addresses`` is not set."""
+    tls: bool = False
+    """Serve over TLS."""
+    resources: ListOf[ResourceSection] = Field(default_factory=list)
+    """Resources of an ``http`` listener."""
 
     @model_validator(mode="after")
     def _check_listener(self) -> ListenerSection:
@@ -235,82 +208,48 @@ _MAX_TORTURE_MS = 60_000
 class SharedFile(ForeignSection):
     """All keys that this package reads, merged from all files."""
 
-    server_name: Annotated[str, Field(pattern=r"^[^\s/]+$")] = Field(
-        description="Name of the homeserver; also the name of the main Redis channel."
-    )
-    database: DatabaseSection | None = Field(
-        default=None,
-        description="The homeserver's database. Required if any replicated stream is "
-        "stored in it.",
-    )
-    redis: Annotated[RedisSection, BeforeValidator(empty_if_none)] = Field(
-        default_factory=RedisSection, description="Redis."
-    )
-    stream_writers: Annotated[dict[str, Names], BeforeValidator(empty_if_none)] = Field(
-        default_factory=dict,
-        description="The writers of each stream. A standard stream has Synapse's key; "
-        "by default, ``master`` writes it. The key of a declared stream is its name; "
-        "by default, the ``writers`` of the declaration write it. Every instance "
-        "writes ``caches``.",
-    )
-    instance_map: Annotated[
-        dict[str, InstanceSection], BeforeValidator(empty_if_none)
-    ] = Field(
-        default_factory=dict,
-        description="The address at which each instance serves HTTP replication, by "
-        "the instance's name; ``main`` is the main process.",
-    )
-    listeners: Annotated[list[ListenerSection], BeforeValidator(list_if_none)] = Field(
-        default_factory=list, description="Listeners of the main process."
-    )
-    worker_name: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(
-        default=None, description="Name of this worker. Required for a worker."
-    )
-    worker_app: str | None = Field(
-        default=None,
-        description="Used only to detect that a file belongs to a worker.",
-    )
-    worker_listeners: Annotated[
-        list[ListenerSection], BeforeValidator(list_if_none)
-    ] = Field(default_factory=list, description="Listeners of this worker.")
-    worker_replication_host: str | None = Field(
-        default=None,
-        description="Host of the main process's direct TCP listener.",
-    )
-    worker_replication_port: Port | None = Field(
-        default=None,
-        description="Port of the main process's direct TCP listener.",
-    )
-    worker_replication_secret: SecretStr | None = Field(
-        default=None,
-        description="Secret for HTTP replication, the same for all instances.",
-    )
-    worker_replication_secret_path: str | None = Field(
-        default=None, description="File with the replication secret."
-    )
-    tls_certificate_path: str | None = Field(
-        default=None, description="Certificate (PEM) of listeners with ``tls``."
-    )
-    tls_private_key_path: str | None = Field(
-        default=None, description="Private key (PEM) of ``tls_certificate_path``."
-    )
-    run_background_tasks_on: str | None = Field(
-        default=None,
-        description="Instance that stores client IPs; by default, the main process.",
-    )
-    federation_sender_instances: list[str] = Field(
-        default_factory=list,
-        description="Instances whose FEDERATION_ACK frees rows of ``federation``; by "
-        "default, all that send it.",
-    )
+    server_name: Annotated[str, Field(pattern=r"^[^\s/]+$")]
+    """Name of the homeserver; also the name of the main Redis channel."""
+    database: DatabaseSection | None = None
+    """The homeserver's database. Required if any replicated stream is stored in it."""
+    redis: OrEmpty[RedisSection] = RedisSection()
+    """Redis."""
+    stream_writers: OrEmpty[dict[str, Names]] = Field(default_factory=dict)
+    """The writers of each stream. A standard stream has Synapse's key; by default,
+    ``master`` writes it. The key of a declared stream is its name; by default, the
+    ``writers`` of the declaration write it. Every instance writes ``caches``."""
+    instance_map: OrEmpty[dict[str, InstanceSection]] = Field(default_factory=dict)
+    """The address at which each instance serves HTTP replication, by the instance's
+    name; ``main`` is the main process."""
+    listeners: ListOf[ListenerSection] = Field(default_factory=list)
+    """Listeners of the main process."""
+    worker_name: Annotated[str, Field(pattern=r"^\S+$")] | None = None
+    """Name of this worker. Required for a worker."""
+    worker_app: str | None = None
+    """Used only to detect that a file belongs to a worker."""
+    worker_listeners: ListOf[ListenerSection] = Field(default_factory=list)
+    """Listeners of this worker."""
+    worker_replication_host: str | None = None
+    """Host of the main process's direct TCP listener."""
+    worker_replication_port: Port | None = None
+    """Port of the main process's direct TCP listener."""
+    worker_replication_secret: SecretStr | None = None
+    """Secret for HTTP replication, the same for all instances."""
+    worker_replication_secret_path: str | None = None
+    """File with the replication secret."""
+    tls_certificate_path: str | None = None
+    """Certificate (PEM) of listeners with ``tls``."""
+    tls_private_key_path: str | None = None
+    """Private key (PEM) of ``tls_certificate_path``."""
+    run_background_tasks_on: str | None = None
+    """Instance that stores client IPs; by default, the main process."""
+    federation_sender_instances: list[str] = Field(default_factory=list)
+    """Instances whose FEDERATION_ACK frees rows of ``federation``; by default, all that
+    send it."""
     replication_torture_level: (
         Annotated[int, Field(ge=0, le=_MAX_TORTURE_MS)] | None
-    ) = Field(
-        default=None,
-        description="For tests: the longest random delay of each stream, in ms. If it "
-        "is not 0, streams are also sent in random order.",
-    )
-    synapse_replication: Annotated[OwnSection, BeforeValidator(empty_if_none)] = Field(
-        default_factory=OwnSection,
-        description="Settings of this package for which Synapse has no key.",
-    )
+    ) = None
+    """For tests: the longest random delay of each stream, in ms. If it is not 0,
+    streams are also sent in random order."""
+    synapse_replication: OrEmpty[OwnSection] = OwnSection()
+    """Settings of this package for which Synapse has no key."""

@@ -10,11 +10,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 
 from synapse_replication.config.files import did_you_mean
 from synapse_replication.config.section_types import (
+    ListOf,
     Names,
+    OrEmpty,
     StrictSection,
-    empty_if_none,
     invalid,
-    list_if_none,
 )
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.streams.backlog import BacklogOptions
@@ -27,62 +27,42 @@ from synapse_replication.wire.pending import PendingLimit
 class FactorySection(StrictSection):
     """A function that you provide."""
 
-    module: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")] = Field(
-        description="Dotted name of the function, for instance "
-        "``shop.sinks.make_sink``."
-    )
-    config: Annotated[dict[str, Any], BeforeValidator(empty_if_none)] = Field(
-        default_factory=dict,
-        repr=False,
-        description="Mapping that is passed to the function unchanged.",
-    )
+    module: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")]
+    """Dotted name of the function, for instance ``shop.sinks.make_sink``."""
+    config: OrEmpty[dict[str, Any]] = Field(default_factory=dict, repr=False)
+    """Mapping that is passed to the function unchanged."""
 
 
 class DirectTcpSection(StrictSection):
     """Direct TCP endpoints in Twisted's syntax, for instance for TLS."""
 
-    connect: Names = Field(
-        default_factory=list,
-        description="Endpoints to connect to, one for each instance whose rows are "
-        "read; for instance ``tls:main.example.com:9092``.",
-    )
-    listen: Names = Field(
-        default_factory=list,
-        description="Endpoints to listen on, in addition to the listeners of type "
-        "``replication``; for instance "
-        "``ssl:9092:privateKey=key.pem:certKey=crt.pem``.",
-    )
-    max_pending_commands: Annotated[int, Field(ge=100)] = Field(
-        default=PendingLimit().lines,
-        description="The most commands queued for a peer that reads too slowly; if "
-        "there are more, the connection is closed.",
-    )
+    connect: Names = Field(default_factory=list)
+    """Endpoints to connect to, one for each instance whose rows are read; for instance
+    ``tls:main.example.com:9092``."""
+    listen: Names = Field(default_factory=list)
+    """Endpoints to listen on, in addition to the listeners of type ``replication``; for
+    instance ``ssl:9092:privateKey=key.pem:certKey=crt.pem``."""
+    max_pending_commands: Annotated[int, Field(ge=100)] = PendingLimit().lines
+    """The most commands queued for a peer that reads too slowly; if there are more, the
+    connection is closed."""
     # At least four lines of the maximum length.
-    max_pending_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
-        default=PendingLimit().bytes,
-        description="The most bytes queued for a peer that reads too slowly; if "
-        "there are more, the connection is closed.",
-    )
-    max_connections: Annotated[int, Field(ge=10)] = Field(
-        default=500,
-        description="The most connections of all direct TCP listeners together that "
-        "are open at a time.",
-    )
+    max_pending_bytes: Annotated[int, Field(ge=64 * 1024)] = PendingLimit().bytes
+    """The most bytes queued for a peer that reads too slowly; if there are more, the
+    connection is closed."""
+    max_connections: Annotated[int, Field(ge=10)] = 500
+    """The most connections of all direct TCP listeners together that are open at a
+    time."""
 
 
 class HttpSection(StrictSection):
     """Limits of the HTTP listeners."""
 
-    allowed_hosts: Names = Field(
-        default_factory=list,
-        description="Host names by which clients reach the listeners, in addition to "
-        "``localhost``, the name of the machine, the listeners' own addresses and the "
-        "hosts of ``instance_map``. IP addresses are always accepted.",
-    )
-    max_connections: Annotated[int, Field(ge=10)] = Field(
-        default=500,
-        description="The most connections of one listener that are open at a time.",
-    )
+    allowed_hosts: Names = Field(default_factory=list)
+    """Host names by which clients reach the listeners, in addition to ``localhost``,
+    the name of the machine, the listeners' own addresses and the hosts of
+    ``instance_map``. IP addresses are always accepted."""
+    max_connections: Annotated[int, Field(ge=10)] = 500
+    """The most connections of one listener that are open at a time."""
 
 
 class ReceivingSection(StrictSection):
@@ -90,57 +70,41 @@ class ReceivingSection(StrictSection):
 
     # The default is far greater than the number of ids announced between two queries of
     # the sequence, and far smaller than the number of ids that the sequence has left.
-    plausible_distance: Annotated[int, Field(ge=1000, le=2**40)] = Field(
-        default=PLAUSIBLE_DISTANCE,
-        description="The most ids by which a position may exceed the last known value "
-        "of its stream's sequence without being verified by a query to the database. "
-        "For a stream held in memory, the position is compared with the writer's last "
-        "known position, and the query goes to the writer. A sequence is never "
-        "advanced to a position beyond this distance. The value must exceed the number "
-        "of ids that a stream uses in one transaction.",
-    )
+    plausible_distance: Annotated[int, Field(ge=1000, le=2**40)] = PLAUSIBLE_DISTANCE
+    """The most ids by which a position may exceed the last known value of its stream's
+    sequence without being verified by a query to the database. For a stream held in
+    memory, the position is compared with the writer's last known position, and the
+    query goes to the writer. A sequence is never advanced to a position beyond this
+    distance. The value must exceed the number of ids that a stream uses in one
+    transaction."""
     # The minimum suffices for the largest row over Redis.
-    max_queue_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
-        default=8 * 1024 * 1024,
-        description="The most bytes of each stream that may be queued for a slow row "
-        "sink, and the most bytes of an unfinished batch; if there are more, the rows "
-        "of the queue or batch are dropped and fetched later.",
-    )
-    position_check_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(
-        default=5.0,
-        description="The mean time between two reads of stream_positions, in s, which "
-        "find rows that a writer has not announced. 0 disables the reads.",
-    )
-    max_batch_rows: Annotated[int, Field(ge=100)] = Field(
-        default=10_000,
-        description="The most rows of an unfinished batch; a larger batch is dropped "
-        "and fetched later.",
-    )
+    max_queue_bytes: Annotated[int, Field(ge=1024 * 1024)] = 8 * 1024 * 1024
+    """The most bytes of each stream that may be queued for a slow row sink, and the
+    most bytes of an unfinished batch; if there are more, the rows of the queue or batch
+    are dropped and fetched later."""
+    position_check_seconds: Annotated[float, Field(ge=0, le=3600)] = 5.0
+    """The mean time between two reads of stream_positions, in s, which find rows that a
+    writer has not announced. 0 disables the reads."""
+    max_batch_rows: Annotated[int, Field(ge=100)] = 10_000
+    """The most rows of an unfinished batch; a larger batch is dropped and fetched
+    later."""
 
 
 class TlsSection(StrictSection):
     """TLS between instances."""
 
-    ca_file: str | None = Field(
-        default=None,
-        description="PEM file, or folder, of the authorities that verify the instances "
-        "to which this process connects (``instance_map`` with ``tls``, and "
-        "``tls:HOST:PORT``); by default, the authorities of the system.",
-    )
-    certificate_file: str | None = Field(
-        default=None,
-        description="Certificate (PEM) that this process presents: to servers that "
-        "request one, and at its listeners, in place of ``tls_certificate_path``.",
-    )
-    private_key_file: str | None = Field(
-        default=None, description="Private key (PEM) of ``certificate_file``."
-    )
-    client_ca_file: str | None = Field(
-        default=None,
-        description="PEM file, or folder, of authorities. If set, listeners with "
-        "``tls`` accept only clients whose certificate one of these authorities has "
-        "issued.",
-    )
+    ca_file: str | None = None
+    """PEM file, or folder, of the authorities that verify the instances to which this
+    process connects (``instance_map`` with ``tls``, and ``tls:HOST:PORT``); by default,
+    the authorities of the system."""
+    certificate_file: str | None = None
+    """Certificate (PEM) that this process presents: to servers that request one, and at
+    its listeners, in place of ``tls_certificate_path``."""
+    private_key_file: str | None = None
+    """Private key (PEM) of ``certificate_file``."""
+    client_ca_file: str | None = None
+    """PEM file, or folder, of authorities. If set, listeners with ``tls`` accept only
+    clients whose certificate one of these authorities has issued."""
 
     @model_validator(mode="after")
     def _check_pairs(self) -> TlsSection:
@@ -155,21 +119,14 @@ class TlsSection(StrictSection):
 class ExtensionSection(StrictSection):
     """The optional protocol between instances of this package."""
 
-    enabled: bool = Field(
-        default=True,
-        description="Whether to use the extension. Instances without it are not "
-        "affected.",
-    )
-    backlog_rows: Annotated[int, Field(ge=0)] = Field(
-        default=BacklogOptions().max_rows,
-        description="The most rows that a writer retains of each stream, for readers "
-        "that missed these rows; 0 for none.",
-    )
-    backlog_bytes: Annotated[int, Field(ge=0)] = Field(
-        default=BacklogOptions().max_bytes,
-        description="The approximate limit, in bytes, on the memory for the rows that "
-        "a writer retains of each stream.",
-    )
+    enabled: bool = True
+    """Whether to use the extension. Instances without it are not affected."""
+    backlog_rows: Annotated[int, Field(ge=0)] = BacklogOptions().max_rows
+    """The most rows that a writer retains of each stream, for readers that missed these
+    rows; 0 for none."""
+    backlog_bytes: Annotated[int, Field(ge=0)] = BacklogOptions().max_bytes
+    """The approximate limit, in bytes, on the memory for the rows that a writer retains
+    of each stream."""
 
 
 #: The path to which spans are sent if the configured endpoint has none.
@@ -188,22 +145,15 @@ class TracingSection(StrictSection):
 
     endpoint: Annotated[
         str, Field(pattern=r"^https?://[^\s/]+\S*$"), AfterValidator(_traces_url)
-    ] = Field(
-        description="URL of the collector; ``/v1/traces`` is added to a URL without a "
-        "path."
-    )
-    headers: Annotated[dict[str, SecretStr], BeforeValidator(empty_if_none)] = Field(
-        default_factory=dict, description="Headers of each request."
-    )
-    sample_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=1.0,
-        description="The fraction of traces that are recorded, from 0 to 1. It applies "
-        "to traces that begin in this process.",
-    )
-    service_name: Annotated[str, Field(min_length=1)] = Field(
-        default="synapse_replication",
-        description="``service.name`` of the spans.",
-    )
+    ]
+    """URL of the collector; ``/v1/traces`` is added to a URL without a path."""
+    headers: OrEmpty[dict[str, SecretStr]] = Field(default_factory=dict)
+    """Headers of each request."""
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """The fraction of traces that are recorded, from 0 to 1. It applies to traces that
+    begin in this process."""
+    service_name: Annotated[str, Field(min_length=1)] = "synapse_replication"
+    """``service.name`` of the spans."""
 
 
 def _to_stream(value: Any) -> Any:
@@ -263,65 +213,38 @@ StreamEntry = Annotated[Any, BeforeValidator(_to_stream)]
 class OwnSection(StrictSection):
     """Settings of this package for which Synapse has no key."""
 
-    streams: list[StreamEntry] | None = Field(
-        default=None,
-        description="The streams that are replicated: names of standard streams, and "
-        "declarations of your own tables. By default, all standard streams.",
-    )
-    row_sink: FactorySection | None = Field(
-        default=None,
-        description="``factory(host, config) -> RowSink``: the sink receives the rows.",
-    )
-    writer_lock: bool = Field(
-        default=True,
-        description="Whether a process that writes streams in PostgreSQL holds an "
-        "advisory lock there. A second process with its name then waits for ten "
-        "seconds and refuses to start. The lock has no effect behind a pooler in "
-        "transaction mode.",
-    )
-    fill_sink: bool = Field(
-        default=False,
-        description="Whether a sink that has saved no position of a stream receives "
-        "all rows of the stream from the beginning, instead of those that are written "
-        "from now on.",
-    )
-    command_sink: FactorySection | None = Field(
-        default=None,
-        description="``factory(host, config) -> CommandSink``: the sink receives the "
-        "commands for the host, such as ``USER_SYNC``.",
-    )
-    modules: Annotated[list[FactorySection], BeforeValidator(list_if_none)] = Field(
-        default_factory=list,
-        description="``factory(host, config) -> IService | None``: each factory is "
-        "called before replication starts; the service that it returns runs inside "
-        "this process.",
-    )
-    direct_tcp: Annotated[DirectTcpSection, BeforeValidator(empty_if_none)] = Field(
-        default_factory=DirectTcpSection, description="Direct TCP."
-    )
-    http: Annotated[HttpSection, BeforeValidator(empty_if_none)] = Field(
-        default_factory=HttpSection, description="HTTP listeners."
-    )
-    receiving: Annotated[ReceivingSection, BeforeValidator(empty_if_none)] = Field(
-        default_factory=ReceivingSection,
-        description="Limits of the data and positions that are accepted from peers.",
-    )
-    tls: Annotated[TlsSection, BeforeValidator(empty_if_none)] = Field(
-        default_factory=TlsSection, description="TLS between instances."
-    )
-    allow_unprotected_listeners: bool = Field(
-        default=False,
-        description="Whether other machines may reach a listener for replication that "
-        "requires neither a secret nor a client certificate.",
-    )
-    log_level: Literal["debug", "info", "warn", "error", "critical"] = Field(
-        default="info", description="Lowest level that is logged."
-    )
-    tracing: TracingSection | None = Field(
-        default=None,
-        description="The collector to which spans are sent; by default, none.",
-    )
-    extension: Annotated[ExtensionSection, BeforeValidator(empty_if_none)] = Field(
-        default_factory=ExtensionSection,
-        description="The optional protocol between instances of this package.",
-    )
+    streams: list[StreamEntry] | None = None
+    """The streams that are replicated: names of standard streams, and declarations of
+    your own tables. By default, all standard streams."""
+    row_sink: FactorySection | None = None
+    """``factory(host, config) -> RowSink``: the sink receives the rows."""
+    writer_lock: bool = True
+    """Whether a process that writes streams in PostgreSQL holds an advisory lock there.
+    A second process with its name then waits for ten seconds and refuses to start. The
+    lock has no effect behind a pooler in transaction mode."""
+    fill_sink: bool = False
+    """Whether a sink that has saved no position of a stream receives all rows of the
+    stream from the beginning, instead of those that are written from now on."""
+    command_sink: FactorySection | None = None
+    """``factory(host, config) -> CommandSink``: the sink receives the commands for the
+    host, such as ``USER_SYNC``."""
+    modules: ListOf[FactorySection] = Field(default_factory=list)
+    """``factory(host, config) -> IService | None``: each factory is called before
+    replication starts; the service that it returns runs inside this process."""
+    direct_tcp: OrEmpty[DirectTcpSection] = DirectTcpSection()
+    """Direct TCP."""
+    http: OrEmpty[HttpSection] = HttpSection()
+    """HTTP listeners."""
+    receiving: OrEmpty[ReceivingSection] = ReceivingSection()
+    """Limits of the data and positions that are accepted from peers."""
+    tls: OrEmpty[TlsSection] = TlsSection()
+    """TLS between instances."""
+    allow_unprotected_listeners: bool = False
+    """Whether other machines may reach a listener for replication that requires neither
+    a secret nor a client certificate."""
+    log_level: Literal["debug", "info", "warn", "error", "critical"] = "info"
+    """Lowest level that is logged."""
+    tracing: TracingSection | None = None
+    """The collector to which spans are sent; by default, none."""
+    extension: OrEmpty[ExtensionSection] = ExtensionSection()
+    """The optional protocol between instances of this package."""
