@@ -336,10 +336,26 @@ class ReplicationCommandHandler:
         if not isinstance(refused.error, UnknownCommandError):
             link.connection.close_with_error(str(refused.error))
 
-    def _handle_command(self, link: Link, command: Command) -> None:
+    def command_relayed(
+        self,
+        connection: ReplicationConnection,
+        command: Command,
+        reached: frozenset[str],
+    ) -> None:
+        """Handle a command for all instances that a peer has relayed or sent.
+
+        :param reached: the instances to which it was already sent.
+        """
+        link = self.sender.links.get(connection)
+        if link is not None:
+            self._handle_command(link, command, reached)
+
+    def _handle_command(
+        self, link: Link, command: Command, reached: frozenset[str] | None = None
+    ) -> None:
         name = command.NAME
         try:
-            waiting = self.on_command(link.connection, command)
+            waiting = self.on_command(link.connection, command, reached)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._observer.failure(f"handling {name}", without_secrets(error, command))
             return
@@ -429,10 +445,14 @@ class ReplicationCommandHandler:
     # -- commands ----------------------------------------------------------------------
 
     def on_command(
-        self, connection: ReplicationConnection, command: Command
+        self,
+        connection: ReplicationConnection,
+        command: Command,
+        reached: frozenset[str] | None = None,
     ) -> Awaitable[None] | None:
         """Handle a command that arrived on a connection.
 
+        :param reached: the instances to which it was already sent, if it was relayed.
         :return: an awaitable only if the host returns one.
         """
         if isinstance(command, ReplicateCommand):
@@ -442,7 +462,7 @@ class ReplicationCommandHandler:
         elif isinstance(command, RdataCommand):
             self._handle_row(connection, command)
         else:
-            return self._dispatcher.dispatch(connection, command)
+            return self._dispatcher.dispatch(connection, command, reached)
         return None
 
     def _handle_position(

@@ -4,9 +4,8 @@ Theory of operation: a command is delivered to the host's
 :class:`~synapse_replication.handlers.interfaces.CommandSink`. The following are not
 delivered: repeats of USER_SYNC; copies of REMOTE_SERVER_UP and LOCK_RELEASED that
 arrive on another link; USER_SYNC, CLEAR_USER_SYNC and LOCK_RELEASED that this process
-sent itself; and USER_IP if the host does not store client IPs. If a peer that connected
-to this process sends REMOTE_SERVER_UP or LOCK_RELEASED, the command is also relayed to
-the other peers that connected to this process.
+sent itself; and USER_IP if the host does not store client IPs. REMOTE_SERVER_UP and
+LOCK_RELEASED are also relayed to other peers over direct TCP.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from synapse_replication.handlers.interfaces import (
     ReplicationHost,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.handlers.relay import CopyFilter
+from synapse_replication.handlers.relay import RELAYED, CopyFilter
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.handlers.user_syncs import UserSyncDeduplicator
 from synapse_replication.streams.stream import AcknowledgedStream
@@ -73,8 +72,8 @@ class HostCommandDispatcher:
             ClearUserSyncsCommand: self._clears_another,
             FederationAckCommand: self._acknowledge,
             UserIpCommand: self._stores_user_ips,
-            RemoteServerUpCommand: self._relay,
-            LockReleasedCommand: self._relay_lock,
+            RemoteServerUpCommand: self._is_no_copy,
+            LockReleasedCommand: self._is_lock_of_another,
             NewActiveTaskCommand: _always,
             CancelTaskCommand: _always,
             RemovePusherCommand: _always,
@@ -82,12 +81,19 @@ class HostCommandDispatcher:
         }
 
     def dispatch(
-        self, connection: ReplicationConnection, command: Command
+        self,
+        connection: ReplicationConnection,
+        command: Command,
+        reached: frozenset[str] | None = None,
     ) -> Awaitable[None] | None:
         """Deliver a command to the host, if the host needs it.
 
+        :param reached: the instances to which the command was already sent; ``None`` if
+            it arrived as a plain line.
         :return: what the host returns.
         """
+        if command.NAME in RELAYED:
+            self._relay(connection, command, reached)
         is_wanted = self._filters.get(type(command))
         if is_wanted is None or not is_wanted(connection, command):
             return None
@@ -151,35 +157,35 @@ class HostCommandDispatcher:
             return False
         return True
 
-    def _relay_lock(
+    def _relay(
+        self,
+        connection: ReplicationConnection,
+        command: Command,
+        reached: frozenset[str] | None,
+    ) -> None:
+        """Relay a command to other peers, unless it is a copy.
+
+        A plain line that arrived on a link that this process opened is not relayed: in
+        a mesh, it would circulate for ever.
+        """
+        if len(self._sender.links) < 2 or (reached is None and not connection.relays):
+            return
+        if not self._relayed.is_copy(command, connection, self._host.clock.seconds()):
+            self._sender.relay(command, connection, reached or frozenset())
+
+    def _is_lock_of_another(
         self, connection: ReplicationConnection, command: LockReleasedCommand
     ) -> bool:
         if command.instance_name == self._host.identity.instance_name:
             return False
-        return self._relay(connection, command)
+        return self._is_no_copy(connection, command)
 
-    def _relay(self, connection: ReplicationConnection, command: Command) -> bool:
-        """Relay a command to the other peers that connected to this process.
-
-        A copy is not relayed again. A command that arrived on a link that this process
-        opened is not relayed, and no command is relayed on such a link: the server at
-        the link's other end relays commands, too, so in a mesh the command would
-        circulate for ever.
-
-        :return: whether the command is not a copy and must be delivered to the host.
-        """
-        links = self._sender.links
-        if len(links) < 2:
-            # There is no peer to relay to, and no copy can arrive on another link.
+    def _is_no_copy(self, connection: ReplicationConnection, command: Command) -> bool:
+        if len(self._sender.links) < 2:
+            # No copy can arrive on another link.
             return True
         now = self._host.clock.seconds()
-        if connection.relays and not self._relayed.is_copy(command, connection, now):
-            for other in list(links):
-                if other.relays and other is not connection:
-                    self._sender.send_to(other, command)
-        if self._delivered.is_copy(command, connection, now):
-            self._observer.observe(
-                Discarded(command.NAME, "", DiscardReason.REPEATED, 1)
-            )
-            return False
-        return True
+        if not self._delivered.is_copy(command, connection, now):
+            return True
+        self._observer.observe(Discarded(command.NAME, "", DiscardReason.REPEATED, 1))
+        return False

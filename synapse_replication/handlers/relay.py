@@ -1,8 +1,13 @@
-"""Detection of copies of a command that arrive over several links.
+"""Commands that are relayed, and detection of their copies.
 
 Theory of operation: over direct TCP, a broadcast command (REMOTE_SERVER_UP,
 LOCK_RELEASED) reaches an instance over several links: two instances may be connected in
-both directions, and a server relays commands. A command has no id, so a copy is
+both directions, and instances relay commands. A process that speaks the extension
+relays it to all peers, with the names of the instances to which it was sent; it is
+never sent to one of them again, so it cannot circulate. A plain line does not carry
+these names; it is relayed only from one client of this process to the others.
+
+A command has no id, so a copy is
 identified by its link: a link transmits each event only once. The link on which a
 command was last received as a new event is its *origin*. If the same command arrives on
 another link within :data:`WINDOW` of that event, it is a copy. Otherwise it is a new
@@ -22,6 +27,13 @@ from typing import Final
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.recent import RecentDict
 from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.standard import (
+    LockReleasedCommand,
+    RemoteServerUpCommand,
+)
+
+#: The names of the commands that are relayed.
+RELAYED: Final = frozenset({LockReleasedCommand.NAME, RemoteServerUpCommand.NAME})
 
 #: The time for which the same command on another link is a copy, in s.
 WINDOW: Final = 2.0

@@ -27,6 +27,9 @@ reached it, in ms since 1970. The types are:
 ``rows``
     Rows follow on the main channel. ``positions`` contains only their stream, with its
     token before these rows.
+``command``
+    Only over direct TCP: ``line`` is a command for all instances, and ``reached`` lists
+    those to which it was sent. The receiver relays it to its other peers.
 
 Two more fields may be present: ``backlog`` is false if the instance does not serve its
 recent rows from memory; ``streams``, in a ``hello`` over direct TCP, contains the names
@@ -85,6 +88,8 @@ _FIELDS: Final = frozenset(
         "positions",
         "backlog",
         "streams",
+        "line",
+        "reached",
     }
 )
 
@@ -96,6 +101,7 @@ class MessageType(enum.Enum):
     HEARTBEAT = "heartbeat"
     GOODBYE = "goodbye"
     ROWS = "rows"
+    COMMAND = "command"
 
 
 _TYPES: Final = {kind.value: kind for kind in MessageType}
@@ -147,6 +153,8 @@ class ExtensionMessage:
     :ivar follows: in a ``hello`` over direct TCP, the streams whose rows the instance
         needs; ``None`` if not stated, which means all.
     :ivar unknown_fields: the number of fields that were skipped.
+    :ivar line: in a ``command``, its line; otherwise empty.
+    :ivar reached: in a ``command``, the instances to which it was sent.
     """
 
     type: MessageType
@@ -159,6 +167,8 @@ class ExtensionMessage:
     has_backlog: bool = True
     unknown_fields: int = 0
     follows: frozenset[str] | None = None
+    line: str = ""
+    reached: frozenset[str] = frozenset()
 
 
 def encode_message(message: ExtensionMessage) -> bytes:
@@ -180,6 +190,8 @@ def encode_message(message: ExtensionMessage) -> bytes:
         value["backlog"] = False
     if message.follows is not None:
         value["streams"] = sorted(message.follows)
+    if message.line:
+        value |= {"line": message.line, "reached": sorted(message.reached)}
     return encode_json(value)
 
 
@@ -243,7 +255,9 @@ def parse_message(payload: bytes) -> ExtensionMessage:
         _name(value["version"], "version") if value.get("version") else "",
         value.get("backlog") is not False,
         len(value.keys() - _FIELDS),
-        _streams(value["streams"]) if "streams" in value else None,
+        _names(value["streams"], "streams") if "streams" in value else None,
+        _line(value.get("line", "")),
+        _names(value.get("reached", []), "reached"),
     )
 
 
@@ -275,10 +289,16 @@ def _positions(value: Any) -> dict[str, StreamPosition]:
     return positions
 
 
-def _streams(value: Any) -> frozenset[str]:
+def _names(value: Any, what: str) -> frozenset[str]:
     if not isinstance(value, list) or len(value) > MAX_STREAMS:
-        _raise_invalid(f"streams is not a list of at most {MAX_STREAMS} names")
-    return frozenset(_name(name, "a stream") for name in value)
+        _raise_invalid(f"{what} is not a list of at most {MAX_STREAMS} names")
+    return frozenset(_name(name, f"a name in {what}") for name in value)
+
+
+def _line(value: Any) -> str:
+    if not isinstance(value, str) or "\n" in value:
+        _raise_invalid("line is not one line")
+    return value
 
 
 def _name(value: Any, what: str) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from itertools import permutations
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.relay import MAX_REMEMBERED, WINDOW, CopyFilter
@@ -15,9 +19,11 @@ from synapse_replication.wire.commands.standard import (
     LockReleasedCommand,
     RemoteServerUpCommand,
 )
+from synapse_replication.wire.commands.users import UserSyncCommand
 from synapse_replication.wire.rdata import read_lines
 
 COMMAND = RemoteServerUpCommand("a.example")
+LOCK = LockReleasedCommand("w0", "lock", "key")
 
 
 class CopyFilterTests(SynchronousTestCase):
@@ -65,92 +71,197 @@ class CopyFilterTests(SynchronousTestCase):
 
 
 class _Wire(MemoryConnection):
-    """One end of a link in a mesh; lines are queued for the other end."""
+    """One end of a link between instances; lines are queued for the other end."""
 
+    is_direct = True
     other: _Wire
-    owner: ReplicationCommandHandler
+    owner: Instance
 
-    def __init__(self, name: str, mesh: Mesh, *, relays: bool) -> None:
+    def __init__(self, name: str, net: Net, *, relays: bool) -> None:
         super().__init__(name, relays=relays)
-        self.mesh = mesh
+        self.net = net
 
-    def send_lines(self, command_name: str, lines: object) -> None:
-        assert isinstance(lines, list)
-        self.mesh.under_way.extend((self.other, line) for line in lines)
+    def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
+        self.net.under_way.extend((self.other, False, line) for line in lines)
+
+    def send_extension(self, payloads: Sequence[bytes]) -> None:
+        self.net.under_way.extend((self.other, True, each) for each in payloads)
 
 
-class Mesh:
-    """Instances that each connect to every other one."""
+class Instance:
+    """An instance of a net, with or without the extension."""
 
-    def __init__(self, size: int) -> None:
-        self.under_way: deque[tuple[_Wire, bytes]] = deque()
-        self.hosts = [MemoryHost() for _ in range(size)]
-        for number, host in enumerate(self.hosts):
-            host.identity = Identity("hs", f"w{number}", f"epoch{number}")
-        self.handlers = [
-            ReplicationCommandHandler(host, host.observer) for host in self.hosts
+    def __init__(self, number: int, *, speaks: bool) -> None:
+        self.host = MemoryHost()
+        self.host.identity = Identity("hs", f"w{number}", f"epoch{number}")
+        self.handler = ReplicationCommandHandler(self.host, self.host.observer)
+        self.extension: ReplicationExtension | None = None
+        if speaks:
+            self.extension = ReplicationExtension(
+                self.host, self.handler, self.host.observer, PeerEpochs(), None
+            )
+
+    def take(self, end: _Wire, payload: bytes, *, is_extension: bool) -> None:
+        if is_extension:
+            assert self.extension is not None
+            self.extension.extension_received(end, payload)
+        else:
+            self.handler.received(end, read_lines([payload]))
+
+
+class Net:
+    """Instances with direct connections.
+
+    :param links: pairs of a client and a server, by their numbers.
+    :param speaks: the instances with the extension.
+    """
+
+    def __init__(
+        self, size: int, links: Iterable[tuple[int, int]], speaks: Collection[int] = ()
+    ) -> None:
+        self.under_way: deque[tuple[_Wire, bool, bytes]] = deque()
+        self.instances = [
+            Instance(number, speaks=number in speaks) for number in range(size)
         ]
-        for client in range(size):
-            for server in range(size):
-                if client != server:
-                    self._connect(client, server)
+        self.ends: list[_Wire] = []
+        for client, server in links:
+            self._connect(client, server)
         self.run()
 
     def _connect(self, client: int, server: int) -> None:
         near = _Wire(f"to w{server}", self, relays=False)
         far = _Wire(f"from w{client}", self, relays=True)
         near.other, far.other = far, near
-        near.owner, far.owner = self.handlers[client], self.handlers[server]
-        near.owner.new_connection(near)
-        far.owner.new_connection(far)
+        near.owner, far.owner = self.instances[client], self.instances[server]
+        for end in (near, far):
+            end.owner.handler.new_connection(end)
+            if near.owner.extension and far.owner.extension:
+                assert end.owner.extension is not None
+                end.owner.extension.extension_up(end)
 
     def run(self, most: int = 1000) -> int:
         """Deliver all queued lines; return their number."""
         for count in range(most):
             if not self.under_way:
                 return count
-            end, line = self.under_way.popleft()
-            end.owner.received(end, read_lines([line]))
+            end, is_extension, payload = self.under_way.popleft()
+            end.owner.take(end, payload, is_extension=is_extension)
         return most
 
     def delivered(self) -> list[list[Command]]:
-        """Return the commands that each host received."""
-        return [host.commands.received for host in self.hosts]
+        """Return the commands that each instance received."""
+        return [each.host.commands.received for each in self.instances]
+
+    def from_outside(self, number: int) -> int:
+        """Let a peer that the others do not know send COMMAND to an instance.
+
+        :return: the number of lines that the instances sent because of it.
+        """
+        outsider = MemoryConnection("stranger", relays=True)
+        handler = self.instances[number].handler
+        handler.new_connection(outsider)
+        self.run()
+        handler.received(outsider, read_lines([b"REMOTE_SERVER_UP a.example"]))
+        return self.run()
+
+
+def mesh(size: int, speaks: Collection[int] = ()) -> Net:
+    """Return instances that each connect to every other one."""
+    return Net(size, permutations(range(size), 2), speaks)
 
 
 class MeshTests(SynchronousTestCase):
     """Tests with four instances that each connect to every other one."""
 
     def setUp(self) -> None:
-        self.mesh = Mesh(4)
+        #: Without the extension, with it, and half of them with it.
+        self.meshes = [mesh(4), mesh(4, range(4)), mesh(4, (0, 2))]
 
     def test_external_command_reaches_each_once(self) -> None:
         """A command from outside reaches each instance once."""
-        mesh = self.mesh
-        outsider = MemoryConnection("stranger", relays=True)
-        mesh.handlers[0].new_connection(outsider)
-        mesh.run()
-        line = b"REMOTE_SERVER_UP a.example"
-        mesh.handlers[0].received(outsider, read_lines([line]))
-        self.assertEqual(mesh.run(), 3)
-        for calls in mesh.delivered():
-            self.assertEqual(calls, [RemoteServerUpCommand("a.example")])
+        for net, lines in zip(self.meshes, (3, 3, 5), strict=True):
+            self.assertEqual(net.from_outside(0), lines)
+            for calls in net.delivered():
+                self.assertEqual(calls, [COMMAND])
 
     def test_command_on_several_links_is_delivered_once(self) -> None:
         """A command that reaches an instance on several links is delivered once."""
-        mesh = self.mesh
-        mesh.handlers[0].sender.send(LockReleasedCommand("w0", "lock", "key"))
-        self.assertLess(mesh.run(), 20)
-        first, *others = mesh.delivered()
-        self.assertEqual(first, [])
-        for calls in others:
-            self.assertEqual(calls, [LockReleasedCommand("w0", "lock", "key")])
+        for net in self.meshes:
+            net.instances[0].handler.sender.send(LOCK)
+            self.assertLess(net.run(), 20)
+            first, *others = net.delivered()
+            self.assertEqual(first, [])
+            for calls in others:
+                self.assertEqual(calls, [LOCK])
 
     def test_released_again(self) -> None:
         """A lock released twice in quick succession is delivered twice."""
-        mesh = self.mesh
-        for _ in range(2):
-            mesh.handlers[0].sender.send(LockReleasedCommand("w0", "lock", "key"))
-            mesh.run()
-        for calls in mesh.delivered()[1:]:
-            self.assertEqual(len(calls), 2)
+        for net in self.meshes:
+            for _ in range(2):
+                net.instances[0].handler.sender.send(LOCK)
+                net.run()
+            for calls in net.delivered()[1:]:
+                self.assertEqual(len(calls), 2)
+
+
+class ChainTests(SynchronousTestCase):
+    """Tests with instances that are not all connected to one another."""
+
+    def test_chain(self) -> None:
+        """A command crosses instances that both listen and connect, and no echo."""
+        links = [(0, 1), (1, 2), (3, 2), (3, 4)]
+        for sender in range(5):
+            net = Net(5, links, range(5))
+            net.instances[sender].handler.sender.send(COMMAND)
+            self.assertEqual(net.run(), 4)
+            delivered = net.delivered()
+            self.assertEqual(delivered.pop(sender), [])
+            self.assertEqual(delivered, [[COMMAND]] * 4)
+
+    def test_from_outside(self) -> None:
+        """A plain line of a client crosses the chain, too."""
+        net = Net(3, [(0, 1), (1, 2)], range(3))
+        net.from_outside(0)
+        self.assertEqual(net.delivered(), [[COMMAND]] * 3)
+
+    def test_two_ways(self) -> None:
+        """A command that arrives in two ways is relayed once."""
+        net = Net(5, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)], range(5))
+        net.instances[0].handler.sender.send(COMMAND)
+        self.assertEqual(net.run(), 5)
+
+    def test_slow_links(self) -> None:
+        """
+        Even if links are slower than the filter of copies, a command does not
+        circulate.
+        """
+        ring = [(0, 1), (1, 2), (2, 0)]
+        for net in (Net(3, ring, range(3)), Net(3, ring), mesh(3), mesh(3, (0, 1))):
+            net.instances[0].handler.sender.send(LOCK)
+            lines = 0
+            while net.under_way and lines < 100:
+                lines += net.run(1)
+                for each in net.instances:
+                    each.host.reactor.advance(2 * WINDOW)
+            self.assertLess(lines, 20)
+            for calls in net.delivered()[1:]:
+                self.assertIn(LOCK, calls)
+
+    def test_hostile_command(self) -> None:
+        """Only the two broadcast commands are accepted in a message."""
+        net = Net(3, [(0, 1), (1, 2)], range(3))
+        extension = net.instances[0].extension
+        assert extension is not None
+        extension.relay(UserSyncCommand("i", "@a:b", None, True, 1), None, frozenset())
+        extension.relay(COMMAND, None, frozenset(["w1"]))
+        net.run()
+        self.assertEqual(net.delivered(), [[], [], []])
+
+    def test_many_instances(self) -> None:
+        """If the names of all instances do not fit into a line, none are sent."""
+        net = Net(3, [(0, 1), (1, 2)], range(3))
+        reached = frozenset(f"{number:0200}" for number in range(100))
+        extension = net.instances[1].extension
+        assert extension is not None
+        self.assertEqual(len(extension.relay(COMMAND, None, reached)), 0)
+        self.assertEqual(net.run(), 0)

@@ -102,6 +102,21 @@ class ExtensionMessageTests(SynchronousTestCase):
         )
         self.assertIsNone(parse_message(with_fields()).follows)
         self.assertEqual(parse_message(with_fields(streams=[])).follows, frozenset())
+
+    def test_command(self) -> None:
+        """A command message has a line, and the instances that it has reached."""
+        names = frozenset({"w1", "w2"})
+        message = attrs.evolve(
+            parse_message(with_fields()),
+            type=MessageType.COMMAND,
+            line="REMOTE_SERVER_UP a.example",
+            reached=names,
+        )
+        self.assertEqual(parse_message(encode_message(message)), message)
+        for fields in ({"line": 1}, {"line": "a\nb"}, {"reached": ["a b"]}):
+            self.assertRaises(
+                ExtensionMessageError, parse_message, with_fields(**fields)
+            )
         invalid: list[Any] = [None, "typing", {}, [7], ["two words"], ["x"] * 501]
         for wrong in invalid:
             with self.assertRaises(ExtensionMessageError):

@@ -32,7 +32,7 @@ Stock peers do not receive messages of the extension. Passive processes do not u
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 import attrs
@@ -54,7 +54,13 @@ from synapse_replication.handlers.interfaces import (
     ReplicationHost,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.relay import RELAYED
 from synapse_replication.streams.backlog import Backlog
+from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands.standard import (
+    encode_command,
+    parse_command_from_line,
+)
 from synapse_replication.wire.extension import (
     ExtensionMessage,
     MessageType,
@@ -68,6 +74,9 @@ from synapse_replication.wire.extension import (
 #: A hello contains the names of the followed streams only up to this number of streams,
 #: so that it fits into a line. Without the names, peers send all streams.
 MAX_FOLLOWED: Final = 100
+
+#: The longest message with a command, in bytes, so that it fits into a line.
+MAX_COMMAND_LENGTH: Final = 15 * 1024
 
 #: The shortest delay until a heartbeat, in s.
 MIN_DELAY: Final = 0.01
@@ -168,6 +177,8 @@ class ReplicationExtension:
         }
         self._followed = frozenset(host.streams.get_streams())
         self._connections: list[ExtensionConnection] = []
+        #: The instance at the other end of each direct link that has sent a message.
+        self._peers: dict[ReplicationConnection, tuple[ExtensionConnection, str]] = {}
         self._positions: dict[str, StreamPosition] = {}
         self._has_advanced = False
         self._last_heartbeat = self._last_answer = -math.inf
@@ -249,6 +260,7 @@ class ReplicationExtension:
     def extension_down(self, connection: ExtensionConnection) -> None:
         """Remove a link that is down."""
         self._connections.remove(connection)
+        self._peers.pop(connection, None)
 
     def extension_received(
         self, connection: ExtensionConnection, payload: bytes
@@ -298,8 +310,13 @@ class ReplicationExtension:
                 # twice.
                 self._schedule_answer(is_new=False)
             return
-        if message.follows is not None and connection.is_direct:
-            self._handler.sender.send_only(connection, message.follows)
+        if connection.is_direct:
+            self._peers[connection] = connection, name
+            if kind is MessageType.COMMAND:
+                self._handle_command(connection, message)
+                return
+            if message.follows is not None:
+                self._handler.sender.send_only(connection, message.follows)
         is_new = status is EpochStatus.NEW
         if is_new:
             self._observer.observe(EpochChanged(name))
@@ -321,6 +338,18 @@ class ReplicationExtension:
             self._epochs.leave(name, epoch)
         elif kind is MessageType.HELLO:
             self._schedule_answer(is_new=status is not EpochStatus.SAME)
+
+    def _handle_command(
+        self, connection: ExtensionConnection, message: ExtensionMessage
+    ) -> None:
+        try:
+            command = parse_command_from_line(message.line)
+        except RemoteProtocolError as error:
+            self._observer.observe(LineRefused(connection.name, error))
+            return
+        if command.NAME in RELAYED:
+            self._observer.commands_received(connection.name, command.NAME, 1)
+            self._handler.command_relayed(connection, command, message.reached)
 
     def _rows_announced(
         self,
@@ -399,6 +428,39 @@ class ReplicationExtension:
         """Record that this instance has no rows in ``(prev_token, new_token]``."""
         if self._backlog is not None and self.retains(stream_name):
             self._backlog.of(stream_name).skip_range(prev_token, new_token)
+
+    def relay(
+        self,
+        command: Command,
+        origin: ReplicationConnection | None,
+        reached: frozenset[str],
+    ) -> Collection[ReplicationConnection]:
+        """Send a command for all instances to the peers that it has not reached."""
+        if self._has_stopped:
+            return ()
+        receivers = {
+            connection: name
+            for connection, name in self._peers.values()
+            if connection is not origin and name not in reached
+        }
+        if origin is not None:
+            # One link to each peer is enough for what others have sent.
+            of_names = {name: connection for connection, name in receivers.items()}
+            receivers = {connection: name for name, connection in of_names.items()}
+        message = attrs.evolve(
+            self._blank,
+            type=MessageType.COMMAND,
+            time_ms=self._clock.time_msec(),
+            line=encode_command(command).decode(),
+            reached=reached.union([self._name], receivers.values()),
+        )
+        payload = encode_message(message)
+        if len(payload) > MAX_COMMAND_LENGTH:
+            # There are hundreds of instances. Let the peers relay it as a plain line.
+            return ()
+        for connection in receivers:
+            connection.send_extension([payload])
+        return self._peers
 
     def _set_position(self, stream_name: str, token: int) -> None:
         position = self._positions.get(stream_name)

@@ -14,7 +14,7 @@ See docs/failure-modes.rst: failure-unprompted-announcement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from synapse_replication.errors import LineTooLongError
@@ -31,6 +31,7 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.relay import RELAYED
 from synapse_replication.handlers.sending.unsent import UnsentCommands
 from synapse_replication.streams.stream import JsonValue, Stream
 from synapse_replication.wire.commands.base import Command
@@ -75,6 +76,20 @@ class SendingListener(Protocol):
 
     def range_skipped(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Record that a range without rows was skipped without an announcement."""
+        ...
+
+    def relay(
+        self,
+        command: Command,
+        origin: ReplicationConnection | None,
+        reached: frozenset[str],
+    ) -> Collection[ReplicationConnection]:
+        """Send a command for all instances to the peers that it has not reached.
+
+        :param origin: the link on which it arrived; ``None`` if it is of this process.
+        :param reached: the instances to which it was already sent.
+        :return: the links whose peers need no plain line.
+        """
         ...
 
 
@@ -195,8 +210,34 @@ class CommandSender:
             if self._retains_unsent:
                 self._unsent.put(command)
             return
+        is_served: Collection[ReplicationConnection] = ()
+        if self._listener is not None and command.NAME in RELAYED:
+            is_served = self._listener.relay(command, None, frozenset())
         for connection in list(self.links):
-            self.send_to(connection, command)
+            if connection not in is_served:
+                self.send_to(connection, command)
+
+    def relay(
+        self,
+        command: Command,
+        origin: ReplicationConnection,
+        reached: frozenset[str],
+    ) -> None:
+        """Send a command for all instances on to the peers that it has not reached.
+
+        A peer without the extension relays what arrives from its clients, so that a
+        plain line is sent to clients only: it cannot circulate.
+        """
+        is_served: Collection[ReplicationConnection] = ()
+        if self._listener is not None:
+            is_served = self._listener.relay(command, origin, reached)
+        for connection in list(self.links):
+            if (
+                connection.relays
+                and connection is not origin
+                and connection not in is_served
+            ):
+                self.send_to(connection, command)
 
     def send_to(self, connection: ReplicationConnection, command: Command) -> None:
         """Send a command on one link; a failure is reported."""

@@ -59,6 +59,9 @@ class RecordingBacklog:
         self, stream_name: str, prev_token: int, new_token: int
     ) -> None: ...
 
+    def relay(self, *arguments: object) -> tuple[()]:
+        return ()
+
 
 class StreamerTestCase(SynchronousTestCase):
     """An instance ``w`` that writes ``events`` and ``caches``."""
