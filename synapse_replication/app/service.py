@@ -10,7 +10,7 @@ step takes at most :data:`DRAIN_TIMEOUT` s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -36,6 +36,7 @@ from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.sources import make_sources
 from synapse_replication.app.stops import StopSteps
 from synapse_replication.app.streams import StreamSetup
+from synapse_replication.app.tracing_export import SpanExport
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.endpoints import (
     client_endpoint,
@@ -71,25 +72,25 @@ from synapse_replication.handlers.sending.streamer import (
 )
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.http.resource import ReplicationResource
-from synapse_replication.instrumentation.hooks import ReplicationHooks
+from synapse_replication.instrumentation.prometheus import ReplicationMetrics
 from synapse_replication.instrumentation.status.model import (
     ProcessStatus,
     encode_status,
 )
+from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.database import Database
-from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.storage.postgres_stream import ranges_of
 from synapse_replication.storage.stored_positions import StoredPositionCheck
-from synapse_replication.storage.stuck_ids import StuckIdWatch
 from synapse_replication.storage.writer_lock import WriterLock
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
+    outgoing_label,
 )
 from synapse_replication.text import process_label
 from synapse_replication.wire.commands.users import ClearUserSyncsCommand
@@ -138,9 +139,23 @@ class Replication(Service):
         self._reactor = reactor
         self._modules = modules
         self._clock = ReactorClock(reactor)
-        self._observers = ProcessObservers(options, self._clock)
+        self._status = _make_status(options)
+        #: The registry of this process's metrics.
+        self.metrics_registry = CollectorRegistry()
+        self._spans = SpanExport(
+            options.tracing, options.server_name, options.instance_name
+        )
+        self._observers = ProcessObservers(
+            options.server_name,
+            self._clock,
+            self._status,
+            ReplicationMetrics(self.metrics_registry),
+            Logger("synapse_replication"),
+            self._spans,
+        )
         self._observer = self._observers.observer
-        self._status = self._observers.status
+        #: Delivers events to subscribed callbacks.
+        self.hooks = self._observers.hooks
         self._epochs = PeerEpochs()
         agent, self._http_pool = make_agent(
             reactor, options.instances, options.tls.for_connecting
@@ -158,7 +173,7 @@ class Replication(Service):
             options,
             self._clock,
             self._observer,
-            self._observers.hooks,
+            self.hooks,
             make_sources(options, self._clock, self._database, self._client),
         )
         self.sink: RowSink = PositionsOnlySink() if sink is None else sink
@@ -199,16 +214,6 @@ class Replication(Service):
     def cache(self) -> ExternalCache:
         """The cache in Redis that all processes share; see ``host.cache``."""
         return self.host.cache
-
-    @property
-    def hooks(self) -> ReplicationHooks:
-        """Delivers events to subscribed callbacks."""
-        return self._observers.hooks
-
-    @property
-    def metrics_registry(self) -> CollectorRegistry:
-        """The registry of this process's metrics."""
-        return self._observers.registry
 
     def status_resource(self) -> Resource:
         """Return a resource for a site of one's own.
@@ -278,9 +283,7 @@ class Replication(Service):
 
     async def _start(self) -> None:
         options, host = self._options, self.host
-        self._stops.add(
-            "sending spans", lambda: self._observers.spans.stop(self._reactor)
-        )
+        self._stops.add("sending spans", lambda: self._spans.stop(self._reactor))
         self._stops.add(
             "closing HTTP connections", self._http_pool.closeCachedConnections
         )
@@ -299,7 +302,13 @@ class Replication(Service):
             add_service(make(host), self.services, options)
         handler, extension = self._make_handler()
         host.outgoing.connect(handler)
-        self._start_observers(handler, setup.generators)
+        self._observers.start(
+            self._reactor,
+            handler,
+            host.streams.get_streams_to_replicate(),
+            lambda: setup.generators,
+        )
+        self._stops.add("stopping the observers", self._observers.stop)
         streamer = ReplicationStreamer(
             host,
             handler.sender,
@@ -538,24 +547,6 @@ class Replication(Service):
         self._observers.watch_buffers(link.buffers)
         self._stops.add("closing the Redis connections", link.stop)
 
-    def _start_observers(
-        self,
-        handler: ReplicationCommandHandler,
-        generators: Mapping[str, MultiWriterIdGenerator],
-    ) -> None:
-        written = self.host.streams.get_streams_to_replicate()
-        self._observers.start(
-            self._reactor,
-            lambda: {
-                stream.description.name: handler.sender.last_sent_token(stream)
-                for stream in written
-            },
-            handler.readers,
-            StuckIdWatch(lambda: generators, self._clock),
-        )
-        self._stops.add("stopping the hooks", self.hooks.stop)
-        self._stops.add("stopping the sampling", self._observers.stop_sampling)
-
     async def _listen(
         self, description: str, factory: IProtocolFactory, tls: bool
     ) -> None:
@@ -628,6 +619,20 @@ class Replication(Service):
             for service in self.services:
                 self._stops.add(f"stopping {service!r}", service.stopService)
         return await self._stops.run()
+
+
+def _make_status(options: ReplicationOptions) -> StatusObserver:
+    return StatusObserver(
+        options.server_name,
+        options.instance_name,
+        [
+            (stream, writer)
+            for stream, writers in options.writers.items()
+            for writer in writers
+        ],
+        needs_link=options.redis is not None or bool(options.tcp_connect),
+        own_links=[outgoing_label(each) for each in options.tcp_connect],
+    )
 
 
 def _make_database(options: ReplicationOptions, reactor: Any) -> Database | None:

@@ -126,7 +126,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
                 timeout=_CONNECT_TIMEOUT,
                 bindAddress=None,
             )
-        monitoring_of(hs).start(self, self.host)
+        monitoring_of(hs).begin(self, self.host)
         self._position_check = start_position_check(hs, self.host, self, self._epochs)
         if self.extension is not None:
             self.extension.start()
@@ -152,7 +152,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         self._is_stopping = True
         self._hs.get_reactor().removeSystemEventTrigger(trigger)
         self._stop_position_check()
-        monitoring_of(self._hs).stop()
+        monitoring_of(self._hs).end()
         self._stop_sending()
         for factory in factories:
             close(factory)
@@ -167,7 +167,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
             return
         self._is_stopping = True
         self._stop_position_check()
-        spans_sent = monitoring_of(self._hs).stop()
+        spans_sent = monitoring_of(self._hs).end()
         streamer = self._hs.get_replication_streamer()
         if isinstance(streamer, ReplicationStreamer):
             await self._wait_for(Deferred.fromCoroutine(streamer.stop()))

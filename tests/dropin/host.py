@@ -88,10 +88,10 @@ class FakeMonitoring:
         self.hooks = object()
         self.metrics = SimpleNamespace(watch_backlog=lambda backlog: None)
 
-    def start(self, handler: object, host: object) -> None:
+    def begin(self, handler: object, host: object) -> None:
         self.calls.append("start")
 
-    def stop(self) -> None:
+    def end(self) -> None:
         self.calls.append("stop")
 
     def encode_status(self) -> bytes:

@@ -15,11 +15,8 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.monitoring import (
-    SAMPLE_EVERY,
-    Monitoring,
-    load_hooks,
-)
+from synapse_replication.app.observers import SAMPLE_EVERY
+from synapse_replication.dropin.monitoring import Monitoring, load_hooks
 from synapse_replication.dropin.observer import hooks_of
 from synapse_replication.errors import HooksNotFoundError
 from synapse_replication.handlers.events import LinkUp
@@ -69,7 +66,7 @@ class MonitoringTests(SynchronousTestCase):
         handler: Any = SimpleNamespace(
             sender=SimpleNamespace(last_sent_token=lambda stream: 7), readers=dict
         )
-        monitoring.start(handler, host)
+        monitoring.begin(handler, host)
         return monitoring
 
     def test_status(self) -> None:
@@ -111,6 +108,21 @@ class MonitoringTests(SynchronousTestCase):
         (record,) = caught.records
         self.assertIn("typing/master stalled for 20 s", record.getMessage())
 
+    def test_log(self) -> None:
+        """Lines go to Python's log with their level; a failure has its cause."""
+        observer = Monitoring(self.hs, ReplicationMetrics(CollectorRegistry())).observer
+        error = ValueError("bad")
+        with self.assertLogs(logging.getLogger("synapse_replication")) as caught:
+            observer.observe(LinkUp("redis"))
+            observer.failure("work", error)
+        self.assertEqual(
+            [(record.levelname, record.getMessage()) for record in caught.records],
+            [("INFO", "Connected: redis"), ("CRITICAL", "work failed: bad")],
+        )
+        exc_info = caught.records[-1].exc_info
+        assert isinstance(exc_info, tuple)
+        self.assertIs(exc_info[1], error)
+
     def test_hooks(self) -> None:
         """
         Functions named in the environment subscribe; Stopping is published on stop.
@@ -118,7 +130,7 @@ class MonitoringTests(SynchronousTestCase):
         os.environ["SYNAPSE_REPLICATION_HOOKS"] = f" {__name__}.subscribe,"
         monitoring = self.start()
         monitoring.observer.observe(LinkUp("redis"))
-        self.assertIsNone(monitoring.stop())
+        self.assertIsNone(monitoring.end())
         self.assertEqual(published, [LinkUp("redis"), Stopping()])
         self.assertEqual(self.hs.reactor.getDelayedCalls(), [])
 
@@ -149,7 +161,7 @@ class MonitoringTests(SynchronousTestCase):
         os.environ |= {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "20000000"}
         monitoring = self.start()
         self.hs.reactor.advance(10)
-        monitoring.stop()
+        monitoring.end()
         sent = []
         while True:
             try:

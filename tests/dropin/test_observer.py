@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
-from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.logs import StandardLogger
 from synapse_replication.dropin.observer import adopt_metrics, observer_of
 from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
@@ -65,35 +61,3 @@ class ObserverOfTests(SynchronousTestCase):
         hs = FakeHomeserver()
         self.assertIs(observer_of(hs), observer_of(hs))
         self.assertIsNot(observer_of(hs), observer_of(FakeHomeserver()))
-
-
-class StandardLoggerTests(SynchronousTestCase):
-    """Tests for StandardLogger."""
-
-    def test_levels(self) -> None:
-        """
-        Events are logged through Python's logging with their level; failures include
-        the cause.
-        """
-        logger = logging.getLogger("tests.dropin.observer")
-        ours = StandardLogger(logger)
-        error = ValueError("bad")
-        with self.assertLogs(logger, logging.DEBUG) as caught:
-            ours.debug("{a}", a=1)
-            ours.info("two {a}", a=2)
-            ours.warn("three")
-            ours.error("four")
-            ours.critical("five", log_failure=Failure(error))
-        self.assertEqual(
-            [(record.levelname, record.getMessage()) for record in caught.records],
-            [
-                ("DEBUG", "1"),
-                ("INFO", "two 2"),
-                ("WARNING", "three"),
-                ("ERROR", "four"),
-                ("CRITICAL", "five"),
-            ],
-        )
-        exc_info = caught.records[-1].exc_info
-        assert isinstance(exc_info, tuple)
-        self.assertIs(exc_info[1], error)
