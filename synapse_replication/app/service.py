@@ -569,7 +569,8 @@ class Replication(Service):
 
     def _clear_users(self, handler: ReplicationCommandHandler) -> Callable[[], None]:
         def clear() -> None:
-            if not self._options.is_main:
+            users = self.host.commands.get_currently_syncing_users()
+            if any(True for _ in users) and not self._options.is_main:
                 handler.sender.send(
                     ClearUserSyncsCommand(self.host.identity.instance_id)
                 )

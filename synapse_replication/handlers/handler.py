@@ -234,6 +234,9 @@ class ReplicationCommandHandler:
             receiver.link_up(link)
 
     def _send_syncing_users(self, connection: ReplicationConnection) -> None:
+        if connection.relays:
+            # Only clients report their users.
+            return
         instance_id = self._host.identity.instance_id
         for user in self._host.commands.get_currently_syncing_users():
             self.sender.send_to(

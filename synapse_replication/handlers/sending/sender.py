@@ -35,7 +35,11 @@ from synapse_replication.handlers.relay import RELAYED
 from synapse_replication.handlers.sending.unsent import UnsentCommands
 from synapse_replication.streams.stream import JsonValue, Stream
 from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import PositionCommand, RdataCommand
+from synapse_replication.wire.commands.standard import (
+    VALID_SERVER_COMMANDS,
+    PositionCommand,
+    RdataCommand,
+)
 from synapse_replication.wire.rdata import rdata_lines
 
 
@@ -200,20 +204,22 @@ class CommandSender:
     def send(self, command: Command) -> None:
         """Send a command on every link, or retain it for the next link.
 
-        A failure on one link is reported and does not affect the other links. If there
-        is no link, the command is dropped if this sender does not retain commands, or
-        if its loss would be recovered. A retained command may be replaced by a newer
-        command, or dropped if too many commands are retained; see
+        A failure on one link is reported and does not affect the other links. A client
+        of this process's direct TCP listener is sent only what a server may send. If
+        there is no link, the command is dropped if this sender does not retain
+        commands, or if its loss would be recovered. A retained command may be replaced
+        by a newer command, or dropped if too many commands are retained; see
         :mod:`~synapse_replication.handlers.sending.unsent`.
         """
-        if not self.links:
+        links = [each for each in self.links if _may_send(command, each)]
+        if not links:
             if self._retains_unsent:
                 self._unsent.put(command)
             return
         is_served: Collection[ReplicationConnection] = ()
         if self._listener is not None and command.NAME in RELAYED:
             is_served = self._listener.relay(command, None, frozenset())
-        for connection in list(self.links):
+        for connection in links:
             if connection not in is_served:
                 self.send_to(connection, command)
 
@@ -392,3 +398,8 @@ class CommandSender:
             self._last_sent_tokens[stream_name] = token
             if self._listener is not None:
                 self._listener.position_advanced(stream_name, token)
+
+
+def _may_send(command: Command, connection: ReplicationConnection) -> bool:
+    """Return whether a command may be sent from this end of a connection."""
+    return not connection.relays or command.NAME in VALID_SERVER_COMMANDS

@@ -65,6 +65,27 @@ class CommandSenderTests(SynchronousTestCase):
                 ],
             )
 
+    def test_what_a_server_may_not_send(self) -> None:
+        """A client of a listener is sent only what a server may send."""
+        self.connections[0].relays = True
+        self.sender.send(ClearUserSyncsCommand("w-id"))
+        self.sender.send(NewActiveTaskCommand("t1"))
+        self.assertEqual(self.connections[0].take(), ["NEW_ACTIVE_TASK t1"])
+        self.assertEqual(
+            self.connections[1].take(), ["CLEAR_USER_SYNC w-id", "NEW_ACTIVE_TASK t1"]
+        )
+
+    def test_retained_for_a_server(self) -> None:
+        """What no client may receive waits for a link to a server."""
+        for connection in self.connections:
+            connection.relays = True
+        self.sender.send(ClearUserSyncsCommand("w-id"))
+        server = MemoryConnection("server")
+        self.sender.add(server)
+        self.sender.send_unsent()
+        self.assertEqual(server.take(), ["CLEAR_USER_SYNC w-id"])
+        self.assertEqual([each.take() for each in self.connections], [[], []])
+
     def test_announcements_are_reported_to_the_listener(self) -> None:
         """An announcement to only one TCP peer is not reported to the listener."""
         sent: list[tuple[str, int, int]] = []
