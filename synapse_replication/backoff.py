@@ -5,15 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import attrs
+from msgspec import Struct
 
 #: The largest exponent, to prevent an overflow. With the parameters that this package
 #: uses, delays reach their maximum at a smaller one.
 _MAX_EXPONENT = 60
 
 
-@attrs.frozen
-class Backoff:
+class Backoff(Struct, frozen=True):
     """Exponential backoff with a maximum and jitter.
 
     :ivar initial: the delay after the first failure, without jitter, in s.

@@ -367,7 +367,7 @@ class LossMeter(ReplicationObserver):
                 continue
             writer.lost.update(tokens)
             writer.tally.lost += len(tokens)
-            self._observer.observe(RowsUnannounced(*key, tokens))
+            self._observer.observe(RowsUnannounced(*key, tuple(tokens)))
             for token in tokens:
                 seconds = now - writer.missing[token]
                 self._report(LossFinding(*key, token, seconds, is_announced=False))

@@ -123,8 +123,7 @@ def read_streams(shared: SharedFile) -> tuple[str | TableStream, ...]:
 def are_stored(streams: Sequence[str | TableStream]) -> bool:
     """Return whether any of the streams is stored in the database."""
     return any(
-        isinstance(stream, TableStream)
-        or not STANDARD_STREAMS[stream].description.held_in_memory
+        isinstance(stream, TableStream) or not STANDARD_STREAMS[stream].held_in_memory
         for stream in streams
     )
 

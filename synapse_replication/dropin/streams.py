@@ -123,16 +123,16 @@ class HostStream:
         self._writers = tuple(writers)
         name: str = stream.NAME
         known = STANDARD_STREAMS.get(name)
-        held_in_memory = known is not None and known.description.held_in_memory
+        held_in_memory = known is not None and known.held_in_memory
         self.description = StreamDescription(
             name,
             HostRowCodec(name, stream.parse_row),
-            idempotent=known is not None and known.description.idempotent,
+            idempotent=known is not None and known.idempotent,
             # Ids of streams in the database never start over.
             resettable=held_in_memory,
             held_in_memory=held_in_memory,
             announce_own_moves_only=(
-                known is not None and known.description.announce_own_moves_only
+                known is not None and known.announce_own_moves_only
             ),
         )
         self._knows_local_updates = trusts_ids and not held_in_memory

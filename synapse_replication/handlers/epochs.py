@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 
-import attrs
+from msgspec import Struct, field
 
 from synapse_replication.recent import RecentDict
 
@@ -55,14 +55,13 @@ class EpochStatus(enum.Enum):
     DUPLICATE = "duplicate"  #: another process of the same name seems to run
 
 
-@attrs.define
-class _Peer:
+class _Peer(Struct):
     epoch: str
     since: float
     last_seen: float
     has_backlog: bool = True
     said_goodbye: bool = False
-    stale: deque[str] = attrs.Factory(lambda: deque(maxlen=MAX_STALE))
+    stale: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_STALE))
     changes_left: float = MAX_CHANGES
 
     def is_silent(self, now: float) -> bool:

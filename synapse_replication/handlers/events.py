@@ -7,17 +7,13 @@ reported together, with a count.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from typing import TypeAlias
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.errors import ProtocolError, ReplicationError
 from synapse_replication.wire.connection import CloseReason
-
-
-def _freeze(tokens: Sequence[int]) -> tuple[int, ...]:
-    return tuple(tokens)
 
 
 class AnnouncedBy(enum.Enum):
@@ -69,8 +65,7 @@ class Resync(enum.Enum):
     FAILED = "failed"  #: no source: an attempt failed
 
 
-@attrs.frozen
-class CatchUpEvent:
+class CatchUpEvent(Struct, frozen=True):
     """A catch-up, which fetches a writer's rows in ``(from_token, upto_token]``."""
 
     stream_name: str
@@ -79,8 +74,7 @@ class CatchUpEvent:
     upto_token: int
 
 
-@attrs.frozen
-class ConnectionBuffers:
+class ConnectionBuffers(Struct, frozen=True):
     """Fill levels of one connection's buffers, read for a scrape or the status.
 
     :ivar connection: the connection's name.
@@ -97,8 +91,7 @@ class ConnectionBuffers:
     kernel_read_buffer: int
 
 
-@attrs.frozen
-class PeerHeartbeat:
+class PeerHeartbeat(Struct, frozen=True):
     """A peer's hello, heartbeat or goodbye.
 
     :ivar epoch: the peer's random id, chosen at each start.
@@ -118,16 +111,14 @@ class PeerHeartbeat:
     positions: Mapping[str, tuple[int, float]]
 
 
-@attrs.frozen
-class LineRefused:
+class LineRefused(Struct, frozen=True):
     """A line that was rejected because it is invalid or not allowed."""
 
     connection: str
     error: ProtocolError
 
 
-@attrs.frozen
-class RequestRefused:
+class RequestRefused(Struct, frozen=True):
     """An HTTP request or connection that was refused.
 
     A request is refused, for instance, for a wrong secret; a connection, because
@@ -140,8 +131,7 @@ class RequestRefused:
     why: str
 
 
-@attrs.frozen
-class Discarded:
+class Discarded(Struct, frozen=True):
     """Rows, a position or a repeated command that was not delivered.
 
     For a repeated command, ``stream_name`` is the command's name. If the reason is
@@ -155,16 +145,14 @@ class Discarded:
     count: int
 
 
-@attrs.frozen
-class ExtraFields:
+class ExtraFields(Struct, frozen=True):
     """``count`` rows with unknown additional fields, from a newer peer."""
 
     stream_name: str
     count: int
 
 
-@attrs.frozen
-class StreamConnected:
+class StreamConnected(Struct, frozen=True):
     """A writer became connected on a link.
 
     Its first POSITION, or a report or an epoch that preceded it, was handled.
@@ -175,8 +163,7 @@ class StreamConnected:
     instance_name: str
 
 
-@attrs.frozen
-class StreamReset:
+class StreamReset(Struct, frozen=True):
     """This process's position in a writer's rows moved back to ``to_token``.
 
     The writer has (or may have) restarted, or was announced at a position that it had
@@ -190,8 +177,7 @@ class StreamReset:
     to_token: int
 
 
-@attrs.frozen
-class PositionRefuted:
+class PositionRefuted(Struct, frozen=True):
     """The source refuted a token that a writer seemed to have reached.
 
     :ivar token: the token in a POSITION, a row or a report.
@@ -204,8 +190,7 @@ class PositionRefuted:
     last_token: int
 
 
-@attrs.frozen
-class DatabaseSetBack:
+class DatabaseSetBack(Struct, frozen=True):
     """The database was set back below this process's position.
 
     :ivar stored: the writer's position in the database.
@@ -218,8 +203,7 @@ class DatabaseSetBack:
     position: int
 
 
-@attrs.frozen
-class AheadOfWriter:
+class AheadOfWriter(Struct, frozen=True):
     """This process's position exceeds the writer's reported position.
 
     The writer's next rows would be discarded, up to this process's position.
@@ -231,8 +215,7 @@ class AheadOfWriter:
     announced: int
 
 
-@attrs.frozen
-class CatchUpPage:
+class CatchUpPage(Struct, frozen=True):
     """A page of a catch-up was delivered."""
 
     catch_up: CatchUpEvent
@@ -240,8 +223,7 @@ class CatchUpPage:
     upto_token: int
 
 
-@attrs.frozen
-class CatchUpStepEnded:
+class CatchUpStepEnded(Struct, frozen=True):
     """A step of a catch-up ended or failed.
 
     :ivar seconds: its duration.
@@ -251,8 +233,7 @@ class CatchUpStepEnded:
     seconds: float
 
 
-@attrs.frozen
-class CatchUpFailed:
+class CatchUpFailed(Struct, frozen=True):
     """The ``attempt``-th failure of a catch-up since its last progress.
 
     :ivar retry_in: the delay before the next attempt, in s.
@@ -264,8 +245,7 @@ class CatchUpFailed:
     retry_in: float
 
 
-@attrs.frozen
-class RemovedWriterFound:
+class RemovedWriterFound(Struct, frozen=True):
     """A removed writer must be drained up to ``upto_token``."""
 
     stream_name: str
@@ -274,8 +254,7 @@ class RemovedWriterFound:
     upto_token: int
 
 
-@attrs.frozen
-class RemovedWriterDrained:
+class RemovedWriterDrained(Struct, frozen=True):
     """A removed writer's rows up to ``token`` were delivered."""
 
     stream_name: str
@@ -283,8 +262,7 @@ class RemovedWriterDrained:
     token: int
 
 
-@attrs.frozen
-class Resynced:
+class Resynced(Struct, frozen=True):
     """A catch-up that fetched pages ended, or an attempt failed; see ``kind``."""
 
     stream_name: str
@@ -292,8 +270,7 @@ class Resynced:
     kind: Resync
 
 
-@attrs.frozen
-class BacklogRequested:
+class BacklogRequested(Struct, frozen=True):
     """Rows were requested from a writer's backlog.
 
     :ivar error: the failure of the request; ``None`` if rows were returned.
@@ -304,8 +281,7 @@ class BacklogRequested:
     error: ReplicationError | None
 
 
-@attrs.frozen
-class RowsRequest:
+class RowsRequest(Struct, frozen=True):
     """A request for a writer's rows.
 
     An observer may add ``headers``. At the writer, they are part of
@@ -317,8 +293,7 @@ class RowsRequest:
     headers: MutableMapping[str, str]
 
 
-@attrs.frozen
-class RowsServed:
+class RowsServed(Struct, frozen=True):
     """A reader's request for rows.
 
     :ivar headers: the request's headers, by name in lower case.
@@ -328,8 +303,7 @@ class RowsServed:
     headers: Mapping[str, str]
 
 
-@attrs.frozen
-class GapFound:
+class GapFound(Struct, frozen=True):
     """Rows did not arrive although the writer reported their tokens.
 
     The rows are fetched.
@@ -341,8 +315,7 @@ class GapFound:
     upto_token: int
 
 
-@attrs.frozen
-class UnannouncedFound:
+class UnannouncedFound(Struct, frozen=True):
     """A writer persisted a position that it did not announce.
 
     The rows are fetched.
@@ -354,17 +327,15 @@ class UnannouncedFound:
     upto_token: int
 
 
-@attrs.frozen
-class RowsUnannounced:
+class RowsUnannounced(Struct, frozen=True):
     """Committed rows that their writer did not announce."""
 
     stream_name: str
     instance_name: str
-    tokens: Sequence[int] = attrs.field(converter=_freeze)
+    tokens: tuple[int, ...]
 
 
-@attrs.frozen
-class LateRows:
+class LateRows(Struct, frozen=True):
     """Rows were delivered after rows with greater tokens.
 
     :class:`RowsUnannounced` has reported their tokens.
@@ -372,18 +343,16 @@ class LateRows:
 
     stream_name: str
     instance_name: str
-    tokens: Sequence[int] = attrs.field(converter=_freeze)
+    tokens: tuple[int, ...]
 
 
-@attrs.frozen
-class EpochChanged:
+class EpochChanged(Struct, frozen=True):
     """A new current epoch of an instance, usually because it restarted."""
 
     instance_name: str
 
 
-@attrs.frozen
-class DuplicateInstance:
+class DuplicateInstance(Struct, frozen=True):
     """Two processes seem to have the same instance name.
 
     :ivar places: their locations, as text for display; empty if unknown.
@@ -393,24 +362,21 @@ class DuplicateInstance:
     places: str
 
 
-@attrs.frozen
-class UnknownFields:
+class UnknownFields(Struct, frozen=True):
     """Unknown fields in an extension message, from a newer peer."""
 
     connection: str
     count: int
 
 
-@attrs.frozen
-class RowsSent:
+class RowsSent(Struct, frozen=True):
     """``count`` rows that the streamer sends, even if there is no link."""
 
     stream_name: str
     count: int
 
 
-@attrs.frozen
-class SendingFailed:
+class SendingFailed(Struct, frozen=True):
     """A failure to fetch or send this instance's rows.
 
     Fetching is retried. If sending fails, a POSITION replaces the rows.
@@ -420,8 +386,7 @@ class SendingFailed:
     error: BaseException
 
 
-@attrs.frozen
-class CommandsDropped:
+class CommandsDropped(Struct, frozen=True):
     """``count`` commands of one name that will never be sent."""
 
     command: str
@@ -429,8 +394,7 @@ class CommandsDropped:
     count: int
 
 
-@attrs.frozen
-class PositionWrite:
+class PositionWrite(Struct, frozen=True):
     """A write of a position to the database."""
 
     stream_name: str
@@ -438,8 +402,7 @@ class PositionWrite:
     token: int
 
 
-@attrs.frozen
-class PositionPersisted:
+class PositionPersisted(Struct, frozen=True):
     """The database has persisted the position of this process as a writer."""
 
     stream_name: str
@@ -447,8 +410,7 @@ class PositionPersisted:
     token: int
 
 
-@attrs.frozen
-class PositionPersistFailed:
+class PositionPersistFailed(Struct, frozen=True):
     """A failure to persist the position of this process. The write is retried.
 
     An :class:`OperationFailed` is also reported.
@@ -460,15 +422,13 @@ class PositionPersistFailed:
     error: BaseException
 
 
-@attrs.frozen
-class LinkUp:
+class LinkUp(Struct, frozen=True):
     """A link is up; see ``ConnectionHandler.new_connection``."""
 
     connection: str
 
 
-@attrs.frozen
-class LinkDown:
+class LinkDown(Struct, frozen=True):
     """A link went down; ``why`` is text for display."""
 
     connection: str
@@ -476,8 +436,7 @@ class LinkDown:
     why: str
 
 
-@attrs.frozen
-class ConnectFailed:
+class ConnectFailed(Struct, frozen=True):
     """A failed attempt to connect, or that a lost link is retried.
 
     :ivar why: why it failed; empty if an established link was lost.
@@ -489,31 +448,27 @@ class ConnectFailed:
     retry_in: float
 
 
-@attrs.frozen
-class LinksChanged:
+class LinksChanged(Struct, frozen=True):
     """The number of links of this process."""
 
     count: int
 
 
-@attrs.frozen
-class FeatureUnavailable:
+class FeatureUnavailable(Struct, frozen=True):
     """An optional feature is not used, because a server rejects it."""
 
     feature: str
     why: str
 
 
-@attrs.frozen
-class ExternalCacheSet:
+class ExternalCacheSet(Struct, frozen=True):
     """A write to the external cache, and its duration in s."""
 
     cache_name: str
     seconds: float
 
 
-@attrs.frozen
-class ExternalCacheGet:
+class ExternalCacheGet(Struct, frozen=True):
     """A read of the external cache, and its duration in s."""
 
     cache_name: str
@@ -521,15 +476,13 @@ class ExternalCacheGet:
     seconds: float
 
 
-@attrs.frozen
-class BackgroundTask:
+class BackgroundTask(Struct, frozen=True):
     """A background task."""
 
     description: str
 
 
-@attrs.frozen
-class OperationFailed:
+class OperationFailed(Struct, frozen=True):
     """An error that cannot be raised to any caller.
 
     :ivar what: the activity that failed, for instance ``serving rows over HTTP``.

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.streams.stream import Stream
 from synapse_replication.wire.commands.base import Command
 from synapse_replication.wire.rdata import ReceivedItem
 
 
-@attrs.frozen
-class Identity:
+class Identity(Struct, frozen=True):
     """The names of this process.
 
     :ivar server_name: the homeserver's name; also the name of the Redis channel.
@@ -192,8 +191,7 @@ class LateRowSink(Protocol):
         ...
 
 
-@attrs.frozen
-class SyncingUser:
+class SyncingUser(Struct, frozen=True):
     """A user who is syncing with this process.
 
     :ivar device_id: ``None`` if it is unknown.

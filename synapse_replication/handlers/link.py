@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.handlers.interfaces import ReplicationConnection
 
 
-@attrs.frozen(eq=False)
-class Link:
+class Link(Struct, frozen=True, eq=False):
     """A connection, from ``new_connection`` to ``lost_connection``.
 
     A connection that is established again is another link.

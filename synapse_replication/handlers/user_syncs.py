@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Final
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.recent import RecentDict
 from synapse_replication.wire.commands.users import UserSyncCommand
@@ -36,8 +36,7 @@ RESOLUTION_MS: Final = 1000
 MAX_REMEMBERED: Final = 10_000
 
 
-@attrs.define
-class _LastSync:
+class _LastSync(Struct):
     is_syncing: bool
     last_sync_ms: int
     delivered_at: float

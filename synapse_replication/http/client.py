@@ -29,6 +29,7 @@ import attrs
 import msgspec
 import twisted.web.client
 from hyperlink import URL, DecodedURL
+from msgspec.structs import replace
 from treq.client import HTTPClient
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import (
@@ -247,7 +248,7 @@ class HttpCatchUpClient:
             return page
         # This is the last page and it ends below upto_token, so it ends at the writer's
         # current token.
-        return attrs.evolve(page, last_token=page.upto_token)
+        return replace(page, last_token=page.upto_token)
 
     async def get_backlog(
         self,

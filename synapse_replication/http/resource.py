@@ -23,7 +23,7 @@ import hmac
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
+from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
@@ -156,7 +156,7 @@ class ReplicationResource(Resource):
             with serving:
                 page = await self._fetch(stream, from_token, upto_token)
                 if stream.description.held_in_memory:
-                    page = attrs.evolve(page, epoch=self._epoch)
+                    page = replace(page, epoch=self._epoch)
                 body = self._encode_page(stream, page)
         except RowsLostError as error:
             request.setResponseCode(410)

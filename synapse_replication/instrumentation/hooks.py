@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
-import attrs
+from msgspec import Struct
 from twisted.internet.defer import maybeDeferred
 from twisted.python.failure import Failure
 from typing_extensions import override
@@ -42,31 +42,27 @@ MAX_INSTANCES = 1000
 CHECK_EVERY = 1.0
 
 
-@attrs.frozen
-class PeerOnline:
+class PeerOnline(Struct, frozen=True):
     """Another instance appeared or returned; ``where`` is text for display."""
 
     instance_name: str
     where: str
 
 
-@attrs.frozen
-class PeerOffline:
+class PeerOffline(Struct, frozen=True):
     """Another instance sent a goodbye, or its heartbeats stopped."""
 
     instance_name: str
 
 
-@attrs.frozen
-class CaughtUp:
+class CaughtUp(Struct, frozen=True):
     """A writer has become live: none of its announced rows is missing here."""
 
     stream_name: str
     instance_name: str
 
 
-@attrs.frozen
-class CatchUpProgress:
+class CatchUpProgress(Struct, frozen=True):
     """A catch-up began or resumed at ``from_token``, or has delivered a page.
 
     Rows up to ``position`` were delivered; the catch-up continues to ``upto_token``.
@@ -79,8 +75,7 @@ class CatchUpProgress:
     upto_token: int
 
 
-@attrs.frozen
-class Stalled:
+class Stalled(Struct, frozen=True):
     """A writer has stalled; ``detail`` is text for display."""
 
     stream_name: str
@@ -89,8 +84,7 @@ class Stalled:
     detail: str
 
 
-@attrs.frozen
-class WriterRoleChanged:
+class WriterRoleChanged(Struct, frozen=True):
     """A known instance started or stopped writing a stream."""
 
     stream_name: str
@@ -98,8 +92,7 @@ class WriterRoleChanged:
     is_writer: bool
 
 
-@attrs.frozen
-class ConfigurationReloaded:
+class ConfigurationReloaded(Struct, frozen=True):
     """The configuration was reloaded, or the reload failed.
 
     :ivar problem: why the old configuration stays in use, as text for display; empty if
@@ -111,8 +104,7 @@ class ConfigurationReloaded:
     needs_restart: tuple[str, ...]
 
 
-@attrs.frozen
-class Stopping:
+class Stopping(Struct, frozen=True):
     """The process begins to stop: its links are still up, and rows can be written."""
 
 

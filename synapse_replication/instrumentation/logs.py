@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-import attrs
+from msgspec import Struct
+from msgspec.structs import asdict
 from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 from typing_extensions import override
@@ -66,8 +67,7 @@ _BACKLOG_ANSWERS = frozenset({409, 410})
 _ORDERLY = frozenset({CloseReason.CLEAN, CloseReason.SHUTDOWN})
 
 
-@attrs.frozen
-class _Line:
+class _Line(Struct, frozen=True):
     """The log line of an event.
 
     :ivar level: a constant of ``LogLevel``.
@@ -219,9 +219,9 @@ _LINES: Final[dict[type, _Line]] = {
 
 def _fields(event: events.Event) -> dict[str, Any]:
     """Return the attributes of an event by the names that log lines have for them."""
-    fields = attrs.asdict(event, recurse=False)
+    fields = asdict(event)
     if "catch_up" in fields:
-        fields = attrs.asdict(fields.pop("catch_up")) | fields
+        fields = asdict(fields.pop("catch_up")) | fields
     if "tokens" in fields:
         tokens = fields.pop("tokens")
         fields |= {"count": len(tokens), "token": tokens[0]}

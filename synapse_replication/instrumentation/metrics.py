@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-import attrs
+from msgspec import Struct
 
 #: The last label of every metric.
 SERVER_NAME_LABEL = "server_name"
@@ -24,8 +24,7 @@ class MetricKind(enum.Enum):
     HISTOGRAM = "histogram"
 
 
-@attrs.frozen
-class MetricDefinition:
+class MetricDefinition(Struct, frozen=True):
     """One metric.
 
     :ivar name: the name, without the suffix that Prometheus adds to counters.

@@ -15,9 +15,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
 
-import attrs
+from msgspec.structs import asdict
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -70,8 +69,11 @@ class TracingObserver(ReplicationObserver):
 
     def _attributes(self, work: events.Work | None = None) -> dict[str, str | int]:
         """Return the attributes of a span: the server's name, and those of the work."""
-        found = {} if work is None else attrs.asdict(work, filter=_is_attribute)
-        return {"server_name": self._server_name, **found}
+        found = {} if work is None else asdict(work)
+        return {
+            "server_name": self._server_name,
+            **{k: v for k, v in found.items() if isinstance(v, (str, int))},
+        }
 
     @contextlib.contextmanager
     def _request_span(self, work: events.RowsRequest) -> Iterator[None]:
@@ -80,7 +82,3 @@ class TracingObserver(ReplicationObserver):
         ):
             _propagator.inject(work.headers)
             yield
-
-
-def _is_attribute(field: attrs.Attribute[Any], value: object) -> bool:
-    return isinstance(value, (str, int))

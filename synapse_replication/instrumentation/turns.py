@@ -19,7 +19,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
-import attrs
+from msgspec import Struct
 
 #: A turn of this duration or longer is a stall, in s.
 STALL = 0.25
@@ -32,8 +32,7 @@ _WATCH_EVERY, _REST = 0.1, 0.4
 _DEPTH = 5
 
 
-@attrs.frozen
-class Stall:
+class Stall(Struct, frozen=True):
     """The stalls in some period.
 
     :ivar count: their number.

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.storage.queries import identifier
 from synapse_replication.streams.table import TableStream
 
 
-@attrs.frozen
-class Detail:
+class Detail(Struct, frozen=True):
     """A column that is joined from a further table, with at most one value per row.
 
     :ivar alias: the further table's alias in expressions.
@@ -51,8 +50,7 @@ class Detail:
         )
 
 
-@attrs.frozen(kw_only=True)
-class RangeQuery:
+class RangeQuery(Struct, frozen=True, kw_only=True):
     """The parts of a query for all rows between two ids, of all writers.
 
     :ivar table: the table with the ids.
@@ -88,8 +86,7 @@ class RangeQuery:
         return f"{row}::text"
 
 
-@attrs.frozen
-class RowQuery:
+class RowQuery(Struct, frozen=True):
     """A query for the rows of a stream, or for some of them.
 
     :ivar sql: the query, with the named parameters ``instance_name``, ``after``

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import attrs
+from msgspec import Struct
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -43,8 +43,7 @@ _END_OF_FIRST_WORDS = re.compile(r"['\"($0-9\x00-\x1f]|E'")
 _MAX_FIRST_WORDS = 60
 
 
-@attrs.frozen
-class Session:
+class Session(Struct, frozen=True):
     """A database session with an open transaction.
 
     :ivar open_for: the age of the transaction in s; ``None`` if this role may not see
@@ -130,8 +129,7 @@ def _first_words(query: str | None) -> str:
     return _END_OF_FIRST_WORDS.split(text, maxsplit=1)[0][:_MAX_FIRST_WORDS].strip()
 
 
-@attrs.define
-class _Unfinished:
+class _Unfinished(Struct):
     """An id that limits the positions of a stream.
 
     :ivar since: when it was first seen, in s.

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.streams.rows import decode_json
 from synapse_replication.streams.stream import JsonValue, StreamUpdateResult
@@ -25,8 +25,7 @@ from synapse_replication.streams.stream import JsonValue, StreamUpdateResult
 _ROW_OVERHEAD = 80
 
 
-@attrs.frozen
-class BacklogOptions:
+class BacklogOptions(Struct, frozen=True):
     """The bounds of each stream's backlog.
 
     :ivar max_rows: the most rows; if it is 0, no rows are retained.

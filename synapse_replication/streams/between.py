@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.streams.tokens import (
     MultiWriterStreamToken,
@@ -18,8 +18,7 @@ from synapse_replication.streams.tokens import (
 )
 
 
-@attrs.frozen
-class PositionedRow:
+class PositionedRow(Struct, frozen=True):
     """A row and its position.
 
     :ivar position: the row's writer and id.
@@ -30,8 +29,7 @@ class PositionedRow:
     row: Any
 
 
-@attrs.frozen
-class RowsBetween:
+class RowsBetween(Struct, frozen=True):
     """One page of the rows between two tokens.
 
     :ivar rows: ascending by id; in a stream held in memory, whose writers count

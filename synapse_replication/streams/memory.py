@@ -29,6 +29,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import attrs
+from msgspec.structs import replace
 
 from synapse_replication.errors import (
     CatchUpError,
@@ -305,7 +306,7 @@ class MemoryStream:
         if last_token >= upto_token:
             return self._read(from_token, upto_token)
         # The reader requests tokens that do not exist, for instance after a reset.
-        return attrs.evolve(self._read(from_token, last_token), last_token=last_token)
+        return replace(self._read(from_token, last_token), last_token=last_token)
 
     def is_plausible(self, instance_name: str, token: int) -> bool:
         """Return whether a token is not too far above a writer's known position."""

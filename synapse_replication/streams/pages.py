@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import TypeVar
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.streams.stream import (
@@ -19,8 +19,7 @@ from synapse_replication.streams.stream import (
 T = TypeVar("T")
 
 
-@attrs.frozen
-class Page:
+class Page(Struct, frozen=True):
     """Fetched rows, checked and in order.
 
     It has two parallel lists instead of a list of pairs, so that the garbage collector

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 import msgspec
+from msgspec import Struct
 
 from synapse_replication.errors import LocalProtocolError, RowDecodeError
 
@@ -122,8 +123,7 @@ def _describe(error: BaseException) -> str:
     return str(error)
 
 
-@attrs.define
-class DecodedRows(Generic[RowT]):
+class DecodedRows(Struct, Generic[RowT]):
     """Decoded rows.
 
     :ivar rows: the rows, in the order of the texts.

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
 
 import attrs
+from msgspec import Struct
 
 from synapse_replication.streams.rows import RowCodec, decode_json
 
@@ -62,8 +63,7 @@ class EncodedUpdates(Sequence[tuple[int, JsonValue]]):
         return f"EncodedUpdates({list(self)!r})"
 
 
-@attrs.frozen
-class StreamUpdateResult:
+class StreamUpdateResult(Struct, frozen=True):
     """The rows of one writer between two of its tokens.
 
     :ivar updates: ``(token, row)`` pairs in ascending order of token; tokens on the
@@ -202,8 +202,7 @@ class AcknowledgedStream(Protocol):
         ...
 
 
-@attrs.frozen
-class RemovedWriter:
+class RemovedWriter(Struct, frozen=True):
     """A writer that does not announce its rows any more.
 
     :ivar upto_token: the token up to which its rows must be fetched. No row at or below

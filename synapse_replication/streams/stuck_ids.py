@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import attrs
+from msgspec import Struct
 
 
-@attrs.frozen
-class StuckId:
+class StuckId(Struct, frozen=True):
     """An id that delays the persisted-up-to position of all writers of its stream.
 
     :ivar stream_name: the stream's name on the wire.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
-import attrs
+from msgspec.structs import astuple
 from typing_extensions import override
 
 from synapse_replication.errors import ProtocolError
@@ -132,7 +132,7 @@ class RecordingObserver(ReplicationObserver):
     def observe(self, event: events.Event) -> None:
         """Record an event."""
         if (attribute := _RECORDED.get(type(event))) is not None:
-            getattr(self, attribute).append(attrs.astuple(event, recurse=False))
+            getattr(self, attribute).append(astuple(event))
         else:
             super().observe(event)
 

@@ -7,7 +7,7 @@ import struct
 import termios
 from typing import Any
 
-import attrs
+from msgspec import Struct
 from twisted.protocols.policies import ProtocolWrapper
 
 #: A transport's default read size, in bytes.
@@ -16,8 +16,7 @@ DEFAULT_READ = 65536
 MAX_READ = 4 * DEFAULT_READ
 
 
-@attrs.frozen
-class TransportBuffers:
+class TransportBuffers(Struct, frozen=True):
     """Fill levels of a transport's buffers in bytes; 0 where unknown.
 
     :ivar send: bytes that have not been passed to the kernel yet.

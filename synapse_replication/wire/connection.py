@@ -42,7 +42,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
+from msgspec import Struct, field
 
 from synapse_replication.errors import (
     ForbiddenCommandError,
@@ -124,8 +124,7 @@ class CloseReason(enum.Enum):
     SHUTDOWN = "shutdown"  #: this process closed the connection on request
 
 
-@attrs.frozen
-class Received:
+class Received(Struct, frozen=True):
     """The result of parsing one chunk of bytes.
 
     :ivar items: rows and commands for the handler, and messages of the extension, in
@@ -135,9 +134,9 @@ class Received:
     :ivar refused: an error for each line that was invalid or not allowed.
     """
 
-    items: list[ReceivedItem | ExtensionLine] = attrs.Factory(list)
-    counts: Counter[str] = attrs.Factory(Counter)
-    refused: list[RemoteProtocolError] = attrs.Factory(list)
+    items: list[ReceivedItem | ExtensionLine] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    refused: list[RemoteProtocolError] = field(default_factory=list)
 
 
 class LineConnection:

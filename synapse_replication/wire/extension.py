@@ -50,7 +50,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
-import attrs
+from msgspec import Struct
+from msgspec.structs import replace
 
 from synapse_replication.errors import ExtensionMessageError, UnknownExtensionError
 from synapse_replication.streams.rows import decode_json, encode_json
@@ -120,15 +121,13 @@ _ROWS: Final = re.compile(
 _MAX_ROWS_LENGTH: Final = MAX_NAME_LENGTH
 
 
-@attrs.frozen
-class ExtensionLine:
+class ExtensionLine(Struct, frozen=True):
     """A message that was received over direct TCP and is not parsed yet."""
 
     payload: bytes
 
 
-@attrs.frozen
-class StreamPosition:
+class StreamPosition(Struct, frozen=True):
     """The position of a writer in one of its streams.
 
     :ivar token: the token up to which all rows were sent, or announced by a POSITION.
@@ -139,8 +138,7 @@ class StreamPosition:
     time_ms: int
 
 
-@attrs.frozen
-class ExtensionMessage:
+class ExtensionMessage(Struct, frozen=True):
     """One message.
 
     :ivar epoch: the epoch of the sending instance: random, chosen at each start.
@@ -206,7 +204,7 @@ def make_rows_encoder(
     :param message: any message of the instance; its times and positions are not used.
     """
     template = encode_message(
-        attrs.evolve(message, type=MessageType.ROWS, positions={}, time_ms=0)
+        replace(message, type=MessageType.ROWS, positions={}, time_ms=0)
     )
     head, _, tail = template.partition(b'"time":0,"positions":{}')
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-import attrs
+from msgspec import Struct
 
 #: The approximate size of one write, in bytes.
 WRITE_SIZE: Final = 65536
 
 
-@attrs.frozen
-class PendingLimit:
+class PendingLimit(Struct, frozen=True):
     """Limit of the lines that are buffered for a peer that reads too slowly.
 
     :ivar lines: the largest number of lines.

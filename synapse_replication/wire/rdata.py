@@ -23,7 +23,7 @@ from functools import lru_cache
 from itertools import compress, groupby
 from typing import TypeAlias
 
-import attrs
+from msgspec import Struct, field
 
 from synapse_replication.errors import (
     RemoteProtocolError,
@@ -44,8 +44,7 @@ _MAX_HEAD = 1024
 _SAFE_DIGITS = 18
 
 
-@attrs.define
-class RdataRun:
+class RdataRun(Struct):
     """Rows of one writer of one stream that arrived together.
 
     :ivar tokens: the token of each row; ``None`` for all but the last row of a batch.
@@ -56,12 +55,11 @@ class RdataRun:
 
     stream_name: str
     instance_name: str
-    tokens: list[int | None] = attrs.Factory(list)
-    rows: list[bytes] = attrs.Factory(list)
+    tokens: list[int | None] = field(default_factory=list)
+    rows: list[bytes] = field(default_factory=list)
 
 
-@attrs.define
-class InterleavedRun:
+class InterleavedRun(Struct):
     """Rows of several writers of one stream that arrived together.
 
     :ivar instance_names: the writer of each row. The list is as long as ``tokens``.
@@ -107,8 +105,7 @@ class InterleavedRun:
             start = end
 
 
-@attrs.frozen
-class RefusedLine:
+class RefusedLine(Struct, frozen=True):
     """A line that is not a valid command.
 
     :ivar error: the reason why it is not valid.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import attrs
 from hypothesis import given, settings, strategies as st
+from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import (
@@ -106,7 +106,7 @@ class ExtensionMessageTests(SynchronousTestCase):
     def test_command(self) -> None:
         """A command message has a line, and the instances that it has reached."""
         names = frozenset({"w1", "w2"})
-        message = attrs.evolve(
+        message = replace(
             parse_message(with_fields()),
             type=MessageType.COMMAND,
             line="REMOTE_SERVER_UP a.example",
@@ -171,7 +171,7 @@ class ExtensionMessageTests(SynchronousTestCase):
         position: StreamPosition,
     ) -> None:
         """The encoder of messages of type ``rows`` has the same result."""
-        expected = attrs.evolve(
+        expected = replace(
             message,
             type=MessageType.ROWS,
             time_ms=time_ms,

@@ -35,7 +35,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 
-import attrs
+from msgspec import Struct
+from msgspec.structs import replace
 
 from synapse_replication import __version__
 from synapse_replication.errors import RemoteProtocolError
@@ -123,8 +124,7 @@ class ExtensionHandler(Protocol):
         ...
 
 
-@attrs.frozen
-class ExtensionOptions:
+class ExtensionOptions(Struct, frozen=True):
     """Intervals at which heartbeats are sent.
 
     :ivar busy_interval: the interval while positions advance, in s.
@@ -250,7 +250,7 @@ class ReplicationExtension:
             return
         hello = self._message(MessageType.HELLO)
         if connection.is_direct and len(self._followed) <= MAX_FOLLOWED:
-            hello = attrs.evolve(hello, follows=self._followed)
+            hello = replace(hello, follows=self._followed)
         connection.send_extension([encode_message(hello)])
 
     def sending_resumed(self) -> None:
@@ -447,7 +447,7 @@ class ReplicationExtension:
             # One link to each peer is enough for what others have sent.
             of_names = {name: connection for connection, name in receivers.items()}
             receivers = {connection: name for name, connection in of_names.items()}
-        message = attrs.evolve(
+        message = replace(
             self._blank,
             type=MessageType.COMMAND,
             time_ms=self._clock.time_msec(),
@@ -481,7 +481,7 @@ class ReplicationExtension:
             for stream in self._host.streams.get_streams_to_replicate()
             for name in [stream.description.name]
         }
-        return attrs.evolve(self._blank, type=kind, time_ms=now, positions=positions)
+        return replace(self._blank, type=kind, time_ms=now, positions=positions)
 
     def _send_heartbeat(self) -> None:
         self._has_advanced = False

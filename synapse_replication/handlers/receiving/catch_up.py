@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.errors import CatchUpError, RowsLostError
 from synapse_replication.handlers.events import (
@@ -53,8 +53,7 @@ from synapse_replication.streams.reader import (
 from synapse_replication.streams.stream import StreamUpdateResult
 
 
-@attrs.frozen(eq=False)
-class FetchedPage:
+class FetchedPage(Struct, frozen=True, eq=False):
     """The result of a fetch.
 
     :ivar result: the page, or the error with which the fetch failed.
@@ -67,8 +66,7 @@ class FetchedPage:
     is_partial: bool = False
 
 
-@attrs.frozen(eq=False)
-class Step:
+class Step(Struct, frozen=True, eq=False):
     """The continuation of a catch-up.
 
     :ivar is_timer: whether a pause has ended.

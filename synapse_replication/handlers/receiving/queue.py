@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, TypeVar
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.handlers.events import BackgroundTask
 from synapse_replication.handlers.receiving.context import StreamContext
@@ -28,8 +28,7 @@ from synapse_replication.handlers.receiving.context import StreamContext
 ItemT = TypeVar("ItemT")
 
 
-@attrs.define
-class Queued(Generic[ItemT]):
+class Queued(Struct, Generic[ItemT]):
     """An item of a queue.
 
     :ivar length: the number of rows in the item; 1 if it contains no rows.

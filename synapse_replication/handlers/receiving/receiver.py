@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.handlers.events import (
     AheadOfWriter,
@@ -74,38 +74,33 @@ LATE_RETRY = 10.0
 ROW_OVERHEAD = 80
 
 
-@attrs.frozen(eq=False)
-class _LostConnection:
+class _LostConnection(Struct, frozen=True, eq=False):
     """The end of what a link carried of all writers."""
 
     link: Link
 
 
-@attrs.frozen(eq=False)
-class _FoundRemoved:
+class _FoundRemoved(Struct, frozen=True, eq=False):
     """A removed writer whose rows must be fetched."""
 
     instance_name: str
     removed: RemovedWriter
 
 
-@attrs.frozen(eq=False)
-class _StoredPosition:
+class _StoredPosition(Struct, frozen=True, eq=False):
     """A stored position that is ahead of what its writer announced."""
 
     instance_name: str
     token: int
 
 
-@attrs.frozen(eq=False)
-class _BeginVerification:
+class _BeginVerification(Struct, frozen=True, eq=False):
     """The beginning of the verification of what a writer announces."""
 
     writer: Writer
 
 
-@attrs.frozen(eq=False)
-class _LateRows:
+class _LateRows(Struct, frozen=True, eq=False):
     """Committed tokens of a writer that are below its position and did not arrive."""
 
     instance_name: str
@@ -274,7 +269,7 @@ class StreamReceiver:
         if missing := writer.ledger.verify(committed, upto, MAX_LATE):
             context = self._context
             context.observer.observe(
-                RowsUnannounced(context.name, writer.name, missing)
+                RowsUnannounced(context.name, writer.name, tuple(missing))
             )
             if isinstance(context.sink, LateRowSink):
                 self._enqueue_internal(_LateRows(instance_name, missing))
@@ -406,7 +401,9 @@ class StreamReceiver:
             context.clock.call_later(LATE_RETRY, self._enqueue_internal, rest)
         if delivered:
             context.observer.observe(
-                LateRows(context.name, item.instance_name, item.tokens[:delivered])
+                LateRows(
+                    context.name, item.instance_name, tuple(item.tokens[:delivered])
+                )
             )
 
     def _handle_announcement(

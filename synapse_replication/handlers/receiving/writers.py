@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import attrs
+from msgspec import Struct, field
 
 from synapse_replication.handlers.events import Resync
 from synapse_replication.handlers.interfaces import DelayedCall
@@ -18,15 +18,13 @@ from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import InterleavedRun, RdataRun
 
 
-@attrs.frozen
-class LostRow:
+class LostRow(Struct, frozen=True):
     """A writer's row that could not be parsed."""
 
     instance_name: str
 
 
-@attrs.frozen
-class ReportedPosition:
+class ReportedPosition(Struct, frozen=True):
     """A writer's report that it has sent all rows up to ``token``.
 
     :ivar is_first: whether the writer has just started, so that this is its initial
@@ -38,8 +36,7 @@ class ReportedPosition:
     is_first: bool = False
 
 
-@attrs.frozen
-class ReportedEpoch:
+class ReportedEpoch(Struct, frozen=True):
     """The epoch of a writer that holds the stream in memory.
 
     :ivar token: the writer's position.
@@ -56,8 +53,7 @@ Announcement: TypeAlias = PositionCommand | ReportedPosition | ReportedEpoch | L
 Received: TypeAlias = RdataRun | InterleavedRun | Announcement
 
 
-@attrs.define(eq=False)
-class Writer:
+class Writer(Struct, eq=False):
     """One writer of the stream.
 
     :ivar reader: what this process knows about the writer.
@@ -71,7 +67,7 @@ class Writer:
 
     name: str
     reader: Reader
-    parked: deque[tuple[Link, RdataRun | Announcement]] = attrs.Factory(deque)
+    parked: deque[tuple[Link, RdataRun | Announcement]] = field(default_factory=deque)
     parked_size: int = 0
     timer: DelayedCall | None = None
     resync: Resync | None = None

@@ -33,7 +33,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-import attrs
+from msgspec import Struct
+from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 
 from synapse_replication.errors import LocalProtocolError
@@ -70,8 +71,7 @@ class RandomSource(Protocol):
         ...
 
 
-@attrs.frozen
-class StreamerOptions:
+class StreamerOptions(Struct, frozen=True):
     """Options of a streamer.
 
     :ivar announce_interval: the interval at which idle streams are checked, in s.
@@ -275,7 +275,7 @@ class ReplicationStreamer:
         if len(tokens) > self._options.max_rows:
             end = bisect_right(tokens, tokens[self._options.max_rows - 1])
             if end < len(tokens):
-                remaining = attrs.evolve(page, tokens=tokens[end:], values=rows[end:])
+                remaining = replace(page, tokens=tokens[end:], values=rows[end:])
                 tokens, rows = tokens[:end], rows[:end]
         try:
             texts = _encode_rows(rows, page.is_encoded)

@@ -12,8 +12,8 @@ import enum
 from collections.abc import Mapping, Sequence, Sized
 from types import MappingProxyType
 
-import attrs
 import msgspec
+from msgspec import Struct
 
 from synapse_replication.errors import StatusError
 from synapse_replication.streams.stuck_ids import StuckId
@@ -102,8 +102,7 @@ HINTS: Mapping[StallReason, str] = MappingProxyType(
 )
 
 
-@attrs.frozen
-class WriterStatus:
+class WriterStatus(Struct, frozen=True):
     """The status of one writer of one stream.
 
     :ivar position: the position up to which the writer's rows were delivered here;
@@ -143,8 +142,7 @@ class WriterStatus:
     last_heard: float = 0.0
 
 
-@attrs.frozen
-class LinkStatus:
+class LinkStatus(Struct, frozen=True):
     """The status of all links with one name.
 
     :ivar up: the number of links that are up.
@@ -165,8 +163,7 @@ class LinkStatus:
     bytes_queued: int = 0
 
 
-@attrs.frozen
-class PeerStatus:
+class PeerStatus(Struct, frozen=True):
     """Another instance of the deployment, known by its heartbeats.
 
     :ivar version: the version of its software; empty if the instance sends none.
@@ -183,8 +180,7 @@ class PeerStatus:
     is_gone: bool
 
 
-@attrs.frozen
-class DuplicateStatus:
+class DuplicateStatus(Struct, frozen=True):
     """An instance name that two processes use.
 
     :ivar places: the locations of the two processes, for display.
@@ -196,8 +192,7 @@ class DuplicateStatus:
     last_seen: float
 
 
-@attrs.frozen
-class ProcessStatus:
+class ProcessStatus(Struct, frozen=True):
     """The replication status of one process.
 
     :ivar up_for: the time in s since the process started.
@@ -234,8 +229,7 @@ class ProcessStatus:
         return bool(self.links) and self.cut_off_for >= CUT_OFF_AFTER
 
 
-@attrs.frozen
-class StallGroup:
+class StallGroup(Struct, frozen=True):
     """Writers that are stalled for the same reason, with the same detail.
 
     :ivar writers: the writers.
@@ -318,8 +312,7 @@ class Standing(enum.Enum):
     LIVE = enum.auto()
 
 
-@attrs.frozen
-class Assessment:
+class Assessment(Struct, frozen=True):
     """The worst state of a process's replication.
 
     :ivar standing: the state.

@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
-import attrs
+from msgspec.structs import replace
 from typing_extensions import override
 
 from synapse_replication import __version__
@@ -153,7 +153,7 @@ class StatusObserver(ReplicationObserver):
             # This process was stopped meanwhile, or its reactor was blocked: what its
             # peers sent is still to be read.
             hearing = self._records.hearing
-            self._records.hearing = attrs.evolve(hearing, since=now)
+            self._records.hearing = replace(hearing, since=now)
         self._sampled_at = now
         for writer in self._writers.values():
             writer.history.append(writer.lag())
@@ -469,7 +469,7 @@ class StatusObserver(ReplicationObserver):
         if name not in self._unsent:
             return status
         count, since = self._unsent[name]
-        return attrs.evolve(
+        return replace(
             status,
             condition=Condition.STALLED,
             reason=StallReason.ROWS_SKIPPED,

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import TypeVar
 
-import attrs
+from msgspec import Struct, field
 
 from synapse_replication.handlers.events import AnnouncedBy, PeerHeartbeat
 
@@ -23,8 +23,7 @@ _Name = TypeVar("_Name", bound=Hashable)
 _Value = TypeVar("_Value")
 
 
-@attrs.frozen
-class StatusLimits:
+class StatusLimits(Struct, frozen=True):
     """The thresholds and limits of the status. All durations are in s.
 
     :ivar late_after: the age of undelivered rows above which a live writer is shown as
@@ -46,8 +45,7 @@ class StatusLimits:
     forget_after: float = 600.0
 
 
-@attrs.define
-class WriterRecord:
+class WriterRecord(Struct):
     """Everything that was heard of one writer of one stream.
 
     All times are monotonic, in s. The state of the writer's rows is that of its reader.
@@ -117,9 +115,9 @@ class WriterRecord:
     skipped_since: float | None = None
     skipped: int = 0
     #: The undelivered announcements: ``(token, latest possible time of the write)``.
-    undelivered: deque[tuple[int, float]] = attrs.Factory(deque)
+    undelivered: deque[tuple[int, float]] = field(default_factory=deque)
     #: Samples of the lag, in ids, oldest first.
-    history: deque[int] = attrs.Factory(deque)
+    history: deque[int] = field(default_factory=deque)
 
     def hear(self, link: str, by: AnnouncedBy, now: float) -> None:
         """Record a row or a POSITION of the writer, and where it arrived."""
@@ -212,8 +210,7 @@ class WriterRecord:
         return None
 
 
-@attrs.define
-class LinkRecord:
+class LinkRecord(Struct):
     """The state of the connections with one name.
 
     :ivar since: the monotonic time in s at which ``up`` last changed from or to 0;
@@ -227,8 +224,7 @@ class LinkRecord:
     why: str = "not connected yet"
 
 
-@attrs.frozen
-class PeerRecord:
+class PeerRecord(Struct, frozen=True):
     """The state of one peer that uses the extension.
 
     :ivar heartbeat: the last heartbeat.
@@ -239,8 +235,7 @@ class PeerRecord:
     seen: float
 
 
-@attrs.frozen
-class HearingRecord:
+class HearingRecord(Struct, frozen=True):
     """Whether this process can hear others: whether its handler has a link.
 
     :ivar since: since when it has or has not had one, in s. After a pause of the
@@ -251,8 +246,7 @@ class HearingRecord:
     since: float = 0.0
 
 
-@attrs.define
-class StatusRecords:
+class StatusRecords(Struct):
     """All records of one process.
 
     :ivar writers: the writers, by (stream, writer).
@@ -263,11 +257,11 @@ class StatusRecords:
     :ivar hearing: the ability of this process to hear others.
     """
 
-    writers: dict[tuple[str, str], WriterRecord] = attrs.Factory(dict)
-    links: dict[str, LinkRecord] = attrs.Factory(dict)
-    peers: dict[str, PeerRecord] = attrs.Factory(dict)
-    duplicates: dict[str, tuple[str, float]] = attrs.Factory(dict)
-    hearing: HearingRecord = attrs.Factory(HearingRecord)
+    writers: dict[tuple[str, str], WriterRecord] = field(default_factory=dict)
+    links: dict[str, LinkRecord] = field(default_factory=dict)
+    peers: dict[str, PeerRecord] = field(default_factory=dict)
+    duplicates: dict[str, tuple[str, float]] = field(default_factory=dict)
+    hearing: HearingRecord = field(default_factory=HearingRecord)
 
     def copy(self) -> StatusRecords:
         """Return a copy to iterate over. Thread-safe: dict.copy() is atomic."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.instrumentation.status.model import Condition, StallReason
 from synapse_replication.instrumentation.status.records import StatusLimits
@@ -26,8 +26,7 @@ HEARTBEAT_WITHIN = 6.5
 _NEVER = float("-inf")
 
 
-@attrs.frozen
-class PeerFacts:
+class PeerFacts(Struct, frozen=True):
     """The facts about a process, by its heartbeats and without them.
 
     All times are monotonic, in s.
@@ -42,8 +41,7 @@ class PeerFacts:
     heard_at: float = _NEVER
 
 
-@attrs.frozen(kw_only=True)
-class WriterFacts:
+class WriterFacts(Struct, frozen=True, kw_only=True):
     """The facts that a process knows of one writer of one stream.
 
     All times are monotonic, in s; ``None`` if there is no such time.
@@ -119,8 +117,7 @@ class WriterFacts:
     failure: str = ""
 
 
-@attrs.frozen
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """The verdict about a writer.
 
     :ivar since: since when the writer has been stalled, in s; 0 if it is not.
@@ -161,8 +158,7 @@ def is_replaced(peer: PeerFacts, hearing_since: float) -> bool:
 _Found: TypeAlias = tuple[float, str] | None
 
 
-@attrs.frozen
-class Rule:
+class Rule(Struct, frozen=True):
     """One reason for which a writer is stalled.
 
     :ivar when: when it applies, as the manual says it.

@@ -7,6 +7,8 @@ every instance may write.
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
@@ -15,9 +17,10 @@ from typing import Any
 import attrs
 
 from synapse_replication.streams.rows import RowCodec
-from synapse_replication.streams.standard import row_types
 from synapse_replication.streams.stream import StreamDescription
 from synapse_replication.streams.table import IdColumn
+
+_ROW_TYPES = "synapse_replication.streams.standard.row_types"
 
 #: The instance name of the main process.
 MAIN_INSTANCE = "master"
@@ -27,7 +30,10 @@ MAIN_INSTANCE = "master"
 class StandardStream:
     """One of the streams that every Synapse deployment has.
 
-    :ivar description: its name, row type and properties.
+    :ivar name: the name on the wire.
+    :ivar codec: the name of its row type or its codec in
+        :mod:`synapse_replication.streams.standard.row_types`.
+    :ivar idempotent: see :class:`StreamDescription`, as for the next three.
     :ivar writers_key: the key of ``stream_writers`` that names its writers; ``None`` if
         they cannot be configured.
     :ivar any_instance_writes: whether every instance may write it without being
@@ -42,7 +48,12 @@ class StandardStream:
         rows replace older rows of the same key.
     """
 
-    description: StreamDescription
+    name: str
+    codec: str
+    idempotent: bool = False
+    resettable: bool = False
+    held_in_memory: bool = False
+    announce_own_moves_only: bool = False
     writers_key: str | None = None
     any_instance_writes: bool = False
     sequence: str | None = None
@@ -52,21 +63,43 @@ class StandardStream:
     key: Callable[[Any], Hashable] | None = None
 
     @property
-    def name(self) -> str:
-        """The name on the wire."""
-        return self.description.name
+    def description(self) -> StreamDescription:
+        """Its name, row type and properties."""
+        return _describe(self)
+
+
+@functools.cache
+def _describe(stream: StandardStream) -> StreamDescription:
+    # Most processes decode the rows of few standard streams, or of none.
+    row_types = importlib.import_module(
+        "synapse_replication.streams.standard.row_types"
+    )
+    kind = getattr(row_types, stream.codec)
+    is_codec = issubclass(kind, RowCodec)
+    ids = stream.id_columns
+    return StreamDescription(
+        stream.name,
+        kind(stream.name) if is_codec else RowCodec(stream.name, kind),
+        idempotent=stream.idempotent,
+        resettable=stream.resettable,
+        held_in_memory=stream.held_in_memory,
+        announce_own_moves_only=stream.announce_own_moves_only,
+        id_column=f"{ids[0].table}.{ids[0].id_column}" if ids else "",
+        negative=stream.negative,
+    )
 
 
 def _in_memory(
     name: str,
-    row_type: type[Any],
+    row_type: str,
     writers_key: str | None = None,
     key: Callable[[Any], Hashable] | None = None,
 ) -> StandardStream:
     return StandardStream(
-        description=StreamDescription(
-            name, RowCodec(name, row_type), resettable=True, held_in_memory=True
-        ),
+        name=name,
+        codec=row_type,
+        resettable=True,
+        held_in_memory=True,
         writers_key=writers_key,
         key=key,
     )
@@ -74,7 +107,7 @@ def _in_memory(
 
 def _in_tables(
     name: str,
-    codec: type[Any] | RowCodec[Any],
+    codec: str,
     sequence: str,
     id_columns: Sequence[tuple[str, str, str | None]],
     *,
@@ -82,12 +115,9 @@ def _in_tables(
     positions_name: str | None = None,
     negative: bool = False,
 ) -> StandardStream:
-    if not isinstance(codec, RowCodec):
-        codec = RowCodec(name, codec)
     return StandardStream(
-        description=StreamDescription(
-            name, codec, id_column=".".join(id_columns[0][:2]), negative=negative
-        ),
+        name=name,
+        codec=codec,
         writers_key=writers_key,
         sequence=sequence,
         id_columns=tuple(IdColumn(*columns) for columns in id_columns),
@@ -108,14 +138,14 @@ _EVENT_IDS = (
 _STREAMS = (
     _in_tables(
         "events",
-        row_types.EventsRowCodec("events"),
+        "EventsRowCodec",
         "events_stream_seq",
         (*_EVENT_IDS, *_simple("current_state_delta_stream")),
         writers_key="events",
     ),
     _in_tables(
         "backfill",
-        row_types.BackfillStreamRow,
+        "BackfillStreamRow",
         "events_backfill_stream_seq",
         _EVENT_IDS,
         writers_key="events",
@@ -123,7 +153,7 @@ _STREAMS = (
     ),
     _in_tables(
         "presence",
-        row_types.PresenceStreamRow,
+        "PresenceStreamRow",
         "presence_stream_sequence",
         _simple("presence_stream"),
         writers_key="presence",
@@ -131,21 +161,21 @@ _STREAMS = (
     ),
     _in_memory(
         "presence_federation",
-        row_types.PresenceFederationStreamRow,
+        "PresenceFederationStreamRow",
         "presence",
         attrgetter("destination", "user_id"),
     ),
-    _in_memory("typing", row_types.TypingStreamRow, "typing", attrgetter("room_id")),
+    _in_memory("typing", "TypingStreamRow", "typing", attrgetter("room_id")),
     _in_tables(
         "receipts",
-        row_types.ReceiptsStreamRow,
+        "ReceiptsStreamRow",
         "receipts_sequence",
         _simple("receipts_linearized"),
         writers_key="receipts",
     ),
     _in_tables(
         "push_rules",
-        row_types.PushRulesStreamRow,
+        "PushRulesStreamRow",
         "push_rules_stream_sequence",
         _simple("push_rules_stream"),
         writers_key="push_rules",
@@ -153,18 +183,16 @@ _STREAMS = (
     ),
     _in_tables(
         "pushers",
-        row_types.PushersStreamRow,
+        "PushersStreamRow",
         "pushers_sequence",
         (("pushers", "id", "instance_name"), *_simple("deleted_pushers")),
     ),
     StandardStream(
-        description=StreamDescription(
-            "caches",
-            RowCodec("caches", row_types.CachesStreamRow),
-            idempotent=True,
-            resettable=True,
-            announce_own_moves_only=True,
-        ),
+        name="caches",
+        codec="CachesStreamRow",
+        idempotent=True,
+        resettable=True,
+        announce_own_moves_only=True,
         any_instance_writes=True,
         sequence="cache_invalidation_stream_seq",
         id_columns=(
@@ -175,7 +203,7 @@ _STREAMS = (
     ),
     _in_tables(
         "device_lists",
-        row_types.DeviceListsStreamRow,
+        "DeviceListsStreamRow",
         "device_lists_sequence",
         (
             *_simple("device_lists_stream"),
@@ -189,15 +217,15 @@ _STREAMS = (
     ),
     _in_tables(
         "to_device",
-        row_types.ToDeviceStreamRow,
+        "ToDeviceStreamRow",
         "device_inbox_sequence",
         (*_simple("device_inbox"), *_simple("device_federation_outbox")),
         writers_key="to_device",
     ),
-    _in_memory("federation", row_types.FederationStreamRow),
+    _in_memory("federation", "FederationStreamRow"),
     _in_tables(
         "account_data",
-        row_types.AccountDataStreamRow,
+        "AccountDataStreamRow",
         "account_data_sequence",
         # The tables have an instance_name, but Synapse does not fill it in.
         (
@@ -209,42 +237,42 @@ _STREAMS = (
     ),
     _in_tables(
         "profile_updates",
-        row_types.ProfileUpdatesStreamRow,
+        "ProfileUpdatesStreamRow",
         "profile_updates_sequence",
         _simple("profile_updates"),
         writers_key="events",
     ),
     _in_tables(
         "sticky_events",
-        row_types.StickyEventsStreamRow,
+        "StickyEventsStreamRow",
         "sticky_events_sequence",
         _simple("sticky_events"),
         writers_key="events",
     ),
     _in_tables(
         "thread_subscriptions",
-        row_types.ThreadSubscriptionsStreamRow,
+        "ThreadSubscriptionsStreamRow",
         "thread_subscriptions_sequence",
         _simple("thread_subscriptions"),
         writers_key="thread_subscriptions",
     ),
     _in_tables(
         "un_partial_stated_room",
-        row_types.UnPartialStatedRoomStreamRow,
+        "UnPartialStatedRoomStreamRow",
         "un_partial_stated_room_stream_sequence",
         _simple("un_partial_stated_room_stream"),
         positions_name="un_partial_stated_room_stream",
     ),
     _in_tables(
         "un_partial_stated_event",
-        row_types.UnPartialStatedEventStreamRow,
+        "UnPartialStatedEventStreamRow",
         "un_partial_stated_event_stream_sequence",
         _simple("un_partial_stated_event_stream"),
         positions_name="un_partial_stated_event_stream",
     ),
     _in_tables(
         "quarantined_media",
-        row_types.QuarantinedMediaStreamRow,
+        "QuarantinedMediaStreamRow",
         "quarantined_media_id_seq",
         _simple("quarantined_media_changes"),
         writers_key="quarantined_media_changes",

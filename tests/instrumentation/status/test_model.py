@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
+from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.status_page import judge
@@ -95,19 +95,19 @@ class StatusTests(SynchronousTestCase):
         """
         The lag of a writer without heartbeats or position is a lower bound or unknown.
         """
-        gone = attrs.evolve(STALLED, reason=StallReason.WRITER_GONE)
+        gone = replace(STALLED, reason=StallReason.WRITER_GONE)
         self.assertEqual(describe_lag(LIVE), "0")
         self.assertEqual(describe_lag(STALLED), "20")
         self.assertEqual(describe_lag(gone), "20+")
-        self.assertEqual(describe_lag(attrs.evolve(gone, lag=0)), "?")
-        waiting = attrs.evolve(LIVE, condition=Condition.WAITING)
+        self.assertEqual(describe_lag(replace(gone, lag=0)), "?")
+        waiting = replace(LIVE, condition=Condition.WAITING)
         self.assertEqual(describe_lag(waiting), "?")
 
 
 class DescribeProcessTests(SynchronousTestCase):
     def describe(self, *writers: WriterStatus, **more: Any) -> str:
         status = ProcessStatus("x.test", "w9", "1", 1.0, (), writers, (), (), ())
-        return describe_process(attrs.evolve(status, **more))
+        return describe_process(replace(status, **more))
 
     def test_worst_first(self) -> None:
         """
@@ -133,7 +133,7 @@ class DescribeProcessTests(SynchronousTestCase):
             ),
             (
                 "stalled: events/w1: the database is away, and 1 more",
-                self.describe(STALLED, attrs.evolve(STALLED, stalled_for=1.0)),
+                self.describe(STALLED, replace(STALLED, stalled_for=1.0)),
             ),
             ("no link is up", self.describe(fetching, **deaf)),
             (
@@ -149,11 +149,11 @@ class DescribeProcessTests(SynchronousTestCase):
             ("live: 1 stream of 1 writer", self.describe(LIVE)),
             (
                 "live: 1 stream of 2 writers, typing/w3 7 behind",
-                self.describe(LIVE, attrs.evolve(LIVE, instance_name="w3", lag=7)),
+                self.describe(LIVE, replace(LIVE, instance_name="w3", lag=7)),
             ),
             (
                 "live: follows no other process",
-                self.describe(attrs.evolve(LIVE, condition=Condition.WRITTEN_HERE)),
+                self.describe(replace(LIVE, condition=Condition.WRITTEN_HERE)),
             ),
         ):
             self.assertEqual(described, expected)
@@ -165,8 +165,8 @@ class AssessTests(SynchronousTestCase):
     def test_same_order(self) -> None:
         """Page and line describe the same condition for any combination of writers."""
         fetching = WriterStatus("events", "w1", Condition.CATCHING_UP, 1, 9, 8, 3.0, 0)
-        draining = attrs.evolve(fetching, condition=Condition.DRAINING)
-        waiting = attrs.evolve(fetching, condition=Condition.WAITING)
+        draining = replace(fetching, condition=Condition.DRAINING)
+        waiting = replace(fetching, condition=Condition.WAITING)
         for writers, standing, page, line in (
             ((draining, fetching), Standing.CATCHING_UP, "1 of 2", "catching up"),
             ((fetching, waiting), Standing.WAITING, "Waiting", "waiting"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import attrs
+from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.instrumentation.status.model import Condition, StallReason
@@ -36,7 +36,7 @@ LIMITS = StatusLimits()
 
 
 def about(**changes: Any) -> Diagnosis:
-    return diagnose(attrs.evolve(LIVE, **changes), NOW, LIMITS)
+    return diagnose(replace(LIVE, **changes), NOW, LIMITS)
 
 
 class DiagnoseTests(SynchronousTestCase):
