@@ -113,6 +113,16 @@ def show_deployments(console: Console, results: Sequence[DeploymentResult]) -> N
                 highlight=False,
                 soft_wrap=True,
             )
+        if result.alarms or result.false_alarms:
+            console.print(
+                f"{result.name}: {result.alarms} stalls and resets were reported, "
+                f"{len(result.false_alarms)} of them falsely"
+                f"{': ' if result.false_alarms else ''}"
+                f"{'; '.join(result.false_alarms)}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
         if result.unannounced is not None:
             for what, found in (
                 ("received by no process", result.unannounced),

@@ -1,8 +1,8 @@
-"""Judges the stalls that processes have logged during a fault.
+"""Judges the stalls and resets that processes have logged during a fault.
 
 A stall is true if it began while the fault lasted, if its reason is one that the fault
-can have, and if it is about a writer that the fault concerns. Any other stall is a
-false alarm.
+can have, and if it is about a writer that the fault concerns. A reset of a stream is
+true if its writer was restarted. Anything else is a false alarm.
 """
 
 from __future__ import annotations
@@ -22,33 +22,40 @@ from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 #: start, and to connect.
 BEFORE, AFTER = 7.0, 6.0
 
-_LINE: Final = re.compile(
-    r"^(\S+) .*? (\S+(?:, \S+)*(?: and \d+ more)?) stalled for (\d+) s: (.*) "
+#: The time of a line in the logs of this package and of Synapse.
+_TIME: Final = r"^(\d{4}-\S+?)[T ]([\d:]+)(?:,\d+)?([+-]\d{4})?\b"
+_STALL: Final = re.compile(
+    _TIME + r".*? (\S+/\S+(?:, \S+)*(?: and \d+ more)?) stalled for (\d+) s: (.*) "
     r"\(See the runbook: ReplicationStalled, (\w+)\)",
     re.MULTILINE,
 )
+_RESET: Final = re.compile(
+    _TIME + r".* Stream (\S+) of (\S+) (moved back from .*)", re.MULTILINE
+)
+#: The reason of a reset, which is logged like a stall.
+RESET: Final = "reset"
 
-_GONE = frozenset({"writer_gone", "no_link", "no_position"})
-_SOURCE = frozenset({"catch_up_fails", "source_silent"})
+GONE = frozenset({"writer_gone", "no_link", "no_position"})
+SOURCE = frozenset({"catch_up_fails", "source_silent"})
 #: The reasons that a fault can have, by a part of the scenario's name. The first part
 #: that occurs in the name counts; without any, no stall is true.
 _REASONS: Final = MappingProxyType(
     {
-        "soak": _GONE | _SOURCE | {"undeclared_writer"},
+        "soak": GONE | SOURCE | {"undeclared_writer", RESET},
         "redis": frozenset({"no_link"}),
-        "postgres": _SOURCE,
-        "disk-full": _SOURCE,
+        "postgres": SOURCE,
+        "disk-full": SOURCE,
         "subscription-cut": frozenset({"no_link"}),
         "pings-cut": frozenset({"no_link", "writer_gone"}),
-        "rows-cut": _GONE,
-        "publishes-cut": _GONE,
-        "replies-cut": _GONE,
+        "rows-cut": GONE,
+        "publishes-cut": GONE,
+        "replies-cut": GONE,
         "undeclared-writer": frozenset({"undeclared_writer"}),
-        "killed": _GONE,
-        "frozen": _GONE,
-        "moved": _GONE,
-        "added": _GONE,
-        "removed": _GONE,
+        "killed": GONE,
+        "frozen": GONE,
+        "moved": GONE,
+        "added": GONE,
+        "removed": GONE,
     }
 )
 #: The writers that a fault concerns, by a part of the scenario's name; without any,
@@ -72,7 +79,7 @@ _WRITERS: Final = MappingProxyType(
 class LoggedStall:
     """A line of a log.
 
-    :ivar since: when the stall began, in s since the Unix epoch.
+    :ivar since: when the stall began, or the reset, in s since the Unix epoch.
     """
 
     process: str
@@ -92,10 +99,19 @@ class LoggedStall:
 
 
 def read_stalls(process: str, log: str) -> Iterator[LoggedStall]:
-    """Yield the stalls in the log of a process."""
-    for at, writers, seconds, detail, reason in _LINE.findall(log):
-        moment = datetime.strptime(at, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-        yield LoggedStall(process, writers, moment - int(seconds), detail, reason)
+    """Yield the stalls, and the resets, in the log of a process."""
+    for *at, writers, seconds, detail, reason in _STALL.findall(log):
+        yield LoggedStall(
+            process, writers, _seconds(*at) - int(seconds), detail, reason
+        )
+    for *at, stream, writer, detail in _RESET.findall(log):
+        yield LoggedStall(process, f"{stream}/{writer}", _seconds(*at), detail, RESET)
+
+
+def _seconds(date: str, time: str, zone: str) -> float:
+    # Synapse logs the local time, without a zone.
+    form = "%Y-%m-%d %H:%M:%S" + ("%z" if zone else "")
+    return datetime.strptime(f"{date} {time}{zone}", form).timestamp()
 
 
 def is_true(stall: LoggedStall, scenario: str, start: float, end: float) -> bool:

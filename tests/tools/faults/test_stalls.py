@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from twisted.trial.unittest import SynchronousTestCase
 
-from scripts.tools.faults.stalls import LoggedStall, is_true, read_stalls
+from scripts.tools.faults.stalls import RESET, LoggedStall, is_true, read_stalls
 
 LOG = """\
 2026-11-24T20:00:20+0000 [synapse_replication#info] Connected: redis
@@ -25,6 +27,25 @@ class StallTests(SynchronousTestCase):
             ("reader1", "writer_gone", {"w1"}, SINCE),
         )
 
+    def test_read_log_of_synapse(self) -> None:
+        """Stalls and resets are found in a log of Synapse, whose times have no zone."""
+        at = datetime.fromtimestamp(SINCE + 10).strftime("%Y-%m-%d %H:%M:%S")
+        log = (
+            f"{at},123 - synapse_replication - 96 - WARNING - sentinel - events/p1, "
+            "events/p2 stalled for 10 s: Redis: refused. Wait. (See the runbook: "
+            "ReplicationStalled, no_link)\n"
+            f"{at},124 - synapse_replication - 96 - INFO - sentinel - Stream typing "
+            "of writer1 moved back from 7 to 0: its writer has restarted\n"
+        )
+        stall, reset = read_stalls("sync1", log)
+        self.assertEqual(
+            (stall.names, stall.since, stall.reason), ({"p1", "p2"}, SINCE, "no_link")
+        )
+        self.assertEqual(
+            (reset.writers, reset.since, reset.reason),
+            ("typing/writer1", SINCE + 10, RESET),
+        )
+
     def test_judge(self) -> None:
         """A stall must fit the fault in its time, its reason and its writer."""
 
@@ -43,4 +64,5 @@ class StallTests(SynchronousTestCase):
         self.assertFalse(judge("reader-frozen", "writer_gone", "event_writer1"))
         self.assertTrue(judge("redis-killed", "no_link", "event_writer2"))
         self.assertFalse(judge("redis-killed", "no_progress", "event_writer2"))
+        self.assertFalse(judge("writer-killed", RESET, "event_writer1"))
         self.assertFalse(judge("hostile-bodies", "writer_gone", "event_writer1"))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -92,6 +95,27 @@ class Cluster:
     def api(self, name: str) -> ClientApi:
         """Return the client API of a process."""
         return self.process(name).api
+
+    def shown_stalls(self) -> list[str]:
+        """Return the stalls that the status of processes with this package shows."""
+        if not self.mixture.on_ours:
+            return []
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "synapse_replication.cli.main", "status"),
+                *("--json", "-c", str(self.deployment.config_file)),
+            ],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        return [
+            f"{name} shows {writer['stream_name']}/{writer['instance_name']}: "
+            f"{writer['reason']}: {writer['detail']}"
+            for name, status in json.loads(done.stdout)["processes"].items()
+            for writer in status["writers"]
+            if writer["condition"] == "stalled"
+        ]
 
     def new_log_lines(self, name: str) -> list[str]:
         """Return the lines that a process logged since the last call."""

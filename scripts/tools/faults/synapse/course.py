@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Sequence
 
 import attrs
 
+from scripts.tools.faults.stalls import read_stalls
+from scripts.tools.faults.synapse.alarms import Fault, is_true
 from scripts.tools.faults.synapse.cluster import Cluster
 from scripts.tools.faults.synapse.deployments import (
     DEPLOYMENTS,
@@ -97,6 +99,8 @@ class DeploymentResult:
     :ivar consumed: those that a user or a newer row has removed since, so that the
         meter may have been too late to read them.
     :ivar metered: the rows that the meter found.
+    :ivar alarms: the number of stalls and resets that processes reported.
+    :ivar false_alarms: those that no fault explains.
     :ivar error: why the run was aborted; empty if it was not.
     """
 
@@ -110,17 +114,21 @@ class DeploymentResult:
     unannounced: tuple[str, ...] | None = None
     consumed: tuple[str, ...] = ()
     metered: tuple[str, ...] = ()
+    alarms: int = 0
+    false_alarms: tuple[str, ...] = ()
     error: str = ""
 
     @property
     def is_good(self) -> bool:
         """Whether the run finished, and neither lost, duplicated nor hid a row.
 
+        No process may have reported a stall or a reset that no fault explains.
         If a meter ran, it must have found all rows that no process received, except for
         those that were removed, and no others.
         """
         return (
             not self.error
+            and not self.false_alarms
             and (
                 self.unannounced is None
                 or set(self.metered) - set(self.consumed) == set(self.unannounced)
@@ -178,6 +186,7 @@ class _Course:
         self._evidence = Evidence(cluster)
         self._traffic = Traffic(cluster)
         self._seconds: dict[Kind, float | None] = {}
+        self._faults: list[Fault] = []
 
     def run(self, schedule: Sequence[Round]) -> DeploymentResult:
         traffic = self._traffic
@@ -193,10 +202,11 @@ class _Course:
                 )
             # Check again at the end: late rows may have arrived.
             self._wait_until_shown()
+            shown = self._cluster.shown_stalls()
             metered = () if self._meter is None else self._meter.finish()
         finally:
             traffic.stop()
-        judged = self._judge(tuple(rounds))
+        judged = self._judge_alarms(self._judge(tuple(rounds)), shown)
         if self._meter is None:
             return judged
         self._evidence.collect()
@@ -207,6 +217,26 @@ class _Course:
             consumed=tuple(map(str, consumed)),
             metered=metered,
         )
+
+    def _judge_alarms(
+        self, result: DeploymentResult, shown: Sequence[str]
+    ) -> DeploymentResult:
+        """Add the judgement of what processes reported.
+
+        :param shown: the stalls that are shown although all faults have ended.
+        """
+        cluster = self._cluster
+        reports = [
+            report
+            for name in sorted(cluster.mixture.on_ours)
+            for report in read_stalls(name, cluster.process(name).log_tail(10**9))
+        ]
+        false = [
+            str(report)
+            for report in reports
+            if not is_true(report, self._faults, cluster.starts_of_writer)
+        ]
+        return attrs.evolve(result, alarms=len(reports), false_alarms=(*false, *shown))
 
     def _run_round(self, planned: Round) -> RoundResult:
         scene = Scene(self._cluster, self._traffic, self._evidence, planned.chance)
@@ -219,8 +249,12 @@ class _Course:
         with load:
             if not is_quiet:
                 time.sleep(TRAFFIC_BEFORE)
+            fault_began = time.time()
             cause(planned.faults, scene)
             fault_ended = time.time()
+            self._faults.append(
+                Fault(planned.faults, scene.victims, fault_began, fault_ended)
+            )
             delays = self._wait_until_caught_up(fault_ended)
             time.sleep(TRAFFIC_AFTER)
         self._wait_until_shown()

@@ -37,12 +37,20 @@ class Scene:
     """The environment of a fault.
 
     :ivar chance: the random generator of the fault.
+    :ivar victims: the processes that the faults kill, freeze or disconnect.
     """
 
     cluster: Cluster
     traffic: Traffic
     evidence: Evidence
     chance: random.Random
+    victims: set[str] = attrs.Factory(set)
+
+    def choose_victim(self) -> str:
+        """Return the name of a process."""
+        name = self.chance.choice(PROCESSES)
+        self.victims.add(name)
+        return name
 
 
 Fault = Callable[[Scene], AbstractContextManager[None]]
@@ -67,7 +75,7 @@ class Nemesis:
 
 @contextlib.contextmanager
 def _pause(scene: Scene) -> Iterator[None]:
-    process = scene.cluster.process(scene.chance.choice(PROCESSES))
+    process = scene.cluster.process(scene.choose_victim())
     process.freeze()
     try:
         yield
@@ -79,6 +87,7 @@ def _pause(scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kill(name: str, scene: Scene) -> Iterator[None]:
+    scene.victims.add(name)
     scene.cluster.process(name).kill()
     try:
         yield
@@ -88,7 +97,7 @@ def _kill(name: str, scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cut(what: Cut, scene: Scene) -> Iterator[None]:
-    proxy = scene.cluster.proxies[scene.chance.choice(PROCESSES)]
+    proxy = scene.cluster.proxies[scene.choose_victim()]
     proxy.cut(what)
     try:
         yield
@@ -143,6 +152,7 @@ def _miss_one(stream: str, scene: Scene) -> Iterator[None]:
     room = _random_room(stream, scene)
     room.prepare(stream)
     _settle(scene, PROCESSES)
+    scene.victims.add(READER)
     reader = scene.cluster.process(READER)
     proxy = scene.cluster.proxies[READER]
     reader.freeze()

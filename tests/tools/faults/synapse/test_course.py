@@ -37,6 +37,12 @@ class IsGoodTests(SynchronousTestCase):
         """A deployment that failed to start or to restart is not good."""
         self.assertFalse(DeploymentResult("ours", (), (), error="it ended").is_good)
 
+    def test_false_alarm(self) -> None:
+        """A report that no fault explains makes the result bad."""
+        result = DeploymentResult("ours", (), (), alarms=2)
+        self.assertTrue(result.is_good)
+        self.assertFalse(attrs.evolve(result, false_alarms=("sync1: ...",)).is_good)
+
     def test_stock(self) -> None:
         """Rows that stock processes lose are shown, but do not make the result bad."""
         stock = attrs.evolve(GOOD, is_ours=False, lost=3, duplicated=2)
