@@ -15,7 +15,9 @@ from typing import Any, Protocol
 import attrs
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.interfaces import ISystemHandle
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from tests.simulation.clock import SimulatedClock
 
@@ -181,8 +183,12 @@ class Pipe:
             self._at_end()
 
 
+@implementer(ISystemHandle)
 class SimulatedTransport:
     """A process's end of a connection.
+
+    It claims to have a socket: what was written may arrive after the connection was
+    lost at this end, so the sender must fence it.
 
     :param write: sends bytes.
     :param close: closes the connection, for a reason.
@@ -224,6 +230,9 @@ class SimulatedTransport:
     def setTcpNoDelay(self, enabled: bool) -> None: ...
 
     def setTcpKeepAlive(self, enabled: bool) -> None: ...
+
+    def getHandle(self) -> None:
+        """Return ``None``: no real socket needs to be configured."""
 
     def getPeer(self) -> IPv4Address:
         return SERVER_ADDRESS

@@ -36,13 +36,14 @@ ARRIVAL_SECONDS = 2.0
 _LAST_MOVE = 3.0
 #: The time in s after the last fault within which all positions must agree.
 LIVENESS_SECONDS = 60.0
-#: The time in s without agreement after which all processes announce their positions.
-ANNOUNCE_SECONDS = 20.0
 #: The time in s within which half-open connections are detected and replaced. To Redis,
 #: there is a ping every 5 s with a timeout of 5 s, and a second half-open connection
 #: may be detected only after the first was replaced; a direct link has a timeout of 25
 #: s.
 NOTICE_SECONDS = 32.0
+#: The time in s without agreement after which all processes announce their positions.
+#: What a half-open connection hides may be noticed only after that was replaced.
+ANNOUNCE_SECONDS = NOTICE_SECONDS + 3.0
 #: The time in s during which an idle cluster must send no messages on the main channel.
 IDLE_SECONDS = 5.0
 #: The number of allowed catch-ups of each process beyond those that events explain.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from twisted.internet.interfaces import ISystemHandle
 from twisted.internet.protocol import ClientFactory, Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -126,6 +127,11 @@ class PeerTests(SynchronousTestCase):
         self.clock.run_until(3.0)
         events = sorted(str(end.events) for end in ends)
         self.assertEqual(events, ["['made', b'a', 'lost']", "['made', b'b', 'lost']"])
+
+    def test_socket(self) -> None:
+        """Each end claims to have a socket, so that a sender fences it when lost."""
+        for end in self.ends:
+            self.assertTrue(ISystemHandle.providedBy(end.transport))
 
     def test_death(self) -> None:
         """The other end notices that a process died; that process does not."""
