@@ -697,30 +697,26 @@ class Reader:
         """
         state, work = self.links[link], self.work
         stated, state.epoch = state.epoch, epoch
-        state.is_from_start &= not has_restarted
+        if has_restarted:
+            self._forget_start(state, token)
         if has_restarted or stated not in (None, epoch):
             # What was heard before was said by another process.
             state.heard = token
         if epoch in (self.epoch, None if work is None else work.epoch):
             return Finding.NOTHING
         state.heard = max(state.heard, token)
-        is_same = False
-        if self.position > 0 or self.page is not None:
-            from_start = self._from_start
-            if self.epoch is None and from_start and self.page is None:
-                if any(s.epoch is None for s in from_start):
-                    # It will be stated there, too.
-                    return Finding.NOTHING
-                is_same = all(s.epoch == epoch for s in from_start)
-                if is_same and all(s.heard < self.position for s in from_start):
-                    # It will be stated again when they have caught up.
-                    return Finding.NOTHING
+        # Before a rewind to 0, nothing that was delivered is valid.
+        is_rewinding = work is not None and work.rewind_to == 0
+        if (self.position > 0 and not is_rewinding) or self.page is not None:
+            is_same = self._arrived_in(epoch)
+            if is_same is None:
+                return Finding.NOTHING
             if not is_same:
                 self._reset(link, token)
                 assert self.work is not None
                 self.work.epoch = epoch
                 return Finding.RESET
-        if not is_same:
+        else:
             for other in self.links:
                 self.drop_unfinished(other)
             # What was requested may be of another epoch, and so may be a row that the
@@ -729,6 +725,32 @@ class Reader:
             self._begin().rewind_to = 0
         self._begin().epoch = epoch
         return Finding.EXPECTED
+
+    def _forget_start(self, state: LinkState, token: int) -> None:
+        """Record that a writer at ``token`` may have restarted before a link's message.
+
+        If the link carried more, that is of an earlier process, and the other links may
+        have carried less of it.
+        """
+        state.is_from_start = False
+        if token < state.heard:
+            for each in self.links.values():
+                each.is_from_start = False
+
+    def _arrived_in(self, epoch: str) -> bool | None:
+        """Return whether the delivered rows belong to an epoch.
+
+        :return: ``None`` if a later statement will show it.
+        """
+        from_start = self._from_start
+        if self.epoch is not None or not from_start:
+            return False
+        if self.page is not None or any(s.epoch is None for s in from_start):
+            return None
+        if any(s.epoch != epoch for s in from_start):
+            return False
+        has_caught_up = any(s.heard >= self.position for s in from_start)
+        return True if has_caught_up else None
 
     @_on(Event.REMOVED)
     def removed(self, upto: int, *, is_deleted: bool) -> Finding:
@@ -1057,7 +1079,7 @@ class Reader:
         self.epoch = None
         for other, state in self.links.items():
             self.drop_unfinished(other)
-            state.heard = token if other == link else min(state.heard, token)
+            state.heard = token if other == link else min(state.heard, restart)
             state.is_from_start = other == link and state.phase is not Phase.WAITING
             if other != link:
                 state.phase = Phase.WAITING

@@ -563,6 +563,59 @@ class EpochTests(SynchronousTestCase):
         self.assertFalse(driven.page(2, epoch="f"))
         self.assertEqual(driven.take()[0], Rewind(0, "f"))
 
+    def test_stated_before_the_rewind(self) -> None:
+        """An epoch that is stated before the rewind to 0 begins with the rewind."""
+        driven = Driven(MEMORY, position=2)
+        driven.reader.announced("a", 0, 0, 0.0)
+        driven.reader.failed()
+        found = driven.reader.epoch_reported("a", 0, "f", has_restarted=False)
+        self.assertIs(found, Finding.EXPECTED)
+        driven.reader.timer_due()
+        self.assertEqual(driven.take()[0], Rewind(0, "f"))
+
+    def test_stated_while_a_page_without_it_is_delivered(self) -> None:
+        """A page that states no epoch is completed; then the epoch is compared."""
+        driven = Driven(MEMORY)
+        driven.reader.announced("a", 2, 2, 0.0)
+        driven.take()
+        fetch = driven.reader.request
+        assert fetch is not None
+        driven.reader.page_fetched(fetch, StreamUpdateResult([(1, None)], 1, True))
+        found = driven.reader.epoch_reported("a", 2, "e", has_restarted=False)
+        self.assertIs(found, Finding.NOTHING)
+        self.assertIsNotNone(driven.reader.page)
+        driven.reader.position = 1
+        driven.reader.delivered(1)
+        driven.reader.page_delivered()
+        found = driven.reader.epoch_reported("a", 2, "e", has_restarted=False)
+        self.assertIs(found, Finding.EXPECTED)
+        self.assertEqual(driven.take()[0], BeginEpoch("e"))
+
+    def test_slow_link_after_a_reset(self) -> None:
+        """A link that lags says nothing about a writer that began anew on another."""
+        driven = Driven(MEMORY, links="ab")
+        driven.open(0, "b")
+        driven.row(1, "b")
+        driven.open(0, "a")
+        driven.reader.link_lost("b")
+        driven.reader.link_up("b")
+        found = driven.reader.epoch_reported("b", 1, "e", has_restarted=False)
+        self.assertIs(found, Finding.RESET)
+        driven.take()
+        driven.page(1, epoch="e")
+        driven.take()
+        found = driven.reader.announced("a", 0, 0, 0.0)
+        self.assertIs(found, Finding.NOTHING)
+
+    def test_restart_seen_on_the_link_that_carried_the_rows(self) -> None:
+        """Rows from before a restart are not taken for those of the new process."""
+        driven = Driven(MEMORY, links="ab")
+        driven.open(0, "a")
+        driven.open(0, "b")
+        driven.row(1, "a")
+        found = driven.reader.epoch_reported("a", 0, "f", has_restarted=True)
+        self.assertIs(found, Finding.RESET)
+
 
 class TableTests(SynchronousTestCase):
     """The table of states and events."""

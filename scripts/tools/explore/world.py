@@ -77,6 +77,7 @@ class Kind(enum.Enum):
     DATABASE = "database"
     CACHES = "caches"  #: rows may be delivered late or twice
     MEMORY = "memory"  #: the writer states its epoch
+    HOST_MEMORY = "host memory"  #: so, too, but a page of its rows does not
     STOCK_MEMORY = "stock memory"  #: nobody states an epoch
 
 
@@ -133,6 +134,7 @@ _POLICIES: Final = {
     Kind.DATABASE: ReaderPolicy(tolerance=DISTANCE),
     Kind.CACHES: ReaderPolicy(idempotent=True, tolerance=DISTANCE),
     Kind.MEMORY: ReaderPolicy(resettable=True, held_in_memory=True),
+    Kind.HOST_MEMORY: ReaderPolicy(resettable=True, held_in_memory=True),
     Kind.STOCK_MEMORY: ReaderPolicy(resettable=True, held_in_memory=True),
 }
 
@@ -267,7 +269,12 @@ class World:
     @property
     def in_memory(self) -> bool:
         """Whether the rows exist only in the writer's memory."""
-        return self.kind in (Kind.MEMORY, Kind.STOCK_MEMORY)
+        return self.kind not in (Kind.DATABASE, Kind.CACHES)
+
+    @property
+    def states_epochs(self) -> bool:
+        """Whether the writer states its epoch on links."""
+        return self.kind in (Kind.MEMORY, Kind.HOST_MEMORY)
 
     def is_plausible(self, token: int) -> bool:
         """Return whether the reader's process regards a token as plausible."""
@@ -476,10 +483,10 @@ class World:
                     yield ("unreadable row", number)
 
     def _announcements(self, number: int, link: WorldLink) -> Iterator[Event]:
-        if self.kind is not Kind.MEMORY or link.said:
+        if not self.states_epochs or link.said:
             yield ("report", number)
         yield ("position", number)
-        if self.kind is Kind.MEMORY:
+        if self.states_epochs:
             yield ("epoch", number)
             # It is the first message of a process on a link that is up.
             if not (link.said or link.token):
@@ -715,7 +722,7 @@ class World:
             self._handle_row(number, token, is_readable)
         else:
             self._pass(link)
-            if prev == new and self.kind is Kind.MEMORY:
+            if prev == new and self.states_epochs:
                 self._announce_epoch(number, has_restarted=True)
             else:
                 self._announce(number, "announced", number, prev, new, 0.0)
@@ -1113,13 +1120,13 @@ class World:
     def _deliver(self, token: int, life: int) -> None:
         self._note(f"delivered: row {token}" + (f" of process {life}" if life else ""))
         if self.in_memory:
-            if life < self.last_life and self.reader.epoch is not None:
+            # Without epochs, a false position looks like a restart.
+            is_guess = self.kind is not Kind.MEMORY and (self.lie or self.life)
+            if life < self.last_life and self.reader.epoch and not is_guess:
                 raise ViolationError(f"row {token} of an earlier process is delivered")
             if life > self.last_life:
                 self.last = 0
-            # Without epochs, a false position looks like a restart.
             bit = 1 << token
-            is_guess = self.kind is Kind.STOCK_MEMORY and (self.lie or self.life)
             if token <= self.last and not is_guess:
                 raise ViolationError(f"row {token} is delivered after row {self.last}")
             if life == self.life:
@@ -1258,7 +1265,7 @@ class World:
             return []
         numbers = range(len(self.links))
         found: list[Event] = []
-        if self.kind is Kind.MEMORY:
+        if self.states_epochs:
             found += [("epoch", number) for number in numbers]
         found += [("report", number) for number in numbers]
         if self.reader.empty is not None and self.reader.empty.check_from > 0:

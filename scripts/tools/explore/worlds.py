@@ -46,6 +46,8 @@ SHALLOW: Mapping[str, tuple[Kind, Bounds]] = {
     "database": (Kind.DATABASE, _bounds(2, 1, 1, removals=1)),
     "memory": (Kind.MEMORY, _bounds(2, 1, 1, hellos=1)),
     "memory, two links": (Kind.MEMORY, Bounds(ids=2, links=2)),
+    "host memory": (Kind.HOST_MEMORY, _bounds(2, 1, 1)),
+    "host memory, two links": (Kind.HOST_MEMORY, Bounds(ids=2, links=2)),
     "caches": (Kind.CACHES, _bounds(2, 1, 1)),
     "claims": (Kind.DATABASE, Bounds(ids=1, links=1, lies=1, burst=1)),
 }
@@ -60,7 +62,9 @@ DEEP: Mapping[str, tuple[Kind, Bounds]] = {
     "caches": (Kind.CACHES, _bounds(2, 1, 2)),
     "caches, two links": (Kind.CACHES, _bounds(2, 2, 1)),
     "memory": (Kind.MEMORY, _bounds(2, 1, 2, hellos=1)),
+    "memory, two links and a fault": (Kind.MEMORY, _bounds(1, 2, 1, hellos=1)),
     "memory, two links": (Kind.MEMORY, _bounds(2, 2, 1, hellos=1)),
+    "host memory, two links and a fault": (Kind.HOST_MEMORY, _bounds(1, 2, 1)),
     "memory, lie": (Kind.MEMORY, _bounds(2, 1, 1, lies=1)),
     "stock memory": (Kind.STOCK_MEMORY, _bounds(3, 1, 2)),
     "stock memory, two links": (Kind.STOCK_MEMORY, _bounds(2, 2, 1)),

@@ -45,6 +45,12 @@ class ShallowTests(SynchronousTestCase):
     def test_memory_with_two_links(self) -> None:
         self.explore("memory, two links", 5_000)
 
+    def test_host_memory(self) -> None:
+        self.explore("host memory", 5_000)
+
+    def test_host_memory_with_two_links(self) -> None:
+        self.explore("host memory, two links", 5_000)
+
     def test_stock_memory(self) -> None:
         self.explore("stock memory", 1_000)
 
