@@ -152,15 +152,13 @@ from synapse_replication.tcp.protocol import (
     ClientReplicationStreamProtocol as ClientReplicationStreamProtocol,
     ServerReplicationStreamProtocol as ServerReplicationStreamProtocol,
 )
-from synapse_replication.wire.commands.base import Command as Command
-from synapse_replication.wire.commands.legacy import (
-    InvalidateCacheCommand as InvalidateCacheCommand,
-    RemovePusherCommand as RemovePusherCommand,
-)
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
     CancelTaskCommand as CancelTaskCommand,
+    ClearUserSyncsCommand as ClearUserSyncsCommand,
+    Command as Command,
     ErrorCommand as ErrorCommand,
     FederationAckCommand as FederationAckCommand,
+    InvalidateCacheCommand as InvalidateCacheCommand,
     LockReleasedCommand as LockReleasedCommand,
     NameCommand as NameCommand,
     NewActiveTaskCommand as NewActiveTaskCommand,
@@ -168,14 +166,12 @@ from synapse_replication.wire.commands.standard import (
     PositionCommand as PositionCommand,
     RdataCommand as RdataCommand,
     RemoteServerUpCommand as RemoteServerUpCommand,
+    RemovePusherCommand as RemovePusherCommand,
     ReplicateCommand as ReplicateCommand,
     ServerCommand as ServerCommand,
-    parse_command_from_line as parse_command_from_line,
-)
-from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand as ClearUserSyncsCommand,
     UserIpCommand as UserIpCommand,
     UserSyncCommand as UserSyncCommand,
+    parse_command_from_line as parse_command_from_line,
 )
 from synapse_replication.wire.connection import CloseReason as CloseReason
 from synapse_replication.wire.pending import PendingLimit as PendingLimit

@@ -48,7 +48,7 @@ from synapse_replication.tcp.factory import (
 from synapse_replication.testing.doubles import SourceStream, StreamSet
 from synapse_replication.testing.sentinel import PrivateSentinel
 from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
-from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.commands import PositionCommand
 
 SERVER_NAME = "leaks.example"
 #: The cycles before the first measurement.

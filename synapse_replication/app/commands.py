@@ -17,8 +17,7 @@ from synapse_replication.handlers.host_parts import MAX_USERS
 from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.handlers.sending.unsent import SENDABLE
 from synapse_replication.recent import RecentDict
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.users import UserSyncCommand
+from synapse_replication.wire.commands import Command, UserSyncCommand
 
 
 class CommandsOut:

@@ -23,7 +23,7 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.streams.stream import UpdateFunction
-from synapse_replication.wire.commands.users import UserIpCommand
+from synapse_replication.wire.commands import UserIpCommand
 
 
 class PositionsOnlySink:

@@ -41,8 +41,7 @@ from synapse_replication.storage.committed import (
 from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.streams.ledger import TokenLedger
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import PositionCommand, RdataCommand
+from synapse_replication.wire.commands import Command, PositionCommand, RdataCommand
 
 _log = Logger()
 

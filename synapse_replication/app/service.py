@@ -93,7 +93,7 @@ from synapse_replication.tcp.factory import (
     outgoing_label,
 )
 from synapse_replication.text import process_label
-from synapse_replication.wire.commands.users import ClearUserSyncsCommand
+from synapse_replication.wire.commands import ClearUserSyncsCommand
 
 #: The most time that each step of a stop may take, in s.
 DRAIN_TIMEOUT = 10.0

@@ -24,14 +24,14 @@ from synapse_replication.errors import RemoteProtocolError, ReplicationError
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.text import printable
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
+    Command,
     PositionCommand,
     RdataCommand,
+    UserIpCommand,
     encode_command,
     parse_command_from_line,
 )
-from synapse_replication.wire.commands.users import UserIpCommand
 
 _MASK = "***"
 

@@ -34,7 +34,7 @@ from synapse_replication.cli.common import (
     log_option,
 )
 from synapse_replication.errors import ConfigError, ConfigProblem, ReplicationError
-from synapse_replication.wire.commands.standard import COMMANDS
+from synapse_replication.wire.commands import COMMANDS
 
 if TYPE_CHECKING:
     from synapse_replication.config.process import ProcessConfig, Purpose

@@ -37,13 +37,12 @@ from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.table import TableStream
 from synapse_replication.text import printable
-from synapse_replication.wire.commands.standard import (
-    PositionCommand,
-    RdataCommand,
-    parse_command_from_line,
-)
+from synapse_replication.wire import commands
 
-_PREFIXES = (f"{RdataCommand.NAME} ".encode(), f"{PositionCommand.NAME} ".encode())
+_PREFIXES = (
+    f"{commands.RdataCommand.NAME} ".encode(),
+    f"{commands.PositionCommand.NAME} ".encode(),
+)
 
 
 def ranges_of_streams(
@@ -187,7 +186,9 @@ def make_meter(
     def tap(channel: str, line: bytes) -> None:
         if line.startswith(_PREFIXES):
             try:
-                command = parse_command_from_line(line.decode("utf-8", "replace"))
+                command = commands.parse_command_from_line(
+                    line.decode("utf-8", "replace")
+                )
             except RemoteProtocolError:
                 return
             meter.receive(command)

@@ -16,10 +16,7 @@ import attrs
 from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.recordings.format import RecordingError
 from synapse_replication.recordings.reader import read_recording
-from synapse_replication.wire.commands.standard import (
-    RdataCommand,
-    parse_command_from_line,
-)
+from synapse_replication.wire.commands import RdataCommand, parse_command_from_line
 
 
 @attrs.frozen

@@ -27,19 +27,7 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
-    CancelTaskCommand,
-    FederationAckCommand,
-    LockReleasedCommand,
-    NewActiveTaskCommand,
-    RemoteServerUpCommand,
-)
-from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand,
-    UserIpCommand,
-    UserSyncCommand,
-)
+from synapse_replication.wire import commands
 
 
 class HostClock:
@@ -212,15 +200,15 @@ class HostCommands:
         self._writes_presence = instance_name in worker.writers.presence
         self._runs_background_tasks = bool(worker.run_background_tasks)
         self._queues_federation = self._is_main and not worker.send_federation
-        self._handlers: dict[type[Command], Callable[[Any], Any]] = {
-            UserSyncCommand: self._on_user_sync,
-            ClearUserSyncsCommand: self._on_clear_user_sync,
-            FederationAckCommand: self._on_federation_ack,
-            UserIpCommand: self._on_user_ip,
-            RemoteServerUpCommand: self._on_remote_server_up,
-            LockReleasedCommand: self._on_lock_released,
-            NewActiveTaskCommand: self._on_new_active_task,
-            CancelTaskCommand: self._on_cancel_task,
+        self._handlers: dict[type[commands.Command], Callable[[Any], Any]] = {
+            commands.UserSyncCommand: self._on_user_sync,
+            commands.ClearUserSyncsCommand: self._on_clear_user_sync,
+            commands.FederationAckCommand: self._on_federation_ack,
+            commands.UserIpCommand: self._on_user_ip,
+            commands.RemoteServerUpCommand: self._on_remote_server_up,
+            commands.LockReleasedCommand: self._on_lock_released,
+            commands.NewActiveTaskCommand: self._on_new_active_task,
+            commands.CancelTaskCommand: self._on_cancel_task,
         }
 
     @property
@@ -238,7 +226,7 @@ class HostCommands:
         ) in presence.get_currently_syncing_users_for_replication():
             yield SyncingUser(user_id, device_id, now)
 
-    def on_command(self, command: Command) -> Awaitable[None] | None:
+    def on_command(self, command: commands.Command) -> Awaitable[None] | None:
         """Dispatch a command to the part of the host that needs it.
 
         Commands that only older peers send (REMOVE_PUSHER, INVALIDATE_CACHE) are
@@ -247,7 +235,7 @@ class HostCommands:
         handle = self._handlers.get(type(command))
         return None if handle is None else _awaitable(handle(command))
 
-    def _on_user_sync(self, command: UserSyncCommand) -> Any:
+    def _on_user_sync(self, command: commands.UserSyncCommand) -> Any:
         if not self._writes_presence:
             return None
         return self._hs.get_presence_handler().update_external_syncs_row(
@@ -258,19 +246,19 @@ class HostCommands:
             command.last_sync_ms,
         )
 
-    def _on_clear_user_sync(self, command: ClearUserSyncsCommand) -> Any:
+    def _on_clear_user_sync(self, command: commands.ClearUserSyncsCommand) -> Any:
         if not self._writes_presence:
             return None
         presence = self._hs.get_presence_handler()
         return presence.update_external_syncs_clear(command.instance_id)
 
-    def _on_federation_ack(self, command: FederationAckCommand) -> None:
+    def _on_federation_ack(self, command: commands.FederationAckCommand) -> None:
         if self._queues_federation:
             self._hs.get_federation_sender().federation_ack(
                 command.instance_name, command.token
             )
 
-    async def _on_user_ip(self, command: UserIpCommand) -> None:
+    async def _on_user_ip(self, command: commands.UserIpCommand) -> None:
         """Store the address of a user, if this process runs background tasks.
 
         The main process also sends the user's pending server notices.
@@ -287,19 +275,19 @@ class HostCommands:
         if self._is_main:
             await self._hs.get_server_notices_sender().on_user_ip(command.user_id)
 
-    def _on_remote_server_up(self, command: RemoteServerUpCommand) -> None:
+    def _on_remote_server_up(self, command: commands.RemoteServerUpCommand) -> None:
         self._hs.get_notifier().notify_remote_server_up(command.data)
 
-    def _on_lock_released(self, command: LockReleasedCommand) -> None:
+    def _on_lock_released(self, command: commands.LockReleasedCommand) -> None:
         self._hs.get_notifier().notify_lock_released(
             command.instance_name, command.lock_name, command.lock_key
         )
 
-    def _on_new_active_task(self, command: NewActiveTaskCommand) -> None:
+    def _on_new_active_task(self, command: commands.NewActiveTaskCommand) -> None:
         if self._runs_background_tasks:
             self._hs.get_task_scheduler().on_new_task(command.data)
 
-    def _on_cancel_task(self, command: CancelTaskCommand) -> Any:
+    def _on_cancel_task(self, command: commands.CancelTaskCommand) -> Any:
         # If this process runs no tasks, an attempt to cancel one would interfere with
         # the process that runs it.
         if not self._runs_background_tasks:

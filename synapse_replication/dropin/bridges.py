@@ -22,11 +22,7 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.redaction import without_secrets
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
-    encode_command,
-    parse_command_from_line,
-)
+from synapse_replication.wire import commands
 from synapse_replication.wire.rdata import (
     InterleavedRun,
     RdataRun,
@@ -65,14 +61,14 @@ class ForeignConnection:
         self.name = type(original).__name__
         self._original = original
 
-    def send_command(self, command: Command) -> None:
+    def send_command(self, command: commands.Command) -> None:
         """Send one command."""
         self._original.send_command(command)
 
     def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
         """Send lines of one command, in order."""
         for line in lines:
-            self._original.send_command(parse_command_from_line(line.decode()))
+            self._original.send_command(commands.parse_command_from_line(line.decode()))
 
     def close_with_error(self, text: str) -> None:
         """Do nothing: the host's connection handles lines that it cannot parse."""
@@ -106,7 +102,7 @@ class ForeignHandler:
         """
         self._original.new_connection(connection)
         if not connection.relays:
-            connection.send_command(parse_command_from_line("REPLICATE"))
+            connection.send_command(commands.parse_command_from_line("REPLICATE"))
             self._original.send_positions_to_connection()
 
     def lost_connection(self, connection: ReplicationConnection) -> None:
@@ -132,7 +128,9 @@ class ForeignHandler:
                 for run in item.runs():
                     self._dispatch_rows(connection, run)
             else:
-                self._dispatch(connection, item.NAME, encode_command(item), item)
+                self._dispatch(
+                    connection, item.NAME, commands.encode_command(item), item
+                )
 
     def _dispatch_rows(self, connection: ReplicationConnection, run: RdataRun) -> None:
         for token, row in zip(run.tokens, run.rows, strict=True):
@@ -145,7 +143,7 @@ class ForeignHandler:
         connection: ReplicationConnection,
         name: str,
         line: bytes,
-        ours: Command | None = None,
+        ours: commands.Command | None = None,
     ) -> None:
         method = getattr(self._original, f"on_{name}", None)
         if method is None:

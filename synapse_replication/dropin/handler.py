@@ -29,18 +29,7 @@ from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
-    FederationAckCommand,
-    LockReleasedCommand,
-    NewActiveTaskCommand,
-    RemoteServerUpCommand,
-    parse_command_from_line,
-)
-from synapse_replication.wire.commands.users import (
-    UserIpCommand,
-    UserSyncCommand,
-)
+from synapse_replication.wire import commands
 
 #: The timeout for connecting to Redis, in s.
 _CONNECT_TIMEOUT = 30.0
@@ -226,7 +215,9 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
     ) -> None:
         """Send LOCK_RELEASED if a lock of this process was released."""
         if instance_name == self.host.identity.instance_name:
-            self.sender.send(LockReleasedCommand(instance_name, lock_name, lock_key))
+            self.sender.send(
+                commands.LockReleasedCommand(instance_name, lock_name, lock_key)
+            )
 
     async def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
@@ -254,9 +245,11 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
 
     def _receive(self, connection: Any, command: Any) -> Awaitable[None] | None:
         """Handle a command that the host's connection has received."""
-        if not isinstance(command, Command):
+        if not isinstance(command, commands.Command):
             # It is of the host's own class: the part "commands" is not replaced.
-            command = parse_command_from_line(f"{command.NAME} {command.to_line()}")
+            command = commands.parse_command_from_line(
+                f"{command.NAME} {command.to_line()}"
+            )
         return self.on_command(self._foreign.get(connection, connection), command)
 
     on_CANCEL_TASK = _receive
@@ -284,7 +277,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
     def send_federation_ack(self, token: int) -> None:
         """Report the token up to which this federation sender has sent."""
         name = self.host.identity.instance_name
-        self.sender.send(FederationAckCommand(name, token))
+        self.sender.send(commands.FederationAckCommand(name, token))
 
     def send_user_sync(
         self,
@@ -296,7 +289,9 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
     ) -> None:
         """Report that a user started, continues or stopped syncing."""
         self.sender.send(
-            UserSyncCommand(instance_id, user_id, device_id, is_syncing, last_sync_ms)
+            commands.UserSyncCommand(
+                instance_id, user_id, device_id, is_syncing, last_sync_ms
+            )
         )
 
     def send_user_ip(
@@ -310,16 +305,18 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
     ) -> None:
         """Report that a client was seen."""
         self.sender.send(
-            UserIpCommand(user_id, access_token, ip, user_agent, device_id, last_seen)
+            commands.UserIpCommand(
+                user_id, access_token, ip, user_agent, device_id, last_seen
+            )
         )
 
     def send_remote_server_up(self, server: str) -> None:
         """Report that a remote server is reachable again."""
-        self.sender.send(RemoteServerUpCommand(server))
+        self.sender.send(commands.RemoteServerUpCommand(server))
 
     def send_new_active_task(self, task_id: str) -> None:
         """Report that a task is ready to run."""
-        self.sender.send(NewActiveTaskCommand(task_id))
+        self.sender.send(commands.NewActiveTaskCommand(task_id))
 
     def stream_update(self, stream_name: str, token: int | None, data: Any) -> None:
         """Send one row immediately, without the streamer."""

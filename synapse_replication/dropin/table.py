@@ -27,7 +27,7 @@ PARTS: Final = {
 
 _TCP = "synapse.replication.tcp"
 _OURS = "synapse_replication.dropin"
-_WIRE = "synapse_replication.wire.commands.standard"
+_WIRE = "synapse_replication.wire.commands"
 
 
 def _command(name: str, shape: str) -> Substitution:

@@ -51,13 +51,7 @@ from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.streams.reader import Reader
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.stream import CheckedStream, Stream
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
-    PositionCommand,
-    RdataCommand,
-    ReplicateCommand,
-)
-from synapse_replication.wire.commands.users import UserIpCommand, UserSyncCommand
+from synapse_replication.wire import commands
 from synapse_replication.wire.rdata import (
     InterleavedRun,
     RdataRun,
@@ -121,7 +115,7 @@ class ReplicationCommandHandler:
         self._admission = WriterAdmission(options.writers)
         self._channels: list[str] = []
         if host.stores_user_ips:
-            self.subscribe_to_channel(UserIpCommand.NAME)
+            self.subscribe_to_channel(commands.UserIpCommand.NAME)
         self._receivers = self._make_receivers(options)
         self._report_unchecked(host.streams.get_streams().values())
         for stream in host.streams.get_streams_to_replicate():
@@ -213,7 +207,7 @@ class ReplicationCommandHandler:
         """
         self._begin(connection)
         if not connection.relays:
-            self.sender.send_to(connection, ReplicateCommand())
+            self.sender.send_to(connection, commands.ReplicateCommand())
             self.sender.announce_positions(connection)
         self.sender.send_unsent()
         self._send_syncing_users(connection)
@@ -241,7 +235,7 @@ class ReplicationCommandHandler:
         for user in self._host.commands.get_currently_syncing_users():
             self.sender.send_to(
                 connection,
-                UserSyncCommand(
+                commands.UserSyncCommand(
                     instance_id, user.user_id, user.device_id, True, user.last_sync_ms
                 ),
             )
@@ -269,7 +263,7 @@ class ReplicationCommandHandler:
             return
         is_answered = False
         for item in items:
-            if type(item) is ReplicateCommand:
+            if type(item) is commands.ReplicateCommand:
                 # One answer is enough: it is sent after all of them have arrived.
                 if is_answered:
                     continue
@@ -342,7 +336,7 @@ class ReplicationCommandHandler:
     def command_relayed(
         self,
         connection: ReplicationConnection,
-        command: Command,
+        command: commands.Command,
         reached: frozenset[str],
     ) -> None:
         """Handle a command for all instances that a peer has relayed or sent.
@@ -354,7 +348,10 @@ class ReplicationCommandHandler:
             self._handle_command(link, command, reached)
 
     def _handle_command(
-        self, link: Link, command: Command, reached: frozenset[str] | None = None
+        self,
+        link: Link,
+        command: commands.Command,
+        reached: frozenset[str] | None = None,
     ) -> None:
         name = command.NAME
         try:
@@ -369,7 +366,7 @@ class ReplicationCommandHandler:
             )
 
     async def _wait(
-        self, description: str, command: Command, waiting: Awaitable[None]
+        self, description: str, command: commands.Command, waiting: Awaitable[None]
     ) -> None:
         with self._observer.span(BackgroundTask(description)):
             try:
@@ -450,7 +447,7 @@ class ReplicationCommandHandler:
     def on_command(
         self,
         connection: ReplicationConnection,
-        command: Command,
+        command: commands.Command,
         reached: frozenset[str] | None = None,
     ) -> Awaitable[None] | None:
         """Handle a command that arrived on a connection.
@@ -458,18 +455,18 @@ class ReplicationCommandHandler:
         :param reached: the instances to which it was already sent, if it was relayed.
         :return: an awaitable only if the host returns one.
         """
-        if isinstance(command, ReplicateCommand):
+        if isinstance(command, commands.ReplicateCommand):
             self.sender.announce_positions(connection)
-        elif isinstance(command, PositionCommand):
+        elif isinstance(command, commands.PositionCommand):
             self._handle_position(connection, command)
-        elif isinstance(command, RdataCommand):
+        elif isinstance(command, commands.RdataCommand):
             self._handle_row(connection, command)
         else:
             return self._dispatcher.dispatch(connection, command, reached)
         return None
 
     def _handle_position(
-        self, connection: ReplicationConnection, command: PositionCommand
+        self, connection: ReplicationConnection, command: commands.PositionCommand
     ) -> None:
         """Enqueue a writer's position behind the rows that arrived before it."""
         link = self.sender.links.get(connection)
@@ -489,7 +486,7 @@ class ReplicationCommandHandler:
         )
 
     def _handle_row(
-        self, connection: ReplicationConnection, command: RdataCommand
+        self, connection: ReplicationConnection, command: commands.RdataCommand
     ) -> None:
         """Enqueue a single parsed row."""
         link = self.sender.links.get(connection)

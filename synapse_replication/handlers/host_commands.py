@@ -23,28 +23,12 @@ from synapse_replication.handlers.relay import RELAYED, CopyFilter
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.handlers.user_syncs import UserSyncDeduplicator
 from synapse_replication.streams.stream import AcknowledgedStream
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.legacy import (
-    InvalidateCacheCommand,
-    RemovePusherCommand,
-)
-from synapse_replication.wire.commands.standard import (
-    CancelTaskCommand,
-    FederationAckCommand,
-    LockReleasedCommand,
-    NewActiveTaskCommand,
-    RemoteServerUpCommand,
-)
-from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand,
-    UserIpCommand,
-    UserSyncCommand,
-)
+from synapse_replication.wire import commands
 
 _Filter: TypeAlias = Callable[[ReplicationConnection, Any], bool]
 
 
-def _always(connection: ReplicationConnection, command: Command) -> bool:
+def _always(connection: ReplicationConnection, command: commands.Command) -> bool:
     return True
 
 
@@ -67,23 +51,23 @@ class HostCommandDispatcher:
         self._relayed = CopyFilter()
         self._delivered = CopyFilter()
         #: The commands for the host: whether a command must be delivered.
-        self._filters: dict[type[Command], _Filter] = {
-            UserSyncCommand: self._is_news,
-            ClearUserSyncsCommand: self._clears_another,
-            FederationAckCommand: self._acknowledge,
-            UserIpCommand: self._stores_user_ips,
-            RemoteServerUpCommand: self._is_no_copy,
-            LockReleasedCommand: self._is_lock_of_another,
-            NewActiveTaskCommand: _always,
-            CancelTaskCommand: _always,
-            RemovePusherCommand: _always,
-            InvalidateCacheCommand: _always,
+        self._filters: dict[type[commands.Command], _Filter] = {
+            commands.UserSyncCommand: self._is_news,
+            commands.ClearUserSyncsCommand: self._clears_another,
+            commands.FederationAckCommand: self._acknowledge,
+            commands.UserIpCommand: self._stores_user_ips,
+            commands.RemoteServerUpCommand: self._is_no_copy,
+            commands.LockReleasedCommand: self._is_lock_of_another,
+            commands.NewActiveTaskCommand: _always,
+            commands.CancelTaskCommand: _always,
+            commands.RemovePusherCommand: _always,
+            commands.InvalidateCacheCommand: _always,
         }
 
     def dispatch(
         self,
         connection: ReplicationConnection,
-        command: Command,
+        command: commands.Command,
         reached: frozenset[str] | None = None,
     ) -> Awaitable[None] | None:
         """Deliver a command to the host, if the host needs it.
@@ -97,7 +81,7 @@ class HostCommandDispatcher:
         is_wanted = self._filters.get(type(command))
         if is_wanted is None or not is_wanted(connection, command):
             return None
-        if not isinstance(command, UserSyncCommand):
+        if not isinstance(command, commands.UserSyncCommand):
             return self._host.commands.on_command(command)
         try:
             waiting = self._host.commands.on_command(command)
@@ -112,7 +96,7 @@ class HostCommandDispatcher:
         self._delivered.forget(connection)
 
     async def _wait_for_sync(
-        self, command: UserSyncCommand, waiting: Awaitable[None]
+        self, command: commands.UserSyncCommand, waiting: Awaitable[None]
     ) -> None:
         try:
             await waiting
@@ -121,7 +105,7 @@ class HostCommandDispatcher:
             raise
 
     def _is_news(
-        self, connection: ReplicationConnection, command: UserSyncCommand
+        self, connection: ReplicationConnection, command: commands.UserSyncCommand
     ) -> bool:
         if command.instance_id == self._host.identity.instance_id:
             return False
@@ -133,7 +117,7 @@ class HostCommandDispatcher:
         return True
 
     def _clears_another(
-        self, connection: ReplicationConnection, command: ClearUserSyncsCommand
+        self, connection: ReplicationConnection, command: commands.ClearUserSyncsCommand
     ) -> bool:
         if command.instance_id == self._host.identity.instance_id:
             return False
@@ -141,7 +125,7 @@ class HostCommandDispatcher:
         return True
 
     def _acknowledge(
-        self, connection: ReplicationConnection, command: FederationAckCommand
+        self, connection: ReplicationConnection, command: commands.FederationAckCommand
     ) -> bool:
         stream: object = self._host.streams.get_streams().get("federation")
         if isinstance(stream, AcknowledgedStream):
@@ -149,7 +133,7 @@ class HostCommandDispatcher:
         return True
 
     def _stores_user_ips(
-        self, connection: ReplicationConnection, command: UserIpCommand
+        self, connection: ReplicationConnection, command: commands.UserIpCommand
     ) -> bool:
         if not self._host.stores_user_ips:
             reason = DiscardReason.NOT_RESPONSIBLE
@@ -160,7 +144,7 @@ class HostCommandDispatcher:
     def _relay(
         self,
         connection: ReplicationConnection,
-        command: Command,
+        command: commands.Command,
         reached: frozenset[str] | None,
     ) -> None:
         """Relay a command to other peers, unless it is a copy.
@@ -174,13 +158,15 @@ class HostCommandDispatcher:
             self._sender.relay(command, connection, reached or frozenset())
 
     def _is_lock_of_another(
-        self, connection: ReplicationConnection, command: LockReleasedCommand
+        self, connection: ReplicationConnection, command: commands.LockReleasedCommand
     ) -> bool:
         if command.instance_name == self._host.identity.instance_name:
             return False
         return self._is_no_copy(connection, command)
 
-    def _is_no_copy(self, connection: ReplicationConnection, command: Command) -> bool:
+    def _is_no_copy(
+        self, connection: ReplicationConnection, command: commands.Command
+    ) -> bool:
         if len(self._sender.links) < 2:
             # No copy can arrive on another link.
             return True

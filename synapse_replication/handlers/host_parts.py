@@ -14,11 +14,7 @@ from synapse_replication.handlers.data_handler import AdvancingStream
 from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.recent import RecentDict
 from synapse_replication.streams.stream import Stream
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand,
-    UserSyncCommand,
-)
+from synapse_replication.wire import commands
 
 #: The default limit of stored users; each counts once per device and instance.
 MAX_USERS = 100_000
@@ -121,16 +117,16 @@ class SyncingUsers:
         """Return the users syncing with this process."""
         return self._own()
 
-    def on_command(self, command: Command) -> Awaitable[None] | None:
+    def on_command(self, command: commands.Command) -> Awaitable[None] | None:
         """Record a USER_SYNC or a CLEAR_USER_SYNC; ignore any other command."""
-        if isinstance(command, UserSyncCommand):
+        if isinstance(command, commands.UserSyncCommand):
             key = (command.instance_id, command.user_id, command.device_id)
             self._remove_expired()
             self._last_sent[command.instance_id] = self._monotonic()
             self._users.pop(key, None)
             if command.is_syncing:
                 self._users[key] = command.last_sync_ms
-        elif isinstance(command, ClearUserSyncsCommand):
+        elif isinstance(command, commands.ClearUserSyncsCommand):
             self._remove_instance(command.instance_id)
         return None
 

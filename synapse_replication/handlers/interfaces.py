@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from synapse_replication.streams.stream import Stream
-from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands import Command
 from synapse_replication.wire.rdata import ReceivedItem
 
 

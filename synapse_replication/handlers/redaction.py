@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from synapse_replication.errors import HostError
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.legacy import InvalidateCacheCommand
-from synapse_replication.wire.commands.users import UserIpCommand
+from synapse_replication.wire import commands
 
 
-def without_secrets(error: Exception, command: Command) -> Exception:
+def without_secrets(error: Exception, command: commands.Command) -> Exception:
     """Return an error of the host whose text contains no secret of the command.
 
     :return: the error itself if neither its text nor that of an exception in its chain
@@ -34,10 +32,10 @@ def without_secrets(error: Exception, command: Command) -> Exception:
     return HostError(type(error).__name__, text).with_traceback(error.__traceback__)
 
 
-def _secrets(command: Command) -> Iterator[str]:
-    if isinstance(command, UserIpCommand):
+def _secrets(command: commands.Command) -> Iterator[str]:
+    if isinstance(command, commands.UserIpCommand):
         found: list[Any] = [command.access_token]
-    elif isinstance(command, InvalidateCacheCommand):
+    elif isinstance(command, commands.InvalidateCacheCommand):
         # Some caches have access tokens as keys.
         found = list(command.keys or [])
     else:

@@ -26,14 +26,12 @@ from typing import Final
 
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.recent import RecentDict
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
-    LockReleasedCommand,
-    RemoteServerUpCommand,
-)
+from synapse_replication.wire import commands
 
 #: The names of the commands that are relayed.
-RELAYED: Final = frozenset({LockReleasedCommand.NAME, RemoteServerUpCommand.NAME})
+RELAYED: Final = frozenset(
+    {commands.LockReleasedCommand.NAME, commands.RemoteServerUpCommand.NAME}
+)
 
 #: The time for which the same command on another link is a copy, in s.
 WINDOW: Final = 2.0
@@ -45,12 +43,12 @@ class CopyFilter:
     """Filter that stores the origin of each command; see the module's docstring."""
 
     def __init__(self) -> None:
-        self._origins: RecentDict[Command, tuple[ReplicationConnection, float]] = (
-            RecentDict(MAX_REMEMBERED)
-        )
+        self._origins: RecentDict[
+            commands.Command, tuple[ReplicationConnection, float]
+        ] = RecentDict(MAX_REMEMBERED)
 
     def is_copy(
-        self, command: Command, connection: ReplicationConnection, now: float
+        self, command: commands.Command, connection: ReplicationConnection, now: float
     ) -> bool:
         """Return whether a command is a copy; if not, store the link as its origin.
 

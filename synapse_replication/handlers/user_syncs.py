@@ -26,7 +26,7 @@ from typing import Final
 from msgspec import Struct
 
 from synapse_replication.recent import RecentDict
-from synapse_replication.wire.commands.users import UserSyncCommand
+from synapse_replication.wire.commands import UserSyncCommand
 
 #: The time after which the same state is delivered again, in s.
 REFRESH_AFTER: Final = 10.0

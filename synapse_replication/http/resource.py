@@ -52,7 +52,7 @@ from synapse_replication.streams.stream import (
     Stream,
     StreamUpdateResult,
 )
-from synapse_replication.wire.commands.base import parse_token
+from synapse_replication.wire.commands import parse_token
 
 _ENDPOINT = b"get_repl_stream_updates"
 

@@ -36,13 +36,7 @@ from synapse_replication.recordings.format import (
     read_records,
     unpacked,
 )
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
-    PositionCommand,
-    RdataCommand,
-    parse_command_from_line,
-)
-from synapse_replication.wire.commands.users import UserIpCommand
+from synapse_replication.wire import commands
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -289,12 +283,12 @@ def _to_row(record: Record | RecordingError) -> tuple[Any, ...]:
     text = record.line.decode()
     received_us = None if record.time_ms is None else record.time_ms * 1000
     head = (record.number, record.seconds, received_us, record.channel)
-    command: Command | None
+    command: commands.Command | None
     try:
-        command = parse_command_from_line(text)
+        command = commands.parse_command_from_line(text)
     except RemoteProtocolError:
         command = None
-    if isinstance(command, RdataCommand):
+    if isinstance(command, commands.RdataCommand):
         return (
             *head,
             command.NAME,
@@ -305,7 +299,7 @@ def _to_row(record: Record | RecordingError) -> tuple[Any, ...]:
             text.split(" ", 4)[4],
             text,
         )
-    if isinstance(command, PositionCommand):
+    if isinstance(command, commands.PositionCommand):
         return (
             *head,
             command.NAME,
@@ -316,6 +310,8 @@ def _to_row(record: Record | RecordingError) -> tuple[Any, ...]:
             None,
             text,
         )
-    if UserIpCommand.NAME in text or record.channel.endswith(f"/{UserIpCommand.NAME}"):
-        text = UserIpCommand.NAME
+    if commands.UserIpCommand.NAME in text or record.channel.endswith(
+        f"/{commands.UserIpCommand.NAME}"
+    ):
+        text = commands.UserIpCommand.NAME
     return (*head, None if command is None else command.NAME, *(None,) * 5, text)

@@ -47,8 +47,7 @@ from synapse_replication.streams.stream import (
     StreamDescription,
     StreamUpdateResult,
 )
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.commands import Command, PositionCommand
 from synapse_replication.wire.rdata import (
     InterleavedRun,
     RdataRun,

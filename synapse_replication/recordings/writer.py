@@ -26,7 +26,7 @@ import attrs
 from synapse_replication.durable import open_private, rename_durably
 from synapse_replication.errors import ReplicationError
 from synapse_replication.streams.rows import encode_json
-from synapse_replication.wire.commands.users import UserIpCommand
+from synapse_replication.wire.commands import UserIpCommand
 
 _PARTIAL: Final = ".partial"
 _REPAIRED: Final = ".repaired"

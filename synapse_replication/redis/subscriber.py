@@ -31,8 +31,7 @@ from synapse_replication.redis.ledger import EXTENSION
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.transport.timeouts import Timeout
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import encode_command
+from synapse_replication.wire.commands import Command, encode_command
 from synapse_replication.wire.connection import CloseReason
 from synapse_replication.wire.extension import CHANNEL
 from synapse_replication.wire.rdata import (

@@ -46,8 +46,8 @@ from synapse_replication.handlers.interfaces import (
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.transport.buffers import ReadSize, read_buffers
 from synapse_replication.transport.tls import explain
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
+    Command,
     NameCommand,
     PingCommand,
     ServerCommand,

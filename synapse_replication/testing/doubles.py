@@ -28,7 +28,7 @@ from synapse_replication.streams.stream import (
 )
 from synapse_replication.testing.recording_commands import RecordingCommands
 from synapse_replication.testing.recording_observer import RecordingObserver
-from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands import Command
 from synapse_replication.wire.rdata import read_lines
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable
 
 from synapse_replication.handlers.interfaces import SyncingUser
-from synapse_replication.wire.commands.base import Command
+from synapse_replication.wire.commands import Command
 
 
 class RecordingCommands:

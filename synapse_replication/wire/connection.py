@@ -53,10 +53,10 @@ from synapse_replication.errors import (
     excerpt,
 )
 from synapse_replication.text import without_lines
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
     VALID_CLIENT_COMMANDS,
     VALID_SERVER_COMMANDS,
+    Command,
     ErrorCommand,
     NameCommand,
     PingCommand,

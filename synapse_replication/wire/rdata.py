@@ -29,11 +29,13 @@ from synapse_replication.errors import (
     RemoteProtocolError,
     UnparsableLineError,
 )
-from synapse_replication.wire.commands.base import Command, check_name, parse_token
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
     BATCH,
+    Command,
+    check_name,
     older_row,
     parse_command_from_line,
+    parse_token,
 )
 
 _BATCH = BATCH.encode()

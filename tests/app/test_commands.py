@@ -13,12 +13,13 @@ from synapse_replication.testing.doubles import (
     MemoryHost,
     SourceStream,
 )
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
     FederationAckCommand,
     PingCommand,
     RemoteServerUpCommand,
+    UserIpCommand,
+    UserSyncCommand,
 )
-from synapse_replication.wire.commands.users import UserIpCommand, UserSyncCommand
 from tests.handlers.fixtures import Row
 
 

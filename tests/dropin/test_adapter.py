@@ -15,16 +15,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.dropin.adapter import HostClock, HostCommands, SynapseHost
 from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.testing.hooks import silent_hooks
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
     CancelTaskCommand,
+    ClearUserSyncsCommand,
+    Command,
     FederationAckCommand,
     LockReleasedCommand,
     NewActiveTaskCommand,
     RemoteServerUpCommand,
-)
-from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand,
     UserIpCommand,
     UserSyncCommand,
 )

@@ -27,7 +27,7 @@ from synapse_replication.dropin.settings import variable
 from synapse_replication.errors import HttpCatchUpError, StreamConfigurationError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.events import Resync
-from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.extension import (
     ExtensionMessage,
     MessageType,

@@ -10,7 +10,7 @@ from synapse_replication.dropin.bridges import (
     as_connection_handler,
 )
 from synapse_replication.testing.doubles import MemoryConnection
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
     PingCommand,
     PositionCommand,
     RdataCommand,

@@ -9,14 +9,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.handler import DropInCommandHandler
 from synapse_replication.streams.positions import WriterPositions
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
     FederationAckCommand,
     LockReleasedCommand,
     PositionCommand,
     RdataCommand,
     ReplicateCommand,
+    UserSyncCommand,
 )
-from synapse_replication.wire.commands.users import UserSyncCommand
 from tests.dropin.host import (
     FakeStream,
     HostWithHandler,

@@ -9,7 +9,7 @@ from synapse_replication.dropin.protocol import (
     DropInClientProtocol,
     DropInServerProtocol,
 )
-from synapse_replication.wire.commands.standard import parse_command_from_line
+from synapse_replication.wire.commands import parse_command_from_line
 from tests.dropin.host import FakeHomeserver, SingleCommandHandler, fake_modules
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.resource import DropInProtocolFactory
-from synapse_replication.wire.commands.standard import RdataCommand
+from synapse_replication.wire.commands import RdataCommand
 from tests.dropin.host import (
     FakeStream,
     HostWithHandler,

@@ -17,21 +17,17 @@ from synapse_replication.testing.doubles import (
     MemoryHost,
     SourceStream,
 )
-from synapse_replication.wire.commands.legacy import (
-    InvalidateCacheCommand,
-    RemovePusherCommand,
-)
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
     CancelTaskCommand,
+    ClearUserSyncsCommand,
     FederationAckCommand,
+    InvalidateCacheCommand,
     LockReleasedCommand,
     NewActiveTaskCommand,
     PingCommand,
     RdataCommand,
     RemoteServerUpCommand,
-)
-from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand,
+    RemovePusherCommand,
     UserIpCommand,
     UserSyncCommand,
 )

@@ -16,10 +16,7 @@ from synapse_replication.handlers.host_parts import (
 )
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
-from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand,
-    UserSyncCommand,
-)
+from synapse_replication.wire.commands import ClearUserSyncsCommand, UserSyncCommand
 
 if TYPE_CHECKING:
     _commands: type[interfaces.CommandSink] = SyncingUsers

@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import RowDecodeError
-from synapse_replication.wire.commands.standard import COMMANDS
+from synapse_replication.wire.commands import COMMANDS
 from synapse_replication.wire.rdata import RefusedLine, read_lines
 from tests.handlers.fixtures import receiving
 

@@ -8,10 +8,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import HostError
 from synapse_replication.handlers.redaction import without_secrets
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.legacy import InvalidateCacheCommand
-from synapse_replication.wire.commands.standard import RemoteServerUpCommand
-from synapse_replication.wire.commands.users import UserIpCommand
+from synapse_replication.wire.commands import (
+    Command,
+    InvalidateCacheCommand,
+    RemoteServerUpCommand,
+    UserIpCommand,
+)
 
 USER_IP = UserIpCommand("@a:b", "syt_secret", "192.0.2.1", "x", None, 1)
 

@@ -14,12 +14,12 @@ from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.relay import MAX_REMEMBERED, WINDOW, CopyFilter
 from synapse_replication.testing.doubles import MemoryConnection, MemoryHost
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
+    Command,
     LockReleasedCommand,
     RemoteServerUpCommand,
+    UserSyncCommand,
 )
-from synapse_replication.wire.commands.users import UserSyncCommand
 from synapse_replication.wire.rdata import read_lines
 
 COMMAND = RemoteServerUpCommand("a.example")

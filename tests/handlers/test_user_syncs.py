@@ -11,7 +11,7 @@ from synapse_replication.handlers.user_syncs import (
     RESOLUTION_MS,
     UserSyncDeduplicator,
 )
-from synapse_replication.wire.commands.users import UserSyncCommand
+from synapse_replication.wire.commands import UserSyncCommand
 
 START = UserSyncCommand("w1", "@u:hs", "D", True, 1_000_000)
 END = attrs.evolve(START, is_syncing=False)

@@ -18,7 +18,7 @@ from synapse_replication.storage.schema.deltas import DELTAS
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.servers import shared_postgres
-from synapse_replication.wire.commands.standard import PositionCommand, encode_command
+from synapse_replication.wire.commands import PositionCommand, encode_command
 from synapse_replication.wire.rdata import rdata_lines
 from tests.pipeline.shared_session import shared_session
 from tests.storage.synapse_extract import ON_THE_WIRE, ROWS, SCHEMA

@@ -29,7 +29,7 @@ from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReaderFactory, new_reader
-from synapse_replication.wire.commands.standard import PositionCommand, ReplicateCommand
+from synapse_replication.wire.commands import PositionCommand, ReplicateCommand
 from synapse_replication.wire.rdata import RdataRun, ReceivedItem
 
 _INFO = b"id=7 addr=203.0.113.7:4711 laddr=192.0.2.1:6379 fd=8 name= age=0\n"

@@ -14,8 +14,7 @@ from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReaderFactory, new_reader
 from synapse_replication.testing.servers import PrivateRedis
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.commands import Command, PositionCommand
 from tests.redis.doubles import Events, RecordingHandler, RecordingObserver, rdata
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.testing.servers import shared_redis
-from synapse_replication.wire.commands.standard import RemoteServerUpCommand
-from synapse_replication.wire.commands.users import UserIpCommand
+from synapse_replication.wire.commands import RemoteServerUpCommand, UserIpCommand
 from tests.redis.real_redis import (
     Peer,
     RealRedisTestCase,

@@ -19,8 +19,7 @@ from synapse_replication.redis.pacing import (
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.subscriber import MAX_LINE_LENGTH, RedisSubscriber
 from synapse_replication.transport.buffers import DEFAULT_READ
-from synapse_replication.wire.commands.standard import RemoteServerUpCommand
-from synapse_replication.wire.commands.users import UserIpCommand
+from synapse_replication.wire.commands import RemoteServerUpCommand, UserIpCommand
 from synapse_replication.wire.rdata import RdataRun, RefusedLine
 from tests.redis.doubles import MemoryLink, position, rdata
 

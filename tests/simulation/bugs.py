@@ -23,7 +23,7 @@ from synapse_replication.storage.sequences import load_positions
 from synapse_replication.streams.positions import WriterPositions
 from synapse_replication.streams.reader import Finding, Phase, Reader, Verdict
 from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
-from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.rdata import RdataRun
 from tests.simulation import process
 from tests.simulation.sink import ProcessSink

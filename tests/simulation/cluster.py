@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.commands import PositionCommand
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.database import SimulatedDatabase

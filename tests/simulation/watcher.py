@@ -27,7 +27,7 @@ from synapse_replication.handlers.events import (
     StreamReset,
 )
 from synapse_replication.handlers.observer import ReplicationObserver, handles
-from synapse_replication.wire.commands.standard import PingCommand
+from synapse_replication.wire.commands import PingCommand
 from synapse_replication.wire.extension import COUNTED_AS
 
 

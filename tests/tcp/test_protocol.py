@@ -11,13 +11,11 @@ from synapse_replication.errors import (
     UnparsableLineError,
 )
 from synapse_replication.transport.buffers import DEFAULT_READ
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
+    ClearUserSyncsCommand,
     PositionCommand,
     RemoteServerUpCommand,
     ReplicateCommand,
-)
-from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand,
     UserSyncCommand,
 )
 from synapse_replication.wire.rdata import rdata_lines

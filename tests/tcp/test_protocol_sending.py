@@ -7,10 +7,7 @@ from zope.interface.verify import verifyObject
 
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.events import ConnectionBuffers
-from synapse_replication.wire.commands.standard import (
-    RdataCommand,
-    RemoteServerUpCommand,
-)
+from synapse_replication.wire.commands import RdataCommand, RemoteServerUpCommand
 from tests.tcp.protocol_case import ProtocolTestCase
 
 

@@ -12,7 +12,7 @@ from synapse_replication.tcp.protocol import (
     HANDSHAKE_TIMEOUT,
     ServerReplicationStreamProtocol,
 )
-from synapse_replication.wire.commands.users import ClearUserSyncsCommand
+from synapse_replication.wire.commands import ClearUserSyncsCommand
 from tests.tcp.protocol_case import ProtocolTestCase
 
 

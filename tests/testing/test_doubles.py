@@ -21,7 +21,7 @@ from synapse_replication.testing.doubles import (
     MemoryHost,
     SourceStream,
 )
-from synapse_replication.wire.commands.standard import PingCommand, ReplicateCommand
+from synapse_replication.wire.commands import PingCommand, ReplicateCommand
 from tests.handlers.fixtures import Row
 
 

@@ -7,10 +7,7 @@ from itertools import islice
 from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools import hostile
-from synapse_replication.wire.commands.standard import (
-    PositionCommand,
-    RemoteServerUpCommand,
-)
+from synapse_replication.wire.commands import PositionCommand, RemoteServerUpCommand
 from synapse_replication.wire.extension import parse_message
 from synapse_replication.wire.rdata import RefusedLine, read_lines
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.legacy import (
-    InvalidateCacheCommand,
-    RemovePusherCommand,
-)
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
     CancelTaskCommand,
+    ClearUserSyncsCommand,
+    Command,
     ErrorCommand,
     FederationAckCommand,
+    InvalidateCacheCommand,
     LockReleasedCommand,
     NameCommand,
     NewActiveTaskCommand,
@@ -18,11 +16,9 @@ from synapse_replication.wire.commands.standard import (
     PositionCommand,
     RdataCommand,
     RemoteServerUpCommand,
+    RemovePusherCommand,
     ReplicateCommand,
     ServerCommand,
-)
-from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand,
     UserIpCommand,
     UserSyncCommand,
 )

@@ -10,14 +10,14 @@ from synapse_replication.errors import (
     UnknownCommandError,
     UnparsableLineError,
 )
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
     VALID_CLIENT_COMMANDS,
     VALID_SERVER_COMMANDS,
+    Command,
     PositionCommand,
     RemoteServerUpCommand,
+    UserSyncCommand,
 )
-from synapse_replication.wire.commands.users import UserSyncCommand
 from synapse_replication.wire.connection import (
     MAX_LINE_LENGTH,
     CloseReason,

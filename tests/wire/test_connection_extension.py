@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import UnknownCommandError
-from synapse_replication.wire.commands.standard import RemoteServerUpCommand
+from synapse_replication.wire.commands import RemoteServerUpCommand
 from synapse_replication.wire.connection import LineConnection, Role
 from synapse_replication.wire.extension import ExtensionLine
 from synapse_replication.wire.rdata import RdataRun

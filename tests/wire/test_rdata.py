@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import UnknownCommandError, UnparsableLineError
-from synapse_replication.wire.commands.standard import PingCommand, PositionCommand
+from synapse_replication.wire.commands import PingCommand, PositionCommand
 from synapse_replication.wire.rdata import (
     InterleavedRun,
     RdataRun,

@@ -28,7 +28,7 @@ from synapse_replication.streams.rows import encode_json_rows
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
     RdataCommand,
     encode_command,
     parse_command_from_line,

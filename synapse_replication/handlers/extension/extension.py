@@ -57,11 +57,7 @@ from synapse_replication.handlers.interfaces import (
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.relay import RELAYED
 from synapse_replication.streams.backlog import Backlog
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
-    encode_command,
-    parse_command_from_line,
-)
+from synapse_replication.wire import commands
 from synapse_replication.wire.extension import (
     ExtensionMessage,
     MessageType,
@@ -343,7 +339,7 @@ class ReplicationExtension:
         self, connection: ExtensionConnection, message: ExtensionMessage
     ) -> None:
         try:
-            command = parse_command_from_line(message.line)
+            command = commands.parse_command_from_line(message.line)
         except RemoteProtocolError as error:
             self._observer.observe(LineRefused(connection.name, error))
             return
@@ -431,7 +427,7 @@ class ReplicationExtension:
 
     def relay(
         self,
-        command: Command,
+        command: commands.Command,
         origin: ReplicationConnection | None,
         reached: frozenset[str],
     ) -> Collection[ReplicationConnection]:
@@ -451,7 +447,7 @@ class ReplicationExtension:
             self._blank,
             type=MessageType.COMMAND,
             time_ms=self._clock.time_msec(),
-            line=encode_command(command).decode(),
+            line=commands.encode_command(command).decode(),
             reached=reached.union([self._name], receivers.values()),
         )
         payload = encode_message(message)

@@ -62,7 +62,7 @@ from synapse_replication.handlers.receiving.writers import (
 from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.streams.reader import Finding, Reader, Verdict
 from synapse_replication.streams.stream import RemovedWriter
-from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.rdata import InterleavedRun, RdataRun
 
 #: The most rows of a writer that are delivered late at once, and the delay before a

@@ -14,7 +14,7 @@ from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.streams.reader import Reader, ReaderPolicy
-from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.rdata import InterleavedRun, RdataRun
 
 

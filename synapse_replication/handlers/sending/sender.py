@@ -34,9 +34,9 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.relay import RELAYED
 from synapse_replication.handlers.sending.unsent import UnsentCommands
 from synapse_replication.streams.stream import JsonValue, Stream
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
     VALID_SERVER_COMMANDS,
+    Command,
     PositionCommand,
     RdataCommand,
 )

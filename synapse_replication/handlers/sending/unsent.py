@@ -24,19 +24,7 @@ from typing import Any, Final
 
 from synapse_replication.handlers.events import CommandDropReason, CommandsDropped
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
-    CancelTaskCommand,
-    FederationAckCommand,
-    LockReleasedCommand,
-    NewActiveTaskCommand,
-    RemoteServerUpCommand,
-)
-from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand,
-    UserIpCommand,
-    UserSyncCommand,
-)
+from synapse_replication.wire import commands
 
 #: The largest number of retained commands of one name.
 MAX_COMMANDS: Final = 10_000
@@ -46,25 +34,25 @@ MAX_BYTES: Final = 2 * 1024 * 1024
 #: The names of the commands that the code of a host sends.
 SENDABLE: Final = frozenset(
     {
-        CancelTaskCommand.NAME,
-        ClearUserSyncsCommand.NAME,
-        FederationAckCommand.NAME,
-        LockReleasedCommand.NAME,
-        NewActiveTaskCommand.NAME,
-        RemoteServerUpCommand.NAME,
-        UserIpCommand.NAME,
-        UserSyncCommand.NAME,
+        commands.CancelTaskCommand.NAME,
+        commands.ClearUserSyncsCommand.NAME,
+        commands.FederationAckCommand.NAME,
+        commands.LockReleasedCommand.NAME,
+        commands.NewActiveTaskCommand.NAME,
+        commands.RemoteServerUpCommand.NAME,
+        commands.UserIpCommand.NAME,
+        commands.UserSyncCommand.NAME,
     }
 )
 
 
 def _subject(command: Any, line: str) -> Hashable:
     """Return the key of a command; a later command of its name and key replaces it."""
-    if command.NAME == UserSyncCommand.NAME:
+    if command.NAME == commands.UserSyncCommand.NAME:
         return command.instance_id, command.user_id, command.device_id
-    if command.NAME == FederationAckCommand.NAME:
+    if command.NAME == commands.FederationAckCommand.NAME:
         return (command.instance_name,)
-    if command.NAME == UserIpCommand.NAME:
+    if command.NAME == commands.UserIpCommand.NAME:
         return command.user_id, command.device_id, command.ip
     return line
 
@@ -78,10 +66,14 @@ class _RetainedCommands:
     def __init__(self) -> None:
         #: By subject: the position in the order of sending, the size in bytes, and the
         #: command.
-        self.commands: OrderedDict[Hashable, tuple[int, int, Command]] = OrderedDict()
+        self.commands: OrderedDict[Hashable, tuple[int, int, commands.Command]] = (
+            OrderedDict()
+        )
         self.size = 0
 
-    def put(self, subject: Hashable, order: int, size: int, command: Command) -> None:
+    def put(
+        self, subject: Hashable, order: int, size: int, command: commands.Command
+    ) -> None:
         self.remove(subject)
         self.commands[subject] = order, size, command
         self.size += size
@@ -118,12 +110,12 @@ class UnsentCommands:
     def __len__(self) -> int:
         return sum(len(of_name.commands) for of_name in self._by_name.values())
 
-    def put(self, command: Command) -> None:
+    def put(self, command: commands.Command) -> None:
         """Retain a command, if it is one of those whose loss would not be recovered."""
         name = command.NAME
         if name not in SENDABLE:
             return
-        if name == ClearUserSyncsCommand.NAME:
+        if name == commands.ClearUserSyncsCommand.NAME:
             self._forget_syncs(command)
         line = command.to_line()
         of_name = self._by_name.setdefault(name, _RetainedCommands())
@@ -137,7 +129,7 @@ class UnsentCommands:
                 CommandsDropped(name, CommandDropReason.QUEUE_FULL, 1)
             )
 
-    def take(self) -> list[Command]:
+    def take(self) -> list[commands.Command]:
         """Remove and return all commands, in the order of sending."""
         retained = [
             (order, command)
@@ -156,11 +148,11 @@ class UnsentCommands:
         self._by_name.clear()
 
     def _forget_syncs(self, clear: Any) -> None:
-        syncs = self._by_name.get(UserSyncCommand.NAME)
+        syncs = self._by_name.get(commands.UserSyncCommand.NAME)
         if syncs is not None:
             for subject, (_, _, command) in list(syncs.commands.items()):
                 # Compare by attribute, because a host may send its own command classes.
                 if getattr(command, "instance_id", None) == clear.instance_id:
                     syncs.remove(subject)
             if not syncs.commands:
-                del self._by_name[UserSyncCommand.NAME]
+                del self._by_name[commands.UserSyncCommand.NAME]

@@ -23,7 +23,7 @@ from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.testing.doubles import MemoryHost, SourceStream
 from synapse_replication.testing.private_process import free_port
 from synapse_replication.testing.servers import PrivateRedis
-from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.extension import (
     ExtensionMessage,
     MessageType,

@@ -13,15 +13,13 @@ from synapse_replication.testing.doubles import (
     MemoryHost,
     SourceStream,
 )
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
     CancelTaskCommand,
+    ClearUserSyncsCommand,
     FederationAckCommand,
     LockReleasedCommand,
     NewActiveTaskCommand,
     RemoteServerUpCommand,
-)
-from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand,
     UserIpCommand,
     UserSyncCommand,
 )

@@ -17,16 +17,14 @@ from synapse_replication.testing.doubles import (
     SourceStream,
 )
 from synapse_replication.testing.recording_observer import RecordingObserver
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
+    ClearUserSyncsCommand,
+    Command,
     FederationAckCommand,
     LockReleasedCommand,
     PositionCommand,
     RemoteServerUpCommand,
     ReplicateCommand,
-)
-from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand,
     UserSyncCommand,
 )
 from tests.handlers.fixtures import Row

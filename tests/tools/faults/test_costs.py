@@ -15,7 +15,7 @@ from scripts.tools.faults.costs import (
     command_lines,
     extension_messages,
 )
-from synapse_replication.wire.commands import standard
+from synapse_replication.wire import commands
 from synapse_replication.wire.extension import MessageType, parse_message
 from synapse_replication.wire.rdata import RefusedLine, read_lines
 
@@ -25,7 +25,7 @@ GOOD = Cost(10_000, 0.5, (0.1, 0.4), 0.2, (80.0, 90.0, 84.0))
 class CostsTests(SynchronousTestCase):
     def test_everything_is_covered(self) -> None:
         """Each command and type of message is sent; attacks have unique names."""
-        self.assertEqual(COMMANDS.keys(), standard.COMMANDS.keys())
+        self.assertEqual(COMMANDS.keys(), commands.COMMANDS.keys())
         self.assertEqual(set(MESSAGE_TYPES), {kind.value for kind in MessageType})
         self.assertEqual(len({attack.what for attack in ATTACKS}), len(ATTACKS))
 

@@ -11,18 +11,16 @@ from synapse_replication.errors import (
     UnknownCommandError,
     UnparsableLineError,
 )
-from synapse_replication.wire.commands.base import Command
-from synapse_replication.wire.commands.legacy import (
-    InvalidateCacheCommand,
-    RemovePusherCommand,
-)
-from synapse_replication.wire.commands.standard import (
+from synapse_replication.wire.commands import (
     COMMANDS,
     VALID_CLIENT_COMMANDS,
     VALID_SERVER_COMMANDS,
     CancelTaskCommand,
+    ClearUserSyncsCommand,
+    Command,
     ErrorCommand,
     FederationAckCommand,
+    InvalidateCacheCommand,
     LockReleasedCommand,
     NameCommand,
     NewActiveTaskCommand,
@@ -30,15 +28,13 @@ from synapse_replication.wire.commands.standard import (
     PositionCommand,
     RdataCommand,
     RemoteServerUpCommand,
+    RemovePusherCommand,
     ReplicateCommand,
     ServerCommand,
-    encode_command,
-    parse_command_from_line,
-)
-from synapse_replication.wire.commands.users import (
-    ClearUserSyncsCommand,
     UserIpCommand,
     UserSyncCommand,
+    encode_command,
+    parse_command_from_line,
 )
 from tests.wire.lines import LINES
 

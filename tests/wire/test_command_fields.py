@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import LocalProtocolError
-from synapse_replication.wire.commands.base import encode_text, parse_token
+from synapse_replication.wire.commands import encode_text, parse_token
 
 TOKENS = st.integers(-(2**63), 2**63 - 1)
 
