@@ -10,8 +10,9 @@ step takes at most :data:`DRAIN_TIMEOUT` s.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from prometheus_client import CollectorRegistry
@@ -36,7 +37,6 @@ from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.sources import make_sources
 from synapse_replication.app.stops import StopSteps
 from synapse_replication.app.streams import StreamSetup
-from synapse_replication.app.tracing_export import SpanExport
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.endpoints import (
     client_endpoint,
@@ -95,6 +95,9 @@ from synapse_replication.tcp.factory import (
 from synapse_replication.text import process_label
 from synapse_replication.wire.commands import ClearUserSyncsCommand
 
+if TYPE_CHECKING:
+    from synapse_replication.app.tracing_export import SpanExport
+
 #: The most time that each step of a stop may take, in s.
 DRAIN_TIMEOUT = 10.0
 
@@ -142,9 +145,7 @@ class Replication(Service):
         self._status = _make_status(options)
         #: The registry of this process's metrics.
         self.metrics_registry = CollectorRegistry()
-        self._spans = SpanExport(
-            options.tracing, options.server_name, options.instance_name
-        )
+        self._spans = _make_spans(options)
         self._observers = ProcessObservers(
             options.server_name,
             self._clock,
@@ -283,7 +284,8 @@ class Replication(Service):
 
     async def _start(self) -> None:
         options, host = self._options, self.host
-        self._stops.add("sending spans", lambda: self._spans.stop(self._reactor))
+        if (spans := self._spans) is not None:
+            self._stops.add("sending spans", lambda: spans.stop(self._reactor))
         self._stops.add(
             "closing HTTP connections", self._http_pool.closeCachedConnections
         )
@@ -634,6 +636,19 @@ def _make_status(options: ReplicationOptions) -> StatusObserver:
         needs_link=options.redis is not None or bool(options.tcp_connect),
         own_links=[outgoing_label(each) for each in options.tcp_connect],
     )
+
+
+def _make_spans(options: ReplicationOptions) -> SpanExport | None:
+    """Return the export of spans.
+
+    :return: ``None`` if no collector is configured and this process has not loaded
+        OpenTelemetry, so that it cannot have a provider of its own.
+    """
+    if options.tracing is None and "opentelemetry.trace" not in sys.modules:
+        return None
+    from synapse_replication.app.tracing_export import SpanExport
+
+    return SpanExport(options.tracing, options.server_name, options.instance_name)
 
 
 def _make_database(options: ReplicationOptions, reactor: Any) -> Database | None:

@@ -7,14 +7,14 @@ hosts.
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from twisted.web.resource import Resource
 
 from synapse_replication.instrumentation.status.model import (
@@ -31,6 +31,9 @@ from synapse_replication.instrumentation.status.model import (
     group_stalls,
 )
 from synapse_replication.text import printable
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _TONES = {
     Condition.LIVE: "good",
@@ -126,7 +129,11 @@ def _clock_time(moment: float) -> str:
     return datetime.fromtimestamp(moment, timezone.utc).strftime("%H:%M:%S UTC")
 
 
+@functools.cache
 def _environment() -> Environment:
+    # The engine takes 2 MB, and most processes never render a page.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     environment = Environment(
         loader=PackageLoader("synapse_replication.app"),
         autoescape=True,
@@ -190,9 +197,6 @@ class StatusPageResource(_StatusResource):
     ) -> None:
         super().__init__(snapshot)
         self._wall_clock = wall_clock
-        environment = _environment()
-        self._page = environment.get_template("status.html")
-        self._body = environment.get_template("status_body.html")
 
     def render_GET(self, request: Any) -> bytes:
         """Return the page, or the part of it that changes."""
@@ -210,7 +214,10 @@ class StatusPageResource(_StatusResource):
         ):
             request.setHeader(name.encode(), value.encode())
         status = self._snapshot()
-        template = self._body if request.args.get(b"part") == [b"body"] else self._page
+        is_body = request.args.get(b"part") == [b"body"]
+        template = _environment().get_template(
+            "status_body.html" if is_body else "status.html"
+        )
         return template.render(
             status=status,
             now=self._wall_clock(),

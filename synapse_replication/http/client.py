@@ -30,7 +30,6 @@ import msgspec
 import twisted.web.client
 from hyperlink import URL, DecodedURL
 from msgspec.structs import replace
-from treq.client import HTTPClient
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import (
     HostnameEndpoint,
@@ -40,7 +39,12 @@ from twisted.internet.endpoints import (
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Protocol as TwistedProtocol, connectionDone
 from twisted.python.failure import Failure
-from twisted.web.client import URI, ResponseDone
+from twisted.web.client import (
+    URI,
+    ContentDecoderAgent,
+    GzipDecoder,
+    ResponseDone,
+)
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IAgentEndpointFactory
 from zope.interface import implementer
@@ -202,7 +206,9 @@ class HttpCatchUpClient:
         epoch_of: Callable[[str], str | None] | None = None,
         observer: ReplicationObserver | None = None,
     ) -> None:
-        self._http = HTTPClient(agent)
+        self._agent: IAgent = ContentDecoderAgent(  # type: ignore[no-untyped-call]
+            agent, [(b"gzip", GzipDecoder)]
+        )
         self._locations = locations
         self._secret = secret
         self._clock = clock
@@ -359,14 +365,10 @@ class HttpCatchUpClient:
             headers.addRawHeader(name, value)
         if self._secret is not None:
             headers.addRawHeader("Authorization", f"Bearer {self._secret}")
-        response = await self._http.get(
-            url,
-            headers=headers,
-            allow_redirects=False,
-            unbuffered=True,
-        )
+        address = url.to_uri().to_text().encode("ascii")
+        response = await self._agent.request(b"GET", address, headers)
         body = _Body(self._max_answer_length)
-        response.deliverBody(body)
+        response.deliverBody(body)  # type: ignore[no-untyped-call]
         return int(response.code), await body.finished
 
     def _scrub(self, text: str) -> str:
