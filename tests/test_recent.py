@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.recent import RecentDict
+from synapse_replication.recent import GroupedRecentDict, RecentDict
 
 
 class RecentDictTests(SynchronousTestCase):
@@ -18,3 +18,21 @@ class RecentDictTests(SynchronousTestCase):
         recent["a"] = 3
         recent["c"] = 4
         self.assertEqual(dict(recent), {"a": 3, "c": 4})
+
+
+class GroupedRecentDictTests(SynchronousTestCase):
+    """Tests for GroupedRecentDict."""
+
+    def test_groups(self) -> None:
+        """Only the entries of one group are removed, without looking at others."""
+        grouped: GroupedRecentDict[int] = GroupedRecentDict(3)
+        for number, key in enumerate(
+            [("a", 1), ("b", 1), ("a", 2), ("a", 1), ("c", 1)]
+        ):
+            grouped[key] = number
+        self.assertEqual(list(grouped), [("a", 2), ("a", 1), ("c", 1)])
+        grouped.remove_group("b")
+        grouped.remove_group("a")
+        self.assertEqual(dict(grouped), {("c", 1): 4})
+        self.assertEqual(grouped.popitem(), (("c", 1), 4))
+        self.assertEqual(grouped._groups, {})

@@ -98,9 +98,9 @@ class PeerHeartbeat(Struct, frozen=True):
     :ivar version: the version of this package that the peer runs; empty if not stated.
     :ivar where: the peer's location, for display; empty if not stated.
     :ivar is_leaving: whether this is a goodbye.
-    :ivar positions: pairs by stream name, for the streams that the peer writes: the
-        reported token, and the time in s for which the peer had been at that token when
-        it sent the message.
+    :ivar positions: pairs by stream name, for the streams that the peer writes and this
+        process follows: the reported token, and the time in s for which the peer had
+        been at that token when it sent the message.
     """
 
     instance_name: str

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.data_handler import AdvancingStream
 from synapse_replication.handlers.interfaces import SyncingUser
-from synapse_replication.recent import RecentDict
+from synapse_replication.recent import GroupedRecentDict, RecentDict
 from synapse_replication.streams.stream import Stream
 from synapse_replication.wire import commands
 
@@ -97,9 +97,7 @@ class SyncingUsers:
         self._last_sent: RecentDict[str, float] = RecentDict(max_users)
         # (instance_id, user_id, device_id) -> last_sync_ms, least recently updated
         # first.
-        self._users: RecentDict[tuple[str, str, str | None], int] = RecentDict(
-            max_users
-        )
+        self._users: GroupedRecentDict[int] = GroupedRecentDict(max_users)
 
     def syncing_users(self) -> Mapping[tuple[str, str, str | None], int]:
         """Return ``last_sync_ms`` by ``(instance_id, user_id, device_id)``."""
@@ -108,7 +106,8 @@ class SyncingUsers:
 
     def _remove_expired(self) -> None:
         before = self._monotonic() - EXPIRES_AFTER
-        for instance_id, at in list(self._last_sent.items()):
+        while self._last_sent:
+            instance_id, at = next(iter(self._last_sent.items()))
             if at > before:
                 return
             self._remove_instance(instance_id)
@@ -123,7 +122,8 @@ class SyncingUsers:
             key = (command.instance_id, command.user_id, command.device_id)
             self._remove_expired()
             self._last_sent[command.instance_id] = self._monotonic()
-            self._users.pop(key, None)
+            if key in self._users:
+                del self._users[key]
             if command.is_syncing:
                 self._users[key] = command.last_sync_ms
         elif isinstance(command, commands.ClearUserSyncsCommand):
@@ -132,5 +132,4 @@ class SyncingUsers:
 
     def _remove_instance(self, instance_id: str) -> None:
         self._last_sent.pop(instance_id, None)
-        for key in [key for key in self._users if key[0] == instance_id]:
-            del self._users[key]
+        self._users.remove_group(instance_id)

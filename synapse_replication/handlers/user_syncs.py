@@ -25,7 +25,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from synapse_replication.recent import RecentDict
+from synapse_replication.recent import GroupedRecentDict
 from synapse_replication.wire.commands import UserSyncCommand
 
 #: The time after which the same state is delivered again, in s.
@@ -46,8 +46,8 @@ class UserSyncDeduplicator:
     """The last USER_SYNC for each user, by instance and device."""
 
     def __init__(self) -> None:
-        self._last_syncs: RecentDict[tuple[str, str, str | None], _LastSync] = (
-            RecentDict(MAX_REMEMBERED)
+        self._last_syncs: GroupedRecentDict[_LastSync] = GroupedRecentDict(
+            MAX_REMEMBERED
         )
 
     def is_repeat(self, command: UserSyncCommand, now: float) -> bool:
@@ -70,9 +70,9 @@ class UserSyncDeduplicator:
     def forget(self, command: UserSyncCommand) -> None:
         """Remove a command, because the host failed to handle it."""
         key = command.instance_id, command.user_id, command.device_id
-        self._last_syncs.pop(key, None)
+        if key in self._last_syncs:
+            del self._last_syncs[key]
 
     def forget_process(self, instance_id: str) -> None:
         """Remove all commands of an instance: no user syncs with it any more."""
-        for key in [key for key in self._last_syncs if key[0] == instance_id]:
-            del self._last_syncs[key]
+        self._last_syncs.remove_group(instance_id)

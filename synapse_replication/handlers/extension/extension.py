@@ -316,7 +316,7 @@ class ReplicationExtension:
         is_new = status is EpochStatus.NEW
         if is_new:
             self._observer.observe(EpochChanged(name))
-        self._observer.observe(_to_heartbeat(message))
+        self._observer.observe(_to_heartbeat(message, self._followed))
         is_leaving = kind is MessageType.GOODBYE
         self._handler.writer_reported(
             connection,
@@ -498,7 +498,8 @@ class ReplicationExtension:
                     connection.send_extension([payload])
 
 
-def _to_heartbeat(message: ExtensionMessage) -> PeerHeartbeat:
+def _to_heartbeat(message: ExtensionMessage, known: Collection[str]) -> PeerHeartbeat:
+    # Peers can invent names of streams; observers store the others.
     return PeerHeartbeat(
         message.instance_name,
         message.epoch,
@@ -508,5 +509,6 @@ def _to_heartbeat(message: ExtensionMessage) -> PeerHeartbeat:
         {
             name: (position.token, (message.time_ms - position.time_ms) / 1000)
             for name, position in message.positions.items()
+            if name in known
         },
     )

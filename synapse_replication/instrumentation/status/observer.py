@@ -411,14 +411,14 @@ class StatusObserver(ReplicationObserver):
     def _heartbeat_received(self, heartbeat: events.PeerHeartbeat) -> None:
         now = self._monotonic()
         name = heartbeat.instance_name
-        if name not in self._peers and len(self._peers) >= MAX_NAMES:
-            removable = [
-                (peer.seen, other)
-                for other, peer in self._peers.items()
-                if other not in self._expected_names
-            ]
-            if removable:
-                del self._peers[min(removable)[1]]
+        # The peers are in the order in which they were heard.
+        self._peers.pop(name, None)
+        if len(self._peers) >= MAX_NAMES:
+            others = (
+                other for other in self._peers if other not in self._expected_names
+            )
+            if (oldest := next(others, None)) is not None:
+                del self._peers[oldest]
         store_if_room(self._peers, name, PeerRecord(heartbeat, now))
         for stream_name, (token, age) in heartbeat.positions.items():
             writer = self._writers.get((stream_name, name))

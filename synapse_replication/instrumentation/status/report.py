@@ -66,6 +66,10 @@ class StatusReport:
     now: float
     _heard: dict[str, float] = attrs.field(init=False)
     _peers: dict[str, PeerFacts] = attrs.field(init=False)
+    # Computed once: there may be a thousand writers, peers and links.
+    _silence_since: float | None = attrs.field(init=False)
+    _newest_link: float = attrs.field(init=False)
+    _lost_links: str = attrs.field(init=False)
 
     @_heard.default
     def _last_signs_of_life(self) -> dict[str, float]:
@@ -84,6 +88,30 @@ class StatusReport:
             )
             for name, peer in self.records.peers.items()
         }
+
+    @_silence_since.default
+    def _find_silence(self) -> float | None:
+        """Return since when nothing has arrived, if several processes should speak."""
+        hearing = self.records.hearing
+        speaking = [
+            peer
+            for peer in self._peers.values()
+            if not peer.is_leaving and not self._is_replaced(peer)
+        ]
+        if not hearing.is_up or len(speaking) < SEVERAL:
+            return None
+        heartbeats = (peer.heartbeat_at for peer in speaking)
+        return max(hearing.since, *heartbeats, *self._heard.values())
+
+    @_newest_link.default
+    def _find_newest_link(self) -> float:
+        links = self.records.links.values()
+        return max((link.since for link in links if link.up), default=0.0)
+
+    @_lost_links.default
+    def _describe_lost_links(self) -> str:
+        links = self.records.links.items()
+        return "; ".join(f"{name}: {link.why}" for name, link in links if not link.up)
 
     # -- writers ----------------------------------------------------------------------
 
@@ -151,8 +179,6 @@ class StatusReport:
         hearing, links = self.records.hearing, self.records.links
         link = links.get(writer.link)
         is_down = link is not None and not link.up
-        newest = max((each.since for each in links.values() if each.up), default=0.0)
-        downs = [f"{name}: {each.why}" for name, each in links.items() if not each.up]
         work = None if reader is None else reader.work
         return WriterFacts(
             instance_name=key[1],
@@ -160,14 +186,14 @@ class StatusReport:
             is_removed=work is not None and work.drain_upto is not None,
             hearing_since=hearing.since if hearing.is_up else None,
             deaf_since=hearing.since,
-            deaf_detail="" if hearing.is_up else "; ".join(downs),
-            waiting_since=max(writer.since, hearing.since, newest),
+            deaf_detail="" if hearing.is_up else self._lost_links,
+            waiting_since=max(writer.since, hearing.since, self._newest_link),
             announced_at=writer.announced_at,
             process_heard_at=self._heard.get(key[1]),
             link=writer.link,
             link_down_since=link.since if link is not None and is_down else None,
             link_detail="" if link is None else link.why,
-            silence_since=self._silence_since(),
+            silence_since=self._silence_since,
             peer=self._peers.get(key[1]),
             position=writer.position,
             behind_us=writer.behind_us,
@@ -189,21 +215,8 @@ class StatusReport:
             failure=writer.failure,
         )
 
-    def _silence_since(self) -> float | None:
-        """Return since when nothing has arrived, if several processes should speak."""
-        hearing = self.records.hearing
-        speaking = [
-            peer
-            for peer in self._peers.values()
-            if not peer.is_leaving and not self._is_replaced(peer)
-        ]
-        if not hearing.is_up or len(speaking) < SEVERAL:
-            return None
-        heartbeats = (peer.heartbeat_at for peer in speaking)
-        return max(hearing.since, *heartbeats, *self._heard.values())
-
     def _is_silent(self) -> bool:
-        since = self._silence_since()
+        since = self._silence_since
         return since is not None and self.now - since > self.limits.silent_after
 
     # -- peers, duplicates and links --------------------------------------------------
