@@ -27,8 +27,9 @@ that the position is false; a link that is merely slower than another is not.
 The reader has no clock, no I/O and no awaitable. Its driver reports events by calling
 the methods below, one at a time, and then takes the actions that :meth:`Reader.next`
 returns. :data:`TABLE` lists, for each event and state, what happens and the states that
-may follow. An event in a state that the table does not list raises
-:exc:`UnexpectedEventError`. ``scripts/explore`` has taken each entry, and no other.
+may follow. ``scripts/explore`` has taken each entry, and no other. If another event
+happens, or another state follows, this package has a defect: that is reported, and all
+rows above the floor are fetched.
 
 See docs/reader.rst, and docs/failure-modes.rst: failure-gap-per-writer,
 failure-two-links.
@@ -336,11 +337,13 @@ def _on(event: Event) -> Callable[[_Method], _Method]:
             before = self.state
             entry = TABLE[event].get(before)
             if entry is None:
-                raise UnexpectedEventError(f"{event.name} in state {before.name}")
+                self._unexpected(f"{event.name} in state {before.name}")
+                if State.DUE not in TABLE[event]:
+                    return None
             result = method(self, *args, **kwargs)
             after = self.state
-            if after not in entry.next_states:
-                raise UnexpectedEventError(
+            if entry is not None and after not in entry.next_states:
+                self._unexpected(
                     f"{event.name} led from state {before.name} to {after.name}"
                 )
             return result
@@ -358,6 +361,8 @@ class Reader:
 
     :param is_plausible: returns whether a token is within the plausible distance of the
         stream's last known token.
+    :param report: called with an :exc:`UnexpectedEventError`, after which all above the
+        floor counts as missing; ``None`` to raise the error.
     :ivar position: the reader's position; see the module's docstring.
     :ivar epoch: the writer's epoch to which the delivered rows belong, if known.
     :ivar links: what each link carries.
@@ -373,6 +378,7 @@ class Reader:
     is_plausible: Callable[[int], bool]
     position: int
     epoch: str | None = None
+    report: Callable[[UnexpectedEventError], object] | None = None
     links: dict[Hashable, LinkState] = attrs.field(factory=dict)
     empty: EmptyRange | None = None
     work: Work | None = None
@@ -1149,6 +1155,22 @@ class Reader:
             return False
         empty.check_from = now + CHECK_INTERVAL
         return True
+
+    def _unexpected(self, what: str) -> None:
+        """Report what the table does not list; count all above the floor as missing.
+
+        :raises UnexpectedEventError: if there is nobody to report it to.
+        """
+        error = UnexpectedEventError(what)
+        if self.report is None:
+            raise error
+        self.report(error)
+        self.page = self.request = None
+        work = self._begin()
+        work.cursor = work.empty_upto = min(work.cursor, self.floor)
+        self._resume()
+        for link in self.links:
+            self.lost_rows(link)
 
     def _pause(self) -> int:
         work = self.work

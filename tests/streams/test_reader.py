@@ -18,6 +18,7 @@ from synapse_replication.streams.reader import (
     Advance,
     BeginEpoch,
     Connected,
+    Entry,
     Event,
     Fetch,
     Finding,
@@ -634,6 +635,46 @@ class TableTests(SynchronousTestCase):
         with self.assertRaisesRegex(UnexpectedEventError, "OVERFLOW led from .* LIVE"):
             self.patch(Reader, "_begin", lambda *_args: None)
             driven.reader.overflow()
+
+    def check_that_a_row_is_fetched(
+        self, event: Event, state: State, entry: Entry | None
+    ) -> None:
+        """Change an entry of the table: rows that then arrive are fetched."""
+        driven = Driven()
+        errors: list[UnexpectedEventError] = []
+        driven.reader.report = errors.append
+        driven.open(0)
+        driven.row(1)
+        row = {**TABLE[event], state: entry}
+        if entry is None:
+            del row[state]
+        self.patch(machine, "TABLE", {**TABLE, event: row})
+        driven.row(2)
+        driven.row(3)
+        driven.take()
+        self.assertEqual(driven.requested(), (driven.rows[-1], 3))
+        self.assertIn("BATCH", str(errors[0]))
+        driven.page(*range(driven.rows[-1] + 1, 4))
+        driven.take()
+        self.assertEqual(driven.rows, [1, 2, 3])
+        self.assertIs(driven.reader.state, State.LIVE)
+
+    def test_recovery_from_an_unexpected_event(self) -> None:
+        """If the error is reported, the event is handled as if all was missing."""
+        self.check_that_a_row_is_fetched(Event.BATCH, State.LIVE, None)
+
+    def test_recovery_from_an_unexpected_state(self) -> None:
+        """So are those that follow, after a state that is not expected."""
+        entry = Entry("A defect.", (State.WAITING,))
+        self.check_that_a_row_is_fetched(Event.BATCH, State.LIVE, entry)
+
+    def test_unexpected_page(self) -> None:
+        """A page that is not expected is not wanted."""
+        driven = Driven()
+        driven.reader.report = lambda error: None
+        driven.open(0)
+        result = StreamUpdateResult([(1, None)], 1, False)
+        self.assertIsNone(driven.reader.page_fetched(Fetch(0, 1, False), result))
 
     def test_every_event(self) -> None:
         """Each event is expected in some state, and each effect is described."""

@@ -120,6 +120,9 @@ class Writers:
             lambda token: context.is_plausible(instance_name, token),
             context.stream.current_token(instance_name),
             self._saved_epochs.get(instance_name),
+            lambda error: context.observer.failure(
+                f"reading {context.name} of {instance_name}", error
+            ),
         )
         for link in self._links:
             reader.link_up(link)
