@@ -48,7 +48,7 @@ from synapse_replication.streams.stream import (
     StreamDescription,
     StreamUpdateResult,
 )
-from synapse_replication.testing.recording_commands import RecordingCommands
+from synapse_replication.testing.doubles import RecordingCommands
 from synapse_replication.testing.servers import PrivateRedis
 
 SERVER_NAME: Final = "hs.example"

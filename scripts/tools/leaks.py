@@ -46,9 +46,9 @@ from synapse_replication.tcp.factory import (
     ReplicationStreamProtocolFactory,
 )
 from synapse_replication.testing.doubles import SourceStream, StreamSet
-from synapse_replication.testing.sentinel import PrivateSentinel
 from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 from synapse_replication.wire.commands import PositionCommand
+from tests.support.sentinel import PrivateSentinel
 
 SERVER_NAME = "leaks.example"
 #: The cycles before the first measurement.

@@ -8,7 +8,7 @@ Nothing here happens by itself: time passes only when the test calls
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,7 +18,7 @@ from twisted.internet.task import Clock as TaskClock
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.host_parts import WriteNotifier
-from synapse_replication.handlers.interfaces import Identity
+from synapse_replication.handlers.interfaces import Identity, SyncingUser
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import (
     JsonValue,
@@ -26,7 +26,6 @@ from synapse_replication.streams.stream import (
     StreamDescription,
     StreamUpdateResult,
 )
-from synapse_replication.testing.recording_commands import RecordingCommands
 from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.wire.commands import Command
 from synapse_replication.wire.rdata import read_lines
@@ -341,6 +340,33 @@ class RecordingSink:
             return done
         apply()
         return None
+
+
+class RecordingCommands:
+    """A command sink that only records the commands that it receives.
+
+    :ivar received: the commands, in order.
+    :ivar answer: the return value of :meth:`on_command`.
+    :ivar error: the exception that :meth:`on_command` raises, if set.
+    :ivar syncing: the users who sync with this process.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[Command] = []
+        self.answer: Awaitable[None] | None = None
+        self.error: Exception | None = None
+        self.syncing: list[SyncingUser] = []
+
+    def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
+        """Return the users to report on a new link."""
+        return self.syncing
+
+    def on_command(self, command: Command) -> Awaitable[None] | None:
+        """Record a command."""
+        self.received.append(command)
+        if self.error is not None:
+            raise self.error
+        return self.answer
 
 
 @attrs.frozen

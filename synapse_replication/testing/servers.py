@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import hiredis
 
 from synapse_replication.errors import ServerStartError
 from synapse_replication.testing.private_process import (
@@ -329,12 +330,9 @@ class PrivateRedis(PrivateServer):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(STOP_TIMEOUT)
             connection.connect(str(self.socket_path))
-            replies = connection.makefile("rb")
             if self.password is not None:
-                connection.sendall(write_command("AUTH", self.password))
-                read_reply(replies)
-            connection.sendall(write_command(*arguments))
-            return read_reply(replies)
+                call_redis(connection, "AUTH", self.password)
+            return call_redis(connection, *arguments)
 
     def clients(self, kind: str) -> list[dict[str, str]]:
         """Return the connections of a kind (``normal`` or ``pubsub``)."""
@@ -382,30 +380,19 @@ class PrivateRedis(PrivateServer):
             return False
 
 
-def write_command(*arguments: str | int) -> bytes:
-    """Return a command in the Redis protocol."""
-    parts = [str(argument).encode() for argument in arguments]
-    return b"*%d\r\n" % len(parts) + b"".join(
-        b"$%d\r\n%s\r\n" % (len(part), part) for part in parts
-    )
+def call_redis(connection: socket.socket, *arguments: str | int) -> Any:
+    """Send a command to Redis, and return its reply.
 
-
-def read_reply(replies: Any) -> Any:
-    """Read one reply; an error is returned as a string that begins with ``-``."""
-    line = replies.readline()
-    if not line.endswith(b"\r\n"):
-        raise ConnectionResetError("Redis closed the connection")
-    kind, text = line[:1], line[1:-2].decode("utf-8", "replace")
-    if kind == b"$":
-        length = int(text)
-        if length < 0:
-            return None
-        return replies.read(length + 2)[:-2].decode("utf-8", "replace")
-    if kind == b"*":
-        return [read_reply(replies) for _ in range(int(text))]
-    if kind == b":":
-        return int(text)
-    return text if kind == b"+" else f"-{text}"
+    The text of an error begins with ``-``.
+    """
+    command: Any = tuple(map(str, arguments))
+    connection.sendall(hiredis.pack_command(command))
+    reader = hiredis.Reader(encoding="utf-8", errors="replace")
+    while (reply := reader.gets()) is False:
+        if not (data := connection.recv(65536)):
+            raise ConnectionResetError("Redis closed the connection")
+        reader.feed(data)
+    return f"-{reply}" if isinstance(reply, hiredis.ReplyError) else reply
 
 
 def _start_shared(server: ServerT) -> ServerT:

@@ -19,10 +19,10 @@ from synapse_replication.handlers import interfaces
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
-from synapse_replication.testing.hooks import silent_hooks
 from synapse_replication.text import process_label
 from tests.config.process_case import HOMESERVER, WORKER
 from tests.support.config_files import FilesMixin
+from tests.support.hooks import silent_hooks
 
 if TYPE_CHECKING:
     _sink: type[interfaces.RowSink] = PositionsOnlySink

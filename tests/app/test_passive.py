@@ -27,8 +27,8 @@ from synapse_replication.handlers.events import LinkUp
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.redis.options import RedisOptions, SentinelOptions
 from synapse_replication.redis.resp import encode, new_reader
-from synapse_replication.testing.sentinel import PrivateSentinel
 from synapse_replication.testing.servers import PrivateRedis, shared_redis
+from tests.support.sentinel import PrivateSentinel
 
 
 class PassiveDirectTcpLinkTests(SynchronousTestCase):

@@ -14,7 +14,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.adapter import HostClock, HostCommands, SynapseHost
 from synapse_replication.handlers.interfaces import SyncingUser
-from synapse_replication.testing.hooks import silent_hooks
 from synapse_replication.wire.commands import (
     CancelTaskCommand,
     ClearUserSyncsCommand,
@@ -27,6 +26,7 @@ from synapse_replication.wire.commands import (
     UserSyncCommand,
 )
 from tests.dropin.host import FakeClock, FakeHomeserver, FakeStream, fake_modules
+from tests.support.hooks import silent_hooks
 
 
 def make_host(hs: Any) -> SynapseHost:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from synapse_replication.testing.sentinel import PrivateSentinel, private_replica
 from synapse_replication.testing.servers import PrivateRedis
 from tests.integration.deployment import DeploymentTestCase
+from tests.support.sentinel import PrivateSentinel, private_replica
 
 
 class RedisAddressTests(DeploymentTestCase):

@@ -23,7 +23,6 @@ from synapse_replication.redis.options import (
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sentinel import CHECK_INTERVAL
 from synapse_replication.testing.certificates import PrivateAuthority
-from synapse_replication.testing.sentinel import PrivateSentinel, private_replica
 from synapse_replication.testing.server_binaries import find_redis, has_tls
 from synapse_replication.testing.servers import RedisTls
 from tests.redis.doubles import (
@@ -33,6 +32,7 @@ from tests.redis.doubles import (
     RecordingTransport,
 )
 from tests.redis.real_redis import RealRedisTestCase
+from tests.support.sentinel import PrivateSentinel, private_replica
 
 S1, S2 = ("s1", 26379), ("s2", 26379)
 ADDRESS_QUERY = encode(b"SENTINEL", b"get-master-addr-by-name", b"mymaster")

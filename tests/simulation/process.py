@@ -56,7 +56,6 @@ from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
 )
-from synapse_replication.testing.hooks import silent_hooks
 from tests.simulation.database import DatabaseClient
 from tests.simulation.environment import Environment, Neighbour
 from tests.simulation.homeserver import (
@@ -75,6 +74,7 @@ from tests.simulation.topology import (
     describe,
 )
 from tests.simulation.watcher import Watcher
+from tests.support.hooks import silent_hooks
 
 
 class Process:

@@ -33,7 +33,7 @@ from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import StreamUpdateResult
-from synapse_replication.testing.hooks import silent_hooks
+from tests.support.hooks import silent_hooks
 
 _PAGE = 500
 

@@ -25,8 +25,8 @@ from twisted.application.internet import TimerService
 
 from synapse_replication.app import journal, service, supervision
 from synapse_replication.cli.main import cli
-from synapse_replication.testing.sentinel import PrivateSentinel
 from synapse_replication.testing.servers import PrivateRedis
+from tests.support.sentinel import PrivateSentinel
 
 #: Modules that processes import when they run; each fork has them already.
 PRELOADED = (journal, service, supervision)

@@ -12,13 +12,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.adapter import HostClock, SynapseHost
 from synapse_replication.errors import UnknownCommandError
-from synapse_replication.testing.hooks import silent_hooks
 from tests.external import skip_reason
 from tests.external.synapse.homeserver import (
     HomeserverTestCase,
     RecordingConnection,
     host_module,
 )
+from tests.support.hooks import silent_hooks
 
 skip = skip_reason("synapse")
 

@@ -1,11 +1,11 @@
-"""Tests for :mod:`synapse_replication.testing.sentinel`."""
+"""Tests for :mod:`tests.support.sentinel`."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.testing.sentinel import PrivateSentinel, private_replica
 from synapse_replication.testing.servers import PrivateRedis
+from tests.support.sentinel import PrivateSentinel, private_replica
 
 
 class PrivateSentinelTests(SynchronousTestCase):

@@ -18,9 +18,8 @@ from synapse_replication.testing.server_binaries import find_redis
 from synapse_replication.testing.servers import (
     PrivateRedis,
     RedisTls,
-    read_reply,
+    call_redis,
     tls_lines,
-    write_command,
 )
 
 
@@ -81,12 +80,9 @@ class PrivateSentinel(PrivateServer):
     def command(self, *arguments: str | int) -> Any:
         """Send one command on a new connection, and return the reply."""
         with socket.create_connection((self.host, self.port), STOP_TIMEOUT) as link:
-            replies = link.makefile("rb")
             if self.password is not None:
-                link.sendall(write_command("AUTH", self.password))
-                read_reply(replies)
-            link.sendall(write_command(*arguments))
-            return read_reply(replies)
+                call_redis(link, "AUTH", self.password)
+            return call_redis(link, *arguments)
 
     def knows_replica(self) -> bool:
         """Return whether Sentinel has found a replica that it could promote."""
