@@ -11,6 +11,8 @@ host, because rebinding needs a domain name. When a client connects and the maxi
 number of connections is open, the one that has been idle for the longest time is
 closed, so that idle clients cannot lock out others. For the same reason, a connection
 is closed if a request is not complete some seconds after it, or the connection, began.
+Requests are answered in the order of their arrival, for a few ms in each turn of the
+reactor, so that a client that sends many at once does not delay replication.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -27,7 +30,7 @@ from twisted.internet.interfaces import IAddress
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
 from twisted.web.resource import IResource, Resource
-from twisted.web.server import Site
+from twisted.web.server import Request, Site
 from typing_extensions import override
 
 #: The default for the most connections that a listener has open at a time.
@@ -37,6 +40,8 @@ MAX_CONNECTIONS: Final = 500
 _REFUSED_FOR: Final = 1.0
 #: The time within which a request must be complete, in s.
 REQUEST_TIMEOUT: Final = 10.0
+#: The time in s for which requests are answered in one turn of the reactor.
+_SLICE: Final = 0.02
 #: Paths that are served under any host, because their content is not confidential.
 _PUBLIC_PATHS: Final = frozenset({b"/health"})
 _PORT: Final = re.compile(r":[0-9]*\Z")
@@ -64,6 +69,20 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class _QueuedRequest(Request):
+    """A request that waits for its turn."""
+
+    channel: Any
+
+    def process(self) -> None:
+        self.channel.site.enqueue(self)
+
+    def answer(self) -> None:
+        """Answer the request, unless its client is gone."""
+        if self.channel is not None:
+            super().process()  # type: ignore[no-untyped-call]
 
 
 class _BoundedChannel(HTTPChannel):
@@ -187,7 +206,11 @@ class BoundedSite(Site):
         self.refused = refused
         #: The open connections, the least recently used first.
         self._channels: OrderedDict[_BoundedChannel, None] = OrderedDict()
+        #: At most one for each connection.
+        self._waiting: deque[_QueuedRequest] = deque()
+        self._is_scheduled = False
 
+    requestFactory = _QueuedRequest  # noqa: N815
     # mypy: in the base class, this is a function that returns a wrapper for HTTP/2.
     protocol = _BoundedChannel  # type: ignore[assignment]
 
@@ -203,6 +226,25 @@ class BoundedSite(Site):
         channel = super().buildProtocol(addr)  # type: ignore[no-untyped-call]
         self._channels[channel] = None
         return channel
+
+    def enqueue(self, request: _QueuedRequest) -> None:
+        """Answer a request in a later turn of the reactor."""
+        self._waiting.append(request)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self.reactor.callLater(0, self._answer_some)
+
+    def _answer_some(self) -> None:
+        self._is_scheduled = False
+        deadline = time.monotonic() + _SLICE
+        while self._waiting:
+            self._waiting.popleft().answer()
+            if self._waiting and time.monotonic() >= deadline:
+                self._schedule()
+                return
 
     def used(self, channel: _BoundedChannel) -> None:
         """Record that a request on a connection was answered."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.address import IPv4Address, UNIXAddress
@@ -15,6 +16,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 from twisted.web.static import Data
 
+from synapse_replication.app import http_limits
 from synapse_replication.app.http_limits import (
     REQUEST_TIMEOUT,
     BoundedSite,
@@ -70,6 +72,7 @@ class SiteTestCase(SynchronousTestCase):
     ) -> tuple[int, _Transport]:
         channel, transport = self.connect(address)
         channel.dataReceived(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
+        self.clock.advance(0)
         answer = transport.value()
         channel.connectionLost(Failure(ConnectionDone()))
         return int(answer.split(b" ")[1]), transport
@@ -102,6 +105,55 @@ class SlowRequestTests(SiteTestCase):
         channel.dataReceived(b"GET")
         self.clock.advance(REQUEST_TIMEOUT)
         self.assertTrue(transport.is_aborted)
+
+
+class _Turns(Clock):
+    """A clock that stores what the next turns do."""
+
+    def __init__(self, turns: list[Callable[[], object]]) -> None:
+        super().__init__()
+        self._turns = turns
+
+    def callLater(
+        self, delay: float, callable: Callable[..., object], *args: object, **kw: object
+    ) -> Any:
+        if delay == 0:
+            return self._turns.append(lambda: callable(*args, **kw))
+        return super().callLater(delay, callable, *args, **kw)
+
+
+class ManyRequestsTests(SiteTestCase):
+    """Tests for many requests at once."""
+
+    REQUEST = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+
+    def test_turns(self) -> None:
+        """Requests are answered in turns, in their order, on each connection."""
+        self.patch(http_limits, "_SLICE", 0)
+        turns: list[Callable[[], object]] = []
+        self.site.reactor = _Turns(turns)
+        many, few = self.connect(), self.connect()
+        many[0].dataReceived(self.REQUEST * 3)
+        few[0].dataReceived(self.REQUEST)
+
+        def answered() -> list[int]:
+            return [each[1].value().count(b"HTTP/1.1 200") for each in (many, few)]
+
+        found = [answered()]
+        while turns:
+            turns.pop(0)()
+            found.append(answered())
+        self.assertEqual(found, [[0, 0], [1, 0], [1, 1], [2, 1], [3, 1]])
+
+    def test_client_that_left(self) -> None:
+        """A request whose client has gone is not answered."""
+        gone, there = self.connect(), self.connect()
+        for channel, _ in (gone, there):
+            channel.dataReceived(self.REQUEST)
+        gone[0].connectionLost(Failure(ConnectionDone()))
+        self.clock.advance(0)
+        self.assertEqual(gone[1].value(), b"")
+        self.assertIn(b"200 OK", there[1].value())
 
 
 class BodyTests(SiteTestCase):
@@ -199,6 +251,7 @@ class ConnectionTests(SiteTestCase):
         half, half_transport = self.connect()
         half.dataReceived(b"GET /status HTTP/1.1\r\n")
         used.dataReceived(b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.clock.advance(0)
         self.connect()
         self.assertTrue(idle.is_aborted)
         self.connect()

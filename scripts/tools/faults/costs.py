@@ -63,7 +63,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "REMOVE_PUSHER": ("app key%d @u:x", "app %s @u:x"),
     "INVALIDATE_CACHE": ('name ["%d"]', 'name ["%s"]'),
 }
-MESSAGE_TYPES = ("hello", "heartbeat", "goodbye", "rows")
+MESSAGE_TYPES = ("hello", "heartbeat", "goodbye", "rows", "command")
 #: The paths that processes serve.
 ROUTES = (
     "/health",
@@ -146,6 +146,9 @@ def extension_messages(kind: str, *, large: bool = False) -> Iterator[bytes]:
             "time": int(time.time() * 1000),
             "positions": {name: [7, int(time.time() * 1000)] for name in streams},
         }
+        if kind == "command":
+            message["line"] = f"REMOTE_SERVER_UP s{number}.example"
+            message["reached"] = [f"r{number}" for number in range(500 if large else 1)]
         yield json.dumps(message, separators=(",", ":")).encode()
 
 
