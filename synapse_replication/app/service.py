@@ -34,6 +34,7 @@ from synapse_replication.app.http_limits import served_hosts
 from synapse_replication.app.http_site import make_root, make_site
 from synapse_replication.app.modules import add_service, check_sink, load_factories
 from synapse_replication.app.observers import ProcessObservers
+from synapse_replication.app.position_check import start_position_check
 from synapse_replication.app.sources import make_sources
 from synapse_replication.app.stops import StopSteps
 from synapse_replication.app.streams import StreamSetup
@@ -82,8 +83,6 @@ from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.database import Database
-from synapse_replication.storage.postgres_stream import ranges_of
-from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.storage.writer_lock import WriterLock
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
@@ -368,38 +367,21 @@ class Replication(Service):
 
     def _start_position_check(self, handler: ReplicationCommandHandler) -> None:
         options = self._options
-        interval = options.receiving.position_check_seconds
-        me = options.instance_name
-        writers = {
-            (stream.positions_name or name, writer): name
-            for name, stream in options.stored.items()
-            for writer in options.writers[name]
-            if writer != me
-        }
-        unstored = {
-            name: [writer for writer in options.instances if writer != me]
-            for name in options.stored
-            if not options.writers[name]
-        }
-        if self._database is None or not interval or not (writers or unstored):
+        if self._database is None:
             return
-        check = StoredPositionCheck(
+        check = start_position_check(
             self._database,
-            writers,
-            {
-                name: ranges_of(stream)
-                for name, stream in options.stored.items()
-                if name in unstored or name in writers.values()
-            },
-            unstored,
-            handler,
-            lambda name: self._epochs.is_reporting(name, self._clock.seconds()),
-            self._clock,
+            self.host,
             self._observer,
-            interval=interval,
+            handler,
+            self._epochs,
+            options.stored,
+            options.writers,
+            options.instances,
+            interval=options.receiving.position_check_seconds,
         )
-        check.start()
-        self._stops.add("stopping the reads of positions", check.stop)
+        if check is not None:
+            self._stops.add("stopping the reads of positions", check.stop)
 
     def _add_sinks(self) -> None:
         host, sink = self.host, self.sink

@@ -13,14 +13,13 @@ from synapse_replication.dropin.adapter import SynapseHost
 from synapse_replication.dropin.backlogs import make_backlog, make_partial_resync
 from synapse_replication.dropin.bridges import (
     ForeignConnection,
-    host_attribute,
     make_yieldable,
 )
 from synapse_replication.dropin.extension import make_extension
 from synapse_replication.dropin.notifier import combine_notifications
 from synapse_replication.dropin.observer import monitoring_of, observer_of
-from synapse_replication.dropin.position_check import start_position_check
-from synapse_replication.dropin.redis import close
+from synapse_replication.dropin.position_check import start_host_position_check
+from synapse_replication.dropin.redis import close, connect_subscriber
 from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.handlers import handler
 from synapse_replication.handlers.epochs import PeerEpochs
@@ -88,35 +87,15 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         """
         channels = super().start_replication()
         hs.get_replication_streamer()
-        config = hs.config.redis
-        if not config.redis_enabled:
+        if not hs.config.redis.redis_enabled:
             return
-        outbound = hs.get_outbound_redis_connection()
-        factory = host_attribute("redis", "RedisDirectTcpReplicationClientFactory")(
-            hs, outbound, channel_names=list(channels)
-        )
         reactor = hs.get_reactor()
-        if config.redis_path is not None:
-            reactor.connectUNIX(config.redis_path, factory, timeout=_CONNECT_TIMEOUT)
-        elif config.redis_use_tls:
-            reactor.connectSSL(
-                config.redis_host,
-                config.redis_port,
-                factory,
-                host_attribute("context", "ClientContextFactory")(config),
-                timeout=_CONNECT_TIMEOUT,
-                bindAddress=None,
-            )
-        else:
-            reactor.connectTCP(
-                config.redis_host,
-                config.redis_port,
-                factory,
-                timeout=_CONNECT_TIMEOUT,
-                bindAddress=None,
-            )
+        outbound = hs.get_outbound_redis_connection()
+        factory = connect_subscriber(hs, outbound, channels)
         monitoring_of(hs).begin(self, self.host)
-        self._position_check = start_position_check(hs, self.host, self, self._epochs)
+        self._position_check = start_host_position_check(
+            hs, self.host, self, self._epochs
+        )
         if self.extension is not None:
             self.extension.start()
         factories = [outbound._factory, factory]

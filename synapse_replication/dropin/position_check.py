@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from synapse_replication.app.position_check import start_position_check
 from synapse_replication.dropin.adapter import SynapseHost
 from synapse_replication.dropin.backlogs import instance_locations
 from synapse_replication.dropin.id_generators import HostDatabase
@@ -13,12 +14,11 @@ from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.dropin.streams import declared_writers
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.storage.postgres_stream import ranges_of
 from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
 
-def start_position_check(
+def start_host_position_check(
     hs: Any,
     host: SynapseHost,
     handler: ReplicationCommandHandler,
@@ -28,43 +28,24 @@ def start_position_check(
 
     :return: ``None`` if it is disabled, or if the database is not PostgreSQL.
     """
-    interval = DropInSettings.from_environ(os.environ).position_check_seconds
     database = HostDatabase(hs.get_datastores().main.db_pool, hs.hostname)
-    if not interval or not database.is_postgres:
+    if not database.is_postgres:
         return None
-    instance_name = hs.get_instance_name()
-    writers = {
-        (known.positions_name, writer): name
+    worker = hs.config.worker
+    streams = {
+        name: known
         for name in host.streams.get_streams()
         if (known := STANDARD_STREAMS.get(name)) is not None
-        and known.positions_name is not None
-        for writer in declared_writers(hs.config.worker, name)
-        if writer != instance_name
+        and (known.positions_name is not None or known.any_instance_writes)
     }
-    others = [
-        name
-        for name in instance_locations(hs.config.worker.instance_map)
-        if name != instance_name
-    ]
-    unstored = {
-        name: others
-        for name in host.streams.get_streams()
-        if (known := STANDARD_STREAMS.get(name)) is not None
-        and known.any_instance_writes
-    }
-    check = StoredPositionCheck(
+    return start_position_check(
         database,
-        writers,
-        {
-            name: ranges_of(STANDARD_STREAMS[name])
-            for name in (*writers.values(), *unstored)
-        },
-        unstored,
-        handler,
-        lambda name: epochs.is_reporting(name, host.clock.seconds()),
-        host.clock,
+        host,
         observer_of(hs),
-        interval=interval,
+        handler,
+        epochs,
+        streams,
+        {name: declared_writers(worker, name) for name in streams},
+        instance_locations(worker.instance_map),
+        interval=DropInSettings.from_environ(os.environ).position_check_seconds,
     )
-    check.start()
-    return check

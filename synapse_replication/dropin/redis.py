@@ -157,16 +157,7 @@ def lazyConnection(
     factory = _outbound(
         hs, f"{host}:{port}", dbid, reconnect, username, password, replyTimeout
     )
-    reactor = hs.get_reactor()
-    if hs.config.redis.redis_use_tls:
-        context = host_attribute("context", "ClientContextFactory")(hs.config.redis)
-        reactor.connectSSL(
-            host, port, factory, context, timeout=_CONNECT_TIMEOUT, bindAddress=None
-        )
-    else:
-        reactor.connectTCP(
-            host, port, factory, timeout=_CONNECT_TIMEOUT, bindAddress=None
-        )
+    _connect_to_port(hs, host, port, factory)
     return factory.handler
 
 
@@ -183,6 +174,34 @@ def lazyUnixConnection(
     factory = _outbound(hs, path, dbid, reconnect, username, password, replyTimeout)
     hs.get_reactor().connectUNIX(path, factory, timeout=_CONNECT_TIMEOUT)
     return factory.handler
+
+
+def connect_subscriber(hs: Any, outbound: Any, channels: Sequence[str]) -> Any:
+    """Connect a factory that subscribes to channels, and return it.
+
+    :param outbound: the connection for the commands that this process sends.
+    """
+    config = hs.config.redis
+    factory = host_attribute("redis", "RedisDirectTcpReplicationClientFactory")(
+        hs, outbound, channel_names=list(channels)
+    )
+    if config.redis_path is not None:
+        hs.get_reactor().connectUNIX(
+            config.redis_path, factory, timeout=_CONNECT_TIMEOUT
+        )
+    else:
+        _connect_to_port(hs, config.redis_host, config.redis_port, factory)
+    return factory
+
+
+def _connect_to_port(hs: Any, host: str, port: int, factory: Any) -> None:
+    reactor = hs.get_reactor()
+    options = {"timeout": _CONNECT_TIMEOUT, "bindAddress": None}
+    if hs.config.redis.redis_use_tls:
+        context = host_attribute("context", "ClientContextFactory")(hs.config.redis)
+        reactor.connectSSL(host, port, factory, context, **options)
+    else:
+        reactor.connectTCP(host, port, factory, **options)
 
 
 def _outbound(

@@ -8,14 +8,15 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin import position_check
-from synapse_replication.dropin.position_check import start_position_check
+from synapse_replication.app import position_check
+from synapse_replication.dropin.position_check import start_host_position_check
 from synapse_replication.dropin.settings import variable
 from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.interfaces import Identity
 from tests.dropin.host import FakeHomeserver, FakeStream, fake_modules
 
 
-class StartPositionCheckTests(SynchronousTestCase):
+class StartHostPositionCheckTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.patch(os, "environ", {})
         fake_modules(
@@ -45,9 +46,10 @@ class StartPositionCheckTests(SynchronousTestCase):
         self.hs.engine = self.hs.engine or PostgresEngine()
         host: Any = type("Host", (), {})()
         host.clock = self.hs.reactor
+        host.identity = Identity("hs.test", "w1", "abc")
         host.streams = type("Streams", (), {})()
         host.streams.get_streams = lambda: ["events", "presence", "typing", "caches"]
-        return start_position_check(self.hs, host, self.handler, PeerEpochs())
+        return start_host_position_check(self.hs, host, self.handler, PeerEpochs())
 
     def test_writers(self) -> None:
         """The declared writers of streams in the database are compared."""
