@@ -28,7 +28,8 @@ from twisted.python.failure import Failure
 
 from synapse_replication.errors import ReplicationError
 from synapse_replication.instrumentation.json_logs import JsonLogObserver
-from synapse_replication.instrumentation.log_lines import cut_lines
+from synapse_replication.instrumentation.log_file import LogFile
+from synapse_replication.instrumentation.log_lines import clean_lines
 
 #: The interpreter's thread switch interval, in s.
 SWITCH_INTERVAL = 0.0005
@@ -62,7 +63,7 @@ class Reloadable(Protocol):
 
 
 def start_logging(
-    stream: TextIO, level: str = "info", *, as_json: bool = False
+    stream: LogFile | TextIO, level: str = "info", *, as_json: bool = False
 ) -> Callable[[str], None]:
     """Write log events of at least ``level`` to a stream.
 
@@ -73,11 +74,12 @@ def start_logging(
     :return: a function that sets another level, by its name.
     """
     predicate = LogLevelFilterPredicate()
+    file: Any = stream
     write: Any = (
-        JsonLogObserver(stream)
+        JsonLogObserver(file)
         if as_json
         else FileLogObserver(
-            stream, lambda event: cut_lines(formatEventAsClassicLogText(event))
+            file, lambda event: clean_lines(formatEventAsClassicLogText(event))
         )
     )
     observer = FilteringLogObserver(write, [predicate])

@@ -10,6 +10,7 @@ step takes at most :data:`DRAIN_TIMEOUT` s.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -546,7 +547,9 @@ class Replication(Service):
             problem = self._options.problem(
                 "tcp_listen" if is_tcp else "listeners",
                 f"cannot listen on {description}: {error.socketError}",
-                "choose a free port, and an address of this machine",
+                "raise the limit of open files (ulimit -n, or LimitNOFILE=)"
+                if error.socketError.errno == errno.EMFILE
+                else "choose a free port, and an address of this machine",
             )
             raise ConfigError([problem]) from error
         self._stops.add(f"closing {description}", port.stopListening)

@@ -146,6 +146,7 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
         watchdog_interval,
     )
     from synapse_replication.config.process import load_config
+    from synapse_replication.instrumentation.log_file import LogFile
 
     config = load_or_exit(paths, purpose)
     try:
@@ -161,7 +162,9 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
         sys.exit(1)
     notify = open_notify_socket(os.environ)
     feed_every = watchdog_interval(os.environ, os.getpid())
-    set_log_level = start_logging(sys.stderr, config.log_level, as_json=log_json)
+    set_log_level = start_logging(
+        LogFile(sys.stderr), config.log_level, as_json=log_json
+    )
     reactor = get_reactor()
 
     def make() -> SupervisedProcess:

@@ -30,6 +30,7 @@ from synapse_replication.config.process import ProcessConfig, Purpose
 from synapse_replication.handlers.events import LinkDown
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.instrumentation.log_file import LogFile
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.recordings.writer import RecordingFiles, RecordingWriteError
 
@@ -136,7 +137,7 @@ def record_command(
 ) -> None:
     """Record the traffic of a running deployment, except USER_IP; publish nothing."""
     config = load_or_exit(config_paths, Purpose.FOLLOW)
-    start_logging(sys.stderr, as_json=log_json)
+    start_logging(LogFile(sys.stderr), as_json=log_json)
     reactor = get_reactor()
 
     def make() -> Follower:
