@@ -548,7 +548,7 @@ class Replication(Service):
                 "tcp_listen" if is_tcp else "listeners",
                 f"cannot listen on {description}: {error.socketError}",
                 "raise the limit of open files (ulimit -n, or LimitNOFILE=)"
-                if error.socketError.errno == errno.EMFILE
+                if getattr(error.socketError, "errno", 0) == errno.EMFILE
                 else "choose a free port, and an address of this machine",
             )
             raise ConfigError([problem]) from error
