@@ -7,7 +7,9 @@ token: a reader that did not receive a row at or below the announced token must 
 that row.
 
 The first announcement on a connection has the same previous and new token. It makes no
-statement about earlier rows: a reader that has not delivered them fetches them.
+statement about earlier rows: a reader that has not delivered them fetches them. If this
+process has skipped a range without rows since the last announcement, the previous token
+is that before the range, so that readers do not fetch the range.
 
 See docs/failure-modes.rst: failure-unprompted-announcement.
 """
@@ -122,6 +124,9 @@ class CommandSender:
         #: The streams that the peer follows, for links whose peer does not follow all.
         self._followed: dict[ReplicationConnection, frozenset[str]] = {}
         self._last_sent_tokens: dict[str, int] = {}
+        #: The last token of a stream that was announced, if it was followed by a range
+        #: without rows of this process that was not announced.
+        self._skipped_after: dict[str, int] = {}
         self._listener: SendingListener | None = None
         self._when_ready: list[Callable[[], object]] = []
         self._unsent = UnsentCommands(observer)
@@ -291,7 +296,7 @@ class CommandSender:
 
         Rows up to ``token`` are not sent, because there is no reader.
         """
-        self._last_sent_tokens[stream_name] = token
+        self._set_sent(stream_name, token)
         if self._listener is not None:
             self._listener.position_advanced(stream_name, token)
 
@@ -300,6 +305,7 @@ class CommandSender:
 
         This process wrote no row in ``(prev_token, new_token]``.
         """
+        self._skipped_after.setdefault(stream_name, prev_token)
         self._last_sent_tokens[stream_name] = new_token
         if self._listener is not None:
             self._listener.range_skipped(stream_name, prev_token, new_token)
@@ -309,13 +315,16 @@ class CommandSender:
     ) -> None:
         """Announce the position of each stream that this process writes.
 
-        Readers then detect gaps. Call it whenever sent rows may have been lost.
+        Readers then detect gaps. Call it whenever sent rows may have been lost. Readers
+        that have everything up to the last row need not fetch the range that this
+        process has skipped since.
 
         :param connection: the connection to announce on; ``None`` for all connections.
         """
         for stream in self._host.streams.get_streams_to_replicate():
             name, token = stream.description.name, self.last_sent_token(stream)
-            command = self._position(name, token)
+            prev_token = self._skipped_after.get(name, token)
+            command = PositionCommand(name, self._instance_name, prev_token, token)
             if connection is None:
                 self._send_of_stream(name, command)
             elif self.sends(connection, name):
@@ -323,15 +332,21 @@ class CommandSender:
             # An announcement to a single client over direct TCP does not reach the
             # other peers, so it is not recorded.
             if self._listener is not None and not getattr(connection, "relays", False):
-                self._listener.position_sent(name, token, token)
+                self._listener.position_sent(name, prev_token, token)
 
     def _position(self, stream_name: str, token: int) -> PositionCommand:
         """Return a POSITION that makes no statement about the rows before it."""
         return PositionCommand(stream_name, self._instance_name, token, token)
 
+    def _set_sent(self, stream_name: str, token: int) -> None:
+        self._last_sent_tokens[stream_name] = token
+        self._skipped_after.pop(stream_name, None)
+
     def send_position(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Announce that this process has no rows in ``(prev_token, new_token]``."""
-        self._last_sent_tokens[stream_name] = new_token
+        if prev_token == self._last_sent_tokens.get(stream_name):
+            prev_token = self._skipped_after.get(stream_name, prev_token)
+        self._set_sent(stream_name, new_token)
         self._send_of_stream(
             stream_name,
             PositionCommand(stream_name, self._instance_name, prev_token, new_token),
@@ -354,7 +369,7 @@ class CommandSender:
         if self._listener is not None:
             prev_token = self._last_sent_tokens.get(stream_name)
             self._listener.rows_follow(stream_name, prev_token, batches)
-        self._last_sent_tokens[stream_name] = batches[-1][0]
+        self._set_sent(stream_name, batches[-1][0])
         self._observer.observe(
             RowsSent(stream_name, sum(len(rows) for _, rows in batches))
         )
@@ -368,7 +383,10 @@ class CommandSender:
                 self._send_batches_singly(connection, stream_name, batches)
             except Exception as error:  # noqa: BLE001 -- reported to the observer
                 self._observer.observe(SendingFailed(stream_name, error))
-                self.send_to(connection, self._position(stream_name, batches[-1][0]))
+                self.send_to(
+                    connection,
+                    self._position(stream_name, batches[-1][0]),
+                )
 
     def _send_batches_singly(
         self,
@@ -395,7 +413,7 @@ class CommandSender:
             stream_name, RdataCommand(stream_name, self._instance_name, token, data)
         )
         if token is not None:
-            self._last_sent_tokens[stream_name] = token
+            self._set_sent(stream_name, token)
             if self._listener is not None:
                 self._listener.position_advanced(stream_name, token)
 

@@ -83,8 +83,50 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.caches.local_token = 9
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), ['RDATA caches w 6 ["a"]'])
+
+    def test_skipped_range(self) -> None:
+        """
+        A reader that has the last row need not fetch the tokens of other writers after
+        it, whenever they are announced.
+        """
+        sender = self.handler.sender
+        self.caches.persist("w", 6, ["a"])
+        self.host.notifier.notify()
+        for token in (8, 9):
+            self.caches.local_token = token
+            self.host.notifier.notify()
+        self.connection.take()
+        for _ in range(2):
+            sender.announce_positions()
+            self.assertIn("POSITION caches w 6 9", self.connection.take())
+        self.caches.is_guess = True
+        self.caches.local_token = 11
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), ["POSITION caches w 6 11"])
+        sender.announce_positions()
+        self.assertIn("POSITION caches w 11 11", self.connection.take())
+
+    def test_invalid_row_after_a_skipped_range(self) -> None:
+        """The token of a row that cannot be sent makes readers fetch it."""
+        self.caches.local_token = 9
+        self.host.notifier.notify()
+        self.caches.persist("w", 12, ["\ud800"])
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), ["POSITION caches w 12 12"])
+
+    def test_lost_row_before_a_skipped_range(self) -> None:
+        """If a row was lost before the range, its token is announced as well."""
+        self.caches.local_token = 5
+        self.host.notifier.notify()
+        self.caches.persist("w", 6, ["a"])
+        self.connection.broken = ConnectionError("lost")
+        self.host.notifier.notify()
+        self.connection.broken = None
+        self.caches.local_token = 9
+        self.host.notifier.notify()
+        self.connection.take()
         self.handler.sender.announce_positions()
-        self.assertIn("POSITION caches w 9 9", self.connection.take())
+        self.assertIn("POSITION caches w 6 9", self.connection.take())
 
     def test_own_id_without_row(self) -> None:
         """An own id without a row is announced, on ``caches`` as well."""
