@@ -37,3 +37,13 @@ def process_label() -> str:
     """Return the label of this process for operators, ``machine:pid``."""
     machine = re.sub(r"[^\w.-]", "_", socket.gethostname())
     return f"{machine[:200]}:{os.getpid()}"
+
+
+def outgoing_label(where: str, peer: str = "") -> str:
+    """Return the label of a direct link to a server.
+
+    :param where: the server's address, or the description of its endpoint.
+    :param peer: the server's instance name, if it is known.
+    """
+    address = where.removeprefix("tcp:")
+    return f"to {peer} at {address}" if peer else f"to {address}"

@@ -90,9 +90,8 @@ from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
-    outgoing_label,
 )
-from synapse_replication.text import process_label
+from synapse_replication.text import outgoing_label, process_label
 from synapse_replication.wire.commands import ClearUserSyncsCommand
 
 if TYPE_CHECKING:

@@ -36,6 +36,7 @@ from synapse_replication.tcp.protocol import (
     ClientReplicationStreamProtocol,
     ServerReplicationStreamProtocol,
 )
+from synapse_replication.text import outgoing_label
 from synapse_replication.transport.failures import destination
 from synapse_replication.transport.tls import explain
 from synapse_replication.wire.connection import CloseReason
@@ -309,14 +310,6 @@ class DirectTcpReplicationClientFactory(ClientFactory):
                 ConnectFailed(self._label or self.client_name, reason, delay)
             )
         self._retry = self._clock.call_later(delay, self._start_attempt)
-
-
-def outgoing_label(where: str) -> str:
-    """Return the label of the link to a server.
-
-    :param where: the server's address, or the description of its endpoint.
-    """
-    return f"to {where.removeprefix('tcp:')}"
 
 
 def _do_nothing() -> None:

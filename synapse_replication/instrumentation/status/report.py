@@ -29,6 +29,7 @@ from synapse_replication.instrumentation.status.verdict import (
     is_replaced,
 )
 from synapse_replication.streams.reader import Reader, State
+from synapse_replication.text import outgoing_label
 
 #: The reasons for which a writer counts as absent. An absent writer does not delay
 #: readiness, because it sends no rows.
@@ -270,7 +271,20 @@ class StatusReport:
         for name, link in sorted(self.records.links.items()):
             commands, size = queued.get(name, (0, 0))
             since = self.now - link.since
-            yield LinkStatus(name, link.up, since, link.why, commands, size)
+            label = self._name_peer(name)
+            yield LinkStatus(label, link.up, since, link.why, commands, size)
+
+    def _name_peer(self, link: str) -> str:
+        """Return the name of a link, with that of the writer at its other end."""
+        address = link.removeprefix(outgoing_label(""))
+        names = {
+            instance_name
+            for (_, instance_name), writer in self.records.writers.items()
+            if writer.link == link
+        }
+        if address == link or len(names) != 1:
+            return link
+        return outgoing_label(address, *names)
 
     def cut_off_for(self) -> float:
         """Return for how long the process has had no link, in s; 0 if it has one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from synapse_replication.handlers.events import (
+    AnnouncedBy,
     CatchUpEvent,
     CatchUpFailed,
     CatchUpPage,
@@ -282,6 +283,22 @@ class StatusObserverTests(StatusObserverTestCase):
             ("w1", 1, 3, "", 1, 320),
         )
         self.assertEqual((down.up, down.since, down.detail), (0, 3, "refused"))
+
+    def test_direct_links(self) -> None:
+        """A link to a server shows the name of the only writer that is heard on it."""
+        self.known.link_up("to 127.0.0.1:9001")
+        self.assertEqual(self.snapshot().links[0].name, "to 127.0.0.1:9001")
+        for link, writers, expected in (
+            ("to 127.0.0.1:9001", ["w1"], "to w1 at 127.0.0.1:9001"),
+            ("to 127.0.0.1:9001", ["w1", "w2"], "to 127.0.0.1:9001"),
+            ("redis", ["w1", "w2"], "redis"),
+        ):
+            for name in writers:
+                self.observer.position_announced(
+                    "events", name, 7, link, AnnouncedBy.POSITION
+                )
+            self.observer.observe(LinkUp(link))
+            self.assertIn(expected, [each.name for each in self.snapshot().links])
 
     def test_instances(self) -> None:
         """
