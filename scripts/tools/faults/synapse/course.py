@@ -14,6 +14,7 @@ from scripts.tools.faults.synapse.cluster import Cluster
 from scripts.tools.faults.synapse.deployments import (
     DEPLOYMENTS,
     JUDGED,
+    PROCESSES,
     READER,
 )
 from scripts.tools.faults.synapse.evidence import Evidence
@@ -158,9 +159,12 @@ def run_deployment(
     """
     cluster = Cluster(DEPLOYMENTS[name], bug)
     try:
+        began = time.time()
         cluster.start()
+        # Until all processes run, the first ones truly report that others do not.
+        start = Fault(("start",), frozenset(PROCESSES), began, time.time())
         meter = cluster.start_meter() if with_meter else None
-        return _Course(name, cluster, print_line, patience, meter).run(schedule)
+        return _Course(name, cluster, print_line, patience, meter, start).run(schedule)
     except ReplicationError as error:
         return DeploymentResult(name, (), (), error=str(error))
     finally:
@@ -177,6 +181,7 @@ class _Course:
         print_line: Callable[[str], None],
         patience: float,
         meter: Meter | None,
+        start: Fault,
     ) -> None:
         self._name = name
         self._meter = meter
@@ -186,7 +191,7 @@ class _Course:
         self._evidence = Evidence(cluster)
         self._traffic = Traffic(cluster)
         self._seconds: dict[Kind, float | None] = {}
-        self._faults: list[Fault] = []
+        self._faults = [start]
 
     def run(self, schedule: Sequence[Round]) -> DeploymentResult:
         traffic = self._traffic
