@@ -12,6 +12,8 @@ from synapse_replication.handlers.handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.interfaces import SyncingUser
+from synapse_replication.streams.memory import MemoryStream
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.doubles import (
     MemoryConnection,
     MemoryHost,
@@ -372,6 +374,23 @@ class ReceivedTests(SynchronousTestCase):
             fixture.run_pending_calls()
         self.assertEqual(fixture.stream.current_token("w"), 10_000)
         self.assertEqual(len(fixture.host.observer.processes), 1)
+
+
+class AcknowledgementTests(SynchronousTestCase):
+    def test_acknowledged(self) -> None:
+        """FEDERATION_ACK frees rows of the stream ``federation`` of this process."""
+        stream = MemoryStream(
+            STANDARD_STREAMS["federation"].description, instance_name="w"
+        )
+        host = MemoryHost(stream, written=["federation"], instance_name="w")  # type: ignore[arg-type]
+        handler = ReplicationCommandHandler(host, host.observer)
+        connection = MemoryConnection()
+        handler.new_connection(connection)
+        acknowledged: list[tuple[str | None, int]] = []
+        self.patch(stream, "acknowledge", lambda *args: acknowledged.append(args))
+        handler.received(connection, [FederationAckCommand("sender1", 1)])
+        self.assertEqual(acknowledged, [("sender1", 1)])
+        self.assertEqual(host.commands.received, [FederationAckCommand("sender1", 1)])
 
 
 class RelayTests(SynchronousTestCase):
