@@ -708,6 +708,7 @@ class Reader:
         if has_restarted or stated not in (None, epoch):
             # What was heard before was said by another process.
             state.heard = token
+            self._drop_claims()
         if epoch in (self.epoch, None if work is None else work.epoch):
             return Finding.NOTHING
         state.heard = max(state.heard, token)
@@ -731,6 +732,16 @@ class Reader:
             self._begin().rewind_to = 0
         self._begin().epoch = epoch
         return Finding.EXPECTED
+
+    def _drop_claims(self) -> None:
+        """Fetch no rows of which no link says any more that they exist."""
+        work = self.work
+        if work is None:
+            return
+        said = max(state.heard for state in self.links.values())
+        work.target = min(work.target, max(said, self.reached))
+        if work.doubt is not None and work.doubt > said:
+            work.doubt = None
 
     def _forget_start(self, state: LinkState, token: int) -> None:
         """Record that a writer at ``token`` may have restarted before a link's message.

@@ -617,6 +617,14 @@ class EpochTests(SynchronousTestCase):
         found = driven.reader.epoch_reported("a", 0, "f", has_restarted=True)
         self.assertIs(found, Finding.RESET)
 
+    def test_claims_of_an_earlier_process(self) -> None:
+        """Rows that only an earlier process has claimed are not fetched any more."""
+        driven = Driven(MEMORY)
+        driven.reader.announced("a", 5, 5, 0.0)
+        driven.reader.epoch_reported("a", 2, "f", has_restarted=True)
+        driven.take()
+        self.assertEqual(driven.requested(), (0, 2))
+
 
 class TableTests(SynchronousTestCase):
     """The table of states and events."""

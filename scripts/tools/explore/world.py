@@ -1136,15 +1136,15 @@ class World:
                     raise ViolationError(f"row {token} is delivered twice")
                 self.delivered |= bit
                 self.unsure &= ~bit
-                # A page can be ahead of what arrived from a restarted writer; another
-                # fault can hide the restart.
+                # A page can be ahead of what arrived from a restarted writer, whose
+                # position then seems to be lower; another fault can hide the restart.
                 is_ahead = not all(
                     link.up and (link.life, link.token) >= (life, token)
                     for link in self.links
                 )
                 is_hidden = sum(self._spent()) > 1
                 if self.reader.epoch != str(life) or (life and (is_ahead or is_hidden)):
-                    self.unsure |= bit
+                    self.unsure |= self.delivered
             self.last, self.last_life = token, life
             self.position = max(self.position, token)
             return
