@@ -101,6 +101,13 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     "writer has not announced; 0 to read none.",
 )
 @click.option(
+    "--writer-lock/--no-writer-lock",
+    envvar=variable("writer_lock"),
+    default=_DEFAULT.writer_lock,
+    show_default=True,
+    help="Refuse to start while another process with the name of a writer runs.",
+)
+@click.option(
     "--hooks",
     envvar=variable("hooks"),
     default=_DEFAULT.hooks,

@@ -27,7 +27,8 @@ from synapse_replication.dropin.generators import generators
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.positions import HostPositions
 from synapse_replication.dropin.settings import DropInSettings
-from synapse_replication.errors import SequenceBehindError
+from synapse_replication.dropin.writer_lock import hold_name
+from synapse_replication.errors import SequenceBehindError, StorageError
 from synapse_replication.storage import id_generators
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.sequences import load_positions
@@ -157,17 +158,18 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
             "synapse.storage.util.id_generators"
         ).AbstractStreamIdGenerator.register(DropInIdGenerator)
         hs = db.hs
+        settings = DropInSettings.from_environ(os.environ)
         stream = IdStream(
             stream_name=stream_name,
             sequence=sequence_name,
             tables=[IdColumn(table, id_, writer) for table, writer, id_ in tables],
             writers=writers,
             negative=not positive,
-            plausible_distance=DropInSettings.from_environ(
-                os.environ
-            ).plausible_distance,
+            plausible_distance=settings.plausible_distance,
         )
         database = HostDatabase(db, server_name)
+        if settings.writer_lock and database.is_postgres and instance_name in writers:
+            _hold_name(db_conn, server_name, instance_name)
         positions = _load_positions(
             db_conn, stream, instance_name, on_postgres=database.is_postgres
         )
@@ -242,12 +244,24 @@ def _load_positions(
             )
         return _load_from_tables(cursor, stream, instance_name)
     except SequenceBehindError as error:
-        # The host reports an error of this class at startup, and exits.
-        raise importlib.import_module("synapse.storage.engines").IncorrectDatabaseSetup(
-            str(error)
-        ) from error
+        raise _startup_error(error) from error
     finally:
         cursor.close()
+
+
+def _hold_name(db_conn: Any, server_name: str, instance_name: str) -> None:
+    """Make sure that no other process writes with the name of this one."""
+    try:
+        hold_name(db_conn, server_name, instance_name)
+    except StorageError as error:
+        raise _startup_error(error) from error
+
+
+def _startup_error(error: StorageError) -> Exception:
+    """Return an error of the class that the host reports at startup, and exits."""
+    engines = importlib.import_module("synapse.storage.engines")
+    found: Exception = engines.IncorrectDatabaseSetup(str(error))
+    return found
 
 
 def _load_from_tables(

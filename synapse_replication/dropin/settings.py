@@ -32,6 +32,7 @@ class DropInSettings:
         may exceed the last value of its sequence.
     :ivar position_check_seconds: the mean time between two reads of the stored
         positions of all writers, in s; 0 to read none.
+    :ivar writer_lock: whether a process that writes streams holds a lock for its name.
     :ivar hooks: the dotted names of functions, separated by commas. Each is called with
         the arguments ``host, config`` and subscribes to hooks.
     :ivar tracing_endpoint: the URL of a collector of spans (OTLP over HTTP); empty for
@@ -43,6 +44,7 @@ class DropInSettings:
     backlog_bytes: int = BacklogOptions().max_bytes
     plausible_distance: int = PLAUSIBLE_DISTANCE
     position_check_seconds: int = 5
+    writer_lock: bool = True
     hooks: str = ""
     tracing_endpoint: str = ""
 

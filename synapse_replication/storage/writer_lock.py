@@ -35,7 +35,7 @@ from synapse_replication.transport.failures import one_line
 #: How long to wait for a lock that another process holds, in s.
 WAIT = 10.0
 #: The interval between two attempts to acquire the lock, in s.
-_RETRY_EVERY = 0.5
+RETRY_EVERY = 0.5
 #: The delays between attempts to reach the database.
 _BACKOFF = Backoff(0.5, 5.0, 1.5)
 #: The interval at which the lock is checked, in s.
@@ -73,6 +73,50 @@ class _Session:
         return f"session {self.pid} from {self.address}{name}, open since {self.since}"
 
 
+def lock_key(server_name: str, instance_name: str) -> tuple[int, ...]:
+    """Return the two numbers that identify the lock of a name."""
+    name = f"synapse_replication {server_name} {instance_name}".encode()
+    digest = hashlib.sha256(name).digest()
+    return tuple(
+        int.from_bytes(digest[start : start + 4], "big", signed=True)
+        for start in (0, 4)
+    )
+
+
+def taken(instance_name: str, holder: _Session, override: str) -> StorageError:
+    """Return the error that another process has the lock.
+
+    :param override: how to start without the lock.
+    """
+    return StorageError(
+        f"another process writes as {instance_name}: {holder} holds the lock of this "
+        "name. Stop that process; if it does not exist any more, end its session: "
+        f"SELECT pg_terminate_backend({holder.pid}). To start without the lock, "
+        f"{override}"
+    )
+
+
+def try_lock(txn: Any, key: tuple[int, ...]) -> tuple[int, _Session]:
+    """Acquire a lock if it is free.
+
+    :return: the process id of this session, and the session with the lock.
+    """
+    txn.execute("SELECT pg_backend_pid()")
+    ((own,),) = txn.fetchall()
+    unsigned = [number % 2**32 for number in key]
+    txn.execute(_HOLDER, unsigned)
+    found = txn.fetchall()
+    if not found:
+        txn.execute(_SETTINGS)
+        txn.execute("SELECT pg_try_advisory_lock(%s, %s)", key)
+        ((is_acquired,),) = txn.fetchall()
+        if is_acquired:
+            return own, _Session(own)
+        txn.execute(_HOLDER, unsigned)
+        found = txn.fetchall()
+    return own, _Session(*found[0]) if found else _Session(-1, "an unknown address")
+
+
 class WriterLock:
     """The lock of one instance's name. Use it in the reactor's thread only.
 
@@ -92,12 +136,7 @@ class WriterLock:
         self._instance_name = instance_name
         self._clock = clock
         self._on_lost = on_lost
-        name = f"synapse_replication {server_name} {instance_name}".encode()
-        digest = hashlib.sha256(name).digest()
-        self._key = tuple(
-            int.from_bytes(digest[start : start + 4], "big", signed=True)
-            for start in (0, 4)
-        )
+        self._key = lock_key(server_name, instance_name)
         # The session that held the lock when it was last checked.
         self._pid: int | None = None
         self._check: DelayedCall | None = None
@@ -161,7 +200,7 @@ class WriterLock:
         waited = 0.0
         while not self._stopped:
             own, holder = await self._database.transact(
-                "writer_lock", self._try, autocommit=True
+                "writer_lock", lambda txn: try_lock(txn, self._key), autocommit=True
             )
             if holder.pid == own:
                 self._pid = own
@@ -176,32 +215,10 @@ class WriterLock:
                 self.stop()
                 return
             if waited >= WAIT:
-                raise StorageError(
-                    f"another process writes as {self._instance_name}: {holder} holds "
-                    "the lock of this name. Stop that process; if it does not exist "
-                    "any more, end its session: SELECT "
-                    f"pg_terminate_backend({holder.pid}). To start without the lock, "
-                    "set synapse_replication.writer_lock to false"
+                raise taken(
+                    self._instance_name,
+                    holder,
+                    "set synapse_replication.writer_lock to false",
                 )
-            await self._clock.sleep(_RETRY_EVERY)
-            waited += _RETRY_EVERY
-
-    def _try(self, txn: Any) -> tuple[int, _Session]:
-        """Acquire the lock if it is free. Called in a database thread.
-
-        :return: the process id of this session, and the session with the lock.
-        """
-        txn.execute("SELECT pg_backend_pid()")
-        ((own,),) = txn.fetchall()
-        unsigned = [number % 2**32 for number in self._key]
-        txn.execute(_HOLDER, unsigned)
-        found = txn.fetchall()
-        if not found:
-            txn.execute(_SETTINGS)
-            txn.execute("SELECT pg_try_advisory_lock(%s, %s)", self._key)
-            ((is_acquired,),) = txn.fetchall()
-            if is_acquired:
-                return own, _Session(own)
-            txn.execute(_HOLDER, unsigned)
-            found = txn.fetchall()
-        return own, _Session(*found[0]) if found else _Session(-1, "an unknown address")
+            await self._clock.sleep(RETRY_EVERY)
+            waited += RETRY_EVERY

@@ -21,7 +21,7 @@ class DropInSettingsTests(SynchronousTestCase):
         """A process reads the settings that its launcher wrote."""
         for settings in (
             DropInSettings(),
-            DropInSettings(False, 1, 2, 3, 4, "a.b, c.d", "http://c"),
+            DropInSettings(False, 1, 2, 3, 4, False, "a.b, c.d", "http://c"),
         ):
             environ = settings.to_environ()
             self.assertEqual(DropInSettings.from_environ(environ), settings)

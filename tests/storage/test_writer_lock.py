@@ -31,7 +31,7 @@ class WriterLockTests(PostgresMixin, TestCase):
         self.lost: Deferred[StorageError] = Deferred()
         for name, value in (
             ("WAIT", 0.2),
-            ("_RETRY_EVERY", 0.05),
+            ("RETRY_EVERY", 0.05),
             ("CHECK_EVERY", 0.1),
         ):
             patch = mock.patch.object(writer_lock, name, value)

@@ -137,6 +137,8 @@ class Suite:
             # This package need not be installed; the tests' own folder comes first.
             "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
             "SYNAPSE_POSTGRES": "1",
+            # A lock would keep a session open to each database that a test drops.
+            "SYNAPSE_REPLICATION_WRITER_LOCK": "false",
             **{
                 f"SYNAPSE_POSTGRES_{name}": str(parameters[key])
                 for key, name in names.items()
