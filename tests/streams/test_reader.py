@@ -191,6 +191,14 @@ class PositionTests(SynchronousTestCase):
         self.assertIs(driven.row(1, "b"), Verdict.OLD)
         self.assertIs(driven.row(3, "b"), Verdict.DELIVER)
 
+    def test_link_that_comes_up_late(self) -> None:
+        """Its first POSITION may be from before what another link carried."""
+        driven = Driven(MEMORY)
+        driven.open(0)
+        driven.row(1)
+        driven.reader.link_up("b")
+        self.assertIs(driven.reader.announced("b", 0, 0, 0.0), Finding.NOTHING)
+
     def test_check(self) -> None:
         """An empty range is fetched once a second when a POSITION repeats its end."""
         _, driven = self.announce(10, 12)
@@ -461,6 +469,24 @@ class PauseTests(SynchronousTestCase):
         driven.page(2, upto=2)
         driven.take()
         self.assertEqual(driven.reader.failed(), 1)
+
+    def test_progress_between_failures(self) -> None:
+        """A part of a page that was delivered is progress, and is not fetched again."""
+        driven = Driven(CACHES)
+        driven.reader.announced("a", 5, 5, 0.0)
+        driven.take()
+        self.assertEqual(driven.reader.failed(), 1)
+        driven.reader.timer_due()
+        driven.take()
+        fetch = driven.reader.request
+        assert fetch is not None
+        result = StreamUpdateResult([(1, None), (2, None)], 5, False)
+        driven.reader.page_fetched(fetch, result)
+        driven.reader.delivered(1)
+        self.assertEqual(driven.reader.failed(), 1)
+        driven.reader.timer_due()
+        driven.take()
+        self.assertEqual(driven.requested(), (1, 5))
 
     def test_rejected_rows(self) -> None:
         """Rows that the sink rejects are fetched after a pause."""

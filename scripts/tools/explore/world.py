@@ -1202,8 +1202,7 @@ class World:
         """Return what is still missing before the world is at rest, if anything."""
         reader = self.reader
         upto = self._written if self.in_memory else len(self.ids)
-        if self.kind is Kind.STOCK_MEMORY and self.life and sum(self._spent()) > 1:
-            # Without epochs, a restart during another fault may go unnoticed.
+        if self._may_miss_a_restart():
             upto = 0
         for token in self._rows(0, upto):
             if self.kind is Kind.CACHES and token <= self.lie:
@@ -1222,6 +1221,19 @@ class World:
         if self.position != self.sent and not may_differ:
             return f"the position is {self.position}, not {self.sent}"
         return None
+
+    def _may_miss_a_restart(self) -> bool:
+        """Return whether a restart during another fault went unnoticed.
+
+        Nothing shows it if the writer states no epoch, or did not before it restarted:
+        rows of the earlier process then seem to be of the present one.
+        """
+        if not self.life or sum(self._spent()) < 2:
+            return False
+        if not self.states_epochs:
+            return True
+        is_earlier = self.last > 0 and self.last_life < self.life
+        return is_earlier and self.reader.epoch == str(self.life)
 
     def towards_rest(self) -> list[Event]:
         """Return events, of which the first one that changes anything leads to rest.
