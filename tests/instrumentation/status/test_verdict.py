@@ -201,6 +201,21 @@ class DiagnoseTests(SynchronousTestCase):
         self.check(Condition.CATCHING_UP, hearing_since=998.4, **written)
         self.check(StallReason.NO_PROGRESS, 989.0, hearing_since=989.0, **written)
 
+    def test_request_before_an_outage(self) -> None:
+        """A source has as long as always to answer once it can be heard."""
+        asked: dict[str, Any] = {
+            "state": State.FETCHING,
+            "fetching_since": 900.0,
+            "progress_at": 998.4,
+        }
+        self.check(Condition.CATCHING_UP, hearing_since=998.4, **asked)
+        self.check(StallReason.SOURCE_SILENT, 989.0, hearing_since=989.0, **asked)
+
+    def test_removed_writer(self) -> None:
+        """The process of a removed writer need not run."""
+        leaving = PeerFacts(980.0, is_leaving=True)
+        self.check(Condition.DRAINING, peer=leaving, is_removed=True)
+
     def test_alive_without_position(self) -> None:
         """A writer that is heard in other streams is not asked for its start."""
         found = about(
