@@ -194,6 +194,27 @@ class StatusObserverTests(StatusObserverTestCase):
         writer = self.writer()
         self.assertEqual((writer.position, writer.announced, writer.lag), (0, 0, 0))
 
+    def test_reset_ends_what_was_lost_before(self) -> None:
+        """After a reset, the rows that were lost or skipped before do not matter."""
+        self.go_live(50)
+        for reason in (DiscardReason.LOST, DiscardReason.SKIPPED):
+            self.observer.observe(Discarded("events", "w1", reason, 1))
+            self.assertEqual(self.writer().condition, Condition.STALLED)
+            self.observer.observe(StreamReset("events", "w1", 50, 0))
+            self.assertEqual(self.writer().condition, Condition.LIVE)
+
+    def test_undeclared_writer_is_drained(self) -> None:
+        """A removed writer whose rows were delivered hides no undeclared writer."""
+        self.go_live(50)
+        for name in ("gone", "other"):
+            self.observer.observe(
+                Discarded("events", name, DiscardReason.UNDECLARED_WRITER, 1)
+            )
+            stalled = [writer.instance_name for writer in self.snapshot().stalled]
+            self.assertEqual(stalled, [name])
+            self.observer.observe(RemovedWriterDrained("events", name, 9))
+            self.assertEqual(self.snapshot().stalled, ())
+
     def test_written_here(self) -> None:
         """A stream written here is listed with its announced position."""
         self.observer.watch_own_positions(lambda: {"typing": 7})
