@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from synapse_replication.app.journal import JournalSink as JournalSink
-from synapse_replication.app.run import (
+from synapse_replication.app.service_runner import (
     run_service as run_service,
     start_logging as start_logging,
 )
@@ -20,7 +20,9 @@ from synapse_replication.clock import (
 )
 from synapse_replication.config.deployment import DatabaseConfig as DatabaseConfig
 from synapse_replication.config.listener_safety import Listener as Listener
-from synapse_replication.config.options import ReplicationOptions as ReplicationOptions
+from synapse_replication.config.replication_options import (
+    ReplicationOptions as ReplicationOptions,
+)
 from synapse_replication.config.tls import TlsConfig as TlsConfig
 from synapse_replication.errors import (
     CatchUpError as CatchUpError,

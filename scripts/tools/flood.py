@@ -347,7 +347,7 @@ async def run_flood(
 
 
 def _settle() -> None:
-    """Tune the interpreter as a process of this package does; see ``app/run.py``."""
+    """Tune the interpreter as ``app/service_runner.py`` does."""
     gc.collect()
     gc.freeze()
 

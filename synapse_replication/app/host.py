@@ -7,10 +7,10 @@ from typing import Any
 
 import attrs
 
-from synapse_replication.app.commands import CommandsOut
+from synapse_replication.app.outgoing_commands import CommandsOut
 from synapse_replication.app.sources import HostSources
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
-from synapse_replication.config.options import ReplicationOptions
+from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import LocalProtocolError
 from synapse_replication.handlers.data_handler import ReplicationDataHandler
 from synapse_replication.handlers.host_parts import (

@@ -12,9 +12,9 @@ import attrs
 from twisted.application.service import IService, MultiService
 
 from synapse_replication.app.made_types import find_made_types
-from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.config.own_section import FactorySection
 from synapse_replication.config.process import ProcessConfig
+from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.interfaces import CommandSink, RowSink
 

@@ -22,7 +22,7 @@ from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
 from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
-from synapse_replication.storage.stuck_ids import StuckIdWatch
+from synapse_replication.storage.stuck_id_watch import StuckIdWatch
 from synapse_replication.streams.stream import Stream
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.position_check import start_position_check
 from synapse_replication.app.sources import make_sources
 from synapse_replication.app.stops import StopSteps
-from synapse_replication.app.streams import StreamSetup
+from synapse_replication.app.stream_setup import StreamSetup
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.endpoints import (
     client_endpoint,
@@ -46,8 +46,8 @@ from synapse_replication.config.endpoints import (
     listener_descriptions,
     server_endpoint,
 )
-from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.config.process import ProcessConfig
+from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import (
     ConfigError,
     LocalProtocolError,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import attrs
 
 from synapse_replication.clock import ReactorClock
-from synapse_replication.config.options import ReplicationOptions
+from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.data_handler import LargestToken
 from synapse_replication.http.client import HttpCatchUpClient

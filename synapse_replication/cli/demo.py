@@ -76,6 +76,7 @@ def demo_command(
         sys.exit(1)
     from rich.console import Console
 
+    from synapse_replication.demo.course import run_demo
     from synapse_replication.demo.deployment import DemoPlan, Deployment
     from synapse_replication.demo.display import (
         TextScreen,
@@ -83,7 +84,6 @@ def demo_command(
         show_table,
     )
     from synapse_replication.demo.processes import interrupt_on_termination
-    from synapse_replication.demo.run import run_demo
     from synapse_replication.demo.script import read_script
     from synapse_replication.recordings.reader import shipped_recording
 

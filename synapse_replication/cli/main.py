@@ -139,7 +139,7 @@ def worker_command(config_paths: tuple[str, ...], log_json: bool) -> None:
 
 
 def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
-    from synapse_replication.app.run import run_service, start_logging
+    from synapse_replication.app.service_runner import run_service, start_logging
     from synapse_replication.app.supervision import SupervisedProcess
     from synapse_replication.app.systemd import (
         open_notify_socket,
@@ -233,7 +233,7 @@ def check_streams(names: Sequence[str], config: ProcessConfig) -> None:
     :raises click.BadParameter: if a name is neither that of a standard stream nor that
         of a declared stream.
     """
-    from synapse_replication.config.files import did_you_mean
+    from synapse_replication.config.yaml_files import did_you_mean
     from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
     known = {*STANDARD_STREAMS, *config.writers}
@@ -337,7 +337,7 @@ def follow_command(
     metrics_port: int | None,
 ) -> None:
     """Print what a running deployment replicates, without taking part in it."""
-    from synapse_replication.app.run import run_service, start_logging
+    from synapse_replication.app.service_runner import run_service, start_logging
     from synapse_replication.cli.follow import Filters, make_follower
     from synapse_replication.config.process import Purpose
 

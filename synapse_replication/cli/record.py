@@ -18,7 +18,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from synapse_replication.app.passive import Follower, make_links
-from synapse_replication.app.run import run_service, start_logging
+from synapse_replication.app.service_runner import run_service, start_logging
 from synapse_replication.cli.common import (
     config_option,
     examples,

@@ -11,7 +11,7 @@ import click
 from synapse_replication.cli.common import examples
 from synapse_replication.recordings.reader import read_recording
 from synapse_replication.recordings.replay import replay_records
-from synapse_replication.recordings.report import describe
+from synapse_replication.recordings.replay_report import describe
 
 
 @click.command(

@@ -288,7 +288,7 @@ def status_command(
     config_paths: tuple[str, ...], watch: bool, as_json: bool
 ) -> NoReturn:
     """Print the status of a deployment. Exit status 1 if there is a problem."""
-    from synapse_replication.app.run import run_service, start_logging
+    from synapse_replication.app.service_runner import run_service, start_logging
 
     config = load_or_exit(config_paths, Purpose.FOLLOW)
     names = tuple(sorted(config.instances))

@@ -13,15 +13,15 @@ from typing import Any
 import attrs
 from pydantic import ValidationError
 
-from synapse_replication.config.files import (
+from synapse_replication.config.models import SharedFile
+from synapse_replication.config.validation import drop_invalid_sections, problems_of
+from synapse_replication.config.yaml_files import (
     OWN_SECTION,
     KeyPath,
     MergedFiles,
     did_you_mean,
     read_files,
 )
-from synapse_replication.config.models import SharedFile
-from synapse_replication.config.validation import drop_invalid_sections, problems_of
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.streams.standard.registry import (
     MAIN_INSTANCE,

@@ -20,7 +20,7 @@ from twisted.internet.endpoints import (
 from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndpoint
 
 from synapse_replication.config.listener_safety import Listener, split_description
-from synapse_replication.config.options import ReplicationOptions
+from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import ConfigError
 from synapse_replication.transport.tls import server_context
 

@@ -18,7 +18,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, SecretStr, model_validator
 
-from synapse_replication.config.files import did_you_mean
 from synapse_replication.config.own_section import OwnSection
 from synapse_replication.config.section_types import (
     ForeignSection,
@@ -29,6 +28,7 @@ from synapse_replication.config.section_types import (
     StrictSection,
     invalid,
 )
+from synapse_replication.config.yaml_files import did_you_mean
 
 #: The resources of HTTP listeners that this package serves. It ignores all others,
 #: except that a name similar to one of these is an error.

@@ -8,7 +8,6 @@ import attrs
 from hyperlink import URL
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from synapse_replication.config.files import did_you_mean
 from synapse_replication.config.section_types import (
     ListOf,
     Names,
@@ -16,11 +15,12 @@ from synapse_replication.config.section_types import (
     StrictSection,
     invalid,
 )
+from synapse_replication.config.yaml_files import did_you_mean
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.streams.backlog import BacklogOptions
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
+from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 from synapse_replication.wire.pending import PendingLimit
 
 

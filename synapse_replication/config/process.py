@@ -24,21 +24,15 @@ from synapse_replication.config.deployment import (
     read_streams,
     read_writers,
 )
-from synapse_replication.config.files import (
-    OWN_SECTION,
-    KeyPath,
-    MergedFiles,
-    read_secret,
-)
 from synapse_replication.config.listener_safety import (
     Listener,
     why_unguarded,
     why_unprotected,
 )
 from synapse_replication.config.models import ListenerSection, SharedFile
-from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.config.own_section import FactorySection
 from synapse_replication.config.redis import read_redis
+from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.config.sanity import (
     clashing_listeners,
     mistyped_keys,
@@ -47,6 +41,12 @@ from synapse_replication.config.sanity import (
 )
 from synapse_replication.config.tls import read_tls
 from synapse_replication.config.tracing import check_tracing
+from synapse_replication.config.yaml_files import (
+    OWN_SECTION,
+    KeyPath,
+    MergedFiles,
+    read_secret,
+)
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import InstanceLocation

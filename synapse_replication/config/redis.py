@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synapse_replication.config.files import MergedFiles, read_secret
 from synapse_replication.config.models import RedisSection, SentinelSection
+from synapse_replication.config.yaml_files import MergedFiles, read_secret
 from synapse_replication.errors import ConfigProblem
 from synapse_replication.redis.options import (
     RedisOptions,

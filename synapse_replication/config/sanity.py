@@ -15,12 +15,6 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from synapse_replication.config.files import (
-    OWN_SECTION,
-    KeyPath,
-    MergedFiles,
-    did_you_mean,
-)
 from synapse_replication.config.listener_safety import interface_of, split_description
 from synapse_replication.config.models import (
     DatabaseSection,
@@ -28,6 +22,12 @@ from synapse_replication.config.models import (
     ListenerSection,
     RedisSection,
     SharedFile,
+)
+from synapse_replication.config.yaml_files import (
+    OWN_SECTION,
+    KeyPath,
+    MergedFiles,
+    did_you_mean,
 )
 from synapse_replication.errors import ConfigProblem
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import attrs
 
-from synapse_replication.config.files import OWN_SECTION, KeyPath, MergedFiles
 from synapse_replication.config.models import SharedFile
+from synapse_replication.config.yaml_files import OWN_SECTION, KeyPath, MergedFiles
 from synapse_replication.errors import ConfigProblem
 from synapse_replication.transport.tls import client_context, server_context
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 
-from synapse_replication.config.files import OWN_SECTION, MergedFiles
 from synapse_replication.config.own_section import TracingSection
+from synapse_replication.config.yaml_files import OWN_SECTION, MergedFiles
 from synapse_replication.errors import ConfigProblem
 
 #: A module that exists if the extra ``otlp`` is installed.

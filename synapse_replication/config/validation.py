@@ -8,12 +8,6 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from synapse_replication.config.files import (
-    OWN_SECTION,
-    KeyPath,
-    MergedFiles,
-    did_you_mean,
-)
 from synapse_replication.config.models import (
     LISTENER_TYPES,
     SentinelSection,
@@ -28,6 +22,12 @@ from synapse_replication.config.own_section import (
     ReceivingSection,
     TlsSection,
     TracingSection,
+)
+from synapse_replication.config.yaml_files import (
+    OWN_SECTION,
+    KeyPath,
+    MergedFiles,
+    did_you_mean,
 )
 from synapse_replication.errors import ConfigProblem
 

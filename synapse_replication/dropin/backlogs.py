@@ -23,7 +23,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from synapse_replication.dropin.bridges import make_yieldable
+from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.observer import (
     monitoring_of,
     observer_of,

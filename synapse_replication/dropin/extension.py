@@ -15,9 +15,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from synapse_replication.dropin.adapter import SynapseHost
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.settings import DropInSettings
+from synapse_replication.dropin.synapse_host import SynapseHost
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import ReplicationCommandHandler

@@ -7,7 +7,7 @@ from typing import Any
 
 import txredisapi
 
-from synapse_replication.dropin.bridges import make_yieldable
+from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.redis import external_cache
 

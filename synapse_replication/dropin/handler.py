@@ -9,18 +9,16 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredList, TimeoutError
 
-from synapse_replication.dropin.adapter import SynapseHost
 from synapse_replication.dropin.backlogs import make_backlog, make_partial_resync
-from synapse_replication.dropin.bridges import (
-    ForeignConnection,
-    make_yieldable,
-)
 from synapse_replication.dropin.extension import make_extension
+from synapse_replication.dropin.foreign import ForeignConnection
+from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.notifier import combine_notifications
 from synapse_replication.dropin.observer import monitoring_of, observer_of
 from synapse_replication.dropin.position_check import start_host_position_check
-from synapse_replication.dropin.redis import close, connect_subscriber
+from synapse_replication.dropin.redis_factories import close, connect_subscriber
 from synapse_replication.dropin.settings import DropInSettings
+from synapse_replication.dropin.synapse_host import SynapseHost
 from synapse_replication.handlers import handler
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.receiving.context import ReceiverOptions

@@ -21,19 +21,19 @@ from typing import Any, TypeVar
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from synapse_replication.dropin.adapter import HostClock
-from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.generators import generators
+from synapse_replication.dropin.host_code import make_yieldable
+from synapse_replication.dropin.host_positions import HostPositions
 from synapse_replication.dropin.observer import observer_of
-from synapse_replication.dropin.positions import HostPositions
 from synapse_replication.dropin.settings import DropInSettings
+from synapse_replication.dropin.synapse_host import HostClock
 from synapse_replication.dropin.writer_lock import hold_name
 from synapse_replication.errors import SequenceBehindError, StorageError
 from synapse_replication.storage import id_generators
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.sequences import load_positions
-from synapse_replication.streams.positions import FIRST_POSITION, WriterPositions
 from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.writer_positions import FIRST_POSITION, WriterPositions
 
 T = TypeVar("T")
 

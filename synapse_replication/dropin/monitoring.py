@@ -25,10 +25,10 @@ from synapse_replication.app.systemd import (
     open_notify_socket,
     watchdog_interval,
 )
-from synapse_replication.dropin.adapter import HostClock, SynapseHost
-from synapse_replication.dropin.bridges import host_attribute
+from synapse_replication.dropin.host_code import host_attribute
+from synapse_replication.dropin.host_streams import declared_writers
 from synapse_replication.dropin.settings import DropInSettings
-from synapse_replication.dropin.streams import declared_writers
+from synapse_replication.dropin.synapse_host import HostClock, SynapseHost
 from synapse_replication.errors import HooksNotFoundError, SupervisorError
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.instrumentation.prometheus import ReplicationMetrics

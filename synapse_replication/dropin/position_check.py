@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 from synapse_replication.app.position_check import start_position_check
-from synapse_replication.dropin.adapter import SynapseHost
 from synapse_replication.dropin.backlogs import instance_locations
+from synapse_replication.dropin.host_streams import declared_writers
 from synapse_replication.dropin.id_generators import HostDatabase
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.settings import DropInSettings
-from synapse_replication.dropin.streams import declared_writers
+from synapse_replication.dropin.synapse_host import SynapseHost
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.storage.stored_positions import StoredPositionCheck

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from synapse_replication.dropin.adapter import HostClock
-from synapse_replication.dropin.bridges import as_connection_handler
+from synapse_replication.dropin.foreign import as_connection_handler
 from synapse_replication.dropin.observer import observer_of
+from synapse_replication.dropin.synapse_host import HostClock
 from synapse_replication.tcp import protocol
 
 

@@ -8,7 +8,7 @@ from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import ServerFactory
 from typing_extensions import override
 
-from synapse_replication.dropin.bridges import host_attribute
+from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.sending import streamer
 

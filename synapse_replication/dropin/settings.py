@@ -13,7 +13,7 @@ import attrs
 
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.streams.backlog import BacklogOptions
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
+from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 
 
 def variable(name: str) -> str:

@@ -158,7 +158,7 @@ SUBSTITUTIONS: Final = (
     _replace(
         "redis",
         "replication.tcp.redis:SynapseRedisFactory",
-        "dropin.redis:DropInRedisFactory",
+        "dropin.redis_factories:DropInRedisFactory",
         "(hs, uuid, dbid, poolsize, isLazy=, handler=, charset=, username=, "
         "password=, replyTimeout=, convertNumbers=)",
         "(hs, uuid, dbid, poolsize, isLazy=, handler=, charset=, password=, "
@@ -167,20 +167,20 @@ SUBSTITUTIONS: Final = (
     _replace(
         "redis",
         "replication.tcp.redis:RedisDirectTcpReplicationClientFactory",
-        "dropin.redis:RedisDirectTcpReplicationClientFactory",
+        "dropin.redis_factories:RedisDirectTcpReplicationClientFactory",
         "(hs, outbound_redis_connection, channel_names)",
     ),
     _replace(
         "redis",
         "replication.tcp.redis:lazyConnection",
-        "dropin.redis:lazyConnection",
+        "dropin.redis_factories:lazyConnection",
         "(hs, host=, port=, dbid=, reconnect=, username=, password=, replyTimeout=)",
         "(hs, host=, port=, dbid=, reconnect=, password=, replyTimeout=)",
     ),
     _replace(
         "redis",
         "replication.tcp.redis:lazyUnixConnection",
-        "dropin.redis:lazyUnixConnection",
+        "dropin.redis_factories:lazyUnixConnection",
         "(hs, path=, dbid=, reconnect=, username=, password=, replyTimeout=)",
         "(hs, path=, dbid=, reconnect=, password=, replyTimeout=)",
     ),

@@ -6,9 +6,10 @@ Usage, in a coroutine::
     async with ids.get_next() as stream_id:
         await database.transact("insert", lambda txn: insert_row(txn, stream_id))
 
-Theory of operation: :class:`~synapse_replication.streams.positions.WriterPositions`
-makes all decisions. :class:`MultiWriterIdGenerator` connects it to the database and
-makes it thread-safe.
+Theory of operation:
+:class:`~synapse_replication.streams.writer_positions.WriterPositions` makes all
+decisions. :class:`MultiWriterIdGenerator` connects it to the database and makes it
+thread-safe.
 
 *Shared round trips.* At most one fetch of ids and one upsert of the position are in
 progress at a time (:mod:`~synapse_replication.storage.round_trips`). Further callers
@@ -67,7 +68,7 @@ from synapse_replication.storage.round_trips import (
 )
 from synapse_replication.storage.sequence_check import SequenceCheck
 from synapse_replication.storage.sequences import fetch_ids, load_positions
-from synapse_replication.streams.positions import WriterPositions
+from synapse_replication.streams.writer_positions import WriterPositions
 
 T = TypeVar("T")
 
@@ -276,7 +277,8 @@ class MultiWriterIdGenerator:
         """Return the unfinished id that limits the positions, and its writer.
 
         See ``first_unfinished`` of
-        :class:`~synapse_replication.streams.positions.WriterPositions`. Thread-safe.
+        :class:`~synapse_replication.streams.writer_positions.WriterPositions`.
+        Thread-safe.
         """
         with self._positions.locked() as positions:
             found = positions.first_unfinished()

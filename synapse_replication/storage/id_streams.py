@@ -16,8 +16,8 @@ from typing import Any
 import attrs
 
 from synapse_replication.storage import queries
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 
 #: A table without a suitable index is scanned if it is at most this large, in bytes;
 #: otherwise it is skipped.

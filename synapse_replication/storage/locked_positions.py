@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from types import TracebackType
 
-from synapse_replication.streams.positions import WriterPositions
+from synapse_replication.streams.writer_positions import WriterPositions
 
 
 class LockedPositions:

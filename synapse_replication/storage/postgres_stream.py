@@ -23,7 +23,7 @@ from synapse_replication.errors import (
 from synapse_replication.storage.database import Transaction, TransactionRunner
 from synapse_replication.storage.id_streams import read_sequence
 from synapse_replication.storage.inserts import InsertStatement, declared_insert
-from synapse_replication.storage.pages import read_page
+from synapse_replication.storage.row_pages import read_page
 from synapse_replication.storage.row_queries import (
     RangeQuery,
     RowQuery,
@@ -32,7 +32,6 @@ from synapse_replication.storage.row_queries import (
 from synapse_replication.storage.rows_between import read_rows_between
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.between import RowsBetween
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import StandardStream
 from synapse_replication.streams.stream import (
@@ -42,6 +41,7 @@ from synapse_replication.streams.stream import (
 )
 from synapse_replication.streams.table import TableStream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
+from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 
 #: Default limit of the rows per page of a catch-up.
 PAGE_ROWS = 2000

@@ -162,7 +162,7 @@ class IdFetcher:
 
     :param fetch_ids: ``(txn, fetch, n) -> ids``; allocates ``n`` ids in a transaction.
         ``fetch`` is the handle that
-        :meth:`~synapse_replication.streams.positions.WriterPositions.begin_fetch`
+        :meth:`~synapse_replication.streams.writer_positions.WriterPositions.begin_fetch`
         returned.
     :param on_finished: called after the ids of abandoned requests were finished.
     """
@@ -192,8 +192,8 @@ class IdFetcher:
         """Register the ids that a fetch returned, unless any of them is not new.
 
         An id is new if
-        :meth:`~synapse_replication.streams.positions.WriterPositions.is_usable` is
-        true for it. It is not new, for instance, if the sequence went backwards.
+        :meth:`~synapse_replication.streams.writer_positions.WriterPositions.is_usable`
+        is true for it. It is not new, for instance, if the sequence went backwards.
 
         :return: whether all ids were new.
         """

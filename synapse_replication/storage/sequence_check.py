@@ -31,7 +31,7 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.sequences import skip_ids
-from synapse_replication.streams.positions import WriterPositions
+from synapse_replication.streams.writer_positions import WriterPositions
 
 _log = Logger()
 

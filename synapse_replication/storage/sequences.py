@@ -24,12 +24,12 @@ from synapse_replication.storage.id_streams import (
     farthest_id,
     read_sequence,
 )
-from synapse_replication.streams.positions import (
+from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.writer_positions import (
     FIRST_POSITION,
     PLAUSIBLE_DISTANCE,
     WriterPositions,
 )
-from synapse_replication.streams.table import IdColumn
 
 _log = Logger()
 

@@ -39,7 +39,6 @@ from synapse_replication.errors import (
 )
 from synapse_replication.streams.between import PositionedRow, RowsBetween
 from synapse_replication.streams.pages import check_page
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.rows import RowCodec, decode_json
 from synapse_replication.streams.stream import (
     JsonValue,
@@ -52,6 +51,7 @@ from synapse_replication.streams.tokens import (
     MultiWriterStreamToken,
     PersistedPosition,
 )
+from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 
 
 @attrs.frozen(kw_only=True)

@@ -15,8 +15,8 @@ from synapse_replication.app.modules import (
     check_sink,
     load_factories,
 )
-from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.config.process import load_config
+from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.interfaces import RowSink
 from tests.config.process_case import HOMESERVER

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 
-from synapse_replication.app.run import Reloadable, Runnable
+from synapse_replication.app.service_runner import Reloadable, Runnable
 from synapse_replication.app.supervision import (
     Process,
     SupervisedProcess,

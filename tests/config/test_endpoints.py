@@ -17,8 +17,8 @@ from synapse_replication.config.endpoints import (
     server_endpoint,
 )
 from synapse_replication.config.listener_safety import Listener
-from synapse_replication.config.options import ReplicationOptions
 from synapse_replication.config.process import ProcessConfig
+from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.config.tls import TlsConfig
 from synapse_replication.errors import ConfigError
 from synapse_replication.testing.certificates import PrivateAuthority

@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.config.files import MergedFiles
 from synapse_replication.config.models import SharedFile
 from synapse_replication.config.validation import problems_of
+from synapse_replication.config.yaml_files import MergedFiles
 
 
 class HintsTests(SynchronousTestCase):

@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import directlyProvides
 
-from synapse_replication.dropin import redis
+from synapse_replication.dropin import redis_factories
 from synapse_replication.redis.resp import encode, new_reader
 from tests.dropin.host import FakeClock, FakeStream, HostWithHandler, fake_modules
 
@@ -218,8 +218,8 @@ class StrictCluster:
             make_streams,
             {
                 "synapse.replication.tcp.redis": {
-                    **vars(redis),
-                    "SynapseRedisFactory": redis.DropInRedisFactory,
+                    **vars(redis_factories),
+                    "SynapseRedisFactory": redis_factories.DropInRedisFactory,
                 }
             },
         )
@@ -240,7 +240,7 @@ class StrictCluster:
                 redis_port=6379,
                 redis_password=None,
             )
-            outbound = redis.lazyConnection(hs, host="r", port=6379)
+            outbound = redis_factories.lazyConnection(hs, host="r", port=6379)
             hs.get_outbound_redis_connection = lambda outbound=outbound: outbound
             self.hosts[name] = hs
 

@@ -16,7 +16,6 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from twisted.web.resource import Resource
 
-from synapse_replication.dropin.adapter import HostClock
 from synapse_replication.dropin.backlogs import (
     instance_locations,
     make_backlog,
@@ -24,6 +23,7 @@ from synapse_replication.dropin.backlogs import (
     with_backlog,
 )
 from synapse_replication.dropin.settings import variable
+from synapse_replication.dropin.synapse_host import HostClock
 from synapse_replication.errors import HttpCatchUpError, StreamConfigurationError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.events import Resync

@@ -9,7 +9,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.extension import extension_of
-from synapse_replication.dropin.redis import (
+from synapse_replication.dropin.redis_factories import (
     DropInRedisFactory,
     RedisDirectTcpReplicationClientFactory,
     lazyConnection,

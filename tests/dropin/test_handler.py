@@ -8,7 +8,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.handler import DropInCommandHandler
-from synapse_replication.streams.positions import WriterPositions
+from synapse_replication.streams.writer_positions import WriterPositions
 from synapse_replication.wire.commands import (
     FederationAckCommand,
     LockReleasedCommand,

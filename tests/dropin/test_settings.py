@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.dropin.host_streams import HostStream
 from synapse_replication.dropin.settings import DropInSettings, variable
-from synapse_replication.dropin.streams import HostStream
 from synapse_replication.errors import StreamConfigurationError
 from tests.dropin.host import FakeStream
 

@@ -8,7 +8,7 @@ from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.recordings.format import Record, RecordingError
 from synapse_replication.recordings.reader import read_recording
 from synapse_replication.recordings.replay import replay_records
-from synapse_replication.recordings.report import Gap, ReplayReport
+from synapse_replication.recordings.replay_report import Gap, ReplayReport
 from tests.support.recordings import FULL_RECORDING
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from synapse_replication.dropin.streams import HostStream
+from synapse_replication.dropin.host_streams import HostStream
 from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.receiving.row_handler import RowHandler
@@ -20,9 +20,9 @@ from synapse_replication.handlers.receiving.writers import Announcement, Writer
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.storage.postgres_stream import PostgresStream
 from synapse_replication.storage.sequences import load_positions
-from synapse_replication.streams.positions import WriterPositions
 from synapse_replication.streams.reader import Finding, Phase, Reader, Verdict
 from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
+from synapse_replication.streams.writer_positions import WriterPositions
 from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.rdata import RdataRun
 from tests.simulation import process

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from synapse_replication.dropin.adapter import HostRows
-from synapse_replication.dropin.streams import HostStream
+from synapse_replication.dropin.host_streams import HostStream
+from synapse_replication.dropin.synapse_host import HostRows
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.storage.postgres_stream import PostgresStream

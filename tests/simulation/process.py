@@ -18,7 +18,7 @@ from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.reader_ids import ReaderIds
 from synapse_replication.backoff import Backoff
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
-from synapse_replication.dropin.streams import HostStream
+from synapse_replication.dropin.host_streams import HostStream
 from synapse_replication.errors import HttpCatchUpError, SequenceBehindError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
@@ -39,7 +39,7 @@ from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.inserts import declared_insert
 from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
-from synapse_replication.storage.removed_writers import RemovedWriterFinder
+from synapse_replication.storage.removed_writer_search import RemovedWriterFinder
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.storage.sequences import (
     limit_positions,

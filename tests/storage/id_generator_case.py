@@ -11,8 +11,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.storage.id_streams import IdStream
-from synapse_replication.streams.positions import WriterPositions
 from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.writer_positions import WriterPositions
 from tests.storage.doubles import (
     FakeReactor,
     RecordingObserver,

@@ -7,7 +7,7 @@ import threading
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage.locked_positions import LockedPositions
-from synapse_replication.streams.positions import WriterPositions
+from synapse_replication.streams.writer_positions import WriterPositions
 
 
 class _SlowThread(LockedPositions):

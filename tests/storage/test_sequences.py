@@ -21,7 +21,7 @@ from synapse_replication.storage.sequences import (
     load_positions,
     read_stored_positions,
 )
-from synapse_replication.streams.positions import WriterPositions
+from synapse_replication.streams.writer_positions import WriterPositions
 from tests.storage.doubles import FOOBAR, ExplainingCursor, PostgresMixin
 
 #: Rows of the big table.

@@ -11,7 +11,7 @@ import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage.database import Transaction
-from synapse_replication.storage.pages import read_page
+from synapse_replication.storage.row_pages import read_page
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import StreamUpdateResult

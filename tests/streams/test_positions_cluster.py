@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.streams.positions import WriterPositions
+from synapse_replication.streams.writer_positions import WriterPositions
 
 #: Restarts end all running operations, so they are rare.
 RARELY = st.sampled_from([False] * 9 + [True])

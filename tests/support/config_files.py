@@ -6,7 +6,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.config.files import (
+from synapse_replication.config.yaml_files import (
     MergedFiles,
     read_files,
 )

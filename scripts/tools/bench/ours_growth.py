@@ -24,7 +24,7 @@ from scripts.tools.bench.traffic import (
     WRITER,
     rdata_line,
 )
-from synapse_replication.streams.positions import FIRST_POSITION, WriterPositions
+from synapse_replication.streams.writer_positions import FIRST_POSITION, WriterPositions
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
 from synapse_replication.transport.buffers import DEFAULT_READ
 

@@ -30,7 +30,7 @@ _FINDERS: Final = (
     ("exploration", ["-m", "scripts.tools.explore", "--seconds", "60"]),
     (
         "driver tests",
-        [*_TRIAL, "tests.handlers.receiving", "tests.dropin.test_adapter"],
+        [*_TRIAL, "tests.handlers.receiving", "tests.dropin.test_synapse_host"],
     ),
 )
 _COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {

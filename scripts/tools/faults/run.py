@@ -13,10 +13,10 @@ from scripts.tools.faults.deployment import FaultDeployment
 from scripts.tools.faults.scenarios import Scenario
 from scripts.tools.faults.stalls import is_true, read_stalls
 from synapse_replication.demo.check import WriterTally, compare
+from synapse_replication.demo.course import Tail
 from synapse_replication.demo.deployment import READERS, WRITERS, DemoPlan
 from synapse_replication.demo.display import positions_agree
 from synapse_replication.demo.processes import wait_until_ready
-from synapse_replication.demo.run import Tail
 from synapse_replication.demo.script import STREAMS, DemoStream
 from synapse_replication.errors import ReplicationError
 

@@ -17,8 +17,8 @@ from synapse_replication.handlers.interfaces import (
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.stream import CheckedStream, Stream, StreamDescription
+from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 
 
 @attrs.frozen

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.adapter import HostClock, SynapseHost
+from synapse_replication.dropin.synapse_host import HostClock, SynapseHost
 from synapse_replication.errors import UnknownCommandError
 from tests.external import skip_reason
 from tests.external.synapse.homeserver import (

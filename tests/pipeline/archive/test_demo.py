@@ -13,8 +13,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.demo.course import run_demo
 from synapse_replication.demo.deployment import DemoPlan, Deployment
-from synapse_replication.demo.run import run_demo
 from synapse_replication.demo.script import STREAMS, read_script
 from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.progress import PlainReporter

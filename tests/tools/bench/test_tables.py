@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools.bench.tables import fill_events, make_generator_tables
 from scripts.tools.bench.traffic import WRITER, row_of
-from synapse_replication.storage.pages import read_page
+from synapse_replication.storage.row_pages import read_page
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.testing.servers import shared_postgres
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synapse_replication.dropin.streams import HostStream
+from synapse_replication.dropin.host_streams import HostStream
 
 
 def trust_persisted_upto() -> None:

@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any
 
 from synapse_replication.dropin.background import BackgroundProcessPool
-from synapse_replication.dropin.streams import HostStream, HostStreams
+from synapse_replication.dropin.host_streams import HostStream, HostStreams
 from synapse_replication.handlers.interfaces import (
     DelayedCall,
     Identity,

@@ -36,7 +36,10 @@ from twisted.logger import Logger
 from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.reader_ids import ReaderIds
 from synapse_replication.backoff import Backoff
-from synapse_replication.config.options import DeclaredStream, ReplicationOptions
+from synapse_replication.config.replication_options import (
+    DeclaredStream,
+    ReplicationOptions,
+)
 from synapse_replication.errors import ConfigError, RowDecodeError, StorageError
 from synapse_replication.handlers.data_handler import AdvancingStream
 from synapse_replication.handlers.events import RemovedWriterFound
@@ -56,15 +59,15 @@ from synapse_replication.storage.postgres_stream import (
     standard_stream,
     table_stream,
 )
-from synapse_replication.storage.removed_writers import RemovedWriterFinder
+from synapse_replication.storage.removed_writer_search import RemovedWriterFinder
 from synapse_replication.storage.schema import prepare_database
 from synapse_replication.storage.sequences import limit_positions, read_stored_positions
 from synapse_replication.streams.memory import InMemory, MemoryStream
-from synapse_replication.streams.positions import FIRST_POSITION
 from synapse_replication.streams.standard.registry import (
     StandardStream,
 )
 from synapse_replication.streams.table import TableStream
+from synapse_replication.streams.writer_positions import FIRST_POSITION
 
 _log = Logger()
 

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.app.streams."""
+"""Tests for synapse_replication.app.stream_setup."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twisted.trial.unittest import TestCase
 
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.sources import make_sources
-from synapse_replication.app.streams import LOOK_BACK, StreamSetup
+from synapse_replication.app.stream_setup import LOOK_BACK, StreamSetup
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import CatchUpError, ConfigError

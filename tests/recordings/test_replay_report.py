@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.recordings.report`."""
+"""Tests for :mod:`synapse_replication.recordings.replay_report`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.events import DiscardReason
-from synapse_replication.recordings.report import Gap, ReplayReport, describe
+from synapse_replication.recordings.replay_report import Gap, ReplayReport, describe
 
 
 class ReportTests(SynchronousTestCase):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.bridges import (
+from synapse_replication.dropin.foreign import (
     ForeignConnection,
     ForeignHandler,
     as_connection_handler,

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.storage.removed_writers."""
+"""Tests for synapse_replication.storage.removed_writer_search."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import CatchUpError
-from synapse_replication.storage import removed_writers
+from synapse_replication.storage import removed_writer_search
 from synapse_replication.storage.database import connect
 from synapse_replication.storage.id_streams import IdStream, Lookup
-from synapse_replication.storage.removed_writers import (
+from synapse_replication.storage.removed_writer_search import (
     POLL_SECONDS,
     RemovedWriterFinder,
     WriterSurvey,
@@ -133,7 +133,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
 
     def test_walks_an_index_page_by_page(self) -> None:
         """All rows above the reader's positions are found, a page at a time."""
-        self.patch(removed_writers, "WALKED_ROWS", 2)
+        self.patch(removed_writer_search, "WALKED_ROWS", 2)
         self.write_rows("old", 2, 4, 6, 8)
         self.write_rows("older", 3, 5)
         self.set_sequence(8)
@@ -176,7 +176,9 @@ class SurveyWritersTests(RemovedWritersTestCase):
 
     def test_big_table_without_index(self) -> None:
         """A big table without an index is not read."""
-        self.patch(removed_writers, "find_lookups", lambda txn, column: {Lookup.NONE})
+        self.patch(
+            removed_writer_search, "find_lookups", lambda txn, column: {Lookup.NONE}
+        )
         self.write_rows("old", 2)
         self.assertEqual(self.survey({}).greatest, {})
 
@@ -262,13 +264,13 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         self.write_rows("old", 10)
         self.set_sequence(10)
         seen: list[object] = []
-        survey = removed_writers._walk
+        survey = removed_writer_search._walk
 
         def recording_walk(*args: Any) -> dict[str, int]:
             seen.append(args[-1])
             return survey(*args)
 
-        self.patch(removed_writers, "_walk", recording_walk)
+        self.patch(removed_writer_search, "_walk", recording_walk)
         self.assertEqual(self.find(), {"old": RemovedWriter(10, is_deleted=True)})
         self.assertEqual(seen, [9])
 

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 import attrs
 
 from synapse_replication.config.deployment import DatabaseConfig, why_no_conninfo
-from synapse_replication.config.files import did_you_mean
 from synapse_replication.config.listener_safety import (
     Listener,
     why_unguarded,
@@ -23,6 +22,7 @@ from synapse_replication.config.listener_safety import (
 )
 from synapse_replication.config.own_section import TracingSection
 from synapse_replication.config.tls import TlsConfig
+from synapse_replication.config.yaml_files import did_you_mean
 from synapse_replication.errors import ConfigProblem
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import InstanceLocation

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.app.run."""
+"""Tests for synapse_replication.app.service_runner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger, globalLogBeginner
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.run import (
+from synapse_replication.app.service_runner import (
     Reloadable,
     Runnable,
     run_service,
@@ -238,7 +238,7 @@ _CLOCK_GOES_BACK = """
 import time
 from twisted.internet.defer import Deferred
 from twisted.internet.epollreactor import EPollReactor
-from synapse_replication.app.run import run_service
+from synapse_replication.app.service_runner import run_service
 
 class Reactor(EPollReactor):
     back = 0

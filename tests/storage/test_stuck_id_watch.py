@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.storage.stuck_ids, on a real PostgreSQL."""
+"""Tests for synapse_replication.storage.stuck_id_watch, on a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from twisted.internet.interfaces import IReactorFromThreads
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.storage import stuck_ids
+from synapse_replication.storage import stuck_id_watch
 from synapse_replication.storage.database import Database, connect
 from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
     load_id_generator,
 )
-from synapse_replication.storage.stuck_ids import (
+from synapse_replication.storage.stuck_id_watch import (
     ASK_EVERY,
     STUCK_AFTER,
     Session,
@@ -145,7 +145,7 @@ class FindSessionTests(PostgresMixin, TestCase):
     """Sessions with open transactions, which count as old immediately."""
 
     def setUp(self) -> None:
-        self.patch(stuck_ids, "STUCK_AFTER", 0.0)
+        self.patch(stuck_id_watch, "STUCK_AFTER", 0.0)
         self.make_database()
         self.addCleanup(self.connection.close)
 

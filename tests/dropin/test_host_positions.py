@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.positions import HostPositions
+from synapse_replication.dropin.host_positions import HostPositions
 
 
 def _allocate(positions: HostPositions, *ids: int) -> None:

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.demo.run`."""
+"""Tests for :mod:`synapse_replication.demo.course`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, cast
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.demo import run
+from synapse_replication.demo import course
 from synapse_replication.demo.check import JournalEntry, WriterTally, read_entries
+from synapse_replication.demo.course import DemoError, run_demo
 from synapse_replication.demo.deployment import READERS, WRITERS, Deployment
-from synapse_replication.demo.run import DemoError, run_demo
 from synapse_replication.demo.script import DemoStream
 
 TYPING = {"stream": "typing", "writer": "typing_writer", "token": 1, "rows": [["a"]]}
@@ -117,8 +117,8 @@ class RunDemoTests(SynchronousTestCase):
 
     def test_hanging_writer_ends_the_demo(self) -> None:
         """If a writer stops writing before it has finished, the demo ends."""
-        self.patch(run, "WRITE_TIMEOUT", 0.0)
-        self.patch(run, "POLL", 0.0)
+        self.patch(course, "WRITE_TIMEOUT", 0.0)
+        self.patch(course, "POLL", 0.0)
         self.finishes = False
         with self.assertRaises(DemoError) as caught:
             self.run_with([TYPING], [TYPING])

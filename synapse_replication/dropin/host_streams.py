@@ -25,13 +25,13 @@ from synapse_replication.dropin.generators import SequenceReader, generators
 from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.rows import DecodedRows, RowCodec, decode_json
 from synapse_replication.streams.standard.registry import (
     MAIN_INSTANCE,
     STANDARD_STREAMS,
 )
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
+from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 
 #: A name that no instance has. For an unknown name, the host returns the position that
 #: all writers have reached together.

@@ -7,14 +7,11 @@ connections and handlers. The host's objects exchange single commands:
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from twisted.internet.defer import Deferred
-
+from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import (
     ConnectionHandler,
@@ -29,23 +26,6 @@ from synapse_replication.wire.rdata import (
     ReceivedItem,
     RefusedLine,
 )
-
-T = TypeVar("T")
-
-_CONTEXT = "synapse.logging.context"
-
-
-def host_attribute(module: str, name: str) -> Any:
-    """Return the host's object with this name, or its replacement if there is one."""
-    return getattr(importlib.import_module(f"synapse.replication.tcp.{module}"), name)
-
-
-def make_yieldable(deferred: Deferred[T]) -> Deferred[T]:
-    """Return a Deferred whose awaiting caller resumes in its own log context."""
-    # import_module() takes longer than the rest of this function.
-    context: Any = sys.modules.get(_CONTEXT) or importlib.import_module(_CONTEXT)
-    yieldable: Deferred[T] = context.make_deferred_yieldable(deferred)
-    return yieldable
 
 
 class ForeignConnection:

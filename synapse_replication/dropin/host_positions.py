@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop
 
-from synapse_replication.streams.positions import FIRST_POSITION, WriterPositions
+from synapse_replication.streams.writer_positions import FIRST_POSITION, WriterPositions
 
 
 class HostPositions(WriterPositions):

@@ -9,7 +9,7 @@ import txredisapi
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.redis import (
+from synapse_replication.dropin.redis_factories import (
     DropInRedisFactory,
     RedisDirectTcpReplicationClientFactory,
     lazyConnection,

@@ -17,8 +17,9 @@ from typing import Any
 
 import txredisapi
 
-from synapse_replication.dropin.bridges import as_connection_handler, host_attribute
 from synapse_replication.dropin.extension import extension_of
+from synapse_replication.dropin.foreign import as_connection_handler
+from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.redis.sender_protocol import SenderFactory

@@ -1,11 +1,11 @@
-"""Tests for synapse_replication.streams.positions."""
+"""Tests for synapse_replication.streams.writer_positions."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.streams.positions import FinishedIds, WriterPositions
+from synapse_replication.streams.writer_positions import FinishedIds, WriterPositions
 
 
 class FinishedIdsTests(SynchronousTestCase):

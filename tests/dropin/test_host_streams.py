@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.streams import (
+from synapse_replication.dropin.host_streams import (
     KEEP_SECONDS,
     REUSE_SECONDS,
     HostRowCodec,

@@ -1,10 +1,10 @@
-"""Tests for synapse_replication.config.files."""
+"""Tests for synapse_replication.config.yaml_files."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.config.files import (
+from synapse_replication.config.yaml_files import (
     MergedFiles,
     did_you_mean,
     dotted,
