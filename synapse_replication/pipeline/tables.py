@@ -18,6 +18,7 @@ import attrs
 import pyarrow as pa
 
 from synapse_replication.pipeline.descriptions import COLUMNS
+from synapse_replication.pipeline.schemas import DAY
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.standard.row_types import EventsRowCodec
@@ -35,33 +36,8 @@ KEY_COLUMNS: Final[Mapping[str, pa.DataType]] = {
     "written_ts": pa.timestamp("us", tz="UTC"),
 }
 
-#: The partition column of archived rows: the day of ``written_ts``, or the day of
-#: archiving if ``written_ts`` is null.
-DAY: Final = "day"
-
 #: The column with the kind of a row; only ``events`` has it.
 KIND: Final = "kind"
-
-#: The columns of the commands of recordings; see WIRE_SCHEMA in pipeline/schemas.py.
-WIRE_ARROW_SCHEMA: Final = pa.schema(
-    [
-        pa.field("recording", pa.string(), nullable=False),
-        pa.field("line_number", pa.int64(), nullable=False),
-        pa.field("t", pa.float64(), nullable=False),
-        pa.field("received_ts", pa.timestamp("us", tz="UTC")),
-        pa.field("channel", pa.string(), nullable=False),
-        pa.field("command", pa.string()),
-        pa.field("stream", pa.string()),
-        pa.field("instance_name", pa.string()),
-        pa.field("token", pa.int64()),
-        pa.field("prev_token", pa.int64()),
-        pa.field("row", pa.string()),
-        pa.field("line", pa.string(), nullable=False),
-    ]
-)
-
-#: The columns of the archive's table of commands.
-WIRE_TABLE_SCHEMA: Final = WIRE_ARROW_SCHEMA.append(pa.field(DAY, pa.date32()))
 
 #: The property in Arrow and Delta that marks a text column as JSON, and a column with a
 #: time that is a number on the wire.

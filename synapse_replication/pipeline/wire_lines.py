@@ -1,12 +1,11 @@
-"""Reads recordings as data frames.
+"""Reads recordings.
 
 Recordings are the output of ``follow --json``, and the files that ``record`` writes.
 
-Theory of operation: the driver lists files, and executors read them. A plain
-(uncompressed) file is divided into ranges of bytes; a line belongs to the range that
-contains its first byte. If a file has more than one range, the lines of its ranges are
-counted first, so that line numbers are exact for any division. A compressed file is not
-seekable, so one task reads all of it.
+Theory of operation: the driver lists files, and tasks read them. A plain (uncompressed)
+file is divided into ranges of bytes; a line belongs to the range that contains its
+first byte. The driver counts the lines of the ranges, so that line numbers are exact
+for any division. A compressed file is not seekable, so one task reads all of it.
 
 The driver and all executors must see each file under the same path. Lines that are
 appended to a plain file after it was listed are ignored. An invalid record (an
@@ -25,9 +24,8 @@ import attrs
 import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, RemoteProtocolError
-from synapse_replication.pipeline.local import local_frame
+from synapse_replication.pipeline.scan import Scan, grouped
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
-from synapse_replication.pipeline.tables import WIRE_ARROW_SCHEMA
 from synapse_replication.recordings.format import (
     MAX_LINE_BYTES,
     Record,
@@ -51,6 +49,13 @@ RANGE_BYTES: Final = 32 * 2**20
 _BATCH_LINES: Final = 8192
 _COUNTED_AT_ONCE: Final = 2**20
 
+#: The typical size of a line in bytes, and the typical ratio of compression.
+_LINE_BYTES: Final = 150
+_COMPRESSION: Final = 15
+
+#: The number of tasks for which recordings are not read in larger tasks.
+_TASKS: Final = 64
+
 
 @attrs.frozen
 class _Range:
@@ -71,12 +76,19 @@ class _Range:
 
 
 def read_recordings(
-    session: SparkSession,
-    paths: Iterable[str | os.PathLike[str]],
-    *,
-    range_bytes: int = RANGE_BYTES,
+    session: SparkSession, paths: Iterable[str | os.PathLike[str]]
 ) -> DataFrame:
     """Return the lines of recordings as a data frame of WIRE_SCHEMA, unordered.
+
+    The parameter and the exceptions are those of :func:`scan_recordings`.
+    """
+    return scan_recordings(paths).frame(session)
+
+
+def scan_recordings(
+    paths: Iterable[str | os.PathLike[str]], *, range_bytes: int = RANGE_BYTES
+) -> Scan:
+    """Plan a read of recordings, with WIRE_SCHEMA.
 
     ``recording`` is the name of the file, with as many parts of its path as are needed
     to make it unique.
@@ -87,25 +99,18 @@ def read_recordings(
         contains no recording.
     """
     files = find_recordings(paths)
-    if not files:
-        return local_frame(session, WIRE_SCHEMA)
     ranges: list[_Range] = []
-    divided: list[_Range] = []
-    size = 0
+    lines = 0
     for path, recording in zip(files, _names(files), strict=True):
         length, compressed = _inspect(path)
-        size += length
         if compressed:
             ranges.append(_Range(str(path), recording, 0, None))
-            continue
-        parts = [
-            _Range(str(path), recording, start, min(start + range_bytes, length))
-            for start in range(0, length, range_bytes)
-        ]
-        (divided if len(parts) > 1 else ranges).extend(parts)
-    ranges += _numbered(session, divided)
-    tasks = min(len(ranges), max(_parallelism(session), size // range_bytes + 1))
-    return _in_tasks(session, ranges, tasks).mapInArrow(_read_ranges, WIRE_SCHEMA)
+            length *= _COMPRESSION
+        else:
+            ranges += _divide(path, recording, length, range_bytes)
+        lines += length // _LINE_BYTES
+    tasks = max(_TASKS, lines * _LINE_BYTES // range_bytes)
+    return Scan(WIRE_SCHEMA, grouped(ranges, tasks), _read_ranges, lines)
 
 
 # -- on the driver -----------------------------------------------------------------
@@ -162,59 +167,36 @@ def _inspect(path: Path) -> tuple[int, bool]:
         raise PipelineError(f"cannot read the recording {path}: {error}") from error
 
 
-def _parallelism(session: SparkSession) -> int:
-    return session.sparkContext.defaultParallelism
-
-
-def _in_tasks(session: SparkSession, ranges: Sequence[_Range], tasks: int) -> DataFrame:
-    return local_frame(
-        session,
-        "path string, recording string, start long, end long, number long",
-        map(attrs.astuple, ranges),
-    ).repartition(max(tasks, 1))
-
-
-def _numbered(session: SparkSession, ranges: Sequence[_Range]) -> list[_Range]:
-    """Count lines, and return the ranges with the numbers of their first lines."""
-    if not ranges:
-        return []
-    counted = (
-        _in_tasks(session, ranges, len(ranges))
-        .mapInArrow(_count_lines, "path string, start long, lines long")
-        .collect()
-    )
-    lines = {(path, start): count for path, start, count in counted}
-    numbered = []
+def _divide(
+    path: Path, recording: str, length: int, range_bytes: int
+) -> Iterator[_Range]:
+    """Divide a plain file into ranges."""
     number = 1
-    for each in ranges:
-        if each.start == 0:
-            number = 1
-        numbered.append(attrs.evolve(each, number=number))
-        number += lines[each.path, each.start]
-    return numbered
+    for start in range(0, length, range_bytes):
+        end = min(start + range_bytes, length)
+        yield _Range(str(path), recording, start, end, number)
+        if end < length:
+            number += _count_lines(path, start, end)
+
+
+def _count_lines(path: Path, start: int, end: int) -> int:
+    """Count the lines that begin in a range of a file."""
+    with path.open("rb") as file:
+        # Lines begin at the start of the file and after each line end.
+        file.seek(max(start - 1, 0))
+        left = end - 1 - file.tell()
+        lines = int(start == 0)
+        while left > 0 and (read := file.read(min(left, _COUNTED_AT_ONCE))):
+            lines += read.count(b"\n")
+            left -= len(read)
+    return lines
 
 
 # -- in tasks ----------------------------------------------------------------------
 
 
-def _count_lines(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for each in _ranges_of(batches):
-        assert each.end is not None
-        with open(each.path, "rb") as file:
-            # Lines begin at the start of the file and after each line end.
-            file.seek(max(each.start - 1, 0))
-            left = each.end - 1 - file.tell()
-            lines = int(each.start == 0)
-            while left > 0 and (read := file.read(min(left, _COUNTED_AT_ONCE))):
-                lines += read.count(b"\n")
-                left -= len(read)
-        yield pa.RecordBatch.from_pydict(
-            {"path": [each.path], "start": [each.start], "lines": [lines]}
-        )
-
-
-def _read_ranges(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for each in _ranges_of(batches):
+def _read_ranges(ranges: Iterable[_Range]) -> Iterator[pa.RecordBatch]:
+    for each in ranges:
         rows: list[tuple[Any, ...]] = []
         for record in _records_of(each):
             rows.append((each.recording, *_to_row(record)))
@@ -225,20 +207,14 @@ def _read_ranges(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield _to_batch(rows)
 
 
-def _ranges_of(batches: Iterable[pa.RecordBatch]) -> Iterator[_Range]:
-    for batch in batches:
-        for row in batch.to_pylist():
-            yield _Range(**row)
-
-
 def _to_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
     columns = list(zip(*rows, strict=True))
     return pa.RecordBatch.from_arrays(
         [
             pa.array(values, field.type)
-            for values, field in zip(columns, WIRE_ARROW_SCHEMA, strict=True)
+            for values, field in zip(columns, WIRE_SCHEMA, strict=True)
         ],
-        schema=WIRE_ARROW_SCHEMA,
+        schema=WIRE_SCHEMA,
     )
 
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import attrs
+import duckdb
 import psycopg2
+import pyarrow as pa
 from click.testing import Result
 
-from synapse_replication.pipeline.audit.checks.ids import known_ids, packed
-from synapse_replication.pipeline.audit.checks.sightings import BUCKET_BITS, Source
-from synapse_replication.pipeline.local import FEW_IDS
-from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA, ROWS_SCHEMA
+from synapse_replication.pipeline.audit.checks import TOKENS, VIEWS, Check
+from synapse_replication.pipeline.audit.findings import Finding
+from synapse_replication.pipeline.audit.ids import notable_ids, packed
+from synapse_replication.pipeline.audit.job import LINE_COLUMNS, STREAMS_SCHEMA
+from synapse_replication.pipeline.audit.notable import NOTABLE_SCHEMA
+from synapse_replication.pipeline.audit.sightings import Source, pack
+from synapse_replication.pipeline.lines import lines_schema
+from synapse_replication.pipeline.scan import Scan
+from synapse_replication.pipeline.workspace import load
 from synapse_replication.storage.schema.deltas import DELTAS
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -23,104 +31,150 @@ from synapse_replication.wire.rdata import rdata_lines
 from tests.pipeline.shared_session import shared_session
 from tests.storage.synapse_extract import ON_THE_WIRE, ROWS, SCHEMA
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
-
-TOKENS_SCHEMA = (
-    "recording string, line_number long, t double, stream string, "
-    "instance_name string, is_row boolean, prev_token long, token long"
+LINES_SCHEMA = lines_schema(LINE_COLUMNS)
+KEYS_SCHEMA = pa.schema(
+    [
+        ("stream", pa.string()),
+        ("instance_name", pa.string()),
+        ("stream_id", pa.int64()),
+        ("row_index", pa.int32()),
+    ]
 )
+
+#: Stream, writer and id.
+Key = tuple[str, str, int]
 
 #: Kind, severity, stream, writer, first and last token, count.
 Found = tuple[str, str, str | None, str | None, int | None, int | None, int]
 
 
-def make_rows(*rows: tuple[str, str, int]) -> DataFrame:
-    """Make one row for each ``(stream, writer, id)``."""
-    return shared_session().createDataFrame(
-        [
-            (stream, writer, id_, 0, f'["row {id_}"]', None)
-            for stream, writer, id_ in rows
-        ],
-        ROWS_SCHEMA,
-    )
+@attrs.frozen(kw_only=True)
+class Deployment:
+    """What an audit has read: rows, recorded lines, and the properties of streams.
 
-
-def make_tokens(lines: Iterable[str], recording: str = "r.jsonl") -> DataFrame:
-    """Make the token rows of a recording of these lines, with one line per second."""
-    return shared_session().createDataFrame(
-        list(tokens_of(lines, recording)), TOKENS_SCHEMA
-    )
-
-
-def ids_of(
-    rows: DataFrame, archive: DataFrame | None = None, lines: tuple[str, ...] = ()
-) -> DataFrame:
-    """Call ``known_ids``; the tables of ``account_data`` do not record the writer."""
-    return ids_of_rows(
-        rows,
-        make_rows() if archive is None else archive,
-        make_tokens(lines),
-        ("events", "account_data"),
-        ["account_data"],
-    )
-
-
-def ids_of_rows(
-    tables: DataFrame,
-    archive: DataFrame,
-    tokens: DataFrame,
-    persisted: Collection[str],
-    nameless: Collection[str] = (),
-    *,
-    bucket_bits: int = BUCKET_BITS,
-) -> DataFrame:
-    """Call ``known_ids`` with frames of rows.
-
-    :param nameless: streams whose tables and archive do not record the writer.
+    :ivar tables: the rows in tables.
+    :ivar archive: the archived rows.
+    :ivar lines: the rows of the table ``wire``; see :func:`lines_of`.
+    :ivar nameless: the streams whose tables and archive do not record the writer.
+    :ivar persisted: the streams that are stored in the database.
     """
-    return known_ids(
-        packed(tables, Source.TABLES, nameless, bucket_bits=bucket_bits),
-        packed(archive, Source.ARCHIVE, nameless, bucket_bits=bucket_bits),
-        tokens,
-        persisted,
-        # With small buckets, compare the ids in several tasks.
-        last_ids=0 if bucket_bits == BUCKET_BITS else FEW_IDS + 1,
-    )
+
+    tables: Sequence[Key] = ()
+    archive: Sequence[Key] = ()
+    lines: Sequence[tuple[Any, ...]] = ()
+    persisted: Collection[str] = ("events",)
+    nameless: Collection[str] = ()
+    idempotent: Collection[str] = ()
+    in_memory: Collection[str] = ()
+    allocated: Mapping[str, int] = attrs.field(factory=dict)
+    sole_writers: Mapping[str, str] = attrs.field(factory=dict)
+
+    def workspace(self) -> duckdb.DuckDBPyConnection:
+        """Return a database with the tables of the checks."""
+        database = duckdb.connect()
+        load_rows(database, "wire", LINES_SCHEMA, self.lines)
+        database.execute(TOKENS)
+        streams = {*self.persisted, *self.idempotent, *self.in_memory}
+        rows = [
+            (
+                stream,
+                stream in self.persisted,
+                stream in self.idempotent,
+                stream in self.in_memory,
+                self.allocated.get(stream),
+                self.sole_writers.get(stream),
+                ["events", "state"],
+            )
+            for stream in sorted(streams)
+        ]
+        load_rows(database, "streams", STREAMS_SCHEMA, rows)
+        load(database, "ids", NOTABLE_SCHEMA, self._ids())
+        database.execute(VIEWS)
+        return database
+
+    def _ids(self) -> Iterator[pa.RecordBatch]:
+        stored = [
+            self._packed(self.tables, Source.TABLES),
+            self._packed(self.archive, Source.ARCHIVE),
+        ]
+        sightings = keys_table(
+            (stream, writer, token)
+            for *_, command, stream, writer, token, _, _ in self.lines
+            if command == "RDATA" and token is not None
+        )
+        return notable_ids(
+            stored,
+            pack(sightings.to_batches(), source=Source.WIRE),
+            shared_session,
+            self.persisted,
+        )
+
+    def _packed(self, keys: Sequence[Key], source: Source) -> Scan:
+        table = keys_table(keys)
+        scan = Scan(KEYS_SCHEMA, [table], lambda rows: rows.to_batches(), len(keys))
+        return packed(scan, source, self.nameless)
+
+    def run(self, *checks: Check) -> list[Finding]:
+        """Run checks."""
+        with self.workspace() as database:
+            return [finding for check in checks for finding in check.run(database)]
 
 
-def tokens_of(lines: Iterable[str], recording: str) -> Iterable[tuple[Any, ...]]:
-    """Parse lines into token rows; line numbers and seconds start at 1."""
+def load_rows(
+    database: duckdb.DuckDBPyConnection,
+    table: str,
+    schema: pa.Schema,
+    rows: Iterable[Sequence[Any]],
+) -> None:
+    """Create a table of rows."""
+    values = [dict(zip(schema.names, row, strict=True)) for row in rows]
+    load(database, table, schema, pa.Table.from_pylist(values, schema).to_batches())
+
+
+def keys_table(keys: Iterable[Key]) -> pa.Table:
+    """Return one row for each key."""
+    rows = [dict(zip(KEYS_SCHEMA.names, (*key, 0), strict=True)) for key in keys]
+    return pa.Table.from_pylist(rows, KEYS_SCHEMA)
+
+
+def lines_of(lines: Iterable[str], recording: str = "r.jsonl") -> list[tuple[Any, ...]]:
+    """Return rows of the table ``wire``; line numbers and seconds start at 1."""
+    found: list[tuple[Any, ...]] = []
     for number, line in enumerate(lines, 1):
-        name, *rest = line.split(" ", 4)
-        head = recording, number, float(number), *rest[:2]
-        if name == "POSITION":
-            yield *head, False, *map(int, rest[2:])
-        elif name == "RDATA" and rest[2] != "batch":
-            yield *head, True, None, int(rest[2])
+        command, *rest = line.split(" ", 4)
+        head = recording, number, float(number), command
+        if command == "POSITION":
+            found.append((*head, *rest[:2], int(rest[3]), int(rest[2]), False))
+        elif command == "RDATA":
+            token = None if rest[2] == "batch" else int(rest[2])
+            found.append((*head, *rest[:2], token, None, False))
+        else:
+            found.append((*head, None, None, None, None, False))
+    return found
 
 
-def found(findings: DataFrame) -> list[Found]:
+def found(findings: Iterable[Finding]) -> list[Found]:
     """Return the findings without message and evidence, in sorted order."""
     return sorted(
-        (tuple(row)[:7] for row in rows_of(findings)),
+        (
+            (
+                each.kind.value,
+                each.severity.value,
+                each.stream,
+                each.instance_name,
+                each.first_token,
+                each.last_token,
+                each.count,
+            )
+            for each in findings
+        ),
         key=lambda values: [str(value) for value in values],
     )
 
 
-def evidence(findings: DataFrame) -> list[Any]:
+def evidence(findings: Iterable[Finding]) -> list[Any]:
     """Return the evidence of each finding."""
-    return [json.loads(row.evidence) for row in rows_of(findings)]
-
-
-def rows_of(findings: DataFrame) -> list[Row]:
-    """Return the findings after checking their schema, messages and evidence."""
-    assert findings.schema.names == FINDINGS_SCHEMA.names
-    rows = findings.collect()
-    for row in rows:
-        assert row.message, row
-        assert row.evidence, row
-    return rows
+    return [json.loads(each.evidence) for each in findings]
 
 
 #: The value of each sequence in the artificial database.

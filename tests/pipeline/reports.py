@@ -6,12 +6,12 @@ import datetime
 import functools
 import math
 
+from synapse_replication.pipeline.audit.findings import Finding, Kind
 from synapse_replication.pipeline.report.drawing import Plot
 from synapse_replication.pipeline.report.plots import draw_plots
 from synapse_replication.pipeline.report.report_data import (
     BatchBucket,
     CommandCount,
-    FindingLine,
     Hot,
     LagLine,
     Notes,
@@ -155,15 +155,15 @@ def make_report_data() -> ReportData:
             CommandCount(command=None, lines=1),
         ],
         findings=[
-            FindingLine(
-                kind="announced_absent",
-                severity="error",
+            Finding(
+                kind=Kind.ANNOUNCED_ABSENT,
                 stream="events",
                 instance_name="event_persister1",
                 first_token=1848,
                 last_token=1848,
                 count=1,
                 message="event_persister1 announced 1848, and never sent its row",
+                evidence="{}",
             ),
         ],
         notes=[

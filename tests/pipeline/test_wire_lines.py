@@ -9,19 +9,18 @@ import json
 import lzma
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
+import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.follow import JsonPrinter, parse_line
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
-from synapse_replication.pipeline.wire_lines import read_recordings
+from synapse_replication.pipeline.wire_lines import read_recordings, scan_recordings
 from tests.pipeline.shared_session import shared_session
 from tests.support.recordings import FULL_RECORDING
-
-if TYPE_CHECKING:
-    from pyspark.sql import Row
 
 SECRET = "syt_c2VjcmV0_access_token"
 USER_IP = f'USER_IP @a:b ["{SECRET}","10.1.2.3","Firefox",null,1700000000000]'
@@ -46,10 +45,11 @@ class ReadRecordingsTests(SynchronousTestCase):
         path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
         return path
 
-    def read(self, *paths: Path, **options: Any) -> list[Row]:
-        frame = read_recordings(shared_session(), paths, **options)
-        self.assertEqual(frame.schema, WIRE_SCHEMA)
-        return sorted(frame.collect(), key=lambda row: (row.recording, row.line_number))
+    def read(self, *paths: Path, **options: Any) -> list[Any]:
+        scan = scan_recordings(paths, **options)
+        table = pa.Table.from_batches(scan.batches(), WIRE_SCHEMA)
+        rows = [SimpleNamespace(**row) for row in table.to_pylist()]
+        return sorted(rows, key=lambda row: (row.recording, row.line_number))
 
     def test_the_full_recording(self) -> None:
         """All commands of the real recording are read, in the order of the file."""
@@ -82,9 +82,11 @@ class ReadRecordingsTests(SynchronousTestCase):
 
         rows = self.read(path)
 
-        when = datetime.datetime(2023, 11, 14, 22, 13, 20, 123_000)
+        when = datetime.datetime(
+            2023, 11, 14, 22, 13, 20, 123_000, datetime.timezone.utc
+        )
         self.assertEqual(
-            [tuple(row)[2:11] for row in rows],
+            [tuple(vars(row).values())[2:11] for row in rows],
             [
                 (1.5, when, "hs.test", "RDATA", "events", "w1", 5, None, row),
                 (1.5, None, "hs.test", "RDATA", "events", "w1", None, None, "[]"),
@@ -235,12 +237,21 @@ class ReadRecordingsTests(SynchronousTestCase):
         """
         The error names a path that does not exist, or a folder without recordings.
         """
-        session = shared_session()
         for path in (self.folder, self.folder / "missing.jsonl"):
-            error = self.assertRaises(PipelineError, read_recordings, session, [path])
+            error = self.assertRaises(PipelineError, scan_recordings, [path])
             self.assertIn(str(path.absolute()), str(error))
 
     def test_empty(self) -> None:
-        """An empty file, or no file at all, results in an empty frame."""
+        """An empty file, or no file at all, has no lines."""
         self.assertEqual(self.read(self.write("a.jsonl")), [])
         self.assertEqual(self.read(), [])
+
+    def test_frame(self) -> None:
+        """A frame of Spark has the same lines."""
+        path = self.write("a.jsonl", entry("PING 1"), entry("POSITION events w1 4 6"))
+        frame = read_recordings(shared_session(), [path])
+        self.assertEqual(
+            sorted(row.line for row in frame.collect()),
+            [row.line for row in self.read(path)],
+        )
+        self.assertEqual(read_recordings(shared_session(), []).collect(), [])

@@ -26,7 +26,7 @@ DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
 
 #: Top-level modules that the extra ``spark`` installs, and that the pipeline imports.
 _SPARK_MODULES = frozenset(
-    {"deltalake", "matplotlib", "pandas", "py4j", "pyarrow", "pyspark"}
+    {"deltalake", "duckdb", "matplotlib", "pandas", "py4j", "pyarrow", "pyspark"}
 )
 
 _Command = Callable[..., Any]

@@ -8,7 +8,7 @@ file invalid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.log_files import MISSING
-from synapse_replication.pipeline.tables import DAY
+from synapse_replication.pipeline.scan import Batches, Scan, grouped
+from synapse_replication.pipeline.schemas import DAY
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -95,26 +96,56 @@ def files_of(table: DeltaTable, uri: str, name: str) -> list[ArchivedFile]:
     return sorted(found, key=lambda file: file.path)
 
 
-def find_damage(
-    store: ArchiveStore, files: Iterable[ArchivedFile], *, complete: bool
+def wrong_sizes(
+    store: ArchiveStore, files: Sequence[ArchivedFile]
 ) -> list[DamagedFile]:
-    """Return the damaged files among ``files``.
+    """Return the files that are missing, or whose size is wrong.
 
-    :param complete: whether to read the files; otherwise, only their sizes are checked.
     :raises PipelineError: if the store cannot be reached.
     """
-    files = list(files)
     sizes: dict[str, int] = {}
     for uri in {file.uri for file in files}:
         sizes.update(_sizes(store, uri))
-    found = []
+    reasons = [
+        _wrong_size(file, sizes.get(f"{file.uri}/{file.path}")) for file in files
+    ]
+    return [
+        DamagedFile(file, reason)
+        for file, reason in zip(files, reasons, strict=True)
+        if reason is not None
+    ]
+
+
+def find_damage(
+    store: ArchiveStore, files: Sequence[ArchivedFile]
+) -> list[DamagedFile]:
+    """Return the damaged files, after reading all of them.
+
+    :raises PipelineError: if the store cannot be reached.
+    """
+    damaged = wrong_sizes(store, files)
+    found = {each.file for each in damaged}
     for file in files:
-        reason = _wrong_size(file, sizes.get(f"{file.uri}/{file.path}"))
-        if reason is None and complete:
-            reason = check_file(store, file)
-        if reason is not None:
-            found.append(DamagedFile(file, reason))
-    return found
+        if file not in found and (reason := check_file(store, file)) is not None:
+            damaged.append(DamagedFile(file, reason))
+    return damaged
+
+
+def check_files(store: ArchiveStore, files: Sequence[ArchivedFile], tasks: int) -> Scan:
+    """Return a scan that reads files, and returns the damaged ones.
+
+    :return: ``file``, the index in ``files``, and ``reason``.
+    """
+    schema = pa.schema([("file", pa.int64()), ("reason", pa.string())])
+
+    def check(numbered: Iterable[tuple[int, ArchivedFile]]) -> Batches:
+        for number, file in numbered:
+            if (reason := check_file(store, file)) is not None:
+                found = {"file": [number], "reason": [reason]}
+                yield pa.RecordBatch.from_pydict(found, schema=schema)
+
+    rows = sum(file.rows for file in files)
+    return Scan(schema, grouped(list(enumerate(files)), tasks), check, rows)
 
 
 def _sizes(store: ArchiveStore, uri: str) -> dict[str, int]:

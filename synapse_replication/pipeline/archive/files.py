@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from synapse_replication.durable import sync_folder
 from synapse_replication.pipeline.archive.store import ArchiveStore
-from synapse_replication.pipeline.tables import DAY
+from synapse_replication.pipeline.schemas import DAY
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction

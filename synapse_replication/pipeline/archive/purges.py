@@ -29,7 +29,7 @@ from synapse_replication.pipeline.archive.log import (
     read_state,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
-from synapse_replication.pipeline.tables import DAY
+from synapse_replication.pipeline.schemas import DAY
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -111,7 +111,7 @@ def repair_archive(
         lost = replace_log_files(store, uri, log_files)
         schema = options.catalog[stream].table.archive_schema
         table = ArchiveTable(store, uri, stream, schema)
-        damaged = find_damage(store, table.files, complete=True)
+        damaged = find_damage(store, table.files)
         for each in damaged:
             report(str(each))
         if damaged or log_files:

@@ -11,7 +11,7 @@ import attrs
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.batches import Batch, batches_of
-from synapse_replication.pipeline.archive.damage import find_damage
+from synapse_replication.pipeline.archive.damage import wrong_sizes
 from synapse_replication.pipeline.archive.files import WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
@@ -162,9 +162,7 @@ class RowsArchiver:
                 table = self._tables.get(name)
                 if table is None:
                     table = self._open(name)
-                    for damaged in find_damage(
-                        self._store, table.files, complete=False
-                    ):
+                    for damaged in wrong_sizes(self._store, table.files):
                         report(str(damaged))
                     offset = table.state.offset
                     self._planner.check_not_ahead(txn, selection, offset, "the archive")

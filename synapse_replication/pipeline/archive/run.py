@@ -36,11 +36,11 @@ from synapse_replication.pipeline.archive.row_archive import ArchivedBatch, Rows
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
 from synapse_replication.pipeline.archive.tasks import write_recordings
+from synapse_replication.pipeline.schemas import ARCHIVED_WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.spark.failures import short_failures
 from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, job_session
-from synapse_replication.pipeline.tables import WIRE_TABLE_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -243,7 +243,7 @@ class _Archive:
             return
         if self._wire is None:
             self._wire = ArchiveTable(
-                self._store, self._store.wire_uri, "the wire", WIRE_TABLE_SCHEMA
+                self._store, self._store.wire_uri, "the wire", ARCHIVED_WIRE_SCHEMA
             )
         wire = self._wire
         wire.check_sole_driver()
@@ -252,7 +252,7 @@ class _Archive:
             paths = [recording.path for recording in recordings]
             today = datetime.datetime.now(datetime.timezone.utc).date()
             with short_failures():
-                files = write_recordings(self._spark(), self._store, paths, today)
+                files = write_recordings(self._spark, self._store, paths, today)
             self._watch(Point.WRITTEN)
             sizes = {recording.name: recording.size for recording in recordings}
             wire.commit(files, recordings=sizes)

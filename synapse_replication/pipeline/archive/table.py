@@ -34,8 +34,8 @@ from synapse_replication.pipeline.archive.log import (
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.descriptions import describe_table
+from synapse_replication.pipeline.schemas import DAY
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.tables import DAY
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

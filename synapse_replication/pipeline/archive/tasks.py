@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import datetime
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import pyarrow as pa
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.failures import reason_of
 from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
+from synapse_replication.pipeline.scan import Batches
 from synapse_replication.pipeline.source.partitions import Part
 from synapse_replication.pipeline.source.reading import connected, read_part
-from synapse_replication.pipeline.wire_lines import read_recordings
+from synapse_replication.pipeline.wire_lines import scan_recordings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,42 +83,34 @@ def write_parts(
 
 
 def write_recordings(
-    session: SparkSession,
+    spark: Callable[[], SparkSession],
     store: ArchiveStore,
     paths: Sequence[Path],
     today: datetime.date,
 ) -> list[WrittenFile]:
-    """Write recordings to files of the table of recorded commands, on the executors.
+    """Write recordings to files of the table of recorded commands.
 
-    If a task fails, an exception of Spark is raised; see
+    Few lines are written by this process, others on executors. If a task fails, an
+    exception of Spark is raised; see
     :func:`~synapse_replication.pipeline.spark.failures.short_failures`.
 
+    :param spark: returns the session.
     :param today: the day to assign to commands whose time is unknown.
     """
     uri = store.wire_uri
+    schema = pa.schema([("file", pa.binary())])
 
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def write(batches: Batches) -> Batches:
         writer = DayWriter(store, uri, "received_ts", today)
         for batch in batches:
             if batch.num_rows:
                 writer.write(batch)
-        texts = [_to_json(file) for file in writer.close()]
-        yield pa.RecordBatch.from_pydict({"file": pa.array(texts, pa.string())})
+        files = [pickle.dumps(file) for file in writer.close()]
+        yield pa.RecordBatch.from_pydict({"file": files}, schema=schema)
 
-    written = read_recordings(session, paths).mapInArrow(write, "file string")
-    return [_from_json(row.file) for row in written.collect()]
-
-
-def _to_json(file: WrittenFile) -> str:
-    return json.dumps({**attrs.asdict(file), "day": file.day.isoformat()})
-
-
-def _from_json(text: str) -> WrittenFile:
-    fields = json.loads(text)
-    return WrittenFile(
-        **{
-            **fields,
-            "day": datetime.date.fromisoformat(fields["day"]),
-            "statistics": {n: tuple(v) for n, v in fields["statistics"].items()},
-        }
-    )
+    written = scan_recordings(paths).then(write, schema).collect(spark)
+    return [
+        pickle.loads(file)
+        for batch in written
+        for file in batch.column("file").to_pylist()
+    ]

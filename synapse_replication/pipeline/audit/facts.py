@@ -5,14 +5,13 @@ The Spark driver reads them in one read-only transaction.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
 
-from synapse_replication.pipeline.audit.findings import Kind
+from synapse_replication.pipeline.audit.findings import Finding, Kind, to_json
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
 from synapse_replication.storage.consistency import (
@@ -28,9 +27,6 @@ from synapse_replication.streams.standard.registry import (
     StandardStream,
 )
 from synapse_replication.streams.table import TableStream
-
-#: A row of FINDINGS_SCHEMA.
-Finding = tuple[str, str, str | None, str | None, int | None, int | None, int, str, str]
 
 _KINDS: Final[Mapping[ProblemKind, Kind]] = MappingProxyType(
     {
@@ -197,14 +193,13 @@ def _finding(problem: Problem, state: StreamState | None) -> Finding:
             first, last = min(sequence_value + 1, position), position
     count = 1 if first is None or last is None else last - first + 1
     where = "" if problem.stream_name is None else f"{problem.stream_name}: "
-    return (
-        kind.value,
-        kind.severity.value,
-        problem.stream_name,
-        problem.instance_name,
-        first,
-        last,
-        count,
-        where + problem.text,
-        json.dumps(evidence),
+    return Finding(
+        kind=kind,
+        stream=problem.stream_name,
+        instance_name=problem.instance_name,
+        first_token=first,
+        last_token=last,
+        count=count,
+        message=where + problem.text,
+        evidence=to_json(evidence),
     )

@@ -1,4 +1,4 @@
-"""The kinds of an audit's findings, their severities, and the columns of a finding.
+"""The findings of an audit: their kinds, severities and fields.
 
 docs/pipeline.rst says what each kind means, how certain it is, and what to do.
 """
@@ -6,21 +6,19 @@ docs/pipeline.rst says what each kind means, how certain it is, and what to do.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
-from pyspark.sql import functions as sf
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
+import attrs
 
 #: The maximum number of lines, rows or ids that the evidence of one finding lists.
 SAMPLES: Final = 10
 
 
 class Severity(enum.Enum):
-    """The severity of a finding."""
+    """The severity of a finding, from the worst to the least."""
 
     #: Certainly a fault.
     ERROR = "error"
@@ -86,70 +84,68 @@ SEVERITIES: Final[Mapping[Kind, Severity]] = MappingProxyType(
     }
 )
 
+_BADNESS: Final = {severity: index for index, severity in enumerate(Severity)}
 
-def finding(
-    kind: Kind | Column,
-    *,
-    message: Sequence[Column | str],
-    evidence: Mapping[str, Column],
-    stream: Column | None = None,
-    instance_name: Column | None = None,
-    first: Column | None = None,
-    last: Column | None = None,
-    count: Column | None = None,
-) -> list[Column]:
-    """Return the columns of FINDINGS_SCHEMA, for a ``select``.
 
-    For an omitted parameter, the column of the same name is used.
+@attrs.frozen(kw_only=True)
+class Finding:
+    """A finding; its fields are the columns of FINDINGS_SCHEMA.
 
-    :param kind: a kind, or a column with the values of kinds.
-    :param message: texts and columns, concatenated to a sentence; a null value is shown
-        as ``an unknown writer``.
-    :param evidence: the fields of the JSON object ``evidence``, by name.
+    :ivar first_token: the first affected token.
+    :ivar last_token: the last affected token.
+    :ivar count: the number of affected rows, ids or lines.
+    :ivar message: one sentence for display.
+    :ivar evidence: files, lines, tables and values, as a JSON object.
     """
-    parts = [
-        sf.lit(part)
-        if isinstance(part, str)
-        else sf.coalesce(part.cast("string"), sf.lit("an unknown writer"))
-        for part in message
-    ]
-    fields = [column.alias(name) for name, column in evidence.items()]
-    if isinstance(kind, Kind):
-        severity = sf.lit(kind.severity.value)
-        kind = sf.lit(kind.value)
-    else:
-        severity = _severity_of(kind)
-    return [
-        kind.alias("kind"),
-        severity.alias("severity"),
-        _given_or("stream", stream).cast("string").alias("stream"),
-        _given_or("instance_name", instance_name).cast("string").alias("instance_name"),
-        _given_or("first", first).cast("long").alias("first_token"),
-        _given_or("last", last).cast("long").alias("last_token"),
-        _given_or("count", count).cast("long").alias("count"),
-        sf.concat(*parts).alias("message"),
-        sf.to_json(sf.struct(*fields)).alias("evidence"),
-    ]
+
+    kind: Kind
+    stream: str | None = None
+    instance_name: str | None = None
+    first_token: int | None = None
+    last_token: int | None = None
+    count: int = 1
+    message: str
+    evidence: str
+
+    @property
+    def severity(self) -> Severity:
+        """The severity, which depends on the kind."""
+        return self.kind.severity
+
+    def to_row(self) -> dict[str, Any]:
+        """Return a row with FINDINGS_SCHEMA."""
+        head = {"kind": self.kind.value, "severity": self.severity.value}
+        return {**attrs.asdict(self), **head}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Finding:
+        """Convert a row with FINDINGS_SCHEMA."""
+        fields = {name: value for name, value in row.items() if name != "severity"}
+        return cls(**{**fields, "kind": Kind(row["kind"])})
 
 
-def _given_or(name: str, column: Column | None) -> Column:
-    return sf.col(name) if column is None else column
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Sort findings by severity, kind, stream, writer and token."""
+
+    def key(finding: Finding) -> tuple[Any, ...]:
+        return (
+            _BADNESS[finding.severity],
+            finding.kind.value,
+            finding.stream or "",
+            finding.instance_name or "",
+            -1 if finding.first_token is None else finding.first_token,
+            finding.evidence,
+        )
+
+    return sorted(findings, key=key)
 
 
-def _severity_of(kind: Column) -> Column:
-    severity = sf.lit(Severity.ERROR.value)
-    for each, its_severity in SEVERITIES.items():
-        if its_severity is not Severity.ERROR:
-            its = sf.lit(its_severity.value)
-            severity = sf.when(kind == each.value, its).otherwise(severity)
-    return severity
+def to_json(evidence: Mapping[str, Any]) -> str:
+    """Convert evidence to a JSON object, without the fields whose values are null."""
+    return json.dumps(_known(evidence))
 
 
-def sample(rank: Column, *fields: Column) -> Column:
-    """Return the first :data:`SAMPLES` rows of a group as an array of objects.
-
-    :param rank: the rank of a row within its group, from 1.
-    :param fields: the fields of the objects, which are sorted by the first field.
-    """
-    first = sf.when(rank <= SAMPLES, sf.struct(*fields))
-    return sf.array_sort(sf.collect_list(first))
+def _known(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _known(v) for name, v in value.items() if v is not None}
+    return [_known(each) for each in value] if isinstance(value, list) else value

@@ -1,23 +1,22 @@
-"""Prints and writes the findings of an audit, as text, JSON or Parquet."""
+"""Prints, writes and reads the findings of an audit, as text, JSON or Parquet."""
 
 from __future__ import annotations
 
 import io
 import json
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Final, TextIO
 
+import pyarrow as pa
 from pyarrow import parquet
 
 from synapse_replication.durable import write_durably
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.audit.findings import Severity
+from synapse_replication.pipeline.audit.findings import Finding, Severity
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
 from synapse_replication.text import printable
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
 
 #: The number of findings of each severity.
 Counts = Counter[Severity]
@@ -28,19 +27,17 @@ MAX_SHOWN: Final = 100
 #: The maximum number of characters of a finding's evidence that are printed.
 _MAX_EVIDENCE: Final = 600
 
+_PARQUET: Final = "findings.parquet"
 
-def print_json(findings: DataFrame, out: TextIO) -> Counts:
-    """Print all findings as one JSON object.
 
-    :param findings: findings with FINDINGS_SCHEMA.
-    """
+def print_json(findings: Iterable[Finding], out: TextIO) -> Counts:
+    """Print all findings as one JSON object."""
     counts: Counts = Counter()
     out.write('{"findings": [')
     separator = "\n"
-    for row in findings.toLocalIterator():
-        counts[Severity(row.severity)] += 1
-        value: dict[str, Any] = row.asDict()
-        value["evidence"] = json.loads(row.evidence)
+    for finding in findings:
+        counts[finding.severity] += 1
+        value = {**finding.to_row(), "evidence": json.loads(finding.evidence)}
         out.write(separator + json.dumps(value))
         separator = ",\n"
     numbers = {f"{each.value}s": counts[each] for each in Severity}
@@ -48,44 +45,60 @@ def print_json(findings: DataFrame, out: TextIO) -> Counts:
     return counts
 
 
-def write_findings(findings: DataFrame, folder: str) -> None:
+def write_findings(findings: Iterable[Finding], folder: str) -> None:
     """Write findings as one Parquet file and as lines of JSON; replace older files.
 
-    :param findings: findings with FINDINGS_SCHEMA; they must fit into memory.
     :param folder: the folder, which is created if it is missing.
     :raises PipelineError: if the folder cannot be written.
     """
-    table = findings.select(*FINDINGS_SCHEMA.names).toArrow()
+    rows = [finding.to_row() for finding in findings]
     parquet_file = io.BytesIO()
-    parquet.write_table(table, parquet_file)
-    lines = "".join(f"{json.dumps(row)}\n" for row in table.to_pylist())
+    parquet.write_table(pa.Table.from_pylist(rows, FINDINGS_SCHEMA), parquet_file)
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
     path = Path(folder).absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_durably(path / "findings.parquet", parquet_file.getvalue())
+        write_durably(path / _PARQUET, parquet_file.getvalue())
         write_durably(path / "findings.json", lines.encode())
     except OSError as error:
         raise PipelineError(f"cannot write the findings: {error}") from error
 
 
-def print_findings(findings: DataFrame, out: TextIO) -> Counts:
+def read_findings(folder: str) -> list[Finding]:
+    """Read the findings that :func:`write_findings` has written.
+
+    :raises PipelineError: if the folder has none, or they cannot be read.
+    """
+    path = Path(folder).absolute() / _PARQUET
+    if not path.exists():
+        raise PipelineError(
+            f"--findings {folder}: the folder has no {_PARQUET}, which 'pipeline audit "
+            "--out' writes"
+        )
+    try:
+        rows = parquet.read_table(path, schema=FINDINGS_SCHEMA).to_pylist()
+        return [Finding.from_row(row) for row in rows]
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise PipelineError(f"--findings {path}: {error}") from error
+
+
+def print_findings(findings: Sequence[Finding], out: TextIO) -> Counts:
     """Print errors and warnings, and the totals of all other findings.
 
     At most MAX_SHOWN errors and as many warnings are printed; all are counted.
-
-    :param findings: findings with FINDINGS_SCHEMA.
     """
     counts: Counts = Counter()
     notes: dict[tuple[str, str], list[int]] = {}
-    for row in findings.select(*FINDINGS_SCHEMA.names).toLocalIterator():
-        severity = Severity(row.severity)
+    for finding in findings:
+        severity = finding.severity
         counts[severity] += 1
         if severity is Severity.INFO:
-            note = notes.setdefault((row.kind, row.stream or "-"), [0, 0])
+            key = finding.kind.value, finding.stream or "-"
+            note = notes.setdefault(key, [0, 0])
             note[0] += 1
-            note[1] += row["count"]
+            note[1] += finding.count
         elif counts[severity] <= MAX_SHOWN:
-            _print_finding(row, out)
+            _print_finding(finding, out)
         elif counts[severity] == MAX_SHOWN + 1:
             out.write(
                 f"(more {severity.value}s are in the output of --out and --json)\n"
@@ -105,19 +118,17 @@ def print_findings(findings: DataFrame, out: TextIO) -> Counts:
     return counts
 
 
-def _print_finding(row: Row, out: TextIO) -> None:
-    where = [row.stream, row.instance_name]
-    if row.first_token is not None:
-        same = row.first_token == row.last_token
-        where.append(
-            str(row.first_token) if same else f"{row.first_token}-{row.last_token}"
-        )
+def _print_finding(finding: Finding, out: TextIO) -> None:
+    where = [finding.stream, finding.instance_name]
+    first, last = finding.first_token, finding.last_token
+    if first is not None:
+        where.append(str(first) if first == last else f"{first}-{last}")
     location = " ".join(str(part) for part in where if part is not None)
-    evidence = row.evidence
+    evidence = finding.evidence
     if len(evidence) > _MAX_EVIDENCE:
         evidence = evidence[:_MAX_EVIDENCE] + " ..."
     out.write(
-        f"{row.severity.upper()} {row.kind} {printable(location)}\n"
-        f"  {printable(row.message)}\n"
+        f"{finding.severity.value.upper()} {finding.kind.value} {printable(location)}\n"
+        f"  {printable(finding.message)}\n"
         f"  evidence: {printable(evidence)}\n"
     )

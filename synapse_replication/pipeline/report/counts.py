@@ -1,29 +1,27 @@
-"""Computes the contents of a report with Spark.
+"""Computes the contents of a report from the tables of its workspace.
 
-The results that reach the driver do not grow with the number of input rows: the numbers
-of windows, events, findings, rooms and users are limited.
+The results do not grow with the number of input rows: the numbers of windows, events,
+findings, rooms and users are limited.
 """
 
 from __future__ import annotations
 
 import datetime
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
-from pyspark.sql import functions as sf
+import duckdb
+import pyarrow as pa
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.audit.findings import Severity
-from synapse_replication.pipeline.report import (
-    row_counts as report_rows,
-    wire_rows as report_wire,
-)
+from synapse_replication.pipeline.audit.findings import Finding, Severity, worst_first
+from synapse_replication.pipeline.report import queries
 from synapse_replication.pipeline.report.report_data import (
     BatchBucket,
     CommandCount,
-    FindingLine,
     Hot,
     LagLine,
     Notes,
@@ -34,10 +32,8 @@ from synapse_replication.pipeline.report.report_data import (
     choose_window,
     hide_names,
 )
-from synapse_replication.pipeline.schemas import WIRE_SCHEMA
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA
+from synapse_replication.pipeline.workspace import rows_of
 
 #: The maximum number of rooms, and of users, that are shown.
 MAX_HOT = 15
@@ -48,6 +44,26 @@ MAX_FINDINGS = 200
 #: The maximum number of windows that a requested window length may produce.
 MAX_WINDOWS = 2000
 
+#: The columns of rows in addition to ``stream``.
+ROW_COLUMNS: Final = (
+    *("instance_name", "stream_id", "row_index", "written_ts", "room_id", "user_id"),
+)
+
+#: The table ``rows`` of :mod:`.queries`.
+ROWS: Final = pa.schema(
+    [
+        ROWS_SCHEMA.field(name)
+        if name in ROWS_SCHEMA.names
+        else pa.field(name, pa.string())
+        for name in ("stream", *ROW_COLUMNS)
+    ]
+)
+
+#: The columns of recorded lines.
+LINE_COLUMNS: Final = tuple(
+    name for name in WIRE_SCHEMA.names if name not in ("channel", "line")
+)
+
 _T = TypeVar("_T")
 
 
@@ -55,18 +71,25 @@ _T = TypeVar("_T")
 class ReportInputs:
     """The input of a report.
 
-    :ivar rows: rows with ROWS_SCHEMA, or with ``room_id`` and ``user_id`` instead of
-        ``row``; ``None`` if only recordings are given.
-    :ivar wire: the lines of recordings, with WIRE_SCHEMA; ``None`` if there are none.
-    :ivar findings: an audit's findings, with FINDINGS_SCHEMA; ``None`` without an
-        audit.
+    :ivar workspace: has the tables ``rows`` and ``wire``, which may be empty.
+    :ivar has_rows: whether rows were read; otherwise, only recordings are given.
+    :ivar has_wire: whether recordings were read.
+    :ivar findings: an audit's findings; ``None`` without an audit.
     :ivar sources: descriptions of the sources, for display.
     """
 
-    rows: DataFrame | None
-    wire: DataFrame | None
-    findings: DataFrame | None
+    workspace: duckdb.DuckDBPyConnection
+    has_rows: bool
+    has_wire: bool
+    findings: Sequence[Finding] | None
     sources: Sequence[str]
+
+    def fetch(self, to: Callable[..., _T], sql: str, **parameters: Any) -> list[_T]:
+        """Run a query, and convert its rows."""
+        return [
+            to(**{name: _utc(value) for name, value in row.items()})
+            for row in rows_of(self.workspace, sql, **parameters)
+        ]
 
 
 def collect_report(
@@ -76,7 +99,7 @@ def collect_report(
     identify: bool = False,
     now: datetime.datetime | None = None,
 ) -> ReportData:
-    """Count rows and lines, and fetch the results.
+    """Count rows and lines.
 
     :param window_s: the length of a plot's window, in s; ``None`` to choose it by the
         period of the data.
@@ -89,160 +112,107 @@ def collect_report(
         sources=inputs.sources,
         identified=identify,
     )
-    rows = inputs.rows
-    if rows is not None and "row" in rows.columns:
-        rows = report_rows.with_names(rows)
-    wire = None
-    if inputs.wire is not None:
-        # Cache the lines, because several queries read them.
-        wire = inputs.wire.select(*WIRE_SCHEMA.names).persist()
-    try:
-        if rows is not None:
-            data = _add_rows(data, rows, window_s)
-        if wire is not None:
-            data = _add_wire(data, wire, rows, window_s)
-        data = _add_hottest(data, rows, wire, identify=identify)
-        if inputs.findings is not None:
-            data = _add_findings(data, inputs.findings)
-    finally:
-        if wire is not None:
-            wire.unpersist()
+    if inputs.has_rows:
+        data = _add_rows(data, inputs, window_s)
+    if inputs.has_wire:
+        data = _add_wire(data, inputs, window_s)
+    table = "rows" if inputs.has_rows else "arrived"
+    hottest = inputs.fetch(Hot, queries.hottest(table), limit=MAX_HOT)
+    if not identify:
+        hottest = hide_names(hottest, secrets.token_bytes(32))
+    data = attrs.evolve(data, hottest=hottest)
+    if inputs.findings is not None:
+        data = _add_findings(data, inputs.findings)
     return data
 
 
-def _add_rows(data: ReportData, rows: DataFrame, window_s: int | None) -> ReportData:
-    counts = report_rows.by_row_index(rows).persist()
-    try:
-        totals = _fetch(
-            report_rows.totals(counts).orderBy("stream", "instance_name"), WriterTotal
-        )
-        batches = _fetch(
-            report_rows.batch_sizes(counts).orderBy("stream", "bucket"), BatchBucket
-        )
-    finally:
-        counts.unpersist()
+def _add_rows(
+    data: ReportData, inputs: ReportInputs, window_s: int | None
+) -> ReportData:
+    inputs.workspace.execute(queries.COUNTS)
+    totals = inputs.fetch(WriterTotal, queries.TOTALS)
     window = _window(
         window_s,
         (total.first_ts for total in totals),
         (total.last_ts for total in totals),
     )
+    by_time = queries.over_time("rows", "written_ts")
     return attrs.evolve(
         data,
         totals=totals,
-        batches=batches,
+        batches=inputs.fetch(BatchBucket, queries.BATCHES),
         rows_window=window,
-        over_time=_fetch(report_rows.over_time(rows, window), WindowCount),
+        over_time=inputs.fetch(WindowCount, by_time, window=window),
     )
 
 
 def _add_wire(
-    data: ReportData, wire: DataFrame, rows: DataFrame | None, window_s: int | None
+    data: ReportData, inputs: ReportInputs, window_s: int | None
 ) -> ReportData:
-    first, last = _span(wire)
+    first, last = _span(inputs)
     relative = first is None
     if relative:
-        wire = report_wire.since_beginning(wire)
-        first, last = _span(wire)
+        inputs.workspace.execute(queries.SINCE_BEGINNING)
+        first, last = _span(inputs)
     window = _window(window_s, [first], [last])
-    arrived = report_wire.arrived_rows(wire).persist()
-    late = report_wire.lags(arrived, rows)
+    inputs.workspace.execute(queries.ARRIVED)
+    inputs.workspace.execute(queries.LATE)
     if relative:
-        late = late.limit(0)
-    late = late.persist()
-    events = report_wire.stream_events(wire).persist()
-    timed = arrived.withColumnRenamed("received_ts", "written_ts")
-    latest = events.orderBy(
-        sf.desc_nulls_last("received_ts"), sf.desc("line_number")
-    ).limit(MAX_EVENTS)
-    try:
-        return attrs.evolve(
-            data,
-            has_wire=True,
-            wire_window=window,
-            wire_relative=relative,
-            arrived=_fetch(report_rows.over_time(timed, window), WindowCount),
-            lags=_fetch(
-                report_wire.lag_percentiles(late, None).orderBy("stream"), LagLine
-            ),
-            lags_over_time=_fetch(report_wire.lag_percentiles(late, window), LagLine),
-            events=_fetch(latest, StreamEvent),
-            event_count=events.count(),
-            commands=_fetch(
-                report_wire.commands(wire).orderBy(sf.desc("lines")), CommandCount
-            ),
-        )
-    finally:
-        for frame in (arrived, late, events):
-            frame.unpersist()
-
-
-def _span(
-    wire: DataFrame,
-) -> tuple[datetime.datetime | None, datetime.datetime | None]:
-    (span,) = wire.agg(
-        sf.min("received_ts").alias("first"), sf.max("received_ts").alias("last")
-    ).collect()
-    return _utc(span["first"]), _utc(span["last"])
-
-
-def _add_hottest(
-    data: ReportData,
-    rows: DataFrame | None,
-    wire: DataFrame | None,
-    *,
-    identify: bool,
-) -> ReportData:
-    if rows is None:
-        assert wire is not None
-        rows = report_rows.with_names(report_wire.arrived_rows(wire))
-    found = _fetch(report_rows.hottest(rows, MAX_HOT), Hot)
-    found.sort(key=lambda hot: (hot.kind, -hot.rows, hot.name))
-    if not identify:
-        found = hide_names(found, secrets.token_bytes(32))
-    return attrs.evolve(data, hottest=found)
-
-
-def _add_findings(data: ReportData, findings: DataFrame) -> ReportData:
-    is_note = sf.col("severity") == Severity.INFO.value
-    notes = (
-        findings.where(is_note)
-        .groupBy("kind", "stream")
-        .agg(
-            sf.count(sf.lit(1)).alias("findings"),
-            sf.sum("count").alias("count"),
-            sf.min("message").alias("example"),
-        )
-        .orderBy("kind", "stream")
-    )
-    counted = findings.groupBy("severity").agg(sf.count(sf.lit(1)).alias("findings"))
-    severities = [severity.value for severity in Severity]
-    order = sf.array_position(sf.lit(severities), sf.col("severity"))
-    worst = (
-        findings.drop("evidence")
-        .where(~is_note)
-        .orderBy(order, "kind", "stream", "instance_name", "first_token")
-        .limit(MAX_FINDINGS)
+        inputs.workspace.execute("DELETE FROM late")
+    by_time = queries.over_time("arrived", "received_ts")
+    (events,) = rows_of(
+        inputs.workspace, f"SELECT count(*) AS count FROM ({queries.EVENTS})"
     )
     return attrs.evolve(
         data,
-        findings=_fetch(worst, FindingLine),
-        notes=_fetch(notes, Notes),
-        finding_count={row["severity"]: row["findings"] for row in counted.collect()},
+        has_wire=True,
+        wire_window=window,
+        wire_relative=relative,
+        arrived=inputs.fetch(WindowCount, by_time, window=window),
+        lags=inputs.fetch(LagLine, queries.LAGS),
+        lags_over_time=inputs.fetch(LagLine, queries.LAGS_OVER_TIME, window=window),
+        events=inputs.fetch(StreamEvent, f"{queries.EVENTS} LIMIT {MAX_EVENTS}"),
+        event_count=events["count"],
+        commands=inputs.fetch(CommandCount, queries.COMMANDS),
     )
 
 
-def _fetch(frame: DataFrame, to: Callable[..., _T]) -> list[_T]:
-    return [
-        to(**{name: _utc(value) for name, value in row.asDict().items()})
-        for row in frame.collect()
-    ]
+def _span(
+    inputs: ReportInputs,
+) -> tuple[datetime.datetime | None, datetime.datetime | None]:
+    (span,) = rows_of(inputs.workspace, queries.SPAN)
+    return _utc(span["first"]), _utc(span["last"])
+
+
+def _add_findings(data: ReportData, findings: Iterable[Finding]) -> ReportData:
+    findings = worst_first(findings)
+    notes: dict[tuple[str, str | None], list[Finding]] = {}
+    worst = []
+    for finding in findings:
+        if finding.severity is Severity.INFO:
+            key = finding.kind.value, finding.stream
+            notes.setdefault(key, []).append(finding)
+        else:
+            worst.append(finding)
+    return attrs.evolve(
+        data,
+        findings=worst[:MAX_FINDINGS],
+        notes=[
+            Notes(
+                kind=kind,
+                stream=stream,
+                findings=len(found),
+                count=sum(finding.count for finding in found),
+                example=min(finding.message for finding in found),
+            )
+            for (kind, stream), found in notes.items()
+        ],
+        finding_count=dict(Counter(finding.severity.value for finding in findings)),
+    )
 
 
 def _utc(value: Any) -> Any:
-    """Convert a time to UTC; return any other value unchanged.
-
-    PySpark returns naive times in this process's zone.
-    """
+    """Convert a time to UTC; return any other value unchanged."""
     if isinstance(value, datetime.datetime):
         return value.astimezone(datetime.timezone.utc)
     return value

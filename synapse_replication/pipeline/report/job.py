@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-import attrs
+from typing import Final
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.frames import ArchivedTables, read_archive
-from synapse_replication.pipeline.archive.store import open_archive
+from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
 from synapse_replication.pipeline.audit.job import STEPS as AUDIT_STEPS, audited
+from synapse_replication.pipeline.audit.report import read_findings
 from synapse_replication.pipeline.folders import new_folder
+from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
-from synapse_replication.pipeline.report.counts import ReportInputs, collect_report
+from synapse_replication.pipeline.report.counts import (
+    LINE_COLUMNS,
+    ROW_COLUMNS,
+    ROWS,
+    ReportInputs,
+    collect_report,
+)
 from synapse_replication.pipeline.report.report_data import ReportData
-from synapse_replication.pipeline.report.row_counts import ABOUT, with_names
-from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA, WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.frames import read_rows
-from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, job_session
-from synapse_replication.pipeline.wire_lines import find_recordings, read_recordings
+from synapse_replication.pipeline.source.frames import scan_rows
+from synapse_replication.pipeline.spark.failures import short_failures
+from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, lazy_session
+from synapse_replication.pipeline.workspace import load, open_workspace
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-#: The number of steps in addition to those of an audit: start Spark, count, draw.
-_STEPS: Final = 3
+#: The number of steps in addition to those of an audit: count, draw.
+_STEPS: Final = 2
 
 
 def run_report(
@@ -46,7 +46,7 @@ def run_report(
     identify: bool = False,
     master: str | None = None,
 ) -> Path:
-    """Write a report in a new Spark session, and return the path of its page.
+    """Write a report, and return the path of its page.
 
     :param out: the folder to create.
     :param findings: the folder of an audit's findings, to be used instead of a new
@@ -58,37 +58,45 @@ def run_report(
     :raises PipelineError: if an input cannot be read, ``window`` is too short for the
         period, Java or PySpark cannot be used, or the report cannot be written.
     """
-    # Check the arguments first, because starting Spark takes a while.
+    # Check the arguments first, because reading takes a while.
     folder = new_folder(out)
-    if archive:
-        open_archive(archive)
+    archived = open_snapshot(archive) if archive else None
+    given = None if findings is None else read_findings(findings)
     audits = settings is not None and findings is None and with_audit
     with (
+        short_failures(),
         JobProgress(sys.stderr, _STEPS + AUDIT_STEPS * audits) as progress,
-        contextlib.ExitStack() as stack,
+        lazy_session(
+            "synapse-replication report",
+            master=master,
+            settings=SCHEDULES_ONLY,
+            progress=progress,
+        ) as spark,
+        open_workspace() as workspace,
     ):
-        session = stack.enter_context(
-            job_session(
-                "synapse-replication report",
-                master=master,
-                settings=SCHEDULES_ONLY,
-                progress=progress,
-            )
-        )
-        archived = read_archive(session, archive, verify=audits) if archive else None
-        inputs = _read(session, settings, archived, recordings, findings, stack)
         if audits:
             assert settings is not None
             # Audit the version of the archive that the rest of the report describes.
-            audit = audited(
-                session,
+            given = audited(
                 settings,
                 recordings=recordings,
                 archive=archived,
+                spark=spark,
                 begin=progress.begin,
             )
-            inputs = _add_audit(inputs, settings, stack.enter_context(audit))
         progress.begin("count rows and lines")
+        load_lines(workspace, LINE_COLUMNS, recordings, archived, spark)
+        has_wire = bool(recordings)
+        if archived is not None:
+            has_wire = has_wire or bool(archived.wire_files)
+            load(workspace, "rows", ROWS, archived.rows(*ROW_COLUMNS).batches())
+        elif settings is not None:
+            load(workspace, "rows", ROWS, scan_rows(settings, *ROW_COLUMNS).batches())
+        else:
+            load(workspace, "rows", ROWS, ())
+        has_rows = archived is not None or settings is not None
+        sources = _sources(settings, archived, recordings, audits=audits)
+        inputs = ReportInputs(workspace, has_rows, has_wire, given, sources)
         data = collect_report(inputs, window_s=window, identify=identify)
         progress.begin("draw plots")
         write_report(data, folder)
@@ -119,58 +127,23 @@ def write_report(data: ReportData, folder: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _read(
-    session: SparkSession,
+def _sources(
     settings: PipelineSettings | None,
-    archived: ArchivedTables | None,
+    archived: Snapshot | None,
     recordings: Sequence[str],
-    findings: str | None,
-    stack: contextlib.ExitStack,
-) -> ReportInputs:
+    *,
+    audits: bool,
+) -> list[str]:
     sources = []
-    rows = wire = None
-    given = find_recordings(recordings)
+    name = (
+        "" if settings is None else f"database {settings.conninfo.get('dbname', '')}"
+    ).strip()
     if archived is not None:
-        sources.append(f"rows and recordings of the archive {archived.uri}")
-        rows = archived.keys(*ABOUT)
-        wire = archived.wire.select(*WIRE_SCHEMA.names)
-        # Do not count recordings of the archive twice.
-        given = [path for path in given if archived.lacks(path)]
-        if not recordings and wire.isEmpty():
-            wire = None
+        sources.append(f"rows and recordings of the archive {archived.store.uri}")
     elif settings is not None:
-        sources.append(f"rows that the {_name_of(settings)} has now")
-        # Cache the rows: otherwise, each query would read the database again.
-        rows = with_names(read_rows(session, settings)).persist()
-        stack.callback(rows.unpersist)
-    if given:
-        sources.append(f"recordings: {', '.join(map(str, given))}")
-        recorded = read_recordings(session, given)
-        wire = recorded if wire is None else wire.unionByName(recorded)
-    return ReportInputs(
-        rows,
-        wire,
-        None if findings is None else _read_findings(session, findings),
-        sources,
-    )
-
-
-def _add_audit(
-    inputs: ReportInputs, settings: PipelineSettings, findings: DataFrame
-) -> ReportInputs:
-    source = f"an audit of the {_name_of(settings)}"
-    return attrs.evolve(inputs, findings=findings, sources=[*inputs.sources, source])
-
-
-def _name_of(settings: PipelineSettings) -> str:
-    return f"database {settings.conninfo.get('dbname', '')}".strip()
-
-
-def _read_findings(session: SparkSession, folder: str) -> DataFrame:
-    path = Path(folder).absolute() / "findings.parquet"
-    if not path.exists():
-        raise PipelineError(
-            f"--findings {folder}: the folder has no findings.parquet, which "
-            "'pipeline audit --out' writes"
-        )
-    return session.read.schema(FINDINGS_SCHEMA).parquet(f"file://{path}")
+        sources.append(f"rows that the {name} has now")
+    if recordings:
+        sources.append(f"recordings: {', '.join(recordings)}")
+    if audits:
+        sources.append(f"an audit of the {name}")
+    return sources

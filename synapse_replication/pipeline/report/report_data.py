@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
+from synapse_replication.pipeline.audit.findings import Finding
+
 #: The most windows into which :func:`choose_window` divides a span, unless the span is
 #: too long for all lengths.
 MAX_WINDOWS = 120
@@ -138,20 +140,6 @@ class Hot:
 
 
 @attrs.frozen(kw_only=True)
-class FindingLine:
-    """A finding of an audit, without its evidence, which may contain names."""
-
-    kind: str
-    severity: str
-    stream: str | None
-    instance_name: str | None
-    first_token: int | None
-    last_token: int | None
-    count: int
-    message: str
-
-
-@attrs.frozen(kw_only=True)
 class Notes:
     """The findings of one kind in one stream that do not indicate a fault.
 
@@ -203,7 +191,7 @@ class ReportData:
     events: Sequence[StreamEvent] = ()
     event_count: int = 0
     commands: Sequence[CommandCount] = ()
-    findings: Sequence[FindingLine] | None = None
+    findings: Sequence[Finding] | None = None
     notes: Sequence[Notes] = ()
     finding_count: dict[str, int] = attrs.Factory(dict)
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from synapse_replication.pipeline.local import local_batches
+import pyarrow as pa
+
+from synapse_replication.pipeline.json_rows import json_rows
+from synapse_replication.pipeline.scan import Scan
+from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.offsets import offsets_to_json
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
+from synapse_replication.pipeline.source.partitions import Part
 from synapse_replication.pipeline.source.planning import Planner
-from synapse_replication.pipeline.source.reading import read_parts
-from synapse_replication.pipeline.tables import RowForm
+from synapse_replication.pipeline.source.reading import connected, read_part
+from synapse_replication.pipeline.tables import KEY_COLUMNS, RowForm
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -39,45 +44,50 @@ def read_rows(
     return session.read.format("synapse_replication").options(**given).load()
 
 
-def map_rows(
-    session: SparkSession,
-    settings: PipelineSettings,
-    work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-    schema: str,
-    form: RowForm = RowForm.NONE,
-    **options: str,
-) -> DataFrame:
-    """Apply a function to the rows in the database, in the tasks that read them.
+def scan_rows(settings: PipelineSettings, *columns: str, **options: str) -> Scan:
+    """Plan a read of rows in the database.
 
-    Only the results of the function are passed to Spark, not the rows. If there are few
-    rows, they are read in this process, before the function returns.
-
-    :param work: called in each task with the batches of the data source.
-    :param schema: the columns of the batches that ``work`` yields.
-    :param form: which columns to read.
+    :param columns: columns of ROWS_SCHEMA, and text columns such as ``room_id``, which
+        are null for streams that lack them.
     :param options: options of the data source, for instance ``streams``.
+    :return: ``stream`` and ``columns``.
     :raises PipelineError: if an option is invalid, or the database cannot be reached.
     """
-    given = {**reader_options(settings), "rows": form.value, **options}
-    checked = SourceOptions.parse(given)
+    checked = SourceOptions.parse({**reader_options(settings), **options})
     plan = Planner(checked, continuous=False).batch()
-    if len(plan.tasks) <= 1:
-        rows = (
-            batch
-            for parts in plan.tasks
-            for batch in read_parts(plan.conninfo, parts, form)
-        )
-        return local_batches(session, schema, work(rows))
+    known = ROWS_SCHEMA.names
+    schema = pa.schema(
+        [
+            ROWS_SCHEMA.field(name) if name in known else pa.field(name, pa.string())
+            for name in ("stream", *columns)
+        ]
+    )
+    read = functools.partial(_read_columns, plan.conninfo, schema)
+    ids = sum(part.size for parts in plan.tasks for part in parts)
+    return Scan(schema, plan.tasks, read, ids)
 
-    def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column("id").to_pylist():
-                yield from work(read_parts(plan.conninfo, plan.tasks[number], form))
 
-    count = len(plan.tasks)
-    # Create a partition for each number, so that no shuffle is needed.
-    numbers = session.range(0, count, numPartitions=max(count, 1))
-    return numbers.mapInArrow(read, schema)
+def _read_columns(
+    conninfo: Mapping[str, Any], schema: pa.Schema, parts: Sequence[Part]
+) -> Iterator[pa.RecordBatch]:
+    only_keys = set(schema.names) <= {"stream", *KEY_COLUMNS}
+    with connected(conninfo) as connection:
+        for part in parts:
+            for batch in read_part(
+                connection, conninfo, part, with_columns=not only_keys
+            ):
+                columns = [_column(part, batch, field) for field in schema]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(part: Part, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    if field.name == "stream":
+        return pa.repeat(pa.scalar(part.stream.name), batch.num_rows)
+    if field.name == "row":
+        return json_rows(part.stream.table, batch)
+    if field.name in batch.schema.names:
+        return batch.column(field.name).cast(field.type)
+    return pa.nulls(batch.num_rows, field.type)
 
 
 def latest_token(settings: PipelineSettings, **options: str) -> str:

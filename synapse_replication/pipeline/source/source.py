@@ -21,9 +21,10 @@ from pyspark.sql.datasource import (
     Filter,
     InputPartition,
 )
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from synapse_replication.pipeline.schemas import ROWS_SCHEMA
+from synapse_replication.pipeline.schemas import ROW_KEYS_SCHEMA, ROWS_SCHEMA
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.source.pushdown import EVERYTHING, push_filters
@@ -55,9 +56,8 @@ class SynapseReplicationDataSource(DataSource):
             (stream,) = options.streams
             # Return the DDL text unparsed: a Python worker has no session to parse it.
             return options.catalog[stream].table.spark_ddl
-        if options.form is RowForm.NONE:
-            return StructType([field for field in ROWS_SCHEMA if field.name != "row"])
-        return ROWS_SCHEMA
+        has_content = options.form is RowForm.JSON
+        return from_arrow_schema(ROWS_SCHEMA if has_content else ROW_KEYS_SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for a batch query."""

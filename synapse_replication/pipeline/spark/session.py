@@ -7,11 +7,12 @@ docs/pipeline.rst says how to run jobs on a cluster, and how to change Spark's s
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,6 +146,32 @@ def job_session(
             progress.unwatch()
         if not existed:
             session.stop()
+
+
+@contextlib.contextmanager
+def lazy_session(
+    app_name: str,
+    *,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    progress: JobProgress,
+) -> Iterator[Callable[[], SparkSession]]:
+    """Yield a function that returns the session of :func:`job_session`.
+
+    The first call starts Spark, as a further step of the job.
+    """
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def spark() -> SparkSession:
+            progress.expect(1)
+            return stack.enter_context(
+                job_session(
+                    app_name, master=master, settings=settings, progress=progress
+                )
+            )
+
+        yield spark
 
 
 #: Settings for sessions that are short, or whose tasks work mostly in Python. In such

@@ -16,7 +16,8 @@ from deltalake import DeltaTable
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive import frames, repair
+from synapse_replication.pipeline import scan
+from synapse_replication.pipeline.archive import repair
 from synapse_replication.pipeline.archive.damage import (
     ArchivedFile,
     DamagedFile,
@@ -27,6 +28,7 @@ from synapse_replication.pipeline.archive.progress import PlainReporter
 from synapse_replication.pipeline.archive.purges import purge_days
 from synapse_replication.pipeline.archive.repair import Repair, repair_archive
 from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
+from synapse_replication.pipeline.archive.snapshot import open_snapshot
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.testing.servers import shared_postgres
@@ -127,14 +129,18 @@ class RepairTests(SynchronousTestCase):
                 self.assertIn("archive --repair", str(caught.exception))
             if "CRC" in reason:
                 # Check the files in tasks.
-                self.patch(frames, "FEW_IDS", 0)
-            read = read_archive(shared_session(), self.archive, verify=True)
-            (damaged,) = read.damaged
+                self.patch(scan, "FEW_IDS", 0)
+            snapshot = open_snapshot(self.archive).verified(shared_session)
+            (damaged,) = snapshot.damaged
             self.assertIn(reason, str(damaged))
             self.assertIn("receipts: the file", str(damaged))
             self.assertIn(f"tokens {file.tokens[0]} to", str(damaged))  # type: ignore[index]
             self.assertEqual(
-                read.streams["receipts"].count(), ROUNDS * 30 - damaged.file.rows
+                sum(
+                    batch.num_rows
+                    for batch in snapshot.typed_rows("receipts").batches()
+                ),
+                ROUNDS * 30 - damaged.file.rows,
             )
             (repaired,) = self.repair()
             self.assertEqual((repaired.rows, repaired.lost), (file.rows, 0))
@@ -222,12 +228,12 @@ class RepairTests(SynchronousTestCase):
         done: list[str] = []
 
         def find_and_archive(
-            store: ArchiveStore, files: list[ArchivedFile], *, complete: bool
+            store: ArchiveStore, files: list[ArchivedFile]
         ) -> list[DamagedFile]:
             if files[0].table == "receipts" and not done:
                 add_rows(self.dsn, 30)
                 done.append(self.run_archive())
-            return find_damage(store, files, complete=complete)
+            return find_damage(store, files)
 
         self.patch(repair, "find_damage", find_and_archive)
         with self.assertRaises(PipelineError) as caught:

@@ -10,10 +10,12 @@ import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.audit.facts import AuditFacts, read_facts
+from synapse_replication.pipeline.audit.findings import Finding
 from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
 from synapse_replication.storage.schema.deltas import DELTAS
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
+from tests.pipeline.audits import Found, found
 
 _SCHEMA = """
 CREATE TABLE orders (id bigint NOT NULL PRIMARY KEY, item text);
@@ -32,6 +34,11 @@ ORDERS = TableStream(
     writers=["a"],
     negative=True,
 )
+
+
+def _fields(finding: Finding) -> Found:
+    (fields,) = found([finding])
+    return fields
 
 
 class FactsTests(SynchronousTestCase):
@@ -93,19 +100,20 @@ class FactsTests(SynchronousTestCase):
         value.
         """
         self.sql("SELECT setval('orders_seq', 5)")
-        (found,) = self.facts().findings
-        kind, severity, stream, _, first, last, count, text, evidence = found
-        self.assertEqual((kind, severity), ("sequence_behind", "error"))
-        self.assertEqual((stream, first, last, count), ("orders", 6, 9, 4))
-        self.assertTrue(text.startswith("orders: "), text)
-        self.assertEqual(json.loads(evidence)["sequence_value"], 5)
+        (finding,) = self.facts().findings
+        self.assertEqual(
+            _fields(finding), ("sequence_behind", "error", "orders", None, 6, 9, 4)
+        )
+        self.assertTrue(finding.message.startswith("orders: "), finding.message)
+        self.assertEqual(json.loads(finding.evidence)["sequence_value"], 5)
 
     def test_position_ahead(self) -> None:
         """A position ahead of the sequence is reported with the ids between them."""
         self.sql("INSERT INTO stream_positions VALUES ('orders', 'a', -25)")
-        (found,) = self.facts().findings
-        self.assertEqual(found[0], "position_ahead")
-        self.assertEqual(found[2:7], ("orders", "a", 21, 25, 5))
+        (finding,) = self.facts().findings
+        self.assertEqual(
+            _fields(finding), ("position_ahead", "error", "orders", "a", 21, 25, 5)
+        )
 
     def test_unknown_writer(self) -> None:
         """
@@ -113,10 +121,11 @@ class FactsTests(SynchronousTestCase):
         reported.
         """
         self.sql("INSERT INTO stream_positions VALUES ('orders', 'b', -7)")
-        (found,) = self.facts().findings
-        self.assertEqual(found[0], "unknown_writer")
-        self.assertEqual(found[2:7], ("orders", "b", 7, 7, 1))
-        self.assertEqual(json.loads(found[8])["stored"], {"a": None, "b": -7})
+        (finding,) = self.facts().findings
+        self.assertEqual(
+            _fields(finding), ("unknown_writer", "warning", "orders", "b", 7, 7, 1)
+        )
+        self.assertEqual(json.loads(finding.evidence)["stored"], {"b": -7})
 
     def test_undeclared_writers(self) -> None:
         """Stored positions of a stream that every instance may write are ignored."""
@@ -131,5 +140,5 @@ class FactsTests(SynchronousTestCase):
     def test_without_positions(self) -> None:
         """A missing table of positions is reported once, for no particular stream."""
         self.sql("DROP TABLE stream_positions")
-        (found,) = self.facts().findings
-        self.assertEqual((found[0], found[2]), ("positions_missing", None))
+        (finding,) = self.facts().findings
+        self.assertEqual(_fields(finding)[:3], ("positions_missing", "error", None))

@@ -5,20 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pyspark.sql import functions as sf
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.audit.findings import (
-    SAMPLES,
     SEVERITIES,
+    Finding,
     Kind,
     Severity,
-    finding,
-    sample,
+    to_json,
+    worst_first,
 )
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
-from tests.pipeline.audits import evidence, found, rows_of
-from tests.pipeline.shared_session import shared_session
 
 _DOCS = Path(__file__).parents[3] / "docs" / "pipeline.rst"
 
@@ -43,60 +40,30 @@ class KindTests(SynchronousTestCase):
 
 
 class FindingTests(SynchronousTestCase):
-    """Tests for the rows of findings."""
+    """Tests for the fields and the order of findings."""
 
-    def setUp(self) -> None:
-        self.frame = shared_session().createDataFrame(
-            [
-                ("row_gone", "events", None, 3, 9, 2),
-                ("token_ahead", "caches", "w", 4, 4, 1),
-            ],
-            "kind string, stream string, instance_name string, first int, last int, "
-            "count int",
-        )
+    def test_row(self) -> None:
+        """A finding is converted to a row with the published columns, and back."""
+        finding = Finding(kind=Kind.ROW_GONE, stream="events", message="x", evidence="")
+        self.assertEqual(set(finding.to_row()), set(FINDINGS_SCHEMA.names))
+        self.assertEqual(finding.to_row()["severity"], "info")
+        self.assertEqual(Finding.from_row(finding.to_row()), finding)
 
-    def test_columns(self) -> None:
-        """
-        An omitted parameter is the column of its name; a null name is an unknown
-        writer.
-        """
-        findings = self.frame.select(
-            *finding(
-                Kind.ROW_GONE,
-                first=sf.lit(1),
-                message=[sf.col("instance_name"), " has ", sf.col("count")],
-                evidence={"n": sf.col("last")},
-            )
-        )
+    def test_worst_first(self) -> None:
+        """Errors come first, then warnings; the token decides last."""
+        kinds = (Kind.ROW_GONE, Kind.UNKNOWN_WRITER, Kind.TOKEN_AHEAD)
+        findings = [
+            Finding(kind=kind, first_token=token, message="x", evidence="")
+            for kind in kinds
+            for token in (9, None, 3)
+        ]
         self.assertEqual(
-            [field.dataType for field in findings.schema.fields],
-            [field.dataType for field in FINDINGS_SCHEMA.fields],
-        )
-        self.assertEqual(
-            found(findings),
-            [
-                ("row_gone", "info", "caches", "w", 1, 4, 1),
-                ("row_gone", "info", "events", None, 1, 9, 2),
-            ],
-        )
-        self.assertEqual(
-            {row.message for row in rows_of(findings)},
-            {"an unknown writer has 2", "w has 1"},
-        )
-        self.assertCountEqual(evidence(findings), [{"n": 9}, {"n": 4}])
-
-    def test_kind_of_each_row(self) -> None:
-        """The kind may be a column; each kind has its own severity."""
-        findings = self.frame.select(
-            *finding(sf.col("kind"), message=["x"], evidence={"n": sf.lit(1)})
-        )
-        self.assertEqual(
-            {row.kind: row.severity for row in rows_of(findings)},
-            {"row_gone": "info", "token_ahead": "error"},
+            [(each.kind, each.first_token) for each in worst_first(findings)],
+            [(kind, token) for kind in reversed(kinds) for token in (None, 3, 9)],
         )
 
-    def test_sample(self) -> None:
-        """A sample has the first few items in order, however many items there are."""
-        ids = shared_session().range(30, 0, -1).withColumn("rank", sf.col("id"))
-        (row,) = ids.agg(sample(sf.col("rank"), sf.col("id")).alias("s")).collect()
-        self.assertEqual([each.id for each in row.s], list(range(1, SAMPLES + 1)))
+    def test_nulls(self) -> None:
+        """Evidence omits fields whose values are null, at any depth."""
+        self.assertEqual(
+            to_json({"a": None, "rows": [{"b": 1, "c": None}]}), '{"rows": [{"b": 1}]}'
+        )

@@ -14,7 +14,6 @@ from pyarrow import dataset
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.audit import audit_command
-from synapse_replication.pipeline.audit import job as audit
 from tests.pipeline.archives import archive_database
 from tests.pipeline.audits import (
     artificial_database,
@@ -23,7 +22,6 @@ from tests.pipeline.audits import (
     problems_of,
     write_recording,
 )
-from tests.pipeline.shared_session import shared_session
 from tests.support.recordings import FULL_RECORDING
 
 REAL_STREAMS = Path(__file__).parents[1] / "data" / "real_streams.sql.gz"
@@ -39,8 +37,6 @@ class AuditTests(SynchronousTestCase):
     """Tests for the whole job."""
 
     def setUp(self) -> None:
-        # The command uses the session that is running.
-        shared_session()
         self.folder = Path(self.mktemp()).absolute()
         self.folder.mkdir()
 
@@ -199,7 +195,6 @@ class AuditTests(SynchronousTestCase):
         If the database or the archive cannot be read, this is reported immediately,
         with exit status 2 instead of 1.
         """
-        self.patch(audit, "job_session", None)
         for args in (
             ["--dsn", "host=127.0.0.1 port=1 password=hush"],
             ["--dsn", real_dsn(), "--archive", self.folder],

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from random import Random
 from typing import Any
 
-from pyspark.sql import DataFrame
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.audit.checks.announced import (
-    announced_absent,
-    not_seen_findings,
-)
-from synapse_replication.pipeline.audit.checks.ids import (
-    gap_findings,
-    gone_findings,
-    two_writers_findings,
-)
-from synapse_replication.pipeline.audit.checks.wire import (
-    order_findings,
-    reset_findings,
-)
-from synapse_replication.pipeline.schemas import ROWS_SCHEMA
-from tests.pipeline.audits import (
-    TOKENS_SCHEMA,
-    found,
-    ids_of_rows,
-    make_rows,
-    tokens_of,
-)
-from tests.pipeline.shared_session import shared_session
+from synapse_replication.pipeline.audit.checks import LOST, OF_IDS, OF_WIRE
+from tests.pipeline.audits import Deployment, Key, found, lines_of
 from tests.simulation.cluster import Cluster
 from tests.simulation.runner import Run
 from tests.simulation.topology import (
@@ -51,43 +29,35 @@ class SimulatedTests(SynchronousTestCase):
         Whatever the faults are, and however often a recorder is disconnected, there is
         no error.
         """
-        rows: list[Any] = []
-        tokens: list[Any] = []
+        rows: list[Key] = []
+        lines: list[Any] = []
         for seed in SEEDS:
-            lines, stored = _simulate(seed)
+            texts, stored = _simulate(seed)
             rows += [(f"{seed}.{stream}", *row) for stream, *row in stored]
-            whole = list(tokens_of(lines, f"{seed}"))
-            tokens += [_of_seed(seed, token) for token in whole]
-            tokens += [
-                _of_seed(seed, ("cut", *token[1:]))
-                for token in _without_outages(seed, whole)
+            whole = lines_of(texts, f"{seed}")
+            lines += [_of_seed(seed, line) for line in whole]
+            lines += [
+                _of_seed(seed, ("cut", *line[1:]))
+                for line in _without_outages(seed, whole)
             ]
-        session = shared_session()
-        wire = session.createDataFrame(tokens, TOKENS_SCHEMA).cache()
-        self.addCleanup(wire.unpersist)
         persisted, idempotent, in_memory = (
             [f"{seed}.{name}" for seed in SEEDS for name in names]
             for names in ([t.name for t in TABLES], [CACHES], [MEMORY_STREAM])
         )
-        tables = session.createDataFrame(rows, ROWS_SCHEMA)
-        ids = ids_of_rows(tables, make_rows(), wire, persisted).cache()
-        self.addCleanup(ids.unpersist)
-
-        lost = announced_absent(ids, wire, idempotent, {}).collect()
-        findings = reduce(
-            DataFrame.unionByName,
-            [
-                order_findings(wire, persisted, idempotent),
-                reset_findings(wire, in_memory),
-                two_writers_findings(ids),
-                not_seen_findings(ids, wire, idempotent, {}),
-                gap_findings(ids),
-                gone_findings(ids),
-            ],
+        deployment = Deployment(
+            tables=rows,
+            lines=lines,
+            persisted=persisted,
+            idempotent=idempotent,
+            in_memory=in_memory,
         )
+        with deployment.workspace() as database:
+            lost = database.execute(LOST).fetchall()
+            seen = found(
+                each for check in (*OF_IDS, *OF_WIRE) for each in check.run(database)
+            )
 
         self.assertEqual(lost, [])
-        seen = found(findings)
         self.assertEqual([each for each in seen if each[1] != "info"], [])
         # The faults did occur.
         self.assertLessEqual(
@@ -113,24 +83,24 @@ def _simulate(seed: int) -> tuple[list[str], list[Any]]:
 
 def _stored(cluster: Cluster) -> list[Any]:
     return [
-        (table.name, row.instance_name, row.stream_id, 0, f'["{row.values[0]}"]', None)
+        (table.name, row.instance_name, row.stream_id)
         for table in TABLES
         for row in cluster.database.rows[table.table]
     ]
 
 
-def _without_outages(seed: int, tokens: list[Any]) -> list[Any]:
-    """Remove the tokens that a recorder would miss while it is disconnected."""
+def _without_outages(seed: int, lines: list[Any]) -> list[Any]:
+    """Remove the lines that a recorder would miss while it is disconnected."""
     random = Random(seed)
     received, is_up = [], True
-    for token in tokens:
+    for line in lines:
         if random.random() < 0.02:
             is_up = not is_up
         if is_up:
-            received.append(token)
+            received.append(line)
     return received
 
 
-def _of_seed(seed: int, token: tuple[Any, ...]) -> tuple[Any, ...]:
-    recording, number, t, stream, *rest = token
-    return (f"{seed}.{recording}", number, t, f"{seed}.{stream}", *rest)
+def _of_seed(seed: int, line: tuple[Any, ...]) -> tuple[Any, ...]:
+    recording, number, t, command, stream, *rest = line
+    return (f"{seed}.{recording}", number, t, command, f"{seed}.{stream}", *rest)

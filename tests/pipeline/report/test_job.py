@@ -5,17 +5,25 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
 from click.testing import CliRunner
-from pyspark.sql import DataFrame, functions as sf
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.report import report_command
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.report.counts import ReportInputs, collect_report
+from synapse_replication.pipeline.audit.findings import Finding, Kind, Severity
+from synapse_replication.pipeline.lines import lines_schema
+from synapse_replication.pipeline.report import queries
+from synapse_replication.pipeline.report.counts import (
+    LINE_COLUMNS,
+    ROWS as ROWS_SCHEMA,
+    ReportInputs,
+    collect_report,
+)
 from synapse_replication.pipeline.report.report_data import (
     BatchBucket,
     Hot,
@@ -24,13 +32,8 @@ from synapse_replication.pipeline.report.report_data import (
     ReportData,
     WriterTotal,
 )
-from synapse_replication.pipeline.report.wire_rows import since_beginning, stream_events
-from synapse_replication.pipeline.schemas import (
-    FINDINGS_SCHEMA,
-    ROWS_SCHEMA,
-    WIRE_SCHEMA,
-)
-from tests.pipeline.shared_session import shared_session
+from synapse_replication.pipeline.workspace import rows_of
+from tests.pipeline.audits import load_rows
 
 UTC = datetime.timezone.utc
 BEGINNING = datetime.datetime(2026, 1, 31, tzinfo=UTC)
@@ -40,22 +43,24 @@ def at(seconds: float) -> datetime.datetime:
     return BEGINNING + datetime.timedelta(seconds=seconds)
 
 
-def make_frame(values: Iterable[tuple[Any, ...]], schema: Any) -> DataFrame:
-    return shared_session().createDataFrame(list(values), schema)
+#: Seconds, command, stream, writer, token, previous token and row of a line.
+Line = tuple[Any, ...]
 
 
-def make_wire(lines: Iterable[tuple[Any, ...]]) -> DataFrame:
-    """Return a recording as a frame.
-
-    :param lines: seconds, command, stream, writer, token, previous token and row of
-        each line.
-    """
+def make_workspace(
+    rows: Sequence[tuple[Any, ...]], lines: Iterable[Line]
+) -> duckdb.DuckDBPyConnection:
+    """Return a database with the tables of the queries."""
     recorded = []
     for number, line in enumerate(lines, 1):
         seconds, command, stream, writer, token, previous, row = line
-        head = ("a.jsonl", number, float(seconds), at(seconds), "x", command)
-        recorded.append((*head, stream, writer, token, previous, row, command or ""))
-    return make_frame(recorded, WIRE_SCHEMA)
+        head = ("a.jsonl", number, float(seconds), at(seconds), command)
+        recorded.append((*head, stream, writer, token, previous, row, command is None))
+    database = duckdb.connect()
+    database.execute("SET TimeZone = 'UTC'")
+    load_rows(database, "rows", ROWS_SCHEMA, rows)
+    load_rows(database, "wire", lines_schema(LINE_COLUMNS), recorded)
+    return database
 
 
 def event(room: str) -> str:
@@ -64,15 +69,15 @@ def event(room: str) -> str:
 
 ROWS = [
     # Three tokens of w1, with 1, 1 and 3 rows; the last token is in another window.
-    ("events", "w1", 10, 0, event("!a"), at(0.5)),
-    ("events", "w1", 11, 0, event("!a"), at(0.75)),
-    ("events", "w1", 13, 0, event("!b"), at(61)),
-    ("events", "w1", 13, 1, '["state", ["!b", "t", "k", null]]', at(61)),
-    ("events", "w1", 13, 2, '["state-all", ["!a"]]', at(61)),
-    ("events", "w2", 12, 0, event("!b"), at(1)),
+    ("events", "w1", 10, 0, at(0.5), "!a", None),
+    ("events", "w1", 11, 0, at(0.75), "!a", None),
+    ("events", "w1", 13, 0, at(61), "!b", None),
+    ("events", "w1", 13, 1, at(61), "!b", None),
+    ("events", "w1", 13, 2, at(61), "!a", None),
+    ("events", "w2", 12, 0, at(1), "!b", None),
     # The table does not record the time of writing.
-    ("push_rules", "w1", 3, 0, '["@u:x"]', None),
-    ("push_rules", "w1", 4, 0, '["@u:x"]', None),
+    ("push_rules", "w1", 3, 0, None, None, "@u:x"),
+    ("push_rules", "w1", 4, 0, None, None, "@u:x"),
 ]
 
 WIRE = [
@@ -96,17 +101,24 @@ WIRE = [
 @functools.cache
 def collected() -> ReportData:
     """
-    Return the report of these rows and lines; collect it once, because Spark is slow.
+    Return the report of these rows and lines, which is collected once.
     """
     findings = [
-        ("id_without_row", "info", "events", "w1", 2, 4, 3, "3 ids have no row", "{}"),
-        ("announced_absent", "error", "events", "w1", 7, 7, 1, "7 is missing", "{}"),
+        Finding(
+            kind=Kind.ID_WITHOUT_ROW,
+            stream="events",
+            count=3,
+            message="3 ids have no row",
+            evidence="{}",
+        ),
+        Finding(kind=Kind.ANNOUNCED_ABSENT, message="7 is missing", evidence="{}"),
     ]
     inputs = ReportInputs(
-        make_frame(ROWS, ROWS_SCHEMA),
-        make_wire(WIRE),
-        make_frame(findings, FINDINGS_SCHEMA),
-        ["tests"],
+        make_workspace(ROWS, WIRE),
+        has_rows=True,
+        has_wire=True,
+        findings=findings,
+        sources=["tests"],
     )
     return collect_report(inputs, window_s=60, identify=True, now=BEGINNING)
 
@@ -251,7 +263,7 @@ class CollectTests(SynchronousTestCase):
     def test_findings(self) -> None:
         """Errors and warnings are listed individually, notes in groups."""
         data = collected()
-        self.assertEqual([f.severity for f in data.findings or ()], ["error"])
+        self.assertEqual([f.severity for f in data.findings or ()], [Severity.ERROR])
         self.assertEqual(
             data.notes,
             [
@@ -272,7 +284,8 @@ class CollectTests(SynchronousTestCase):
         The first POSITION is neither, nor is one that repeats a known token, nor is one
         after late rows of ``caches``.
         """
-        wire = make_wire(
+        database = make_workspace(
+            [],
             [
                 (0, "POSITION", "events", "w1", 9, 9, None),
                 (1, "RDATA", "events", "w1", 10, None, "[]"),
@@ -284,11 +297,11 @@ class CollectTests(SynchronousTestCase):
                 (7, "RDATA", "caches", "w1", 61, None, "[]"),
                 (8, "RDATA", "caches", "w1", 57, None, "[]"),
                 (9, "POSITION", "caches", "w1", 61, 61, None),
-            ]
+            ],
         )
         found = [
             (row["kind"], row["stream"], row["known"], row["line_number"])
-            for row in stream_events(wire).orderBy("line_number").collect()
+            for row in rows_of(database, f"FROM ({queries.EVENTS}) ORDER BY ALL")
         ]
         self.assertEqual(
             found, [("catch-up", "events", 12, 5), ("reset", "typing", 649, 7)]
@@ -302,7 +315,6 @@ class RecordingAloneTests(SynchronousTestCase):
         """
         The page shows times since the beginning of the recording, no lag, and no names.
         """
-        shared_session()
         lines = [
             (100.0, "POSITION events w1 9 9"),
             (160.5, f"RDATA events w1 10 {event('!secret:x')}"),
@@ -334,16 +346,45 @@ class RecordingAloneTests(SynchronousTestCase):
 
     def test_damaged_line(self) -> None:
         """A damaged line, whose ``t`` is 0, does not move the beginning."""
-        wire = make_wire(
+        database = make_workspace(
+            [],
             [
                 (0.0, None, None, None, None, None, None),
                 (100.0, "POSITION", "events", "w1", 9, 9, None),
                 (160.5, "RDATA", "events", "w1", 10, None, event("!a")),
-            ]
+            ],
         )
-        timed = since_beginning(wire).orderBy("line_number")
-        times = timed.select(sf.col("received_ts").cast("double")).collect()
+        database.execute(queries.SINCE_BEGINNING)
+        times = database.execute(
+            "SELECT epoch(received_ts) FROM wire ORDER BY line_number"
+        ).fetchall()
         self.assertEqual([seconds for (seconds,) in times], [None, 0.0, 60.5])
+
+    def test_names(self) -> None:
+        """Without rows, rooms and users come from the recorded rows of any kind."""
+        rows = [
+            ("events", event("!a")),
+            ("events", '["state", ["!b", "t", "k", null]]'),
+            ("events", '["state-all", ["!a"]]'),
+            ("push_rules", '["@u:x"]'),
+            ("receipts", '["!b", "m.read", "@u:x", "$e", null, {}]'),
+        ]
+        lines = [
+            (number, "RDATA", stream, "w1", number, None, row)
+            for number, (stream, row) in enumerate(rows)
+        ]
+        inputs = ReportInputs(
+            make_workspace([], lines),
+            has_rows=False,
+            has_wire=True,
+            findings=None,
+            sources=[],
+        )
+        data = collect_report(inputs, identify=True)
+        self.assertEqual(
+            [(hot.name, hot.rows) for hot in data.hottest],
+            [("!a", 2), ("!b", 2), ("@u:x", 2)],
+        )
 
     def test_nothing_to_report(self) -> None:
         """Without any input, the error names the options; the exit status is 2."""
@@ -355,8 +396,14 @@ class RecordingAloneTests(SynchronousTestCase):
 
     def test_too_many_windows(self) -> None:
         """A window that is too short for the duration is an error."""
-        rows = [("events", "w1", n, 0, "[]", at(n * 86_400)) for n in (1, 9)]
-        inputs = ReportInputs(make_frame(rows, ROWS_SCHEMA), None, None, [])
+        rows = [("events", "w1", n, 0, at(n * 86_400), None, None) for n in (1, 9)]
+        inputs = ReportInputs(
+            make_workspace(rows, []),
+            has_rows=True,
+            has_wire=False,
+            findings=None,
+            sources=[],
+        )
         error = self.assertRaises(
             PipelineError, collect_report, inputs, window_s=1, now=BEGINNING
         )

@@ -5,22 +5,18 @@ The rows and partitions are tested without Spark in ``test_planning``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.settings import settings_of_dsn
-from synapse_replication.pipeline.source.frames import map_rows
+from synapse_replication.pipeline.source.frames import scan_rows
 from synapse_replication.pipeline.spark.failures import short_failures
-from synapse_replication.pipeline.tables import RowForm
 from tests.pipeline.extracts import by_writer, extract_dsn, read, server
 from tests.pipeline.shared_session import shared_session
 from tests.storage.synapse_extract import ON_THE_WIRE
-
-_KEYS = pa.schema([pa.field("stream", pa.string()), pa.field("stream_id", pa.int64())])
 
 
 class SourceTests(SynchronousTestCase):
@@ -31,7 +27,7 @@ class SourceTests(SynchronousTestCase):
         The rows of each stream are those that its writers sent, in the same order.
         """
         frame = read(extract_dsn())
-        self.assertEqual(frame.schema, ROWS_SCHEMA)
+        self.assertEqual(frame.schema, from_arrow_schema(ROWS_SCHEMA))
         found = by_writer(frame)
         for key, rows in ON_THE_WIRE.items():
             if key[0] != "account_data":
@@ -80,24 +76,18 @@ class SourceTests(SynchronousTestCase):
         self.assertEqual(frame.count(), everything)
         self.assertEqual(caches.union(events).count(), sum(counts))
 
-    def test_mapped_rows(self) -> None:
-        """A function is applied to the same rows in one process and in tasks."""
+    def test_scanned_rows(self) -> None:
+        """A scan has the same rows in this process and in tasks."""
         settings = settings_of_dsn(extract_dsn())
-        schema = "stream string, stream_id bigint"
-
-        def keys(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                yield batch.select(["stream", "stream_id"]).cast(_KEYS)
-
-        def found(**options: str) -> list[tuple[object, ...]]:
-            frame = map_rows(
-                shared_session(), settings, keys, schema, RowForm.NONE, **options
-            )
-            return sorted(map(tuple, frame.collect()))
-
-        here = found()
-        self.assertEqual(len(here), read(extract_dsn()).count())
-        self.assertEqual(found(numPartitions="3"), here)
+        columns = ("stream_id", "row", "room_id")
+        scan = scan_rows(settings, *columns, numPartitions="3")
+        here = pa.Table.from_batches(scan.batches(), scan.schema).to_pylist()
+        there = scan.frame(shared_session()).collect()
+        rows = read(extract_dsn()).select("stream", "stream_id", "row").collect()
+        keys = sorted(tuple(row.values()) for row in here if row.pop("room_id") or True)
+        self.assertEqual(keys, sorted(map(tuple, rows)))
+        self.assertEqual(sorted(tuple(row)[:3] for row in there), keys)
+        self.assertIn("!r", {row["room_id"] for row in there})
 
     def test_nothing_to_read(self) -> None:
         """A query that matches no stream returns no rows."""

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.audit.checks.notable`."""
+"""Tests for :mod:`synapse_replication.pipeline.audit.notable`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.audit.checks.notable import (
+from synapse_replication.pipeline.audit.notable import (
     NOTABLE_SCHEMA,
     Bounds,
     notable,
 )
-from synapse_replication.pipeline.audit.checks.sightings import Source
+from synapse_replication.pipeline.audit.sightings import Source
 
 #: Stream, id, writer, source, and index of the row within its token.
 _Sighting = tuple[str, int, str | None, Source, int]

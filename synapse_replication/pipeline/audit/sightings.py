@@ -17,20 +17,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: The columns of packed sightings, for Spark. All sightings of a stream with the same
-#: ``bucket`` are compared in one task.
-PACKED_SCHEMA: Final = "stream string, bucket long, sightings binary"
-
-#: The number of low bits in which the ids of a bucket may differ.
-BUCKET_BITS: Final = 18
-
-_ARROW_SCHEMA: Final = pa.schema(
+#: The columns of packed sightings. All sightings of a stream with the same ``bucket``
+#: are compared in one task.
+PACKED_SCHEMA: Final = pa.schema(
     [
         pa.field("stream", pa.string()),
         pa.field("bucket", pa.int64()),
         pa.field("sightings", pa.binary()),
     ]
 )
+
+#: The number of low bits in which the ids of a bucket may differ.
+BUCKET_BITS: Final = 18
 
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
@@ -66,13 +64,13 @@ def pack(
             found += _packed(
                 stream, of_stream, source, bucket_bits, named=stream not in nameless
             )
-        columns = list(zip(*found, strict=True)) or [()] * len(_ARROW_SCHEMA)
+        columns = list(zip(*found, strict=True)) or [()] * len(PACKED_SCHEMA)
         yield pa.RecordBatch.from_arrays(
             [
                 pa.array(values, field.type)
-                for values, field in zip(columns, _ARROW_SCHEMA, strict=True)
+                for values, field in zip(columns, PACKED_SCHEMA, strict=True)
             ],
-            schema=_ARROW_SCHEMA,
+            schema=PACKED_SCHEMA,
         )
 
 

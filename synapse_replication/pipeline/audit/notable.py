@@ -16,23 +16,33 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synapse_replication.pipeline.audit.checks.sightings import Source
+from synapse_replication.pipeline.audit.sightings import Source
 
 #: Maps a stream to the least and the greatest relevant id.
 Bounds = Mapping[str, tuple[int, int]]
 
-#: The columns that describe an id; see :func:`.ids.known_ids`.
+#: The columns that describe an id.
 NOTABLE_SCHEMA: Final = pa.schema(
     [
         pa.field("stream", pa.string()),
         pa.field("stream_id", pa.int64()),
+        # The least and the greatest name of the id's writers in tables and archive:
+        # they differ only if several writers used the id, and are null if the writer is
+        # unknown.
         pa.field("first_writer", pa.string()),
         pa.field("last_writer", pa.string()),
+        # The instance that sent the id, the one with the least name if there are
+        # several; null if the id was not sent. It is not always the writer, because
+        # some instances send the rows of all instances.
         pa.field("sender", pa.string()),
         pa.field("in_tables", pa.bool_()),
         pa.field("archived", pa.bool_()),
         pa.field("sent", pa.bool_()),
+        # Whether two archived rows, maybe of two writers, have the id and the same
+        # ``row_index``.
         pa.field("repeated", pa.bool_()),
+        # The last id of the run of consecutive ids that begins with this id, and its
+        # writer, or its sender if the writer is unknown; null for other ids.
         pa.field("run_last", pa.int64()),
         pa.field("run_last_writer", pa.string()),
     ]

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.audit.checks.sightings`."""
+"""Tests for :mod:`synapse_replication.pipeline.audit.sightings`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.audit.checks.sightings import Source, pack, unpack
+from synapse_replication.pipeline.audit.sightings import Source, pack, unpack
 
 _Row = tuple[str, str, int, int]
 

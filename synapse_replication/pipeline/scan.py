@@ -1,0 +1,104 @@
+"""Reads of many rows, divided into tasks: for this process, or for Spark's executors.
+
+Few rows are read in this process, because starting Spark takes longer than reading
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Up to this number of ids, reading in the driver's process takes less time than
+#: starting Spark's Python workers.
+FEW_IDS: Final = 250_000
+
+Batches = Iterator[pa.RecordBatch]
+
+
+@attrs.frozen
+class Scan:
+    """Rows to read.
+
+    :ivar schema: the columns of the batches.
+    :ivar tasks: the argument of ``read`` for each task.
+    :ivar read: returns the batches of a task. It is sent to executors.
+    :ivar ids: the approximate number of rows.
+    """
+
+    schema: pa.Schema
+    tasks: Sequence[Any]
+    read: Callable[[Any], Batches]
+    ids: int
+
+    @property
+    def is_small(self) -> bool:
+        """Whether reading in this process is faster than starting Spark."""
+        return self.ids <= FEW_IDS
+
+    def then(self, work: Callable[[Batches], Batches], schema: pa.Schema) -> Scan:
+        """Return the scan whose tasks also apply a function to their batches.
+
+        :param work: called in each task; it yields batches with ``schema``.
+        """
+        read = self.read
+        return Scan(schema, self.tasks, lambda task: work(read(task)), self.ids)
+
+    def batches(self) -> Batches:
+        """Read all tasks in this process, one after the other."""
+        for task in self.tasks:
+            yield from self.read(task)
+
+    def collect(self, spark: Callable[[], SparkSession]) -> Batches:
+        """Read all tasks in this process or, unless there are few rows, on executors.
+
+        :param spark: returns the session.
+        """
+        if self.is_small:
+            yield from self.batches()
+        else:
+            yield from self.frame(spark()).toArrow().to_batches()
+
+    def frame(self, session: SparkSession) -> DataFrame:
+        """Return a frame; each query of the frame runs the tasks on executors."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        if not self.tasks:
+            return table_frame(session, self.schema.empty_table())
+        tasks, read = self.tasks, self.read
+
+        def run(numbers: Batches) -> Batches:
+            for batch in numbers:
+                for number in batch.column("id").to_pylist():
+                    yield from read(tasks[number])
+
+        # Create a partition for each number, so that no shuffle is needed.
+        numbers = session.range(0, len(tasks), numPartitions=len(tasks))
+        return numbers.mapInArrow(run, from_arrow_schema(self.schema))
+
+
+def table_frame(session: SparkSession, table: pa.Table) -> DataFrame:
+    """Return a frame of a few rows, which are part of the query plan.
+
+    Spark knows its rows when it plans a query, and removes operations on an empty
+    frame. A frame created from a list would be evaluated in a Python worker, once for
+    each query.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return session.createDataFrame(table, from_arrow_schema(table.schema))
+
+
+def grouped(items: Sequence[Any], count: int) -> list[Sequence[Any]]:
+    """Divide items among at most ``count`` tasks, adjacent items among different ones.
+
+    Adjacent files have similar sizes.
+    """
+    count = min(len(items), count)
+    return [items[number::count] for number in range(count)]
