@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import msgspec
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.tables import (
@@ -123,7 +124,8 @@ def select_streams(
 
 def declared_to_json(declared: Iterable[TableStream]) -> str:
     """Encode declared streams for a process that does not read the configuration."""
-    return json.dumps([attrs.asdict(_of_declaration(stream)) for stream in declared])
+    streams = [attrs.asdict(_of_declaration(stream)) for stream in declared]
+    return json.dumps(streams, default=msgspec.to_builtins)
 
 
 def declared_from_json(text: str) -> list[CatalogStream]:
