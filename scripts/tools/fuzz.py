@@ -39,8 +39,8 @@ with atheris.instrument_imports(include=["synapse_replication"]):
         parse_message,
     )
     from synapse_replication.wire.rdata import (
-        InterleavedRun,
-        RdataRun,
+        InterleavedGroup,
+        RdataGroup,
         RefusedLine,
         read_lines,
     )
@@ -141,9 +141,9 @@ def check_length(error: Exception) -> None:
 def read_as_lines(data: bytes) -> None:
     """Read data as lines of the wire."""
     for item in read_lines(data.split(b"\n")):
-        if isinstance(item, RdataRun):
+        if isinstance(item, RdataGroup):
             assert len(item.tokens) == len(item.rows)
-        elif isinstance(item, InterleavedRun):
+        elif isinstance(item, InterleavedGroup):
             assert len(item.tokens) == len(item.rows) == len(item.instance_names)
         elif isinstance(item, RefusedLine):
             check_length(item.error)

@@ -21,8 +21,8 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.wire import commands
 from synapse_replication.wire.rdata import (
-    InterleavedRun,
-    RdataRun,
+    InterleavedGroup,
+    RdataGroup,
     ReceivedItem,
     RefusedLine,
 )
@@ -58,7 +58,7 @@ class ForeignHandler:
     """Adapts a host's command handler, which receives single commands.
 
     :param original: the host's handler.
-    :param run_as_background_process: runs the awaitable that a method of the handler
+    :param run_as_background_process: groups the awaitable that a method of the handler
         returns.
     :param observer: receives the failures of the handler.
     """
@@ -102,20 +102,22 @@ class ForeignHandler:
         for item in items:
             if isinstance(item, RefusedLine):
                 connection.close_with_error(str(item.error))
-            elif isinstance(item, RdataRun):
+            elif isinstance(item, RdataGroup):
                 self._dispatch_rows(connection, item)
-            elif isinstance(item, InterleavedRun):
-                for run in item.runs():
-                    self._dispatch_rows(connection, run)
+            elif isinstance(item, InterleavedGroup):
+                for group in item.groups():
+                    self._dispatch_rows(connection, group)
             else:
                 self._dispatch(
                     connection, item.NAME, commands.encode_command(item), item
                 )
 
-    def _dispatch_rows(self, connection: ReplicationConnection, run: RdataRun) -> None:
-        for token, row in zip(run.tokens, run.rows, strict=True):
+    def _dispatch_rows(
+        self, connection: ReplicationConnection, group: RdataGroup
+    ) -> None:
+        for token, row in zip(group.tokens, group.rows, strict=True):
             text = "batch" if token is None else str(token)
-            head = f"RDATA {run.stream_name} {run.instance_name} {text} "
+            head = f"RDATA {group.stream_name} {group.instance_name} {text} "
             self._dispatch(connection, "RDATA", head.encode() + row)
 
     def _dispatch(

@@ -53,8 +53,8 @@ from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.stream import CheckedStream, Stream
 from synapse_replication.wire import commands
 from synapse_replication.wire.rdata import (
-    InterleavedRun,
-    RdataRun,
+    InterleavedGroup,
+    RdataGroup,
     ReceivedItem,
     RefusedLine,
 )
@@ -125,8 +125,8 @@ class ReplicationCommandHandler:
                     "its host's get_streams() does not return that stream; add it there"
                 )
         self._item_handlers: dict[type[ReceivedItem], Callable[[Link, Any], None]] = {
-            RdataRun: self._handle_rows,
-            InterleavedRun: self._handle_interleaved,
+            RdataGroup: self._handle_rows,
+            InterleavedGroup: self._handle_interleaved,
             RefusedLine: self._handle_refused_line,
         }
 
@@ -270,41 +270,41 @@ class ReplicationCommandHandler:
                 is_answered = True
             self._item_handlers.get(type(item), self._handle_command)(link, item)
 
-    def _handle_rows(self, link: Link, run: RdataRun) -> None:
-        receiver = self._receivers.get(run.stream_name)
-        if run.instance_name == self._instance_name:
+    def _handle_rows(self, link: Link, group: RdataGroup) -> None:
+        receiver = self._receivers.get(group.stream_name)
+        if group.instance_name == self._instance_name:
             reason = DiscardReason.OWN_ECHO
         elif receiver is None:
             reason = DiscardReason.UNKNOWN_STREAM
-        elif not self._admits(run.stream_name, run.instance_name):
+        elif not self._admits(group.stream_name, group.instance_name):
             reason = DiscardReason.UNDECLARED_WRITER
         else:
-            receiver.enqueue_rows(link, run)
+            receiver.enqueue_rows(link, group)
             return
         self._observer.observe(
-            Discarded(run.stream_name, run.instance_name, reason, len(run.rows))
+            Discarded(group.stream_name, group.instance_name, reason, len(group.rows))
         )
 
-    def _handle_interleaved(self, link: Link, run: InterleavedRun) -> None:
-        receiver = self._receivers.get(run.stream_name)
+    def _handle_interleaved(self, link: Link, group: InterleavedGroup) -> None:
+        receiver = self._receivers.get(group.stream_name)
         if receiver is None or not all(
-            self._admits(run.stream_name, name) for name in set(run.instance_names)
+            self._admits(group.stream_name, name) for name in set(group.instance_names)
         ):
-            for of_writer in run.runs():
+            for of_writer in group.groups():
                 self._handle_rows(link, of_writer)
             return
-        if self._instance_name in run.instance_names:
-            others = run.without(self._instance_name)
+        if self._instance_name in group.instance_names:
+            others = group.without(self._instance_name)
             self._observer.observe(
                 Discarded(
-                    run.stream_name,
+                    group.stream_name,
                     self._instance_name,
                     DiscardReason.OWN_ECHO,
-                    len(run.rows) - len(others.rows),
+                    len(group.rows) - len(others.rows),
                 )
             )
-            run = others
-        receiver.enqueue_interleaved(link, run)
+            group = others
+        receiver.enqueue_interleaved(link, group)
 
     def _admits(self, stream_name: str, instance_name: str) -> bool:
         """Return whether an instance is admitted as a writer of a stream.
@@ -491,10 +491,10 @@ class ReplicationCommandHandler:
         """Enqueue a single parsed row."""
         link = self.sender.links.get(connection)
         if link is not None:
-            run = RdataRun(
+            group = RdataGroup(
                 command.stream_name,
                 command.instance_name,
                 [command.token],
                 [encode_json(command.row)],
             )
-            self._handle_rows(link, run)
+            self._handle_rows(link, group)

@@ -49,8 +49,8 @@ from synapse_replication.streams.stream import (
 )
 from synapse_replication.wire.commands import Command, PositionCommand
 from synapse_replication.wire.rdata import (
-    InterleavedRun,
-    RdataRun,
+    InterleavedGroup,
+    RdataGroup,
     ReceivedItem,
     RefusedLine,
     read_lines,
@@ -254,21 +254,21 @@ class _Replay:
         if any(_why_unparsable(item) is not None for item in items):
             self._find_unparsable(records)
         for item in items:
-            if isinstance(item, RdataRun):
+            if isinstance(item, RdataGroup):
                 self._count_rows(item)
-            elif isinstance(item, InterleavedRun):
-                for run in item.runs():
-                    self._count_rows(run)
+            elif isinstance(item, InterleavedGroup):
+                for group in item.groups():
+                    self._count_rows(group)
             elif isinstance(item, PositionCommand):
                 key = item.stream_name, item.instance_name
                 self._begun.add(key)
                 self._unfinished.discard(key)
             self._handler.received(self._connection, [item])
 
-    def _count_rows(self, run: RdataRun) -> None:
-        key = name, writer = run.stream_name, run.instance_name
-        self.report.rdata_rows[name] += len(run.rows)
-        for token in run.tokens:
+    def _count_rows(self, group: RdataGroup) -> None:
+        key = name, writer = group.stream_name, group.instance_name
+        self.report.rdata_rows[name] += len(group.rows)
+        for token in group.tokens:
             if token is None:
                 self._unfinished.add(key)
             elif key in self._unfinished:
@@ -306,7 +306,7 @@ def _why_unparsable(item: ReceivedItem) -> RemoteProtocolError | None:
     """
     if isinstance(item, RefusedLine):
         return item.error
-    if isinstance(item, (RdataRun, InterleavedRun)):
+    if isinstance(item, (RdataGroup, InterleavedGroup)):
         try:
             for row in item.rows:
                 decode_json(row)

@@ -35,8 +35,8 @@ from synapse_replication.wire.commands import Command, encode_command
 from synapse_replication.wire.connection import CloseReason
 from synapse_replication.wire.extension import CHANNEL
 from synapse_replication.wire.rdata import (
-    InterleavedRun,
-    RdataRun,
+    InterleavedGroup,
+    RdataGroup,
     ReceivedItem,
     RefusedLine,
     read_lines,
@@ -172,7 +172,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         observer = self.factory.observer
         counts: dict[str, int] = {}
         for item in items:
-            if isinstance(item, (RdataRun, InterleavedRun)):
+            if isinstance(item, (RdataGroup, InterleavedGroup)):
                 counts["RDATA"] = counts.get("RDATA", 0) + len(item.rows)
             elif isinstance(item, RefusedLine):
                 observer.observe(LineRefused(self.name, item.error))

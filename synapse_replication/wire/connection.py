@@ -70,8 +70,8 @@ from synapse_replication.wire.extension import (
 )
 from synapse_replication.wire.pending import PendingLimit, PendingLines
 from synapse_replication.wire.rdata import (
-    InterleavedRun,
-    RdataRun,
+    InterleavedGroup,
+    RdataGroup,
     ReceivedItem,
     RefusedLine,
     read_lines,
@@ -250,7 +250,7 @@ class LineConnection:
         for item in items:
             if not self.is_open:
                 return
-            if isinstance(item, (RdataRun, InterleavedRun)):
+            if isinstance(item, (RdataGroup, InterleavedGroup)):
                 if self._needs_name("RDATA"):
                     self._reject(received, no_name_error(), now)
                     return

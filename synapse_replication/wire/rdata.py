@@ -1,10 +1,10 @@
-"""RDATA lines in bulk: parses them into runs of rows, and encodes rows as lines.
+"""RDATA lines in bulk: parses them into groups of rows, and encodes rows as lines.
 
 Theory of operation: nearly every line of a busy link is RDATA, so these lines are not
 parsed into commands one by one. :func:`read_lines` receives the lines that arrived
-together and groups the RDATA lines by stream into runs, which are parallel lists of
-tokens and rows: an :class:`RdataRun` if all rows are from one writer, an
-:class:`InterleavedRun`, with a list of the writers, if they are from several. The rows
+together and collects the RDATA lines of a stream in groups, which are parallel lists of
+tokens and rows: an :class:`RdataGroup` if all rows are from one writer, an
+:class:`InterleavedGroup`, with a list of the writers, if they are from several. Rows
 remain JSON text, which is the most compact form for a queue; the consumer of the queue
 decodes them with the row type of their stream. Other lines become commands. An invalid
 line, whether RDATA or not, becomes a :class:`RefusedLine`. Empty lines are skipped.
@@ -46,11 +46,11 @@ _MAX_HEAD = 1024
 _SAFE_DIGITS = 18
 
 
-class RdataRun(Struct):
+class RdataGroup(Struct):
     """Rows of one writer of one stream that arrived together.
 
     :ivar tokens: the token of each row; ``None`` for all but the last row of a batch.
-        A batch may continue in a later run of the same writer.
+        A batch may continue in a later group of the same writer.
     :ivar rows: the JSON text of each row, not validated yet. The list is as long as
         ``tokens``.
     """
@@ -61,12 +61,12 @@ class RdataRun(Struct):
     rows: list[bytes] = field(default_factory=list)
 
 
-class InterleavedRun(Struct):
+class InterleavedGroup(Struct):
     """Rows of several writers of one stream that arrived together.
 
     :ivar instance_names: the writer of each row. The list is as long as ``tokens``.
-    :ivar tokens: see :class:`RdataRun`.
-    :ivar rows: see :class:`RdataRun`.
+    :ivar tokens: see :class:`RdataGroup`.
+    :ivar rows: see :class:`RdataGroup`.
     """
 
     stream_name: str
@@ -74,31 +74,31 @@ class InterleavedRun(Struct):
     tokens: list[int | None]
     rows: list[bytes]
 
-    def part(self, start: int, end: int) -> InterleavedRun:
-        """Return a run of ``rows[start:end]``."""
-        return InterleavedRun(
+    def part(self, start: int, end: int) -> InterleavedGroup:
+        """Return a group of ``rows[start:end]``."""
+        return InterleavedGroup(
             self.stream_name,
             self.instance_names[start:end],
             self.tokens[start:end],
             self.rows[start:end],
         )
 
-    def without(self, instance_name: str) -> InterleavedRun:
-        """Return a run without the rows of one writer. It may be empty."""
+    def without(self, instance_name: str) -> InterleavedGroup:
+        """Return a group without the rows of one writer. It may be empty."""
         kept = [name != instance_name for name in self.instance_names]
-        return InterleavedRun(
+        return InterleavedGroup(
             self.stream_name,
             list(compress(self.instance_names, kept)),
             list(compress(self.tokens, kept)),
             list(compress(self.rows, kept)),
         )
 
-    def runs(self) -> Iterator[RdataRun]:
-        """Split into runs of consecutive rows of one writer, in order."""
+    def groups(self) -> Iterator[RdataGroup]:
+        """Split into groups of consecutive rows of one writer, in order."""
         start = 0
         for instance_name, of_writer in groupby(self.instance_names):
             end = start + sum(1 for _ in of_writer)
-            yield RdataRun(
+            yield RdataGroup(
                 self.stream_name,
                 instance_name,
                 self.tokens[start:end],
@@ -121,24 +121,25 @@ class RefusedLine(Struct, frozen=True):
     instance_name: str | None = None
 
 
-ReceivedItem: TypeAlias = RdataRun | InterleavedRun | Command | RefusedLine
+ReceivedItem: TypeAlias = RdataGroup | InterleavedGroup | Command | RefusedLine
 
 
 def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
     """Parse lines that arrived together.
 
-    All runs end at each command other than RDATA, and at each invalid line. Empty lines
-    are skipped. Never raises: for an invalid line, a :class:`RefusedLine` is returned.
+    All groups end at each command other than RDATA, and at each invalid line. Empty
+    lines are skipped. Never raises: for an invalid line, a :class:`RefusedLine` is
+    returned.
 
     :param lines: in the order of arrival, without their ends.
     """
     # This function is long, because calling functions for each received line would slow
     # down the hot path.
     items: list[ReceivedItem] = []
-    # For each stream, the run to which rows can still be added.
-    open_runs: dict[bytes, _OpenRun] = {}
+    # For each stream, the group to which rows can still be added.
+    open_groups: dict[bytes, _OpenGroup] = {}
     names: dict[bytes, str] = {}
-    # The open run of the last row's stream, unpacked; see _OpenRun.
+    # The open group of the last row's stream, unpacked; see _OpenGroup.
     last_stream: bytes | None = None
     first_writer = b""
     writers: list[str] | None = None
@@ -155,10 +156,10 @@ def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
                     else _read_token(text)
                 )
                 if stream != last_stream:
-                    known = open_runs.get(stream)
+                    known = open_groups.get(stream)
                     if known is None:
-                        known = _begin_run(stream, writer, items)
-                        open_runs[stream] = known
+                        known = _begin_group(stream, writer, items)
+                        open_groups[stream] = known
                     first_writer, writers, tokens, rows, _ = known
                     last_stream = stream
                 if writers is not None:
@@ -168,8 +169,8 @@ def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
                     writers.append(name)
                 elif writer != first_writer:
                     names[writer] = _read_name(writer)
-                    open_runs[stream] = _interleave(open_runs[stream], items)
-                    writers = open_runs[stream][1]
+                    open_groups[stream] = _interleave(open_groups[stream], items)
+                    writers = open_groups[stream][1]
                     assert writers is not None
                     writers.append(names[writer])
             except ValueError as error:
@@ -186,29 +187,31 @@ def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
             items.append(older or _read_other_line(line, words))
         else:
             continue
-        open_runs.clear()
+        open_groups.clear()
         last_stream = None
     return items
 
 
 #: The first writer's name as bytes; the writer of each row, or ``None`` if one writer
-#: wrote all of them; the tokens; the rows; and the run's index among the items.
-_OpenRun: TypeAlias = tuple[bytes, list[str] | None, list[int | None], list[bytes], int]
+#: wrote all of them; the tokens; the rows; and the group's index among the items.
+_OpenGroup: TypeAlias = tuple[
+    bytes, list[str] | None, list[int | None], list[bytes], int
+]
 
 
-def _begin_run(stream: bytes, writer: bytes, items: list[ReceivedItem]) -> _OpenRun:
-    run = RdataRun(_read_name(stream), _read_name(writer))
-    items.append(run)
-    return writer, None, run.tokens, run.rows, len(items) - 1
+def _begin_group(stream: bytes, writer: bytes, items: list[ReceivedItem]) -> _OpenGroup:
+    group = RdataGroup(_read_name(stream), _read_name(writer))
+    items.append(group)
+    return writer, None, group.tokens, group.rows, len(items) - 1
 
 
-def _interleave(known: _OpenRun, items: list[ReceivedItem]) -> _OpenRun:
-    """Replace a run of one writer with a run of several writers."""
+def _interleave(known: _OpenGroup, items: list[ReceivedItem]) -> _OpenGroup:
+    """Replace a group of one writer with a group of several writers."""
     first_writer, _, tokens, rows, index = known
-    run = items[index]
-    assert isinstance(run, RdataRun)
-    writers = [run.instance_name] * len(tokens)
-    items[index] = InterleavedRun(run.stream_name, writers, tokens, rows)
+    group = items[index]
+    assert isinstance(group, RdataGroup)
+    writers = [group.instance_name] * len(tokens)
+    items[index] = InterleavedGroup(group.stream_name, writers, tokens, rows)
     return first_writer, writers, tokens, rows, index
 
 
@@ -222,7 +225,7 @@ def _read_token(text: bytes) -> int | None:
     return None if text == _BATCH else parse_token(text.decode())
 
 
-def _read_older_row(line: bytes) -> RdataRun | None:
+def _read_older_row(line: bytes) -> RdataGroup | None:
     """Return the row of an RDATA line without the writer, as older peers send it."""
     try:
         fields = older_row(line.decode().partition(" ")[2])
@@ -230,7 +233,9 @@ def _read_older_row(line: bytes) -> RdataRun | None:
             return None
         stream_name, instance_name, token, row = fields
         tokens = [_read_token(token.encode())]
-        return RdataRun(check_name(stream_name), instance_name, tokens, [row.encode()])
+        return RdataGroup(
+            check_name(stream_name), instance_name, tokens, [row.encode()]
+        )
     except ValueError:
         return None
 

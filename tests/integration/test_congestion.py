@@ -21,7 +21,7 @@ from synapse_replication.tcp.factory import (
 )
 from synapse_replication.wire.connection import CloseReason
 from synapse_replication.wire.pending import PendingLimit
-from synapse_replication.wire.rdata import RdataRun, ReceivedItem, rdata_lines
+from synapse_replication.wire.rdata import RdataGroup, ReceivedItem, rdata_lines
 from tests.tcp.doubles import RecordingObserver
 
 #: Text of a row.
@@ -73,7 +73,7 @@ class Reader:
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None:
         for item in items:
-            if isinstance(item, RdataRun):
+            if isinstance(item, RdataGroup):
                 self.tokens += item.tokens
                 self._arrived(len(self.tokens))
 

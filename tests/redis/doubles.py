@@ -30,7 +30,7 @@ from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReaderFactory, new_reader
 from synapse_replication.wire.commands import PositionCommand, ReplicateCommand
-from synapse_replication.wire.rdata import RdataRun, ReceivedItem
+from synapse_replication.wire.rdata import RdataGroup, ReceivedItem
 
 _INFO = b"id=7 addr=203.0.113.7:4711 laddr=192.0.2.1:6379 fd=8 name= age=0\n"
 #: The answer of Redis to CLIENT INFO.
@@ -164,7 +164,7 @@ class RecordingHandler:
     ) -> None:
         self.chunks.append(items)
         for item in items:
-            if isinstance(item, RdataRun) and self._live:
+            if isinstance(item, RdataGroup) and self._live:
                 for token in item.tokens:
                     assert token is not None
                     if token > self.seen + 1:

@@ -20,7 +20,7 @@ from synapse_replication.redis.resp import encode
 from synapse_replication.redis.subscriber import MAX_LINE_LENGTH, RedisSubscriber
 from synapse_replication.transport.buffers import DEFAULT_READ
 from synapse_replication.wire.commands import RemoteServerUpCommand, UserIpCommand
-from synapse_replication.wire.rdata import RdataRun, RefusedLine
+from synapse_replication.wire.rdata import RdataGroup, RefusedLine
 from tests.redis.doubles import MemoryLink, position, rdata
 
 if TYPE_CHECKING:
@@ -104,14 +104,14 @@ class RedisSubscriberTests(SynchronousTestCase):
         for start in range(0, len(data), 65536):
             memory.deliver_data(1, data[start : start + 65536])
         first, refused, last = memory.handler.items[before:]
-        self.assertIsInstance(first, RdataRun)
+        self.assertIsInstance(first, RdataGroup)
         assert isinstance(refused, RefusedLine)
         self.assertEqual(
             (refused.stream_name, refused.instance_name), ("events", "writer")
         )
         self.assertIn(f"{len(row)} bytes", str(refused.error))
         self.assertLess(len(str(refused.error)), 200)
-        self.assertIsInstance(last, RdataRun)
+        self.assertIsInstance(last, RdataGroup)
 
     def test_behind(self) -> None:
         """
@@ -152,11 +152,11 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertEqual(
             first,
             [
-                RdataRun("events", "writer", [1, 2], [b"[1]", b"[2]"]),
+                RdataGroup("events", "writer", [1, 2], [b"[1]", b"[2]"]),
                 position(2),
             ],
         )
-        self.assertEqual(second, [RdataRun("events", "writer", [3], [b"[3]"])])
+        self.assertEqual(second, [RdataGroup("events", "writer", [3], [b"[3]"])])
         self.assertEqual(memory.observer.received, {"RDATA": 3, "POSITION": 1})
 
     def test_bad_line(self) -> None:
@@ -320,8 +320,8 @@ class ExtensionChannelTests(SynchronousTestCase):
         self.assertEqual(
             memory.events.all[-3:], ["received", ("extension", b"{}"), "received"]
         )
-        runs = [i for i in memory.handler.items if isinstance(i, RdataRun)]
-        self.assertEqual([run.tokens for run in runs], [[1, 2], [3]])
+        groups = [i for i in memory.handler.items if isinstance(i, RdataGroup)]
+        self.assertEqual([group.tokens for group in groups], [[1, 2], [3]])
 
     def test_message_before_the_link_is_established(self) -> None:
         """A message of the extension before the link is established is discarded."""

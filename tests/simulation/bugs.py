@@ -24,7 +24,7 @@ from synapse_replication.streams.reader import Finding, Phase, Reader, Verdict
 from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
 from synapse_replication.streams.writer_positions import WriterPositions
 from synapse_replication.wire.commands import PositionCommand
-from synapse_replication.wire.rdata import RdataRun
+from synapse_replication.wire.rdata import RdataGroup
 from tests.simulation import process
 from tests.simulation.sink import ProcessSink
 
@@ -97,14 +97,16 @@ def _makes_all_writers_live() -> AbstractContextManager[object]:
     """Accept the rows of all writers after the POSITION of one."""
     original = RowHandler.handle
 
-    def handle(self: RowHandler, link: Link, run: RdataRun) -> Awaitable[None] | None:
-        state = self._writers.get(run.instance_name).reader.links[link]
+    def handle(
+        self: RowHandler, link: Link, group: RdataGroup
+    ) -> Awaitable[None] | None:
+        state = self._writers.get(group.instance_name).reader.links[link]
         if state.phase is Phase.WAITING and any(
             writer.reader.links[link].phase is Phase.COMPLETE
             for writer in self._writers.all()
         ):
             state.phase = Phase.COMPLETE
-        return original(self, link, run)
+        return original(self, link, group)
 
     return patch.object(RowHandler, "handle", handle)
 

@@ -20,7 +20,7 @@ from synapse_replication.handlers.events import (
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationConnection
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
-from synapse_replication.wire.rdata import RdataRun, ReceivedItem
+from synapse_replication.wire.rdata import RdataGroup, ReceivedItem
 
 
 class FakeClock(TwistedClock):
@@ -74,8 +74,8 @@ class RecordingHandler:
     @property
     def rows(self) -> list[bytes]:
         """All received rows."""
-        runs = [call for call in self.calls if isinstance(call, RdataRun)]
-        return [row for run in runs for row in run.rows]
+        groups = [call for call in self.calls if isinstance(call, RdataGroup)]
+        return [row for group in groups for row in group.rows]
 
 
 class RecordingObserver(ReplicationObserver):

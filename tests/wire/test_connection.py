@@ -26,7 +26,7 @@ from synapse_replication.wire.connection import (
     Received,
     Role,
 )
-from synapse_replication.wire.rdata import RdataRun
+from synapse_replication.wire.rdata import RdataGroup
 from tests.wire.connection_case import (
     TLS_ALERT,
     TLS_CLIENT_HELLO,
@@ -74,7 +74,7 @@ class ReceiveTests(SynchronousTestCase):
             b"RDATA events w 5 [2]\nPOSITION events w 5 6\nREMOTE_SERVER_UP a\n"
         )
         items = [
-            RdataRun("events", "w", [None, 5], [b"[1]", b"[2]"]),
+            RdataGroup("events", "w", [None, 5], [b"[1]", b"[2]"]),
             PositionCommand("events", "w", 5, 6),
             RemoteServerUpCommand("a"),
         ]
@@ -97,7 +97,7 @@ class ReceiveTests(SynchronousTestCase):
             for byte in b"NAME w1\nRDATA events w 5 [2]\n"
         ]
         self.assertEqual(
-            self._join(parts).items, [RdataRun("events", "w", [5], [b"[2]"])]
+            self._join(parts).items, [RdataGroup("events", "w", [5], [b"[2]"])]
         )
         self.assertEqual(connection.peer_name, "w1")
 
@@ -118,7 +118,7 @@ class ReceiveTests(SynchronousTestCase):
             whole.refused.extend(part.refused)
             for item in part.items:
                 last = whole.items[-1] if whole.items else None
-                if isinstance(item, RdataRun) and isinstance(last, RdataRun):
+                if isinstance(item, RdataGroup) and isinstance(last, RdataGroup):
                     last.tokens.extend(item.tokens)
                     last.rows.extend(item.rows)
                 else:

@@ -8,7 +8,7 @@ from synapse_replication.errors import UnknownCommandError
 from synapse_replication.wire.commands import RemoteServerUpCommand
 from synapse_replication.wire.connection import LineConnection, Role
 from synapse_replication.wire.extension import ExtensionLine
-from synapse_replication.wire.rdata import RdataRun
+from synapse_replication.wire.rdata import RdataGroup
 
 
 class ExtensionTests(SynchronousTestCase):
@@ -87,7 +87,7 @@ class ExtensionTests(SynchronousTestCase):
                 for item in received.items:
                     if isinstance(item, ExtensionLine):
                         words.append(item.payload.decode())
-                    elif isinstance(item, RdataRun):
+                    elif isinstance(item, RdataGroup):
                         words += [str(token) for token in item.tokens]
                     elif isinstance(item, RemoteServerUpCommand):
                         words.append(item.data)

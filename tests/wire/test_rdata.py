@@ -1,4 +1,4 @@
-"""Tests of reading lines into runs of rows and commands, and of writing rows."""
+"""Tests of reading lines into groups of rows and commands, and of writing rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import UnknownCommandError, UnparsableLineError
 from synapse_replication.wire.commands import PingCommand, PositionCommand
 from synapse_replication.wire.rdata import (
-    InterleavedRun,
-    RdataRun,
+    InterleavedGroup,
+    RdataGroup,
     RefusedLine,
     rdata_lines,
     read_lines,
@@ -27,7 +27,7 @@ class ReadLinesTests(SynchronousTestCase):
     """Tests for :func:`read_lines`."""
 
     def test_rows_of_one_writer(self) -> None:
-        """Rows of one writer become one run, and are not decoded."""
+        """Rows of one writer become one group, and are not decoded."""
         lines = [
             rdata("events", "w1", None, b'["a b"]'),
             rdata("events", "w1", 5, b"[not looked at]"),
@@ -36,7 +36,7 @@ class ReadLinesTests(SynchronousTestCase):
         self.assertEqual(
             read_lines(lines),
             [
-                RdataRun(
+                RdataGroup(
                     "events",
                     "w1",
                     [None, 5, -6],
@@ -57,15 +57,15 @@ class ReadLinesTests(SynchronousTestCase):
                 ]
             ),
             [
-                RdataRun("events", "master", [None], [b"[1]"]),
-                RdataRun("events", "master", [5], [b'["a b", 1]']),
-                RdataRun("events", "master", [5], [b"x"]),
-                RdataRun("events", "w", [6], [b"[2]"]),
+                RdataGroup("events", "master", [None], [b"[1]"]),
+                RdataGroup("events", "master", [5], [b'["a b", 1]']),
+                RdataGroup("events", "master", [5], [b"x"]),
+                RdataGroup("events", "w", [6], [b"[2]"]),
             ],
         )
 
     def test_writers_keep_their_order(self) -> None:
-        """Rows of several writers of a stream become one run, in order."""
+        """Rows of several writers of a stream become one group, in order."""
         lines = [
             rdata("events", "w1", None, b"[1]"),
             rdata("events", "w2", None, b"[2]"),
@@ -75,7 +75,7 @@ class ReadLinesTests(SynchronousTestCase):
         self.assertEqual(
             read_lines(lines),
             [
-                InterleavedRun(
+                InterleavedGroup(
                     "events",
                     ["w1", "w2", "w2", "w1"],
                     [None, None, 8, 7],
@@ -86,7 +86,7 @@ class ReadLinesTests(SynchronousTestCase):
 
     def test_interleaved_streams(self) -> None:
         """
-        A stream with a single writer becomes a plain run, whatever runs other streams
+        A stream with a single writer becomes a plain run, whatever groups other streams
         become.
         """
         lines = [
@@ -99,26 +99,26 @@ class ReadLinesTests(SynchronousTestCase):
         self.assertEqual(
             read_lines(lines),
             [
-                InterleavedRun(
+                InterleavedGroup(
                     "events", ["w1", "w2", "w1"], [1, 2, 3], [b"[1]", b"[3]", b"[5]"]
                 ),
-                RdataRun("caches", "w2", [1, 2], [b"[2]", b"[4]"]),
+                RdataGroup("caches", "w2", [1, 2], [b"[2]", b"[4]"]),
             ],
         )
 
-    def test_parts_of_an_interleaved_run(self) -> None:
+    def test_parts_of_an_interleaved_group(self) -> None:
         """An interleaved run can be sliced, filtered and split by writer, in order."""
-        run = InterleavedRun(
+        group = InterleavedGroup(
             "s", ["a", "b", "b", "a"], [1, None, 2, 3], [b"1", b"2", b"3", b"4"]
         )
-        b = RdataRun("s", "b", [None, 2], [b"2", b"3"])
+        b = RdataGroup("s", "b", [None, 2], [b"2", b"3"])
         self.assertEqual(
-            list(run.runs()),
-            [RdataRun("s", "a", [1], [b"1"]), b, RdataRun("s", "a", [3], [b"4"])],
+            list(group.groups()),
+            [RdataGroup("s", "a", [1], [b"1"]), b, RdataGroup("s", "a", [3], [b"4"])],
         )
-        self.assertEqual(list(run.without("a").runs()), [b])
+        self.assertEqual(list(group.without("a").groups()), [b])
         self.assertEqual(
-            run.part(2, 9), InterleavedRun("s", ["b", "a"], [2, 3], [b"3", b"4"])
+            group.part(2, 9), InterleavedGroup("s", ["b", "a"], [2, 3], [b"3", b"4"])
         )
 
     def test_streams_are_gathered(self) -> None:
@@ -132,31 +132,31 @@ class ReadLinesTests(SynchronousTestCase):
         self.assertEqual(
             read_lines(lines),
             [
-                RdataRun("events", "w1", [1, 2], [b"[1]", b"[3]"]),
-                RdataRun("caches", "w1", [1, 2], [b"[2]", b"[4]"]),
+                RdataGroup("events", "w1", [1, 2], [b"[1]", b"[3]"]),
+                RdataGroup("caches", "w1", [1, 2], [b"[2]", b"[4]"]),
             ],
         )
 
-    def test_command_ends_runs(self) -> None:
+    def test_command_ends_groups(self) -> None:
         """Rows are not grouped across another command or a refused line."""
         row = rdata("events", "w1", 1, b"[1]")
-        run = RdataRun("events", "w1", [1], [b"[1]"])
+        group = RdataGroup("events", "w1", [1], [b"[1]"])
         position = PositionCommand("events", "w1", 1, 2)
         self.assertEqual(
-            read_lines([row, b"POSITION events w1 1 2", row]), [run, position, run]
+            read_lines([row, b"POSITION events w1 1 2", row]), [group, position, group]
         )
         before, refused, after = read_lines([row, b"FROB", row])
-        self.assertEqual([before, after], [run, run])
+        self.assertEqual([before, after], [group, group])
         self.assertIsInstance(refused, RefusedLine)
         before, refused, after = read_lines([row, b"RDATA events w1 x []", row])
-        self.assertEqual([before, after], [run, run])
+        self.assertEqual([before, after], [group, group])
 
     def test_blank_lines(self) -> None:
-        """Blank lines are skipped and do not end a run."""
+        """Blank lines are skipped and do not end a group."""
         row = rdata("events", "w1", 1, b"[1]")
         self.assertEqual(
             read_lines([b"", row, b"", row, b""]),
-            [RdataRun("events", "w1", [1, 1], [b"[1]", b"[1]"])],
+            [RdataGroup("events", "w1", [1, 1], [b"[1]", b"[1]"])],
         )
         self.assertEqual(read_lines([]), [])
 
@@ -207,14 +207,14 @@ class ReadLinesTests(SynchronousTestCase):
         """Names that are not UTF-8 are refused."""
         for line in (b"RDATA \xff w1 1 []", b"RDATA events \xff 1 []"):
             good = rdata("events", "w1", 1, b"[1]")
-            run = RdataRun("events", "w1", [1], [b"[1]"])
+            group = RdataGroup("events", "w1", [1], [b"[1]"])
             before, *refused, after = read_lines([good, line, line, good])
-            self.assertEqual([before, after], [run, run])
+            self.assertEqual([before, after], [group, group])
             self.assertEqual([type(item) for item in refused], [RefusedLine] * 2)
             # Such names are refused among rows of several writers as well.
             other = rdata("events", "w2", 2, b"[1]")
             both, refusal = read_lines([good, other, line])
-            self.assertIsInstance(both, InterleavedRun)
+            self.assertIsInstance(both, InterleavedGroup)
             self.assertIsInstance(refusal, RefusedLine)
 
     def test_empty_names(self) -> None:
@@ -239,8 +239,8 @@ class ReadLinesTests(SynchronousTestCase):
                 assert isinstance(refused, RefusedLine)
                 self.assertIsNone(refused.instance_name)
                 self.assertNotIn(name, str(refused.error))
-                self.assertEqual(first, RdataRun("events", "w1", [1], [b"[]"]))
-                self.assertEqual(last, RdataRun("events", "w1", [3], [b"[]"]))
+                self.assertEqual(first, RdataGroup("events", "w1", [1], [b"[]"]))
+                self.assertEqual(last, RdataGroup("events", "w1", [3], [b"[]"]))
 
     def test_refusals_hold_no_line(self) -> None:
         """The error of a refused line references no frame that contains the line."""
@@ -255,7 +255,7 @@ class ReadLinesTests(SynchronousTestCase):
         for token in (2**63 - 1, -(2**63), 10**18, 10**18 - 1, -1, 0):
             self.assertEqual(
                 read_lines([rdata("s", "w", token, b"[]")]),
-                [RdataRun("s", "w", [token], [b"[]"])],
+                [RdataGroup("s", "w", [token], [b"[]"])],
             )
 
     @settings(derandomize=True, deadline=None)
@@ -278,13 +278,19 @@ class ReadLinesTests(SynchronousTestCase):
         seen: list[tuple[str, str, int | None, int, int]] = []
         others = 0
         for item in read_lines(lines):
-            if isinstance(item, (RdataRun, InterleavedRun)):
-                runs = [item] if isinstance(item, RdataRun) else item.runs()
-                for run in runs:
-                    for token, row in zip(run.tokens, run.rows, strict=True):
+            if isinstance(item, (RdataGroup, InterleavedGroup)):
+                groups = [item] if isinstance(item, RdataGroup) else item.groups()
+                for group in groups:
+                    for token, row in zip(group.tokens, group.rows, strict=True):
                         index = int(row[1:-1])
                         seen.append(
-                            (run.stream_name, run.instance_name, token, index, others)
+                            (
+                                group.stream_name,
+                                group.instance_name,
+                                token,
+                                index,
+                                others,
+                            )
                         )
             else:
                 others += 1
@@ -338,10 +344,10 @@ class RdataLinesTests(SynchronousTestCase):
     )
     def test_round_trip(self, batches: list[tuple[int, list[bytes]]]) -> None:
         """Written rows are read as the same rows and tokens."""
-        [run] = read_lines(rdata_lines("events", "w1", batches))
-        assert isinstance(run, RdataRun)
-        self.assertEqual(run.rows, [row for _, rows in batches for row in rows])
+        [group] = read_lines(rdata_lines("events", "w1", batches))
+        assert isinstance(group, RdataGroup)
+        self.assertEqual(group.rows, [row for _, rows in batches for row in rows])
         self.assertEqual(
-            run.tokens,
+            group.tokens,
             [t for token, rows in batches for t in [None] * (len(rows) - 1) + [token]],
         )

@@ -33,7 +33,7 @@ from synapse_replication.wire.commands import (
     encode_command,
     parse_command_from_line,
 )
-from synapse_replication.wire.rdata import RdataRun, rdata_lines, read_lines
+from synapse_replication.wire.rdata import RdataGroup, rdata_lines, read_lines
 
 
 def parse_commands(lines: int) -> dict[str, float]:
@@ -55,7 +55,7 @@ def parse(lines: int) -> dict[str, float]:
     started = time.perf_counter()
     for chunk in chunks:
         for item in read_lines(chunk):
-            assert isinstance(item, RdataRun)
+            assert isinstance(item, RdataGroup)
             codec.decode(item.rows)
     return {"seconds": time.perf_counter() - started}
 

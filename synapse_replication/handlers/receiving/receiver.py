@@ -63,7 +63,7 @@ from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.streams.reader import Finding, Reader, Verdict
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.wire.commands import PositionCommand
-from synapse_replication.wire.rdata import InterleavedRun, RdataRun
+from synapse_replication.wire.rdata import InterleavedGroup, RdataGroup
 
 #: The most rows of a writer that are delivered late at once, and the delay before a
 #: failed attempt is repeated, in s.
@@ -173,27 +173,27 @@ class StreamReceiver:
 
     # -- received items ---------------------------------------------------------------
 
-    def enqueue_rows(self, link: Link, run: RdataRun) -> None:
+    def enqueue_rows(self, link: Link, group: RdataGroup) -> None:
         """Enqueue rows of one writer that were received together, in order."""
         name, observer = self._context.name, self._context.observer
-        observer.rows_received(name, len(run.rows))
-        if (token := run.tokens[-1]) is not None:
+        observer.rows_received(name, len(group.rows))
+        if (token := group.tokens[-1]) is not None:
             observer.position_announced(
-                name, run.instance_name, token, link.connection.name, AnnouncedBy.ROW
+                name, group.instance_name, token, link.connection.name, AnnouncedBy.ROW
             )
-        self._put_rows(link, run)
+        self._put_rows(link, group)
 
-    def enqueue_interleaved(self, link: Link, run: InterleavedRun) -> None:
+    def enqueue_interleaved(self, link: Link, group: InterleavedGroup) -> None:
         """Enqueue rows of several writers that were received together, in order."""
         name, observer = self._context.name, self._context.observer
-        observer.rows_received(name, len(run.rows))
-        newest = dict(zip(run.instance_names, run.tokens, strict=True))
+        observer.rows_received(name, len(group.rows))
+        newest = dict(zip(group.instance_names, group.tokens, strict=True))
         for instance_name, token in newest.items():
             if token is not None:
                 observer.position_announced(
                     name, instance_name, token, link.connection.name, AnnouncedBy.ROW
                 )
-        self._put_rows(link, run)
+        self._put_rows(link, group)
 
     def enqueue_lost_row(self, link: Link, instance_name: str) -> None:
         """Enqueue a marker in place of a row that could not be parsed."""
@@ -306,8 +306,8 @@ class StreamReceiver:
     def _put(self, link: Link, item: Announcement) -> None:
         self._queue.put((link, item), 1, ROW_OVERHEAD)
 
-    def _put_rows(self, link: Link, run: RdataRun | InterleavedRun) -> None:
-        self._queue.put((link, run), len(run.rows), _size_of(run))
+    def _put_rows(self, link: Link, group: RdataGroup | InterleavedGroup) -> None:
+        self._queue.put((link, group), len(group.rows), _size_of(group))
 
     def _enqueue_internal(self, item: _Internal) -> None:
         self._queue.put(item, 1, ROW_OVERHEAD)
@@ -321,9 +321,9 @@ class StreamReceiver:
         if not isinstance(queued, tuple):
             return self._consume_internal(queued)
         link, item = queued
-        if isinstance(item, RdataRun):
+        if isinstance(item, RdataGroup):
             return self._rows.handle(link, item)
-        if isinstance(item, InterleavedRun):
+        if isinstance(item, InterleavedGroup):
             return self._rows.handle_interleaved(link, item)
         writer = self._writers.get(item.instance_name)
         if writer.reader.request is not None:
@@ -442,7 +442,9 @@ class StreamReceiver:
 
     # -- parked items -----------------------------------------------------------------
 
-    def _park(self, writer: Writer, link: Link, item: RdataRun | Announcement) -> None:
+    def _park(
+        self, writer: Writer, link: Link, item: RdataGroup | Announcement
+    ) -> None:
         """Store an item until the page that is being fetched was handled."""
         writer.parked.append((link, item))
         writer.parked_size += _size_of(item)
@@ -484,7 +486,9 @@ class StreamReceiver:
                 kept.append(queued)
                 continue
             link, item = queued.item
-            for each in item.runs() if isinstance(item, InterleavedRun) else (item,):
+            for each in (
+                item.groups() if isinstance(item, InterleavedGroup) else (item,)
+            ):
                 given_up[each.instance_name] = None
                 self._give_up_parked(self._writers.find(each.instance_name))
                 self._give_up_item(link, each)
@@ -493,11 +497,11 @@ class StreamReceiver:
             kept.append(Queued(step, 1, ROW_OVERHEAD))
         return kept
 
-    def _give_up_item(self, link: Link, item: RdataRun | Announcement) -> None:
+    def _give_up_item(self, link: Link, item: RdataGroup | Announcement) -> None:
         writer = self._writers.get(item.instance_name)
         reader = writer.reader
         reader.overflow()
-        if not isinstance(item, RdataRun):
+        if not isinstance(item, RdataGroup):
             self._handle_announcement(writer, link, item)
             return
         reason = DiscardReason.CATCHING_UP
@@ -513,6 +517,6 @@ class StreamReceiver:
 
 
 def _size_of(item: Received) -> int:
-    if isinstance(item, (RdataRun, InterleavedRun)):
+    if isinstance(item, (RdataGroup, InterleavedGroup)):
         return sum(map(len, item.rows)) + len(item.rows) * ROW_OVERHEAD
     return ROW_OVERHEAD

@@ -23,7 +23,7 @@ from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
 from synapse_replication.handlers.receiving.writers import Writer, Writers
 from synapse_replication.streams.reader import Verdict
-from synapse_replication.wire.rdata import InterleavedRun, RdataRun
+from synapse_replication.wire.rdata import InterleavedGroup, RdataGroup
 
 #: The maximum number of rows in a slice. Before each further slice of the same rows,
 #: the pacer decides whether a break is due.
@@ -44,7 +44,7 @@ class RowHandler:
         writers: Writers,
         decoder: RowDecoder,
         catch_ups: CatchUps,
-        park: Callable[[Writer, Link, RdataRun], None],
+        park: Callable[[Writer, Link, RdataGroup], None],
     ) -> None:
         self._context = context
         self._writers = writers
@@ -54,35 +54,37 @@ class RowHandler:
 
     # -- one writer -------------------------------------------------------------------
 
-    def handle(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
+    def handle(self, link: Link, group: RdataGroup) -> Awaitable[None] | None:
         """Handle rows of one writer.
 
         :return: an awaitable if the rows are not handled completely yet; usually
             ``None``, so that no coroutine is created.
         """
-        writer = self._writers.find(run.instance_name)
+        writer = self._writers.find(group.instance_name)
         if writer.reader.request is not None:
-            self._park(writer, link, run)
+            self._park(writer, link, group)
             return None
-        if len(run.rows) > SLICE:
-            return self._handle_slices(writer, link, run)
-        waiting = self._handle_slice(writer, link, run.tokens, run.rows)
-        self._context.pacer.count(len(run.rows))
+        if len(group.rows) > SLICE:
+            return self._handle_slices(writer, link, group)
+        waiting = self._handle_slice(writer, link, group.tokens, group.rows)
+        self._context.pacer.count(len(group.rows))
         return waiting
 
-    async def _handle_slices(self, writer: Writer, link: Link, run: RdataRun) -> None:
+    async def _handle_slices(
+        self, writer: Writer, link: Link, group: RdataGroup
+    ) -> None:
         pacer = self._context.pacer
-        for start in range(0, len(run.rows), SLICE):
+        for start in range(0, len(group.rows), SLICE):
             if start and pacer.is_due():
                 await pacer.take_break()
-            tokens = run.tokens[start : start + SLICE]
-            rows = run.rows[start : start + SLICE]
+            tokens = group.tokens[start : start + SLICE]
+            rows = group.rows[start : start + SLICE]
             if writer.reader.request is not None:
-                rest = RdataRun(
-                    run.stream_name,
-                    run.instance_name,
-                    run.tokens[start:],
-                    run.rows[start:],
+                rest = RdataGroup(
+                    group.stream_name,
+                    group.instance_name,
+                    group.tokens[start:],
+                    group.rows[start:],
                 )
                 self._park(writer, link, rest)
                 return
@@ -155,23 +157,23 @@ class RowHandler:
 
     # -- several writers --------------------------------------------------------------
 
-    async def handle_interleaved(self, link: Link, run: InterleavedRun) -> None:
+    async def handle_interleaved(self, link: Link, group: InterleavedGroup) -> None:
         """Handle rows of several writers; decode each slice as a whole if possible."""
         # The positions to report later, not once per row: at the next break, before a
         # slice that is not decoded as a whole, or at the end.
         moved: dict[str, int] = {}
         pacer = self._context.pacer
-        for start in range(0, len(run.rows), SLICE):
+        for start in range(0, len(group.rows), SLICE):
             if start and pacer.is_due():
                 self._report_positions(moved)
                 await pacer.take_break()
-            part = run.part(start, start + SLICE)
+            part = group.part(start, start + SLICE)
             typed = None
             if None not in part.tokens and self._are_plausible(part):
                 typed = self._decoder.decode_quietly(part.rows)
             if typed is None:
                 self._report_positions(moved)
-                for of_writer in part.runs():
+                for of_writer in part.groups():
                     if (waiting := self.handle(link, of_writer)) is not None:
                         await waiting
             else:
@@ -184,7 +186,7 @@ class RowHandler:
             self._context.report_position(instance_name)
         moved.clear()
 
-    def _are_plausible(self, part: InterleavedRun) -> bool:
+    def _are_plausible(self, part: InterleavedGroup) -> bool:
         tokens = cast(list[int], part.tokens)
         greatest = max(tokens)
         return self._context.is_plausible(
@@ -194,7 +196,7 @@ class RowHandler:
     async def _handle_typed(
         self,
         link: Link,
-        part: InterleavedRun,
+        part: InterleavedGroup,
         typed: list[Any],
         moved: dict[str, int],
     ) -> None:
@@ -221,7 +223,7 @@ class RowHandler:
                     position = writer.reader.position
             if position is None or token <= position:
                 moved.pop(instance_name, None)
-                single = RdataRun(name, instance_name, [token], [part.rows[index]])
+                single = RdataGroup(name, instance_name, [token], [part.rows[index]])
                 if (waiting := self.handle(link, single)) is not None:
                     await waiting
                 continue

@@ -15,7 +15,7 @@ from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.streams.reader import Reader, ReaderPolicy
 from synapse_replication.wire.commands import PositionCommand
-from synapse_replication.wire.rdata import InterleavedRun, RdataRun
+from synapse_replication.wire.rdata import InterleavedGroup, RdataGroup
 
 
 class LostRow(Struct, frozen=True):
@@ -50,7 +50,7 @@ class ReportedEpoch(Struct, frozen=True):
 
 
 Announcement: TypeAlias = PositionCommand | ReportedPosition | ReportedEpoch | LostRow
-Received: TypeAlias = RdataRun | InterleavedRun | Announcement
+Received: TypeAlias = RdataGroup | InterleavedGroup | Announcement
 
 
 class Writer(Struct, eq=False):
@@ -67,7 +67,7 @@ class Writer(Struct, eq=False):
 
     name: str
     reader: Reader
-    parked: deque[tuple[Link, RdataRun | Announcement]] = field(default_factory=deque)
+    parked: deque[tuple[Link, RdataGroup | Announcement]] = field(default_factory=deque)
     parked_size: int = 0
     timer: DelayedCall | None = None
     resync: Resync | None = None
