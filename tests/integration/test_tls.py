@@ -203,6 +203,9 @@ class TlsTests(DeploymentTestCase):
                 )
                 self.assertNotIn("Traceback", self.log_of(log))
             self.assertNotIn("Connected", self.log_of(name))
+        # Each rejection is one warning, without a traceback of Twisted.
+        for text in ("Traceback", "#critical"):
+            self.assertNotIn(text, self.log_of("main"))
 
     def test_plain_client(self) -> None:
         """A client that does not speak TLS gets no rows, and main logs it."""
