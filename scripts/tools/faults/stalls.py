@@ -79,17 +79,24 @@ _WRITERS: Final = MappingProxyType(
 class LoggedStall:
     """A line of a log.
 
-    :ivar since: when the stall began, or the reset, in s since the Unix epoch.
+    :ivar at: when it was logged, in s since the Unix epoch.
+    :ivar seconds: for how long the stall had lasted then; 0 for a reset.
     """
 
     process: str
     writers: str
-    since: float
+    at: float
+    seconds: int
     detail: str
     reason: str
 
     def __str__(self) -> str:
         return f"{self.process}: {self.writers}: {self.reason}: {self.detail}"
+
+    @property
+    def since(self) -> float:
+        """When the stall began, or the reset, in s since the Unix epoch."""
+        return self.at - self.seconds
 
     @property
     def names(self) -> set[str]:
@@ -101,11 +108,11 @@ class LoggedStall:
 def read_stalls(process: str, log: str) -> Iterator[LoggedStall]:
     """Yield the stalls, and the resets, in the log of a process."""
     for *at, writers, seconds, detail, reason in _STALL.findall(log):
-        yield LoggedStall(
-            process, writers, _seconds(*at) - int(seconds), detail, reason
-        )
+        yield LoggedStall(process, writers, _seconds(*at), int(seconds), detail, reason)
     for *at, stream, writer, detail in _RESET.findall(log):
-        yield LoggedStall(process, f"{stream}/{writer}", _seconds(*at), detail, RESET)
+        yield LoggedStall(
+            process, f"{stream}/{writer}", _seconds(*at), 0, detail, RESET
+        )
 
 
 def _seconds(date: str, time: str, zone: str) -> float:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import time
-from datetime import datetime
 from typing import Any
 
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
+from scripts.tools.faults.stalls import RESET, LoggedStall, read_stalls
 from synapse_replication.testing.servers import PrivateRedis
 from tests.external import skip_reason
 from tests.external.synapse.real import Chat, eventually, new_deployment
@@ -27,11 +26,6 @@ SETTLE = 17.0
 #: The greatest difference in s between the beginning of a stall and what caused it.
 MARGIN = 6.5
 
-_STALL = re.compile(
-    r"^(\S+ \S+) - .* (\S+) stalled for (\d+) s: (.*?) \(See the runbook", re.MULTILINE
-)
-_RESET = re.compile(r"^(\S+ \S+) - .* Stream (\S+) of (\S+) moved back", re.MULTILINE)
-
 
 @attrs.frozen
 class _Down:
@@ -40,10 +34,6 @@ class _Down:
     name: str
     start: float
     end: float
-
-
-def _seconds(text: str) -> float:
-    return datetime.strptime(text, "%Y-%m-%d %H:%M:%S,%f").timestamp()
 
 
 class RollingChangeTests(SynchronousTestCase):
@@ -118,34 +108,24 @@ class RollingChangeTests(SynchronousTestCase):
 
     def judge(self) -> tuple[list[str], list[str]]:
         """Return the stalls and resets in the logs, and those that are false."""
-        found, false = [], []
-        for name in PROCESSES:
-            log = self.deployment.processes[name].log_tail(10**8)
-            for moment, writers, seconds, detail in _STALL.findall(log):
-                text = f"{name}: {writers} for {seconds} s: {detail}"
-                found.append(text)
-                end = _seconds(moment)
-                if not self.is_true(writers, end - int(seconds), end):
-                    false.append(text)
-            for moment, stream, writer in _RESET.findall(log):
-                text = f"{name}: {stream} of {writer} moved back"
-                found.append(text)
-                at = _seconds(moment)
-                has_restarted = any(
-                    down.name == writer and down.start <= at <= down.end + MARGIN
-                    for down in self.downs
-                )
-                is_held_in_memory = stream in ("typing", "presence", "federation")
-                if not (is_held_in_memory and has_restarted):
-                    false.append(text)
-        return found, false
+        found = [
+            report
+            for name in PROCESSES
+            for report in read_stalls(
+                name, self.deployment.processes[name].log_tail(10**8)
+            )
+        ]
+        false = [report for report in found if not self.is_true(report)]
+        return list(map(str, found)), list(map(str, false))
 
-    def is_true(self, writers: str, since: float, until: float) -> bool:
-        """Return whether the stalled writers did not run at that time."""
-        names = {each.rpartition("/")[2] for each in writers.split(", ")}
+    def is_true(self, report: LoggedStall) -> bool:
+        """Return whether a writer did not run then, or was restarted before a reset."""
+        is_reset = report.reason == RESET
+        if is_reset and not report.writers.startswith("typing/"):
+            return False
         return any(
-            names <= {down.name}
-            and down.start - MARGIN <= since
-            and until <= down.end + 1.0
+            report.names <= {down.name}
+            and down.start - MARGIN <= report.since
+            and report.at <= down.end + (MARGIN if is_reset else 1.0)
             for down in self.downs
         )

@@ -52,7 +52,7 @@ class StallTests(SynchronousTestCase):
         def judge(
             scenario: str, reason: str, writer: str, since: float = SINCE
         ) -> bool:
-            stall = LoggedStall("reader1", f"events/{writer}", since, "", reason)
+            stall = LoggedStall("reader1", f"events/{writer}", since, 0, "", reason)
             return is_true(stall, scenario, SINCE, SINCE + 10)
 
         self.assertTrue(judge("writer-frozen", "writer_gone", "event_writer1"))

@@ -15,7 +15,7 @@ POSTGRES = Fault(("postgres-restart", "pause"), {"sync1"}, 300.0, 301.0)
 def judge(
     reason: str, since: float, writers: str = "events/persister1", process: str = "m"
 ) -> bool:
-    stall = LoggedStall(process, writers, since, "", reason)
+    stall = LoggedStall(process, writers, since, 0, "", reason)
     return is_true(stall, [CUT, REDIS, POSTGRES], [400.0])
 
 
