@@ -1,0 +1,1 @@
+"""Tests with many versions of what the package is used with: ``scripts/matrix``."""
