@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 from typing_extensions import override
 
-from scripts.tools.faults.writer import REFUSED, writers_of
+from scripts.tools.faults.writer import REFUSED, delayed_calls_file, writers_of
 from synapse_replication.demo.deployment import (
     READERS,
     WRITERS,
@@ -230,6 +230,19 @@ class FaultDeployment(Deployment):
         found = re.search(rf"{key}:\s+(\d+)", status)
         assert found is not None
         return int(found[1]) / 1024
+
+    def counts_of(self, name: str) -> tuple[int, int, int | None]:
+        """Return an instance's numbers of descriptors, threads and delayed calls.
+
+        Only writers report the last of these.
+        """
+        process = Path(f"/proc/{self.processes[name].pid}")
+        calls = delayed_calls_file(self.directory, name)
+        return (
+            len(list((process / "fd").iterdir())),
+            len(list((process / "task").iterdir())),
+            int(calls.read_text() or 0) if calls.exists() else None,
+        )
 
     def refused_writes(self) -> int:
         """Count the writes that the database refused."""

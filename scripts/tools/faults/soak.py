@@ -1,7 +1,8 @@
 """A soak: faults and a liar, for minutes or hours, on one deployment under load.
 
 A fault begins every 20 s, and a peer publishes false or invalid messages in every
-second. Some processes are frozen but never killed; their memory must stay flat.
+second. Some processes are frozen but never killed: their memory must stay flat, and
+they must not gain descriptors, threads or delayed calls.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 
 import attrs
@@ -42,8 +43,12 @@ FAULTS = (
 SURVIVORS = ("event_writer2", "typing_writer", "reader2")
 #: The time within which rows must arrive again after each fault, in s.
 NEXT_ROW_TIMEOUT = 15.0
-#: The share of the soak after which memory must not grow, and by how much it may vary.
-WARM_UP, GROWTH = 0.25, 1.1
+#: The share of the soak after which nothing may grow, and by how much memory may.
+WARM_UP, GROWTH = 1 / 6, 1.05
+#: The number of samples that are compared: counts vary while links are replaced.
+COMPARED = 5
+#: What is measured: memory in MiB, and counts.
+MEMORY, COUNTS = "memory", ("descriptors", "threads", "delayed calls")
 
 
 @attrs.define
@@ -54,40 +59,54 @@ class Findings:
     :ivar lies: the number of false or invalid messages.
     :ivar slowest: the longest time from the end of a fault until a row of each writer
         of events had arrived at a reader, in s, and the fault.
-    :ivar memory: for each survivor, its resident memory after each fault, in MiB.
+    :ivar samples: by survivor and what is measured: its value after each fault.
     """
 
     faults: int = 0
     lies: int = 0
     slowest: tuple[float, str] = (0.0, "")
-    memory: dict[str, list[float]] = attrs.Factory(lambda: {n: [] for n in SURVIVORS})
+    samples: dict[tuple[str, str], list[float]] = attrs.Factory(dict)
+
+    def measure(self, name: str, what: str, value: float) -> None:
+        """Add a sample."""
+        self.samples.setdefault((name, what), []).append(value)
 
     def problems(self) -> list[str]:
-        """Return what must not be: growing memory, and a late row."""
+        """Return what must not be: growth, and a late row."""
         found = []
         seconds, fault = self.slowest
         if seconds >= NEXT_ROW_TIMEOUT:
             found.append(f"after {fault}, a writer's next row took {seconds:.0f} s")
-        for name, sizes in self.memory.items():
-            warm = sizes[int(len(sizes) * WARM_UP)]
-            if sizes[-1] > warm * GROWTH:
+        for (name, what), values in self.samples.items():
+            warm, end = _compared(values)
+            if min(end) > max(warm) * (GROWTH if what == MEMORY else 1.0):
                 found.append(
-                    f"the memory of {name} grew from {warm:.0f} to {sizes[-1]:.0f} MiB"
+                    f"{what} of {name}: {max(warm):.0f} after the warm-up, "
+                    f"{min(end):.0f} at the end"
                 )
         return found
 
     def lines(self) -> list[str]:
         """Return a summary."""
         seconds, fault = self.slowest
-        return [
+        lines = [
             f"{self.faults} faults, {self.lies} false or invalid messages",
             f"the next row after a fault: {seconds:.1f} s at most (after {fault})",
-            *(
-                f"memory of {name}: {sizes[int(len(sizes) * WARM_UP)]:.0f} MiB after "
-                f"the warm-up, {max(sizes):.0f} at most, {sizes[-1]:.0f} at the end"
-                for name, sizes in self.memory.items()
-            ),
         ]
+        for (name, what), values in self.samples.items():
+            warm, end = _compared(values)
+            lines.append(
+                f"{what} of {name}: {min(warm):.1f} to {max(warm):.1f} after the "
+                f"warm-up, {max(values):.1f} at most, {min(end):.1f} to "
+                f"{max(end):.1f} at the end"
+            )
+        return lines
+
+
+def _compared(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the samples after the warm-up, and the last ones."""
+    begin = int(len(values) * WARM_UP)
+    return values[begin : begin + COMPARED], values[-COMPARED:]
 
 
 def run_soak(
@@ -95,7 +114,7 @@ def run_soak(
 ) -> Result:
     """Run a soak for a number of minutes.
 
-    :return: the result of a scenario; growing memory and late rows are errors.
+    :return: the result of a scenario; growth and late rows are errors.
     """
     findings = Findings()
 
@@ -136,8 +155,11 @@ def _cause_faults(
         next_row = deployment.wait_for_next_rows(NEXT_ROW_TIMEOUT)
         findings.faults += 1
         findings.slowest = max(findings.slowest, (next_row, name))
-        for survivor, sizes in findings.memory.items():
-            sizes.append(deployment.memory_of(survivor))
+        for survivor in SURVIVORS:
+            findings.measure(survivor, MEMORY, deployment.memory_of(survivor))
+            for what, count in zip(COUNTS, deployment.counts_of(survivor), strict=True):
+                if count is not None:
+                    findings.measure(survivor, what, count)
         for process in deployment.processes.values():
             process.check()
         print_line(f"{time.monotonic() - started:.0f} s: {name}: {next_row:.1f} s")

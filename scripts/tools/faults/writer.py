@@ -13,6 +13,8 @@ from typing import Any, TextIO
 
 import attrs
 import psycopg2
+from twisted.internet import reactor  # noqa: TID251 -- the one of the process
+from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from typing_extensions import override
 
@@ -26,8 +28,15 @@ ENDLESS = 10**9
 REFUSED = "a write was refused"
 #: The delay in s after a rejected write.
 REFUSED_PAUSE = 0.2
+#: The interval at which a writer counts its delayed calls, in s.
+COUNT_INTERVAL = 5.0
 
 _log = Logger()
+
+
+def delayed_calls_file(folder: Path, name: str) -> Path:
+    """Return the file in which a writer says how many delayed calls it has."""
+    return folder / f"{name}.delayed_calls"
 
 
 class SteadyWriter(ScriptWriter):
@@ -37,6 +46,17 @@ class SteadyWriter(ScriptWriter):
     """
 
     end_file = Path()
+
+    def count_delayed_calls(self) -> None:
+        """Write the number of the reactor's delayed calls to a file."""
+        name = self._host.identity.instance_name
+        path = delayed_calls_file(self.end_file.parent, name)
+        path.write_text(str(len(reactor.getDelayedCalls())))
+
+    @override
+    def startService(self) -> None:
+        super().startService()
+        LoopingCall(self.count_delayed_calls).start(COUNT_INTERVAL)
 
     @override
     def can_continue(self) -> bool:

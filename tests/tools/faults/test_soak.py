@@ -13,21 +13,29 @@ from scripts.tools.faults.soak import FAULTS, NEXT_ROW_TIMEOUT, Findings
 
 class FindingsTests(SynchronousTestCase):
     def test_good(self) -> None:
-        """Memory may grow during the warm-up and vary a little afterwards."""
-        found = Findings(4, 80, (2.0, "redis-killed"), {"w": [50.0, 80.0, 90.0, 82.0]})
+        """Everything may grow during the warm-up and vary a little afterwards."""
+        found = Findings(4, 80, (2.0, "redis-killed"))
+        for value in (50.0, *[80.0] * 10, 90.0, 83.0):
+            found.measure("w", "memory", value)
+            found.measure("w", "threads", 3 + (value == 90.0))
         self.assertEqual(found.problems(), [])
-        self.assertIn("80 MiB after the warm-up, 90 at most", found.lines()[-1])
+        self.assertIn(
+            "memory of w: 80.0 to 80.0 after the warm-up, 90.0 at most, 80.0 to 90.0",
+            found.lines()[2],
+        )
 
     def test_problems(self) -> None:
-        """Growing memory, and rows that arrive late, are reported."""
-        found = Findings(
-            4, 80, (NEXT_ROW_TIMEOUT, "redis-killed"), {"w": [50.0, 80.0, 85.0, 90.0]}
-        )
+        """Growth, and rows that arrive late, are reported."""
+        found = Findings(4, 80, (NEXT_ROW_TIMEOUT, "redis-killed"))
+        for number in range(24):
+            found.measure("w", "memory", 80.0 + number)
+            found.measure("w", "threads", 3 + (number > 12))
         self.assertEqual(
             found.problems(),
             [
                 "after redis-killed, a writer's next row took 15 s",
-                "the memory of w grew from 80 to 90 MiB",
+                "memory of w: 88 after the warm-up, 99 at the end",
+                "threads of w: 3 after the warm-up, 4 at the end",
             ],
         )
 
