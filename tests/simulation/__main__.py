@@ -13,6 +13,7 @@ from functools import partial
 
 import click
 
+from tests.simulation.long import Sample, simulate_days, why_growing
 from tests.simulation.runner import Result, simulate
 
 
@@ -55,8 +56,18 @@ def _read_range(context: object, parameter: object, value: str | None) -> range 
     is_flag=True,
     help="Let writers discard rows, as stock ones do that cannot publish.",
 )
+@click.option(
+    "--days",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Run one cluster for this simulated time, with faults every four minutes.",
+)
 def main(
-    seeds: range | None, seed: int | None, verbose: bool, jobs: int, discards: bool
+    seeds: range | None,
+    seed: int | None,
+    verbose: bool,
+    jobs: int,
+    discards: bool,
+    days: float | None,
 ) -> None:
     """Run a cluster with simulated time, network, Redis and PostgreSQL.
 
@@ -65,6 +76,8 @@ def main(
     unreadable rows. The seed determines a run, so a failure can be reproduced. The
     exit status is 0 only if every invariant held for every seed.
     """
+    if days is not None:
+        sys.exit(_run_days(seed or 0, days))
     if seed is not None:
         seeds, jobs = range(seed, seed + 1), 1
     if seeds is None:
@@ -84,6 +97,26 @@ def main(
             )
             failed = _report(results, len(seeds), started)
     sys.exit(1 if failed else 0)
+
+
+def _run_days(seed: int, days: float) -> int:
+    samples: list[Sample] = []
+
+    def report(sample: Sample) -> None:
+        samples.append(sample)
+        click.echo(
+            f"day {sample.day}: {sample.memory:.0f} MiB, {sample.objects:,} objects, "
+            f"{sample.delayed_calls} delayed calls; {sample.rows:,} rows, "
+            f"{sample.faults:,} faults and {sample.starts:,} starts so far"
+        )
+
+    gc.freeze()
+    failure = simulate_days(seed, days, report) or why_growing(samples)
+    click.echo(
+        f"{days:g} days of seed {seed}: "
+        + (failure or "every invariant held, and all positions are equal")
+    )
+    return 1 if failure else 0
 
 
 def _run(seed: int, verbose: bool, discards: bool) -> Result:

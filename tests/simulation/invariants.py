@@ -166,6 +166,33 @@ class Ledger:
                 return False
         return True
 
+    def forget_settled(
+        self, kept: int, position_of: Callable[[str, _Key], int | None]
+    ) -> None:
+        """Forget what is settled when all positions agree: old rows, and doubts.
+
+        :param kept: the number of each writer's newest tokens to keep.
+        :param position_of: returns a process's own position of a writer: a doubted
+            position does not move back here.
+        """
+        for key, written in self._written.items():
+            del written.tokens[:-kept]
+            written.rows = {token: written.rows[token] for token in written.tokens}
+            for reader in self.readers.values():
+                if key in reader.applied:
+                    reader.applied[key].intersection_update(written.rows)
+        for name, reader in self.readers.items():
+            reader.excused.clear()
+            for key, known in reader.positions.items():
+                settled = min(known, position_of(name, key) or 0)
+                reader.positions[key] = settled
+                if key in reader.delivered:
+                    reader.delivered[key] = min(reader.delivered[key], settled)
+        self.doubted.clear()
+        self.disputed.clear()
+        self.forged.clear()
+        self._all_are_doubted = False
+
     def _violation(self, text: str) -> ViolationError:
         # Record the violation, because a caller may catch the exception.
         self.violations.append(text)

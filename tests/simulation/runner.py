@@ -33,7 +33,7 @@ END = 17.0
 #: messages in flight arrive, unless a fault had slowed down their connection.
 ARRIVAL_SECONDS = 2.0
 #: The shortest time in s between the last move of a stream and the end of faults.
-_LAST_MOVE = 3.0
+LAST_MOVE = 3.0
 #: The time in s after the last fault within which all positions must agree.
 LIVENESS_SECONDS = 60.0
 #: The time in s within which half-open connections are detected and replaced. To Redis,
@@ -89,7 +89,7 @@ def simulate(
     # Exclude existing objects, which do not belong to this seed, from the garbage
     # collection.
     gc.freeze()
-    with _unhandled_errors() as unhandled:
+    with unhandled_errors() as unhandled:
         result = _simulate(Run(seed, trace_to, discards=discards), seed)
         # The unhandled error of a Deferred is logged when the Deferred is collected.
         gc.collect()
@@ -133,7 +133,7 @@ def _simulate(run: Run, seed: int) -> Result:
 
 
 @contextmanager
-def _unhandled_errors() -> Iterator[list[str]]:
+def unhandled_errors() -> Iterator[list[str]]:
     """Collect unhandled errors in Deferreds."""
     found: list[str] = []
 
@@ -156,6 +156,7 @@ class Run:
     The arguments are those of :func:`simulate`.
 
     :ivar cluster: the cluster.
+    :ivar end: the simulated time in s at which the faults end.
     :ivar agreed_after: the time in s from the end of the faults until all positions
         agreed.
     """
@@ -169,10 +170,11 @@ class Run:
     ) -> None:
         self.cluster = Cluster(seed, trace_to, discards=discards)
         self.agreed_after = 0.0
+        self.end = END
         self._random = Random(f"{seed}/traffic")
         self._faults = Faults(self.cluster, seed, BEGIN, END)
         if not discards:
-            Moves(self.cluster, seed, BEGIN, END - _LAST_MOVE)
+            Moves(self.cluster, seed, BEGIN, END - LAST_MOVE)
         self._rate = self._random.choice([4.0, 8.0, 16.0])
 
     def run(self) -> None:
@@ -180,16 +182,19 @@ class Run:
 
         :raises ViolationError: if an invariant does not hold.
         """
-        cluster = self.cluster
-        for name in PROCESSES:
-            cluster.clock.callLater(self._random.random(), cluster.start, name)
-        cluster.clock.callLater(BEGIN, self._write)
+        self._start_all()
         # Wait: a false position that is still in flight could arrive after all
         # positions agreed.
-        self._go_until(END + ARRIVAL_SECONDS)
+        self._go_until(self.end + ARRIVAL_SECONDS)
         self._wait_for_agreement()
         self._check_idle()
         self._check_catch_ups()
+
+    def _start_all(self) -> None:
+        clock = self.cluster.clock
+        for name in PROCESSES:
+            clock.callLater(self._random.random(), self.cluster.start, name)
+        clock.callLater(BEGIN, self._write)
 
     def _go_until(self, when: float) -> None:
         cluster = self.cluster
@@ -209,14 +214,14 @@ class Run:
         # Several writes at the same time, whose ids are in flight together.
         for _ in range(random.choice([1, 1, 3])):
             cluster.write(random.choice(cluster.writers[stream]), stream, rows)
-        if cluster.clock.rightNow < END - 2.0:
+        if cluster.clock.rightNow < self.end - 2.0:
             cluster.clock.callLater(random.expovariate(self._rate), self._write)
 
     def _wait_for_agreement(self) -> None:
         cluster = self.cluster
         is_announced = False
         while found := cluster.differences():
-            self.agreed_after = cluster.clock.rightNow - END
+            self.agreed_after = cluster.clock.rightNow - self.end
             if self.agreed_after > LIVENESS_SECONDS:
                 raise ViolationError(
                     f"{LIVENESS_SECONDS:g} s after the last fault, " + "; ".join(found)
@@ -227,7 +232,7 @@ class Run:
                 is_announced = True
                 self._announce()
             self._go_until(cluster.clock.rightNow + 0.5)
-        self.agreed_after = cluster.clock.rightNow - END
+        self.agreed_after = cluster.clock.rightNow - self.end
 
     def _nudge(self) -> None:
         """Make each writer write another row if its readers may need one.
