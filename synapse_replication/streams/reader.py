@@ -866,7 +866,6 @@ class Reader:
         cursor = page.upto_token if is_final else self._page_cursor
         work.cursor = max(work.cursor, cursor)
         work.empty_upto = max(work.empty_upto, page.upto_token)
-        work.attempts = 0
         self.page = None
 
     @_on(Event.REWOUND)

@@ -590,6 +590,16 @@ class EpochTests(SynchronousTestCase):
         self.assertFalse(driven.page(2, epoch="f"))
         self.assertEqual(driven.take()[0], Rewind(0, "f"))
 
+    def test_page_of_another_epoch(self) -> None:
+        """Only the tokens that exist in the new epoch are then fetched."""
+        driven = Driven(MEMORY)
+        driven.reader.epoch_reported("a", 0, "e", has_restarted=True)
+        driven.open(5)
+        self.assertEqual(driven.requested(), (0, 5))
+        self.assertFalse(driven.page(upto=2, last_token=2, epoch="f"))
+        self.assertEqual(driven.take()[0], BeginEpoch("f"))
+        self.assertEqual(driven.requested(), (0, 2))
+
     def test_stated_before_the_rewind(self) -> None:
         """An epoch that is stated before the rewind to 0 begins with the rewind."""
         driven = Driven(MEMORY, position=2)

@@ -57,7 +57,8 @@ def places(tree: ast.AST) -> list[Any]:
     found: list[Any] = []
     for method in machine.body:
         if isinstance(method, ast.FunctionDef):
-            found += [node for node in ast.walk(method) if _is_place(node)]
+            for statement in method.body:
+                found += [node for node in ast.walk(statement) if _is_place(node)]
     return found
 
 
