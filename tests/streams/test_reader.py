@@ -442,6 +442,13 @@ class PageTests(SynchronousTestCase):
         driven.page(4)
         self.assertIn(Finished(4), driven.take())
         self.assertIs(driven.reader.state, State.WAITING)
+        driven.open(4)
+        driven.reader.removed(5, is_deleted=True)
+        driven.take()
+        driven.page(5)
+        driven.take()
+        # If the writer returns, it announces its position first.
+        self.assertIs(driven.reader.state, State.WAITING)
 
     def test_not_removed(self) -> None:
         """A writer that announces its rows is not removed, unless it is deleted."""

@@ -1125,6 +1125,9 @@ class World:
             if life < self.last_life and self.reader.epoch and not is_guess:
                 raise ViolationError(f"row {token} of an earlier process is delivered")
             if life > self.last_life:
+                if self.last and sum(self._spent()) > 1:
+                    # The restart went unnoticed; see _may_miss_a_restart().
+                    self.forgiven |= ((1 << token) - 1) & ~self.delivered
                 self.last = 0
             bit = 1 << token
             if token <= self.last and not is_guess:
