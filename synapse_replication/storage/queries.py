@@ -31,8 +31,12 @@ POSITIONS = """
     WHERE stream_name = %(stream_name)s
 """
 
-#: PostgreSQL's timeline, which changes at the promotion of a standby and at a restore.
-TIMELINE = "SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+#: What changes if the database goes back: PostgreSQL's timeline (a standby is promoted,
+#: or a base backup is restored), or the table's own id (a dump is restored).
+TIMELINE = """
+    SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)
+        || '/' || CAST('stream_positions'::regclass::oid AS text)
+"""
 
 #: The stored positions of all writers of all streams.
 ALL_POSITIONS = "SELECT stream_name, instance_name, stream_id FROM stream_positions"

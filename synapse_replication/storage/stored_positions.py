@@ -18,9 +18,11 @@ tokens of its writers in the table take their place.
 A writer that speaks the extension reports its position every few seconds. If all
 writers do, only every sixth read takes place.
 
-Stored positions only move forward. If one is lower than before, or PostgreSQL's
-timeline has changed, the database was restored from a backup, or a standby was promoted
-that lagged. Readers may then have delivered rows that do not exist any more.
+Stored positions only move forward. If one is lower than before, PostgreSQL's timeline
+has changed, or the table is a new one, the database was restored from a backup, or a
+standby was promoted that lagged. Readers may then have delivered rows that do not exist
+any more. The ids below this process's recent positions show which: writers continue
+above all ids that were seen, and leave a gap.
 
 A stored position carries less weight than an announced one: it never rewinds a reader,
 and a position that is implausibly far ahead is verified like any other claim.
@@ -29,6 +31,8 @@ and a position that is implausibly far ahead is verified like any other claim.
 from __future__ import annotations
 
 import random
+from bisect import bisect
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -68,6 +72,7 @@ Committed: TypeAlias = dict[tuple[str, str], tuple[list[int], int]]
 
 #: The most tokens of a writer that one read compares, for each table.
 MAX_READ: Final = 10_000
+_MAX_READ_ONCE: Final = 10 * MAX_READ
 
 
 def read_tokens(txn: Any, writers: Mapping[tuple[str, str], str]) -> Tokens:
@@ -104,6 +109,8 @@ class _Found:
     :ivar stored: the stored positions.
     :ivar tokens: these, and the newest tokens of streams without stored positions.
     :ivar timeline: PostgreSQL's timeline; ``None`` if it cannot be read.
+    :ivar gone: if the timeline has changed: for each writer, the exclusive lower and
+        the inclusive upper bound of the tokens that do not exist any more.
     """
 
     tables: Mapping[str, Sequence[RangeQuery]]
@@ -111,6 +118,43 @@ class _Found:
     tokens: Tokens
     committed: Committed
     timeline: str | None
+    gone: Mapping[tuple[str, str], tuple[int, int]]
+
+
+def find_gone(
+    txn: Any, tables: Mapping[str, Sequence[RangeQuery]], samples: Sequence[Tokens]
+) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return the ranges in which each writer's rows do not exist any more.
+
+    The positions of all writers of a stream follow its last committed id. If there is
+    none for a while below a position that this process had, that id is gone.
+
+    :param samples: this process's positions at some times.
+    """
+    gone = {}
+    for name, ranges in tables.items():
+        of_stream = [
+            {key: token for key, token in sample.items() if key[0] == name}
+            for sample in samples
+        ]
+        tops = [max(sample.values(), default=0) for sample in of_stream]
+        floor = max(0, min(tops, default=0) - MAX_READ)
+        committed = {floor}
+        for _, writer in of_stream[-1] if of_stream else ():
+            committed.update(
+                committed_tokens(txn, ranges, writer, floor, max(tops), _MAX_READ_ONCE)[
+                    0
+                ]
+            )
+        ids = sorted(committed)
+        widest = 0
+        for sample, top in zip(of_stream, tops, strict=True):
+            newest = ids[bisect(ids, top) - 1]
+            if top - newest > widest:
+                widest = top - newest
+                for key, position in sample.items():
+                    gone[key] = newest, position
+    return {key: (low, high) for key, (low, high) in gone.items() if low < high}
 
 
 class StoredPositionCheck:
@@ -156,11 +200,14 @@ class StoredPositionCheck:
         self._handler = handler
         self._is_reporting = is_reporting
         self._others = {name for _, name in writers}.union(*unstored.values())
-        self._skipped = 0
+        # The first read always takes place: later ones are compared with it.
+        self._skipped = SKIPPED
         self._has_found_tables = False
         #: The result of the last read.
         self._stored: Tokens = {}
         self._timeline: str | None = None
+        #: This process's positions at the last reads, and at those that were skipped.
+        self._samples: deque[Tokens] = deque(maxlen=SKIPPED + 2)
         self._clock = clock
         self._observer = observer
         self._interval = interval
@@ -186,20 +233,29 @@ class StoredPositionCheck:
             self._timer = self._clock.call_later(self._interval * factor, self._read)
 
     def _read(self) -> None:
+        self._samples.append(
+            {
+                (name, writer): self._handler.known_position(name, writer)
+                for (_, writer), name in self._writers.items()
+            }
+        )
         if self._skipped < SKIPPED and all(map(self._is_reporting, self._others)):
             self._skipped += 1
             self._schedule()
             return
         self._skipped = 0
-        ranges = self._ranges_to_verify()
+        ranges, samples = self._ranges_to_verify(), list(self._samples)
         self._database.transact(
             "read_stored_positions",
-            lambda txn: self._query(txn, ranges),
+            lambda txn: self._query(txn, ranges, samples),
             autocommit=True,
         ).addCallbacks(self._compare, self._failed)
 
     def _query(
-        self, txn: Any, ranges: Mapping[tuple[str, str], tuple[int, int]]
+        self,
+        txn: Any,
+        ranges: Mapping[tuple[str, str], tuple[int, int]],
+        samples: Sequence[Tokens],
     ) -> _Found:
         tables = self._tables
         if not self._has_found_tables:
@@ -217,7 +273,12 @@ class StoredPositionCheck:
             )
             for (name, writer), (after, upto) in ranges.items()
         }
-        return _Found(tables, stored, tokens, committed, _read_timeline(txn))
+        timeline = _read_timeline(txn)
+        gone = find_gone(txn, tables, samples) if self._changes(timeline) else {}
+        return _Found(tables, stored, tokens, committed, timeline, gone)
+
+    def _changes(self, timeline: str | None) -> bool:
+        return None not in (self._timeline, timeline) and self._timeline != timeline
 
     def _ranges_to_verify(self) -> dict[tuple[str, str], tuple[int, int]]:
         found = {}
@@ -246,21 +307,22 @@ class StoredPositionCheck:
             self._schedule()
 
     def _look_for_set_back(self, found: _Found) -> None:
-        has_changed = None not in (self._timeline, found.timeline) and (
-            self._timeline != found.timeline
-        )
-        for key, token in found.stored.items():
-            position = self._handler.known_position(*key)
-            is_lower = token < self._stored.get(key, token)
-            if token < position and (has_changed or is_lower):
+        lower = {
+            key: (token, self._handler.known_position(*key))
+            for key, token in found.stored.items()
+            if token < self._stored.get(key, token)
+        }
+        for key, (token, position) in (lower | dict(found.gone)).items():
+            if token < position:
                 self._observer.observe(DatabaseSetBack(*key, token, position))
-        if has_changed:
+        if self._changes(found.timeline):
             self._observer.failure(
                 "comparing the database with its earlier state",
                 StorageError(
-                    f"PostgreSQL's timeline changed from {self._timeline} to "
-                    f"{found.timeline}: a standby was promoted, or a backup was "
-                    "restored; see database_set_back in the runbook"
+                    "PostgreSQL's timeline changed, or its table stream_positions is a "
+                    f"new one ({self._timeline}, now {found.timeline}): a standby was "
+                    "promoted, or a backup was restored; see database_set_back in the "
+                    "runbook"
                 ),
             )
 

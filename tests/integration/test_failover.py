@@ -11,7 +11,7 @@ from typing import Any
 import psycopg2
 from typing_extensions import override
 
-from synapse_replication.testing.servers import PrivatePostgres
+from synapse_replication.testing.servers import PrivatePostgres, shared_postgres
 from tests.integration.deployment import _SCHEMA, DeploymentTestCase
 
 
@@ -49,7 +49,106 @@ def execute(dsn: str, *statements: str) -> list[tuple[Any, ...]]:
         return cursor.fetchall() if cursor.description else []
 
 
-class FailoverTests(DeploymentTestCase):
+class SetBackTestCase(DeploymentTestCase):
+    """Main writes ``notes``, and a reader compares its positions often."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.worker["synapse_replication"]["receiving"] = {"position_check_seconds": 1}
+
+    def start_both(self) -> None:
+        """Start both processes."""
+        self.start("main", self.main)
+        self.start("worker", self.worker)
+        for name in ("main", "worker"):
+            self.wait_until_up(name)
+
+    def count(self) -> int:
+        """Return the number of tokens of ``notes`` in the journal."""
+        return len(self.journal("notes"))
+
+    def deliver_upto(self, count: int) -> int:
+        """Write notes, and wait until all are delivered; return the last token."""
+        self.write_upto(count)
+        self.wait_until(
+            f"note {count}",
+            lambda: (
+                bool(self.journal("notes"))
+                and self.journal("notes")[-1]["rows"][0][0] == f"note {count}"
+            ),
+        )
+        token: int = self.journal("notes")[-1]["token"]
+        return token
+
+    def wait_for_read(self) -> None:
+        """Wait until the reader has compared its positions with the database."""
+        ((began,),) = execute(self.dsn, "SELECT now()")
+        self.wait_until(
+            "a comparison",
+            lambda: bool(
+                execute(
+                    self.dsn,
+                    "SELECT 1 FROM pg_stat_activity WHERE query LIKE "
+                    "'%pg_walfile_name%' AND pid <> pg_backend_pid() "
+                    f"AND query_start > '{began}'",
+                )
+            ),
+        )
+
+    def check(self, dsn: str, delivered: int | None) -> None:
+        """Check that all rows of the database arrived in order.
+
+        :param delivered: the last token that is not in the database any more; it must
+            be reported.
+        """
+        stored = {
+            id_ for (id_,) in execute(dsn, "SELECT DISTINCT stream_id FROM notes")
+        }
+        tokens = [entry["token"] for entry in self.journal("notes")]
+        self.assertEqual(tokens, sorted(set(tokens)))
+        self.assertEqual(stored - set(tokens), set())
+        if delivered is None:
+            self.assertEqual(stored, set(tokens))
+            return
+        self.assertNotIn(delivered, stored)
+        kept = max(id_ for id_ in stored if id_ < delivered)
+        self.wait_until(
+            "the report of the range",
+            lambda: (
+                f"master of notes is stored at {kept}, but rows up to {delivered} "
+                "were delivered" in self.log_of("worker")
+            ),
+        )
+
+
+class RestoreTests(SetBackTestCase):
+    """The database is set back while both processes run."""
+
+    def test_restored(self) -> None:
+        """A backup is restored; the rows since then are reported."""
+        self.start_both()
+        self.deliver_upto(5)
+        backup = self.folder / "backup.sql"
+        programs = shared_postgres()._bin
+        dump = [*map(str, (programs / "pg_dump", "--clean", "-f", backup)), self.dsn]
+        subprocess.run(dump, check=True, capture_output=True)
+        delivered = self.deliver_upto(12)
+        self.wait_for_read()
+        restore = [*map(str, (programs / "psql", "-1", "-q", "-f", backup)), self.dsn]
+        subprocess.run(restore, check=True, capture_output=True)
+        self.deliver_upto(20)
+        self.check(self.dsn, delivered)
+
+    def test_sequence(self) -> None:
+        """A sequence is set back; the writer advances it, and no row is lost."""
+        self.start_both()
+        self.deliver_upto(12)
+        execute(self.dsn, "SELECT setval('notes_seq', 3)")
+        self.deliver_upto(20)
+        self.check(self.dsn, None)
+
+
+class FailoverTests(SetBackTestCase):
     """Main writes ``notes`` to a primary with one asynchronous standby."""
 
     def setUp(self) -> None:
@@ -70,23 +169,14 @@ class FailoverTests(DeploymentTestCase):
         self.shared["database"]["args"]["dsn"] = re.sub(
             r"host=\S+", f"host={hosts} target_session_attrs=read-write", self.dsn
         )
-        self.worker["synapse_replication"]["receiving"] = {"position_check_seconds": 1}
-
-    def count(self) -> int:
-        """Return the number of tokens of ``notes`` in the journal."""
-        return len(self.journal("notes"))
 
     def test_lagging_standby(self) -> None:
         """
         Everything that the promoted standby has is delivered, although the reader had
         delivered rows that the standby does not have.
         """
-        self.start("main", self.main)
-        self.start("worker", self.worker)
-        for name in ("main", "worker"):
-            self.wait_until_up(name)
-        self.write_upto(5)
-        self.wait_until("5 tokens", lambda: self.count() == 5)
+        self.start_both()
+        self.deliver_upto(5)
         standby = self.standby.dsn("replicated")
         self.wait_until(
             "the standby has them",
@@ -102,21 +192,14 @@ class FailoverTests(DeploymentTestCase):
         )
         self.wait_until(
             "the standby is cut off",
-            lambda: not execute(self.standby.dsn(), "SELECT FROM pg_stat_wal_receiver"),
+            lambda: (
+                not execute(self.standby.dsn(), "SELECT 1 FROM pg_stat_wal_receiver")
+            ),
         )
-        self.write_upto(12)
-        self.wait_until("12 tokens", lambda: self.count() == 12)
-        delivered = self.journal("notes")[-1]["token"]
+        delivered = self.deliver_upto(12)
+        self.wait_for_read()
 
         self.primary.kill()
         execute(self.standby.dsn(), "SELECT pg_promote()")
-        self.write_upto(20)
-        self.wait_until(
-            "the last token",
-            lambda: self.journal("notes")[-1]["rows"][0][0] == "note 20",
-        )
-        stored = execute(standby, "SELECT DISTINCT stream_id FROM notes ORDER BY 1")
-        tokens = [entry["token"] for entry in self.journal("notes")]
-        self.assertEqual(tokens, sorted(set(tokens)))
-        self.assertEqual({id_ for (id_,) in stored} - set(tokens), set())
-        self.assertNotIn((delivered,), stored)
+        self.deliver_upto(20)
+        self.check(standby, delivered)

@@ -137,12 +137,36 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         self.assertEqual(len(self.observer.set_back), 2)
 
     async def test_other_timeline(self) -> None:
-        """A change of the timeline is reported, with the positions that are lower."""
+        """
+        After a change of the timeline, the range below each writer's last position that
+        has no rows any more is reported, although rows were written since.
+        """
+        self.write_rows("w1", 3, 5)
+        self.known = dict.fromkeys(self.known, 5)
+        await self.read()
+        self.known["foo", "w1"] = 9
+        self.known["foo", "w2"] = 8
         await self.read()
         self.check._timeline = "00000000"
-        self.known["foo", "w1"] = 9
+        self.write_rows("w1", 12)
+        self.advance_position("w1", 12)
+        self.known = dict.fromkeys(self.known, 12)
         await self.read()
-        self.assertEqual(self.observer.set_back, [DatabaseSetBack("foo", "w1", 5, 9)])
+        self.assertEqual(
+            self.observer.set_back,
+            [DatabaseSetBack("foo", "w1", 5, 9), DatabaseSetBack("foo", "w2", 5, 8)],
+        )
+        self.assertIn("timeline changed", str(self.observer.failures))
+
+    async def test_other_timeline_with_all_rows(self) -> None:
+        """A promoted standby that has all rows is reported without ranges."""
+        self.write_rows("w1", 5)
+        self.write_rows("w2", 9)
+        self.known = dict.fromkeys(self.known, 9)
+        await self.read()
+        self.check._timeline = "00000000"
+        await self.read()
+        self.assertEqual(self.observer.set_back, [])
         self.assertIn("timeline changed", str(self.observer.failures))
 
     async def test_arrives_in_time(self) -> None:
@@ -196,6 +220,7 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
     async def test_all_report(self) -> None:
         """If all writers report their positions, most reads are skipped."""
         self.speakers = {"w1", "w2"}
+        await self.read()
         self.advance_position("w1", 8)
         for _ in range(SKIPPED):
             self.clock.advance(INTERVAL * 1.2)
