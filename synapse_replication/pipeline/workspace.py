@@ -45,6 +45,21 @@ def load(
 
     :raises Exception: the exceptions of the iterator.
     """
+    with batches_as(connection, "batches", schema, batches):
+        connection.execute(f"CREATE TABLE {table} AS FROM batches")
+
+
+@contextlib.contextmanager
+def batches_as(
+    connection: duckdb.DuckDBPyConnection,
+    name: str,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[None]:
+    """Let one query read batches, under a name, within the context.
+
+    :raises Exception: the exceptions of the iterator.
+    """
     failures: list[Exception] = []
 
     def guarded() -> Iterator[pa.RecordBatch]:
@@ -55,16 +70,15 @@ def load(
             failures.append(error)
             raise
 
-    reader = pa.RecordBatchReader.from_batches(schema, guarded())
-    connection.register("batches", reader)
+    connection.register(name, pa.RecordBatchReader.from_batches(schema, guarded()))
     try:
-        connection.execute(f"CREATE TABLE {table} AS FROM batches")
-    except duckdb.Error as error:
-        if failures:
+        yield
+    except Exception as error:
+        if failures and failures[0] is not error:
             raise failures[0] from error
         raise
     finally:
-        connection.unregister("batches")
+        connection.unregister(name)
 
 
 def rows_of(

@@ -11,7 +11,6 @@ import click
 from synapse_replication.cli.common import examples
 from synapse_replication.cli.pipeline.options import (
     json_option,
-    master_option,
     source_options,
 )
 from synapse_replication.pipeline.settings import PipelineSettings
@@ -29,11 +28,8 @@ if TYPE_CHECKING:
 )
 @source_options
 @click.option("--write", is_flag=True, help="Write the positions without confirmation.")
-@master_option
 @json_option
-def bootstrap_command(
-    settings: PipelineSettings, write: bool, master: str | None, as_json: bool
-) -> None:
+def bootstrap_command(settings: PipelineSettings, write: bool, as_json: bool) -> None:
     """Fill stream_positions from existing rows. Stop all writers first.
 
     The command prints the changes and, with --write or after a confirmation, writes
@@ -45,7 +41,7 @@ def bootstrap_command(
         write_bootstrap,
     )
 
-    found = run_bootstrap(settings, master=master)
+    found = run_bootstrap(settings)
     to_write = sum(change.is_written for change in found.changes)
     if not as_json:
         _print(found, settings)

@@ -10,11 +10,10 @@ from synapse_replication.cli.common import examples
 from synapse_replication.cli.pipeline.options import (
     archive_option,
     json_option,
-    master_option,
 )
 
-#: The output formats: the keys of ``export_job.FORMATS``. This copy keeps the help from
-#: importing Spark.
+#: The output formats: the keys of ``export_job.OPTIONS``. This copy keeps the help from
+#: importing the job.
 FORMATS = ("parquet", "csv", "jsonl")
 
 
@@ -29,7 +28,7 @@ FORMATS = ("parquet", "csv", "jsonl")
     "--out",
     required=True,
     metavar="DIR",
-    help="The folder to create for the files. It must not exist.",
+    help="The folder to create for the file. It must not exist.",
 )
 @click.option(
     "--format",
@@ -50,7 +49,6 @@ FORMATS = ("parquet", "csv", "jsonl")
     help="Export only the rows for which this expression over the columns is true, for "
     "instance \"stream = 'events' AND day >= '2026-01-31'\".",
 )
-@master_option
 @json_option
 def export_command(
     archive: str,
@@ -58,17 +56,16 @@ def export_command(
     format_: str,
     stream: str | None,
     where: str | None,
-    master: str | None,
     as_json: bool,
 ) -> None:
-    """Write rows of an archive to files for other programs.
+    """Write rows of an archive to a file for other programs.
 
     Without --stream, the content of each row is JSON in the column named row: an array
     in jsonl, the text of an array in csv and parquet.
     """
     from synapse_replication.pipeline.archive.export_job import run_export
 
-    rows = run_export(archive, out, format_, where, stream=stream, master=master)
+    rows = run_export(archive, out, format_, where, stream=stream)
     if as_json:
         click.echo(json.dumps({"rows": rows, "folder": out, "format": format_}))
     else:

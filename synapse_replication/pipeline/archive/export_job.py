@@ -1,27 +1,29 @@
-"""The job that exports rows of an archive to files for other programs."""
+"""The job that exports rows of an archive to a file for other programs."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import duckdb
+import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, excerpt
-from synapse_replication.pipeline.archive.frames import ArchivedTables, read_archive
-from synapse_replication.pipeline.archive.store import open_archive
+from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
 from synapse_replication.pipeline.folders import new_folder
 from synapse_replication.pipeline.progress import JobProgress
-from synapse_replication.pipeline.spark.failures import short_failures, shorten
-from synapse_replication.pipeline.spark.session import job_session
+from synapse_replication.pipeline.schemas import ARCHIVED_ROWS_SCHEMA
+from synapse_replication.pipeline.workspace import batches_as, open_workspace
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-#: The suffix of the files of each format.
-FORMATS = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl"}
+#: The options of each format.
+OPTIONS = {
+    "parquet": "FORMAT parquet, COMPRESSION zstd",
+    "csv": "FORMAT csv, HEADER",
+    "jsonl": "FORMAT json",
+}
 
 
 def run_export(
@@ -31,30 +33,17 @@ def run_export(
     where: str | None,
     *,
     stream: str | None = None,
-    master: str | None = None,
 ) -> int:
-    """Export rows of an archive in a new Spark session; return their number.
+    """Export rows of an archive, show the progress, and return the number of rows.
 
-    The other arguments are those of :func:`export_rows`.
-
-    :param master: the URL of the Spark master; ``None`` for the default of
-        :func:`~synapse_replication.pipeline.spark.session.make_session`.
+    The arguments and the exceptions are those of :func:`export_rows`.
     """
-    # Fail fast on invalid arguments, because Spark takes seconds to start.
-    new_folder(out)
-    open_archive(archive)
-    with (
-        JobProgress(sys.stderr, 2) as progress,
-        job_session(
-            "synapse-replication export", master=master, progress=progress
-        ) as session,
-    ):
+    with JobProgress(sys.stderr, 1) as progress:
         progress.begin("write rows")
-        return export_rows(session, archive, out, format_, where, stream=stream)
+        return export_rows(archive, out, format_, where, stream=stream)
 
 
 def export_rows(
-    session: SparkSession,
     archive: str,
     out: str,
     format_: str,
@@ -66,20 +55,21 @@ def export_rows(
 
     The rows are written to a temporary folder, which is renamed when it is complete.
 
-    :param where: a condition on the columns, in Spark SQL.
+    :param format_: ``parquet``, ``csv`` or ``jsonl``.
+    :param where: a condition on the columns, in SQL.
     :param stream: the stream to export, with the fields of its rows as columns;
         ``None`` for all streams.
     :raises PipelineError: if the archive cannot be read, the folder exists or cannot be
         written, the condition is invalid, or the archive has no such stream.
     """
     folder = new_folder(out)
-    rows = _rows(read_archive(session, archive), stream)
-    if where is not None:
-        rows = _filter(rows, where)
+    snapshot = open_snapshot(archive).intact()
+    schema, rows = _rows(snapshot, stream)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:
-        count = _write(rows, temporary, format_)
-        _tidy(temporary, FORMATS[format_])
+        temporary.mkdir()
+        path = temporary / f"rows.{format_}"
+        count = _write(schema, rows, path, format_, where)
         # This fails if another process has created a folder of that name with files.
         temporary.rename(folder)
     except OSError as error:
@@ -89,93 +79,57 @@ def export_rows(
     return count
 
 
-def _rows(archive: ArchivedTables, stream: str | None) -> DataFrame:
+def _rows(
+    archive: Snapshot, stream: str | None
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     if stream is None:
-        return archive.rows()
-    if stream not in archive.streams:
+        scans = [archive.json_rows(each) for each in archive.tables]
+        return ARCHIVED_ROWS_SCHEMA, (b for scan in scans for b in scan.batches())
+    if stream not in archive.tables:
         raise PipelineError(
             f"--stream {excerpt(stream)}: the archive has no rows of this stream; it "
-            f"has rows of {', '.join(archive.streams) or 'no stream'}"
+            f"has rows of {', '.join(archive.tables) or 'no stream'}"
         )
-    return archive.streams[stream]
+    scan = archive.typed_rows(stream)
+    return scan.schema, scan.batches()
 
 
-def _filter(rows: DataFrame, where: str) -> DataFrame:
-    from pyspark.errors import AnalysisException, ParseException
+def _write(
+    schema: pa.Schema,
+    rows: Iterator[pa.RecordBatch],
+    path: Path,
+    format_: str,
+    where: str | None,
+) -> int:
+    condition = "" if where is None else f"WHERE ({where}\n)"
+    query = f"SELECT {_columns(schema, format_)} FROM archived {condition}"
+    target = str(path).replace("'", "''")
+    with open_workspace() as workspace, batches_as(workspace, "archived", schema, rows):
+        try:
+            ((count,),) = workspace.execute(
+                f"COPY ({query}) TO '{target}' ({OPTIONS[format_]})"
+            ).fetchall()
+        except duckdb.IOException as error:
+            raise OSError(str(error)) from error
+        except duckdb.Error as error:
+            if where is None:
+                raise
+            raise PipelineError(
+                f"--where {excerpt(where)}: {str(error).splitlines()[0]}; the columns "
+                f"are {', '.join(schema.names)}"
+            ) from None
+    return int(count)
 
-    try:
-        filtered = rows.where(where)
-    except (AnalysisException, ParseException) as error:
-        raise PipelineError(
-            f"--where {excerpt(where)}: {shorten(error).rstrip(';')}; the columns are "
-            f"{', '.join(rows.columns)}"
-        ) from None
-    return filtered
 
-
-def _write(rows: DataFrame, folder: Path, format_: str) -> int:
-    from pyspark.sql import Observation, functions as sf
-
-    counted = Observation()
-    rows = rows.observe(counted, sf.count(sf.lit(1)).alias("rows"))
-    with short_failures():
-        _write_as(rows, f"file://{folder}", format_)
-    written: int = counted.get["rows"]
-    return written
-
-
-def _write_as(rows: DataFrame, uri: str, format_: str) -> None:
+def _columns(schema: pa.Schema, format_: str) -> str:
+    """Return the columns, with times and JSON rows as the format has them."""
     if format_ == "parquet":
-        rows.write.option("compression", "zstd").parquet(uri)
-    elif format_ == "jsonl":
-        _as_json_lines(rows).write.text(uri)
-    else:
-        # Escape a quotation mark by doubling it, as RFC 4180 requires. By default,
-        # Spark escapes it with a backslash.
-        rows.write.csv(
-            uri,
-            header=True,
-            quote='"',
-            escape='"',
-            timestampFormat="yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
-        )
-
-
-def _as_json_lines(rows: DataFrame) -> DataFrame:
-    """Convert each row to a line with a JSON object.
-
-    The JSON text in ``row`` becomes a JSON value of the object, not a string.
-
-    :param rows: rows with at least one column other than ``row``; ``row``, if present,
-        contains JSON.
-    :return: a frame with the single column ``value``.
-    """
-    from pyspark.sql import functions as sf
-
-    others = [name for name in rows.columns if name != "row"]
-    named = rows.select(*rows.columns)
-    # Retain the order of the columns, and write null for missing values.
-    plain = sf.to_json(
-        sf.struct(*(sf.col(name) for name in others)), {"ignoreNullFields": "false"}
-    )
-    if "row" not in rows.columns:
-        return named.select(plain.alias("value"))
-    whole = sf.concat(
-        sf.substring(plain, sf.lit(1), sf.length(plain) - 1),
-        sf.lit(',"row":'),
-        sf.col("row"),
-        sf.lit("}"),
-    )
-    return named.select(whole.alias("value"))
-
-
-def _tidy(folder: Path, suffix: str) -> None:
-    """Rename the data files to ``rows-NNNNN``, and remove all other files."""
-    files: Sequence[Path] = sorted(folder.glob(f"part-*{suffix}"))
-    if not files:
-        files = sorted(folder.glob("part-*"))
-    for index, path in enumerate(files):
-        path.rename(folder / f"rows-{index:05d}{suffix}")
-    for other in folder.iterdir():
-        if not other.name.startswith("rows-"):
-            other.unlink()
+        return "*"
+    times = (f'"{f.name}"' for f in schema if pa.types.is_timestamp(f.type))
+    changed = [
+        f"strftime({name} AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%gZ') AS {name}"
+        for name in times
+    ]
+    if format_ == "jsonl" and "row" in schema.names:
+        changed.append('"row"::JSON AS "row"')
+    return f"* REPLACE ({', '.join(changed)})" if changed else "*"

@@ -16,7 +16,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import ArchivedFile
 from synapse_replication.pipeline.archive.log import PurgedRange
 from synapse_replication.pipeline.archive.snapshot import (
@@ -110,10 +109,7 @@ def read_archive(
     :raises PipelineError: if the archive does not exist or cannot be read, or if the
         size of a file is wrong.
     """
-    snapshot = open_snapshot(archive, tables)
-    if damaged := snapshot.damaged:
-        more = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
-        raise PipelineError(f"{damaged[0]}{more}")
+    snapshot = open_snapshot(archive, tables).intact()
     streams = {}
     for stream in snapshot.tables:
         files = [file for file in snapshot.files if file.table == stream]

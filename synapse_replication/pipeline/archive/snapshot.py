@@ -19,6 +19,7 @@ import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import (
     ArchivedFile,
     DamagedFile,
@@ -148,7 +149,20 @@ class Snapshot:
         schema = pa.schema([ARCHIVED_WIRE_SCHEMA.field(name) for name in columns])
         return self._scan(self.wire_files, schema, lambda file, batch: batch)
 
-    def json_rows(self, stream: str, first: int, last: int) -> Scan:
+    def intact(self) -> Snapshot:
+        """Return this snapshot.
+
+        :raises PipelineError: if a file is damaged.
+        """
+        if self.damaged:
+            number = len(self.damaged) - 1
+            more = f" (and {number} more files)" if number else ""
+            raise PipelineError(f"{self.damaged[0]}{more}")
+        return self
+
+    def json_rows(
+        self, stream: str, first: int = -_MAX_ID, last: int = _MAX_ID
+    ) -> Scan:
         """Return the rows of a stream with tokens from ``first`` to ``last``.
 
         :return: ARCHIVED_ROWS_SCHEMA.

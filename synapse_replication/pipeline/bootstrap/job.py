@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import os
+import queue
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
 import attrs
 
@@ -29,21 +31,9 @@ from synapse_replication.pipeline.bootstrap.store import (
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.database import pinned
-from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, job_session
 
-if TYPE_CHECKING:
-    import pyarrow
-    from pyspark.sql import SparkSession
-
-#: A function that returns the greatest token of each writer in ranges of ids. Its first
-#: argument is the database's connection parameters.
-Reader = Callable[[Mapping[str, Any], Sequence[IdRange]], "list[Found]"]
-
-_FOUND_SCHEMA = "stream string, table string, instance_name string, token long"
-
-#: The number of partitions per core. With more than one, a core that finishes early
-#: reads further partitions.
-_PARTITIONS_PER_CORE = 2
+#: The maximum number of connections that read at the same time.
+_CONNECTIONS: Final = min(os.cpu_count() or 1, 8)
 
 
 @attrs.frozen
@@ -59,33 +49,19 @@ class Bootstrap:
     without_writer: Mapping[str, int]
 
 
-def run_bootstrap(settings: PipelineSettings, *, master: str | None) -> Bootstrap:
-    """Compute the positions of all writers with Spark.
+def run_bootstrap(settings: PipelineSettings) -> Bootstrap:
+    """Compute the positions of all writers, and show the progress.
 
-    If a Spark session is active, it is used; otherwise, a session is created.
-
-    :param master: the URL of the Spark master; ``None`` for the default of
-        :func:`~synapse_replication.pipeline.spark.session.make_session`.
-    :raises PipelineError: if Java or PySpark cannot be used, or
-        :func:`read_bootstrap` raises it.
+    :raises PipelineError: if :func:`read_bootstrap` raises it.
     """
-    with (
-        JobProgress(sys.stderr, 2) as progress,
-        job_session(
-            "synapse-replication bootstrap",
-            master=master,
-            settings=SCHEDULES_ONLY,
-            progress=progress,
-        ) as session,
-    ):
+    with JobProgress(sys.stderr, 1) as progress:
         progress.begin("find the last row of each writer")
-        return read_bootstrap(settings, functools.partial(read_with_spark, session))
+        return read_bootstrap(settings)
 
 
-def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
+def read_bootstrap(settings: PipelineSettings) -> Bootstrap:
     """Compute the positions of the writers of all streams.
 
-    :param read: reads ranges of ids.
     :raises PipelineError: if writers are active, a sequence is behind its tables or a
         stored position, ``stream_positions`` has two rows for a writer of a stream, or
         the database cannot be read or has no table of any stream. A writer that is
@@ -103,7 +79,7 @@ def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
                 )
             check_no_writers(cursor, before, before)
             ranges = id_ranges(cursor, before)
-            found = read(pinned(settings.conninfo, connection), ranges)
+            found = _read_ranges(pinned(settings.conninfo, connection), ranges)
             now = read_histories(cursor, settings)
             check_no_writers(cursor, before, now)
     histories = [history.with_found(found) for history in now]
@@ -131,40 +107,33 @@ def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
         write_positions(cursor, settings, found.histories, found.changes)
 
 
-def read_with_spark(
-    session: SparkSession, conninfo: Mapping[str, Any], ranges: Sequence[IdRange]
-) -> list[Found]:
-    """Read the greatest tokens in all ranges, on the executors."""
-    if not ranges:
-        return []
-    parallelism = session.sparkContext.defaultParallelism * _PARTITIONS_PER_CORE
-    indexes = session.range(0, len(ranges), numPartitions=min(len(ranges), parallelism))
+def _read_ranges(conninfo: Mapping[str, Any], ranges: Sequence[IdRange]) -> list[Found]:
+    """Read the greatest token of each writer of a table in all ranges.
 
-    def read(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        import pyarrow
+    The database does the work, in a process for each connection.
+    """
+    waiting = queue.SimpleQueue[IdRange]()
+    for each in ranges:
+        waiting.put(each)
 
-        names = ["stream", "table", "instance_name", "token"]
+    def read() -> list[Found]:
         with connected(conninfo, readonly=True) as connection:
-            for batch in batches:
-                parts = [ranges[index] for index in batch.column(0).to_pylist()]
-                found = list(read_farthest(connection, parts))
-                columns = zip(*found, strict=True) if found else [[]] * len(names)
-                types = [pyarrow.string()] * 3 + [pyarrow.int64()]
-                yield pyarrow.RecordBatch.from_arrays(
-                    [
-                        pyarrow.array(list(values), type_)
-                        for values, type_ in zip(columns, types, strict=True)
-                    ],
-                    names=names,
-                )
+            return list(read_farthest(connection, _taken(waiting)))
 
-    from pyspark.sql import functions as sf
+    farthest: dict[tuple[str, str, str | None], int] = {}
+    count = min(len(ranges), _CONNECTIONS)
+    with ThreadPoolExecutor(_CONNECTIONS) as pool:
+        for future in [pool.submit(read) for _ in range(count)]:
+            for stream, table, writer, token in future.result():
+                key = stream, table, writer
+                farthest[key] = max(token, farthest.get(key, token))
+    return [(*key, token) for key, token in farthest.items()]
 
-    found = indexes.mapInArrow(read, _FOUND_SCHEMA)
-    farthest = found.groupBy("stream", "table", "instance_name").agg(
-        sf.max("token").alias("token")
-    )
-    return [
-        (row["stream"], row["table"], row["instance_name"], row["token"])
-        for row in farthest.collect()
-    ]
+
+def _taken(waiting: queue.SimpleQueue[IdRange]) -> Iterator[IdRange]:
+    """Take ranges until none is left."""
+    while True:
+        try:
+            yield waiting.get_nowait()
+        except queue.Empty:
+            return

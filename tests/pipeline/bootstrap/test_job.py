@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg2
@@ -18,19 +17,11 @@ from synapse_replication.pipeline.bootstrap import store as position_store
 from synapse_replication.pipeline.bootstrap.job import (
     Bootstrap,
     read_bootstrap,
-    read_with_spark,
     write_bootstrap,
-)
-from synapse_replication.pipeline.bootstrap.plan import Found
-from synapse_replication.pipeline.bootstrap.store import (
-    IdRange,
-    connected,
-    read_farthest,
 )
 from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
-from tests.pipeline.shared_session import shared_session
 
 TABLES = """
 CREATE TABLE stream_positions (
@@ -110,11 +101,6 @@ def to_write(found: Bootstrap) -> dict[tuple[str, str], tuple[int | None, int | 
     }
 
 
-def read_here(conninfo: Mapping[str, Any], ranges: Sequence[IdRange]) -> list[Found]:
-    with connected(conninfo, readonly=True) as connection:
-        return list(read_farthest(connection, ranges))
-
-
 class BootstrapTests(SynchronousTestCase):
     """Tests for the job on a real database, in ranges of a few ids."""
 
@@ -139,8 +125,8 @@ class BootstrapTests(SynchronousTestCase):
         return set(self.sql("SELECT * FROM stream_positions"))
 
     def read(self) -> Bootstrap:
-        """Read without Spark, which would be slow for so few rows."""
-        return read_bootstrap(self.settings, read_here)
+        """Compute the positions."""
+        return read_bootstrap(self.settings)
 
     def test_from_nothing(self) -> None:
         """Reading plans each writer's last row as its position, and writes nothing.
@@ -148,9 +134,7 @@ class BootstrapTests(SynchronousTestCase):
         Positions are stored under the names and with the signs of stream_positions.
         Writing them again changes nothing.
         """
-        found = read_bootstrap(
-            self.settings, functools.partial(read_with_spark, shared_session())
-        )
+        found = self.read()
         self.assertEqual(to_write(found), EXPECTED)
         self.assertEqual(found.without_writer, {"events": 503})
         self.assertEqual(self.stored(), set())
@@ -258,7 +242,7 @@ class BootstrapTests(SynchronousTestCase):
     def test_no_homeserver(self) -> None:
         """A database without any known table is rejected."""
         settings = settings_of_dsn(shared_postgres().new_database())
-        error = self.assertRaises(PipelineError, read_bootstrap, settings, read_here)
+        error = self.assertRaises(PipelineError, read_bootstrap, settings)
         self.assertIn("no table of a homeserver", str(error))
 
     def test_command(self) -> None:
@@ -266,7 +250,6 @@ class BootstrapTests(SynchronousTestCase):
         The command writes only with ``--write``, and derives the writers from the rows.
         """
         run = functools.partial(CliRunner().invoke, catch_exceptions=False)
-        shared_session()
         shown = run(bootstrap_command, ["--dsn", self.dsn])
         self.assertEqual(shown.exit_code, 0)
         self.assertIn("nothing was written; --write writes 5 positions", shown.output)
