@@ -308,10 +308,10 @@ BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
 
 #: For each bug, the seed at which its search starts: the first that found it.
 FOUND_BY: Mapping[str, int] = {
-    "reconnect-order": 140,
-    "interleaved-batches": 6,
-    "position-during-batch": 8,
-    "gap-per-writer": 143,
+    "reconnect-order": 217,
+    "interleaved-batches": 14,
+    "position-during-batch": 113,
+    "gap-per-writer": 160,
     "late position": 165,
     "unreadable-row": 22,
     "covered-rows": 175,
