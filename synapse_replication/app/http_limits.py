@@ -80,8 +80,12 @@ class _QueuedRequest(Request):
         self.channel.site.enqueue(self)
 
     def answer(self) -> None:
-        """Answer the request, unless its client is gone."""
-        if self.channel is not None:
+        """Answer the request, once its client reads; not if the client is gone."""
+        if self.channel is None:
+            return
+        if self.channel.is_full:
+            self.channel.hold(self)
+        else:
             super().process()  # type: ignore[no-untyped-call]
 
 
@@ -90,11 +94,13 @@ class _BoundedChannel(HTTPChannel):
 
     :ivar site: the site that it belongs to.
     :ivar is_busy: whether a request is being answered.
+    :ivar is_full: whether the client has not read earlier answers yet.
     """
 
     site: BoundedSite
     transport: Any
-    is_busy = False
+    is_busy = is_full = False
+    _held: _QueuedRequest | None = None
     _is_refused = False
     #: Runs from the first byte of a request until its headers are complete.
     _request_timer: Any = None
@@ -136,6 +142,24 @@ class _BoundedChannel(HTTPChannel):
         # has read the response: stop reading, and close it a little later.
         self.transport.pauseProducing()
         self.setTimeout(_REFUSED_FOR)  # type: ignore[no-untyped-call]
+
+    def hold(self, request: _QueuedRequest) -> None:
+        """Answer a request when the client has read the previous answers."""
+        self._held = request
+        # If the client never reads, the connection counts as idle.
+        self.is_busy = False
+
+    def pauseProducing(self) -> None:
+        self.is_full = True
+        super().pauseProducing()  # type: ignore[no-untyped-call]
+
+    def resumeProducing(self) -> None:
+        self.is_full = False
+        super().resumeProducing()  # type: ignore[no-untyped-call]
+        request, self._held = self._held, None
+        if request is not None:
+            self.is_busy = True
+            self.site.enqueue(request)
 
     def requestDone(self, request: Any) -> None:
         self.is_busy = False

@@ -145,6 +145,26 @@ class ManyRequestsTests(SiteTestCase):
             found.append(answered())
         self.assertEqual(found, [[0, 0], [1, 0], [1, 1], [2, 1], [3, 1]])
 
+    def test_client_that_does_not_read(self) -> None:
+        """
+        While a client does not read, its next requests are not answered, and its
+        connection may be closed for others.
+        """
+        channel, transport = self.connect()
+        channel.dataReceived(self.REQUEST)
+        channel.pauseProducing()
+        self.clock.advance(0)
+        self.assertEqual(transport.value(), b"")
+        channel.resumeProducing()
+        self.clock.advance(0)
+        self.assertIn(b"200 OK", transport.value())
+        channel.dataReceived(self.REQUEST)
+        channel.pauseProducing()
+        self.clock.advance(0)
+        for _ in range(3):
+            self.connect()
+        self.assertTrue(transport.is_aborted)
+
     def test_client_that_left(self) -> None:
         """A request whose client has gone is not answered."""
         gone, there = self.connect(), self.connect()
