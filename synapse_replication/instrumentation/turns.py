@@ -3,9 +3,11 @@
 Theory of operation: a turn is what the reactor does between two calls of ``poll()``:
 it runs the delayed calls that are due, and handles what has arrived. While it lasts,
 nothing else is handled in the process. :class:`ReactorTurns` wraps the reactor's poller
-to time each turn, which takes less than 1 µs. A thread wakes up every 0.4 s, and ten
-times a second during a turn; if the current turn has lasted too long, it records what
-the reactor's thread is executing, once for each turn. A reactor without a poller is not
+to time each turn, which takes less than 1 µs. A thread looks at the current turn ten
+times a second; while it finds the reactor waiting, it looks more and more rarely, up to
+every 3.2 s, because its wake-ups are a large part of what an idle process costs. If the
+current turn has lasted too long, it records what the reactor's thread is executing,
+once for each turn. A reactor without a poller is not
 measured.
 """
 
@@ -25,9 +27,9 @@ from msgspec import Struct
 STALL = 0.25
 #: The upper bounds of the histogram's buckets, in s.
 BUCKETS = (0.001, 0.01, 0.05, 0.1, STALL, 1.0, 5.0)
-#: The interval at which the thread looks at the current turn, in s, and the interval
-#: while the reactor waits for events.
-_WATCH_EVERY, _REST = 0.1, 0.4
+#: The interval at which the thread looks at the current turn, in s. While it finds the
+#: reactor waiting, it doubles the interval, up to the second value.
+_WATCH_EVERY, _REST = 0.1, 3.2
 #: The number of functions that are recorded of a stall.
 _DEPTH = 5
 
@@ -108,11 +110,11 @@ class ReactorTurns:
 
     def _watch(self, poller: _TimedPoller, thread: int) -> None:
         seen: float | None = None
-        pause = _REST
+        pause = _WATCH_EVERY
         while not self._stopped.wait(pause):
             began = poller.began
             is_idle = began is None or began == seen
-            pause = _REST if is_idle else _WATCH_EVERY
+            pause = min(2 * pause, _REST) if is_idle else _WATCH_EVERY
             if began is None or is_idle:
                 continue
             if self._monotonic() - began >= STALL:
