@@ -52,10 +52,6 @@ from synapse_replication.text import printable
 #: The interval of requests with ``--watch``, in s.
 WATCH_EVERY = 2.0
 
-#: The time since a process was last heard for which it counts as alive, in s: two
-#: intervals of an idle process's heartbeats.
-HEARD_WITHIN = 10.0
-
 #: The style of each tone of a verdict, worst first.
 _STYLES = {"bad": "bold red", "busy": "yellow", "good": "green"}
 
@@ -169,7 +165,7 @@ class StatusService(Service):
             peer.instance_name
             for status in processes.values()
             for peer in status.peers
-            if not peer.is_gone and peer.last_seen < HEARD_WITHIN
+            if not peer.is_gone
         }
         deployment = DeploymentStatus(
             processes,

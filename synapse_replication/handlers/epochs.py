@@ -37,10 +37,15 @@ CHANGE_EVERY = 3.0
 #: The longest delay of a message, in s. If the epoch changed longer ago than this, and
 #: a message with a stale epoch arrives, the process of that epoch is still running.
 SETTLED_AFTER = 1.0
-#: The time without a message with the current epoch after which a stale epoch can
-#: replace it, in s: slightly longer than the interval of an idle instance's heartbeats.
-SILENT_AFTER = 6.0
-#: The limit that replaces SILENT_AFTER, in s, if all messages with the current epoch
+#: The interval of the heartbeats of an idle instance that states no other, in s.
+USUAL_EVERY = 5
+#: By how much a message may be later than the interval of heartbeats, in s. If it is
+#: even later, a stale epoch can replace the current one.
+LATE_BY = 1.0
+#: How long an instance that states no interval is remembered to expect the usual one of
+#: its peers, in s.
+EXPECTS_FOR = 60.0
+#: The limit that replaces this, in s, if all messages with the current epoch
 #: arrived within one second. It is shorter, because these messages may be forged.
 UNCONFIRMED_AFTER = 4.0
 
@@ -63,11 +68,17 @@ class _Peer(Struct):
     said_goodbye: bool = False
     stale: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_STALE))
     changes_left: float = MAX_CHANGES
+    every: int | None = None
+
+    @property
+    def silent_after(self) -> float:
+        """The time without a message after which an instance is silent, in s."""
+        return (self.every or USUAL_EVERY) + LATE_BY
 
     def is_silent(self, now: float) -> bool:
         """Return whether a stale epoch in a message should replace the current one."""
         is_confirmed = self.last_seen - self.since >= SETTLED_AFTER
-        limit = SILENT_AFTER if is_confirmed else UNCONFIRMED_AFTER
+        limit = self.silent_after if is_confirmed else UNCONFIRMED_AFTER
         return now - self.last_seen > limit
 
     def may_change(self, now: float) -> bool:
@@ -99,7 +110,19 @@ class PeerEpochs:
         peer = self._peers.get(instance_name)
         if peer is None or peer.said_goodbye:
             return False
-        return now - peer.last_seen <= SILENT_AFTER
+        return now - peer.last_seen <= peer.silent_after
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def expect_usual_interval(self, now: float) -> bool:
+        """Return whether a peer regards one as gone that is silent for 15 s."""
+        return any(
+            peer.every is None
+            and not peer.said_goodbye
+            and now - peer.last_seen < EXPECTS_FOR
+            for peer in self._peers.values()
+        )
 
     def has_backlog(self, instance_name: str) -> bool:
         """Return whether a peer retains a backlog; false if it is unknown."""
@@ -107,7 +130,13 @@ class PeerEpochs:
         return peer is not None and peer.has_backlog
 
     def observe(
-        self, instance_name: str, epoch: str, now: float, *, has_backlog: bool = True
+        self,
+        instance_name: str,
+        epoch: str,
+        now: float,
+        *,
+        has_backlog: bool = True,
+        every: int | None = None,
     ) -> EpochStatus:
         """Record a message of a peer, and return the meaning of its epoch.
 
@@ -115,6 +144,7 @@ class PeerEpochs:
 
         :param now: the time of the host's clock, in s.
         :param has_backlog: whether the peer retains a backlog.
+        :param every: the stated interval of the peer's heartbeats, in s.
         """
         peer = self._peers.pop(instance_name, None)
         if peer is None:
@@ -136,6 +166,7 @@ class PeerEpochs:
             status = EpochStatus.NEW
         peer.last_seen = now
         peer.has_backlog = has_backlog
+        peer.every = every
         peer.said_goodbye = False
         # Insert the peer last: the order is by the time of the last message.
         self._peers[instance_name] = peer

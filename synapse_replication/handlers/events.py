@@ -101,6 +101,8 @@ class PeerHeartbeat(Struct, frozen=True):
     :ivar positions: pairs by stream name, for the streams that the peer writes and this
         process follows: the reported token, and the time in s for which the peer had
         been at that token when it sent the message.
+    :ivar every: the interval of the peer's heartbeats while its positions do not
+        advance, in s.
     """
 
     instance_name: str
@@ -109,6 +111,7 @@ class PeerHeartbeat(Struct, frozen=True):
     where: str
     is_leaving: bool
     positions: Mapping[str, tuple[int, float]]
+    every: int = 5
 
 
 class LineRefused(Struct, frozen=True):

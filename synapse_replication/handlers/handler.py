@@ -47,6 +47,7 @@ from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.redaction import without_secrets
+from synapse_replication.handlers.sending.answers import PositionAnswers
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.streams.reader import Reader
 from synapse_replication.streams.rows import encode_json
@@ -116,6 +117,7 @@ class ReplicationCommandHandler:
         self._channels: list[str] = []
         if host.stores_user_ips:
             self.subscribe_to_channel(commands.UserIpCommand.NAME)
+        self._answers = PositionAnswers(self.sender, host.clock)
         self._receivers = self._make_receivers(options)
         self._report_unchecked(host.streams.get_streams().values())
         for stream in host.streams.get_streams_to_replicate():
@@ -247,6 +249,7 @@ class ReplicationCommandHandler:
             for receiver in self._receivers.values():
                 receiver.link_lost(link)
             self._dispatcher.forget_copies(connection)
+            self._answers.forget(connection)
             self.sender.ready_again()
 
     def ready_again(self, connection: ReplicationConnection) -> None:
@@ -456,7 +459,7 @@ class ReplicationCommandHandler:
         :return: an awaitable only if the host returns one.
         """
         if isinstance(command, commands.ReplicateCommand):
-            self.sender.announce_positions(connection)
+            self._answers.answer(connection)
         elif isinstance(command, commands.PositionCommand):
             self._handle_position(connection, command)
         elif isinstance(command, commands.RdataCommand):

@@ -13,6 +13,7 @@ allow PUBLISH on a subscribed connection.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,10 +65,10 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
     @override
     def connectionMade(self) -> Any:
         self._unconfirmed: set[bytes] = set()
-        #: Whether the reply to SUBSCRIBE for the extension's channel is pending.
-        self._extension_pending = False
-        #: The extension's channel; ``None`` until Redis has confirmed it.
-        self._extension_channel: bytes | None = None
+        #: The extension's channels whose SUBSCRIBE was not answered yet, in order.
+        self._extension_pending: deque[str] = deque()
+        #: The extension's channels that Redis has confirmed.
+        self._extension_channels: set[bytes] = set()
         self._pong_timer: Timeout | None = None
         return super().connectionMade()
 
@@ -76,12 +77,13 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         channels = [channel.encode() for channel in self.factory.channels]
         self._unconfirmed = set(channels)
         if self.factory.extension is not None:
-            # Subscribe to this channel separately: if an ACL forbids it, the other
+            # Subscribe to each channel separately: if an ACL forbids it, the other
             # channels can still be used.
-            self._extension_pending = True
-            self.transport.write(
-                encode(b"SUBSCRIBE", self.factory.extension_channel.encode())
+            self._extension_pending = deque(
+                [self.factory.extension_channel, self.factory.own_channel]
             )
+            for channel in self._extension_pending:
+                self.transport.write(encode(b"SUBSCRIBE", channel.encode()))
         self.transport.write(encode(b"SUBSCRIBE", *channels))
 
     @override
@@ -90,7 +92,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         established = self.established
         super().connectionLost(why)
         if established:
-            if self._extension_channel is not None:
+            if self._has_extension:
                 assert self.factory.extension is not None
                 self.factory.extension.extension_down(self)
             self.factory.command_handler.lost_connection(self)
@@ -108,8 +110,8 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
                 if may_be_long and _is_too_long(reply[2]):
                     self._deliver(lines)
                     lines = []
-                    self._refuse(reply[2], reply[1] == self._extension_channel)
-                elif reply[1] == self._extension_channel:
+                    self._refuse(reply[2], reply[1] in self._extension_channels)
+                elif reply[1] in self._extension_channels:
                     self._deliver(lines)
                     lines = []
                     self._deliver_extension(reply[2])
@@ -200,11 +202,11 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             self.replyQueue.put(self.tryConvertData(reply))
 
     def _extension_answered(self, reply: Any) -> None:
-        # This reply arrives first, because its SUBSCRIBE was sent first.
-        self._extension_pending = False
+        # These replies arrive first, because their SUBSCRIBEs were sent first.
+        channel = self._extension_pending.popleft()
         if isinstance(reply, list):
-            self._extension_channel = self.factory.extension_channel.encode()
-        else:
+            self._extension_channels.add(channel.encode())
+        elif channel == self.factory.extension_channel:
             self.factory.observer.observe(
                 FeatureUnavailable(
                     "the extension",
@@ -220,7 +222,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         self.link_established()
         self.link_proved()
         # Peers must learn this instance's epoch before its positions.
-        if self._extension_channel is not None:
+        if self._has_extension:
             assert self.factory.extension is not None
             self.factory.extension.extension_up(self)
         self.report_connection()
@@ -280,9 +282,21 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         channel = self.factory.server_name + _OWN_CHANNEL.get(command_name, "")
         self.factory.sender.publish(command_name, channel, lines)
 
-    def send_extension(self, payloads: Sequence[bytes]) -> None:
+    @property
+    def _has_extension(self) -> bool:
+        return self.factory.extension_channel.encode() in self._extension_channels
+
+    @property
+    def has_own_channel(self) -> bool:
+        """Whether messages for this instance alone arrive on this connection."""
+        return self.factory.own_channel.encode() in self._extension_channels
+
+    def send_extension(self, payloads: Sequence[bytes], to: str = "") -> None:
         """Publish messages of the extension, in order with the commands."""
-        self.factory.sender.publish(EXTENSION, self.factory.extension_channel, payloads)
+        channel = self.factory.extension_channel
+        self.factory.sender.publish(
+            EXTENSION, f"{channel}/{to}" if to else channel, payloads
+        )
 
     def close_with_error(self, text: str) -> None:
         """Do nothing: all peers share the link, so it must stay up.
@@ -326,6 +340,9 @@ class SubscriberFactory(SynapseRedisFactory):
         self.command_handler = command_handler
         self.extension = extension
         self.extension_channel = f"{server_name}/{CHANNEL}"
+        #: The channel of messages for this instance alone.
+        name = "" if extension is None else extension.instance_name
+        self.own_channel = f"{self.extension_channel}/{name}"
         self.sender = sender
         sender.call_when_ready(self._ready_again)
 

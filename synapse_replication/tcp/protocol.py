@@ -99,6 +99,7 @@ class BaseReplicationStreamProtocol(Protocol):
     role: ClassVar[Role]
     relays: bool
     is_direct = True
+    has_own_channel = False
     #: Always false: each peer has its own buffer, so a slow peer does not delay others.
     #: It is disconnected when its buffer is full.
     is_behind = False
@@ -227,7 +228,7 @@ class BaseReplicationStreamProtocol(Protocol):
             self._observer.commands_sent(self.name, command_name, len(lines))
         self._flush()
 
-    def send_extension(self, payloads: Sequence[bytes]) -> None:
+    def send_extension(self, payloads: Sequence[bytes], to: str = "") -> None:
         """Send messages of the extension. Never raises."""
         try:
             self.send_lines(COUNTED_AS, [LINE_PREFIX + each for each in payloads])

@@ -21,7 +21,7 @@ reached it, in ms since 1970. The types are:
     The instance started, or reconnected to the channel.
 ``heartbeat``
     The instance is alive. It sends this every second while a stream advances, and
-    otherwise every few seconds.
+    otherwise at the interval ``every``.
 ``goodbye``
     The instance is shutting down cleanly; its positions are final.
 ``rows``
@@ -30,6 +30,12 @@ reached it, in ms since 1970. The types are:
 ``command``
     Only over direct TCP: ``line`` is a command for all instances, and ``reached`` lists
     those to which it was sent. The receiver relays it to its other peers.
+
+A writer answers a ``hello`` with a heartbeat. If the hello has ``"reply": true``, the
+answer may be published on the asking instance's own channel,
+``<server_name>/replication_ext/<instance>``. A hello and a heartbeat state the interval
+``every``, in s, of the instance's heartbeats while no stream advances; without the
+field, it is 5 s.
 
 Two more fields may be present: ``backlog`` is false if the instance does not serve its
 recent rows from memory; ``streams``, in a ``hello`` over direct TCP, contains the names
@@ -70,6 +76,8 @@ COUNTED_AS: Final = "EXTENSION"
 MAX_LENGTH: Final = 64 * 1024
 #: The longest instance name, epoch, stream name or location, in characters.
 MAX_NAME_LENGTH: Final = 255
+#: The longest interval of heartbeats that an instance may state, in s.
+MAX_EVERY: Final = 3600
 #: The largest number of streams in one message.
 MAX_STREAMS: Final = 500
 
@@ -89,6 +97,8 @@ _FIELDS: Final = frozenset(
         "positions",
         "backlog",
         "streams",
+        "every",
+        "reply",
         "line",
         "reached",
     }
@@ -150,6 +160,11 @@ class ExtensionMessage(Struct, frozen=True):
         encoded message contains the field only if it is false.
     :ivar follows: in a ``hello`` over direct TCP, the streams whose rows the instance
         needs; ``None`` if not stated, which means all.
+    :ivar every: the interval of the instance's heartbeats while its positions do not
+        advance, in s; ``None`` if not stated, which means 5 s, and that the instance
+        expects the same of its peers.
+    :ivar has_channel: in a ``hello``, whether answers may be sent to the instance's own
+        channel.
     :ivar unknown_fields: the number of fields that were skipped.
     :ivar line: in a ``command``, its line; otherwise empty.
     :ivar reached: in a ``command``, the instances to which it was sent.
@@ -167,6 +182,8 @@ class ExtensionMessage(Struct, frozen=True):
     follows: frozenset[str] | None = None
     line: str = ""
     reached: frozenset[str] = frozenset()
+    every: int | None = None
+    has_channel: bool = False
 
 
 def encode_message(message: ExtensionMessage) -> bytes:
@@ -186,6 +203,10 @@ def encode_message(message: ExtensionMessage) -> bytes:
     }
     if not message.has_backlog:
         value["backlog"] = False
+    if message.every is not None:
+        value["every"] = message.every
+    if message.has_channel:
+        value["reply"] = True
     if message.follows is not None:
         value["streams"] = sorted(message.follows)
     if message.line:
@@ -256,6 +277,8 @@ def parse_message(payload: bytes) -> ExtensionMessage:
         _names(value["streams"], "streams") if "streams" in value else None,
         _line(value.get("line", "")),
         _names(value.get("reached", []), "reached"),
+        _interval(value["every"]) if "every" in value else None,
+        value.get("reply") is True,
     )
 
 
@@ -323,6 +346,13 @@ def _integer(value: Any, what: str) -> int:
     if type(value) is not int or not -_INT64 <= value < _INT64:
         _raise_invalid(f"{what} is not a 64-bit integer")
     return value
+
+
+def _interval(value: Any) -> int:
+    seconds = _integer(value, "every")
+    if not 0 < seconds <= MAX_EVERY:
+        _raise_invalid(f"every is not between 1 and {MAX_EVERY} s")
+    return seconds
 
 
 def _raise_invalid(reason: str) -> NoReturn:

@@ -336,12 +336,13 @@ class Link:
     name = "redis"
     relays = False
     is_direct = False
+    has_own_channel = False
     is_behind = False
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
 
-    def send_extension(self, payloads: Sequence[bytes]) -> None:
+    def send_extension(self, payloads: Sequence[bytes], to: str = "") -> None:
         self.payloads += payloads
 
     @property

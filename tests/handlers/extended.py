@@ -36,11 +36,15 @@ from tests.handlers.fixtures import Row
 
 @attrs.frozen
 class Published:
-    """One message: its sender, whether it is one of the extension, and its payload."""
+    """One message: its sender, whether it is one of the extension, and its payload.
+
+    :ivar to: the only instance that receives it; empty for all.
+    """
 
     sender: str
     is_extension: bool
     payload: bytes
+    to: str = ""
 
 
 class Bus:
@@ -68,7 +72,8 @@ class Bus:
                 continue
             self.seen.append(message)
             for process in list(self.processes):
-                process.take(message)
+                if message.to in ("", process.name):
+                    process.take(message)
 
     def advance(self, seconds: float) -> None:
         """
@@ -90,8 +95,9 @@ class BusConnection(MemoryConnection):
 
     is_direct = False
 
-    def __init__(self, bus: Bus, sender: str) -> None:
+    def __init__(self, bus: Bus, sender: str, *, has_own_channel: bool = True) -> None:
         super().__init__("bus")
+        self.has_own_channel = has_own_channel
         self._bus = bus
         self._sender = sender
 
@@ -99,9 +105,9 @@ class BusConnection(MemoryConnection):
         for line in lines:
             self._bus.publish(Published(self._sender, False, line))
 
-    def send_extension(self, payloads: Sequence[bytes]) -> None:
+    def send_extension(self, payloads: Sequence[bytes], to: str = "") -> None:
         for payload in payloads:
-            self._bus.publish(Published(self._sender, True, payload))
+            self._bus.publish(Published(self._sender, True, payload, to))
 
 
 if TYPE_CHECKING:

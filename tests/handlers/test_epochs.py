@@ -6,11 +6,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.epochs import (
     CHANGE_EVERY,
+    LATE_BY,
     MAX_CHANGES,
     MAX_INSTANCES,
     SETTLED_AFTER,
-    SILENT_AFTER,
     UNCONFIRMED_AFTER,
+    USUAL_EVERY,
     EpochStatus,
     PeerEpochs,
 )
@@ -37,8 +38,8 @@ class PeerEpochsTests(SynchronousTestCase):
         """A peer reports until it is silent for some time, or says goodbye."""
         self.assertFalse(self.epochs.is_reporting("w", 0))
         self.epochs.observe("w", "a", 0)
-        self.assertTrue(self.epochs.is_reporting("w", SILENT_AFTER))
-        self.assertFalse(self.epochs.is_reporting("w", SILENT_AFTER + 0.1))
+        self.assertTrue(self.epochs.is_reporting("w", (USUAL_EVERY + LATE_BY)))
+        self.assertFalse(self.epochs.is_reporting("w", (USUAL_EVERY + LATE_BY) + 0.1))
 
     def test_duplicate(self) -> None:
         """A stale epoch that still sends messages belongs to a second process."""
@@ -61,7 +62,7 @@ class PeerEpochsTests(SynchronousTestCase):
         self.assertIsNone(self.epochs.epoch_of("w"))
         self.assertEqual(self.epochs.observe("w", "a", 5), EpochStatus.NEW)
         self.assertEqual(
-            self.epochs.observe("w", "b", 6 + SILENT_AFTER), EpochStatus.NEW
+            self.epochs.observe("w", "b", 6 + (USUAL_EVERY + LATE_BY)), EpochStatus.NEW
         )
 
     def test_made_up_epochs(self) -> None:

@@ -74,6 +74,7 @@ class _Wire(MemoryConnection):
     """One end of a link between instances; lines are queued for the other end."""
 
     is_direct = True
+    has_own_channel = False
     other: _Wire
     owner: Instance
 
@@ -84,7 +85,7 @@ class _Wire(MemoryConnection):
     def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
         self.net.under_way.extend((self.other, False, line) for line in lines)
 
-    def send_extension(self, payloads: Sequence[bytes]) -> None:
+    def send_extension(self, payloads: Sequence[bytes], to: str = "") -> None:
         self.net.under_way.extend((self.other, True, each) for each in payloads)
 
 

@@ -242,6 +242,8 @@ class RedisSubscriberTests(SynchronousTestCase):
 class RecordingExtension:
     """An extension that adds its calls to the link's events."""
 
+    instance_name = "w1"
+
     def __init__(self) -> None:
         self.memory: MemoryLink | None = None
 
@@ -264,6 +266,10 @@ class RecordingExtension:
 
 
 _EXTENSION = b"hs/replication_ext"
+_OWN = _EXTENSION + b"/w1"
+
+
+_CONFIRMED = confirmation(_EXTENSION) + confirmation(_OWN) + confirmation(b"hs")
 
 
 class ExtensionChannelTests(SynchronousTestCase):
@@ -281,10 +287,14 @@ class ExtensionChannelTests(SynchronousTestCase):
         memory = self.memory
         self.assertEqual(
             memory.transports[1].take(),
-            [encode(b"SUBSCRIBE", _EXTENSION), encode(b"SUBSCRIBE", b"hs")],
+            [
+                encode(b"SUBSCRIBE", _EXTENSION),
+                encode(b"SUBSCRIBE", _OWN),
+                encode(b"SUBSCRIBE", b"hs"),
+            ],
         )
         memory.greet()
-        memory.deliver_data(1, confirmation(_EXTENSION) + confirmation(b"hs"))
+        memory.deliver_data(1, _CONFIRMED)
         self.assertEqual(
             memory.events.all,
             [
@@ -309,7 +319,7 @@ class ExtensionChannelTests(SynchronousTestCase):
         """Messages of the extension keep their order among rows and commands."""
         extension = RecordingExtension()
         memory = MemoryLink(extension=extension)
-        memory.deliver_data(1, confirmation(_EXTENSION) + confirmation(b"hs"))
+        memory.deliver_data(1, _CONFIRMED)
         extension.memory = memory
         memory.deliver_data(
             1,
@@ -327,7 +337,10 @@ class ExtensionChannelTests(SynchronousTestCase):
         """A message of the extension before the link is established is discarded."""
         memory = self.memory
         memory.deliver_data(
-            1, confirmation(_EXTENSION) + encode(b"message", _EXTENSION, b"{}")
+            1,
+            confirmation(_EXTENSION)
+            + confirmation(_OWN)
+            + encode(b"message", _EXTENSION, b"{}"),
         )
         self.assertNotIn(("extension", b"{}"), memory.events.all)
         memory.deliver_data(
@@ -339,7 +352,7 @@ class ExtensionChannelTests(SynchronousTestCase):
         """If an ACL forbids the channel, the link works without the extension."""
         memory = self.memory
         memory.deliver_data(
-            1, b"-NOPERM this user has no permissions\r\n" + confirmation(b"hs")
+            1, 2 * b"-NOPERM this user has no permissions\r\n" + confirmation(b"hs")
         )
         self.assertIn("new_connection", memory.events.all)
         self.assertNotIn(("extension_up",), memory.events.all)
@@ -348,12 +361,40 @@ class ExtensionChannelTests(SynchronousTestCase):
         memory.lose(1)
         self.assertNotIn(("extension_down",), memory.events.all)
 
+    def test_own_channel(self) -> None:
+        """Messages for this instance alone arrive and are sent on a channel of it."""
+        memory = self.memory
+        memory.greet()
+        memory.deliver_data(1, _CONFIRMED + encode(b"message", _OWN, b"{}"))
+        memory.reactor.advance(0)
+        self.assertEqual(memory.events.all[-1], ("extension", b"{}"))
+        connection = memory.handler.connection
+        assert isinstance(connection, RedisSubscriber)
+        self.assertTrue(connection.has_own_channel)
+        memory.transports[0].take()
+        connection.send_extension([b"hi"], to="w2")
+        memory.reactor.advance(0)
+        self.assertIn(
+            encode(b"PUBLISH", _EXTENSION + b"/w2", b"hi"),
+            memory.transports[0].take()[0],
+        )
+
+    def test_own_channel_is_forbidden(self) -> None:
+        """If an ACL forbids only that channel, the extension works without it."""
+        memory = self.memory
+        denied = b"-NOPERM this user has no permissions\r\n"
+        memory.deliver_data(1, confirmation(_EXTENSION) + denied + confirmation(b"hs"))
+        self.assertIn(("extension_up",), memory.events.all)
+        connection = memory.handler.connection
+        assert isinstance(connection, RedisSubscriber)
+        self.assertFalse(connection.has_own_channel)
+
     def test_unsendable_message_is_discarded(self) -> None:
         """
         A message that cannot be sent immediately is discarded and not counted as lost.
         """
         memory = self.memory
-        memory.deliver_data(1, confirmation(_EXTENSION) + confirmation(b"hs"))
+        memory.deliver_data(1, _CONFIRMED)
         self.assertEqual(memory.link.sender.lost, 0)
         memory.transports[0].take()
         memory.greet()

@@ -41,6 +41,8 @@ PING_WORD = b"replication_ext/1"
 class RecordingExtension:
     """An extension that sends a hello when a link is up, and records its calls."""
 
+    instance_name = "recorder"
+
     def __init__(self, calls: list[object]) -> None:
         self.calls = calls
 

@@ -23,8 +23,13 @@ report only tokens that were sent in a row or a POSITION, or that were not sent 
 there was no reader. Until a stream has such a token, they report the position from
 which this instance began to send the stream.
 
-A hello is answered with a heartbeat, usually without delay, so that a new instance
-knows its peers' epochs before their positions arrive.
+A writer answers a hello with a heartbeat, usually without delay, so that a new instance
+knows its peers' epochs before their positions arrive. An answer is sent only to the
+instance that asked, on its own channel. If many ask within a moment, one heartbeat for
+all of them answers. Instances that write nothing do not answer, and send heartbeats
+rarely: nobody waits for what they write. A peer of an older version, which does not
+state the interval of its heartbeats, is answered on the common channel, and all
+instances send heartbeats as frequently as it expects.
 
 Stock peers do not receive messages of the extension. Passive processes do not use it.
 """
@@ -40,7 +45,7 @@ from msgspec.structs import replace
 
 from synapse_replication import __version__
 from synapse_replication.errors import RemoteProtocolError
-from synapse_replication.handlers.epochs import EpochStatus, PeerEpochs
+from synapse_replication.handlers.epochs import USUAL_EVERY, EpochStatus, PeerEpochs
 from synapse_replication.handlers.events import (
     DuplicateInstance,
     EpochChanged,
@@ -59,6 +64,7 @@ from synapse_replication.handlers.relay import RELAYED
 from synapse_replication.streams.backlog import Backlog
 from synapse_replication.wire import commands
 from synapse_replication.wire.extension import (
+    MAX_EVERY,
     ExtensionMessage,
     MessageType,
     StreamPosition,
@@ -75,6 +81,9 @@ MAX_FOLLOWED: Final = 100
 #: The longest message with a command, in bytes, so that it fits into a line.
 MAX_COMMAND_LENGTH: Final = 15 * 1024
 
+#: The largest number of instances that are answered one by one.
+MOST_ALONE: Final = 3
+
 #: The shortest delay until a heartbeat, in s.
 MIN_DELAY: Final = 0.01
 
@@ -83,12 +92,17 @@ class ExtensionConnection(ReplicationConnection, Protocol):
     """A link on which extension messages can be sent.
 
     :ivar is_direct: whether the link is a direct TCP connection to one peer.
+    :ivar has_own_channel: whether messages for this instance alone arrive on the link.
     """
 
     is_direct: bool
+    has_own_channel: bool
 
-    def send_extension(self, payloads: Sequence[bytes]) -> None:
+    def send_extension(self, payloads: Sequence[bytes], to: str = "") -> None:
         """Send messages, in order with the rows and commands on the link.
+
+        :param to: the only instance that receives them; empty for all. A direct link
+            has only one peer.
 
         The messages are dropped if the link currently cannot send. Never raises.
         """
@@ -96,7 +110,12 @@ class ExtensionConnection(ReplicationConnection, Protocol):
 
 
 class ExtensionHandler(Protocol):
-    """The part of :class:`ReplicationExtension` that links use."""
+    """The part of :class:`ReplicationExtension` that links use.
+
+    :ivar instance_name: the name of this instance.
+    """
+
+    instance_name: str
 
     def extension_up(self, connection: ExtensionConnection) -> None:
         """Add a link on which messages can be sent and received."""
@@ -125,12 +144,15 @@ class ExtensionOptions(Struct, frozen=True):
 
     :ivar busy_interval: the interval while positions advance, in s.
     :ivar idle_interval: the interval while no position advances, in s.
+    :ivar rare_interval: the interval of an instance that writes nothing, in s. With
+        more peers, it is as many seconds as there are peers.
     :ivar answer_interval: the shortest interval between answers to hellos, in s. If
         this instance writes a stream held in memory, a new epoch is answered at once.
     """
 
     busy_interval: float = 1.0
-    idle_interval: float = 5.0
+    idle_interval: int = USUAL_EVERY
+    rare_interval: int = 30
     answer_interval: float = 0.2
 
 
@@ -163,7 +185,8 @@ class ReplicationExtension:
         self._backlog = backlog
         self._where = where
         self._options = options or ExtensionOptions()
-        self._name = host.identity.instance_name
+        #: This instance's name.
+        self.instance_name = host.identity.instance_name
         #: This instance's epoch, which is part of each message.
         self.epoch = host.identity.instance_id
         self._in_memory = {
@@ -171,6 +194,12 @@ class ReplicationExtension:
             for stream in host.streams.get_streams_to_replicate()
             if stream.description.held_in_memory
         }
+        #: Whether peers wait for what this instance writes. Every instance of a
+        #: homeserver may write ``caches``, for which no reader waits.
+        self._writes = any(
+            not stream.description.announce_own_moves_only
+            for stream in host.streams.get_streams_to_replicate()
+        )
         self._followed = frozenset(host.streams.get_streams())
         self._connections: list[ExtensionConnection] = []
         #: The instance at the other end of each direct link that has sent a message.
@@ -181,12 +210,15 @@ class ReplicationExtension:
         self._tick: DelayedCall | None = None
         #: Whether the next tick is that of an instance whose positions do not advance.
         self._is_tick_idle = False
-        self._answer: DelayedCall | None = None
+        self._answering: DelayedCall | None = None
+        #: The instances that wait for an answer, each with its link; ``None`` for one
+        #: that has no channel of its own.
+        self._asking: set[tuple[ExtensionConnection, str] | None] = set()
         self._has_stopped = False
         #: A message with the fields that are the same in all messages.
         self._blank = ExtensionMessage(
             MessageType.HEARTBEAT,
-            self._name,
+            self.instance_name,
             self.epoch,
             0,
             {},
@@ -205,17 +237,18 @@ class ReplicationExtension:
 
     def stop(self) -> None:
         """Send goodbye as the last message. Call it after all rows have been sent."""
-        for call in (self._tick, self._answer):
+        for call in (self._tick, self._answering):
             if call is not None and call.active():
                 call.cancel()
-        self._tick = self._answer = None
+        self._tick = self._answering = None
         self._send_message(MessageType.GOODBYE)
         # Send nothing afterwards, because peers treat any message as proof of life.
         self._has_stopped = True
 
     def _on_tick(self) -> None:
         options = self._options
-        left = options.idle_interval - (self._clock.seconds() - self._last_heartbeat)
+        every = self._idle_interval()
+        left = every - (self._clock.seconds() - self._last_heartbeat)
         if left < MIN_DELAY:
             # Because of rounding, a timer may be due slightly too early.
             left = 0.0
@@ -223,9 +256,16 @@ class ReplicationExtension:
         if self._has_advanced:
             self._tick_later(options.busy_interval)
         else:
-            self._tick_later(left if left > 0 else options.idle_interval)
+            self._tick_later(left if left > 0 else every)
         if self._has_advanced or left <= 0:
             self._send_heartbeat()
+
+    def _idle_interval(self) -> int:
+        """Return the interval of heartbeats while no position advances, in s."""
+        options = self._options
+        if self._writes or self._epochs.expect_usual_interval(self._clock.seconds()):
+            return options.idle_interval
+        return min(max(options.rare_interval, len(self._epochs)), MAX_EVERY)
 
     def _tick_later(self, delay: float) -> None:
         self._is_tick_idle = delay > self._options.busy_interval
@@ -242,16 +282,25 @@ class ReplicationExtension:
     def extension_up(self, connection: ExtensionConnection) -> None:
         """Send hello on a new link, before anything else."""
         self._connections.append(connection)
-        if self._has_stopped:
-            return
+        if not self._has_stopped:
+            self._send_hello(connection)
+
+    def _send_hello(self, connection: ExtensionConnection) -> None:
         hello = self._message(MessageType.HELLO)
+        if not self._writes:
+            # It says all that the next heartbeat would.
+            self._last_heartbeat = self._clock.seconds()
         if connection.is_direct and len(self._followed) <= MAX_FOLLOWED:
             hello = replace(hello, follows=self._followed)
+        if connection.has_own_channel:
+            hello = replace(hello, has_channel=True)
         connection.send_extension([encode_message(hello)])
 
     def sending_resumed(self) -> None:
         """Send hello again: earlier messages may not have arrived."""
-        self._send_message(MessageType.HELLO)
+        if not self._has_stopped:
+            for connection in tuple(self._connections):
+                self._send_hello(connection)
 
     def extension_down(self, connection: ExtensionConnection) -> None:
         """Remove a link that is down."""
@@ -265,7 +314,7 @@ class ReplicationExtension:
         rows = parse_rows_message(payload)
         if rows is not None:
             name, epoch, stream_name, token = rows
-            if name != self._name:
+            if name != self.instance_name:
                 self._rows_announced(connection, name, epoch, {stream_name: token})
                 return
             if epoch == self.epoch:
@@ -279,10 +328,13 @@ class ReplicationExtension:
             self._observer.observe(
                 UnknownFields(connection.name, message.unknown_fields)
             )
-        if message.instance_name != self._name:
+        if message.instance_name != self.instance_name:
             self._handle_message(connection, message)
         elif message.epoch != self.epoch and message.type is not MessageType.GOODBYE:
             self._report_duplicate(message, self._where)
+            if message.type is MessageType.HELLO:
+                # The other process must learn of this one.
+                self._answer(None, at_once=False)
 
     def _handle_message(
         self, connection: ExtensionConnection, message: ExtensionMessage
@@ -293,18 +345,20 @@ class ReplicationExtension:
             self._rows_announced(connection, name, epoch, tokens)
             return
         status = self._epochs.observe(
-            name, epoch, self._clock.seconds(), has_backlog=message.has_backlog
+            name,
+            epoch,
+            self._clock.seconds(),
+            has_backlog=message.has_backlog,
+            every=message.every,
         )
         if status is EpochStatus.LATE:
             return
         if status is EpochStatus.DUPLICATE:
             if kind is not MessageType.GOODBYE:
                 self._report_duplicate(message, "")
-            if kind is MessageType.HELLO:
-                # A single process that restarts too often has the same status. It must
-                # know this instance's epoch, or it would fetch streams held in memory
-                # twice.
-                self._schedule_answer(is_new=False)
+            # A single process that restarts too often has the same status. It must know
+            # this instance's epoch, or it would fetch streams held in memory twice.
+            self._answer_hello(connection, message, is_new=False)
             return
         if connection.is_direct:
             self._peers[connection] = connection, name
@@ -313,6 +367,9 @@ class ReplicationExtension:
                 return
             if message.follows is not None:
                 self._handler.sender.send_only(connection, message.follows)
+        if message.every is None and status is not EpochStatus.SAME:
+            # This peer expects frequent heartbeats.
+            self._tick_sooner()
         is_new = status is EpochStatus.NEW
         if is_new:
             self._observer.observe(EpochChanged(name))
@@ -332,8 +389,7 @@ class ReplicationExtension:
         )
         if is_leaving:
             self._epochs.leave(name, epoch)
-        elif kind is MessageType.HELLO:
-            self._schedule_answer(is_new=status is not EpochStatus.SAME)
+        self._answer_hello(connection, message, is_new=status is not EpochStatus.SAME)
 
     def _handle_command(
         self, connection: ExtensionConnection, message: ExtensionMessage
@@ -365,23 +421,48 @@ class ReplicationExtension:
             DuplicateInstance(message.instance_name, " and ".join(locations))
         )
 
-    def _schedule_answer(self, *, is_new: bool) -> None:
+    def _answer_hello(
+        self, connection: ExtensionConnection, hello: ExtensionMessage, *, is_new: bool
+    ) -> None:
+        """Answer a message of a peer, if it is a hello."""
+        if hello.type is MessageType.HELLO and self._writes:
+            # If this instance may not use such channels, it could not publish on one.
+            alone = connection.is_direct or (
+                hello.has_channel and connection.has_own_channel
+            )
+            # Answer a new epoch without delay: the peer must know the epoch of this
+            # instance before a position of a stream held in memory arrives.
+            self._answer(
+                (connection, hello.instance_name) if alone else None,
+                at_once=is_new and bool(self._in_memory),
+            )
+
+    def _answer(
+        self, asking: tuple[ExtensionConnection, str] | None, *, at_once: bool
+    ) -> None:
+        """Send a heartbeat to an instance that asked for it; ``None`` for all."""
         if self._has_stopped:
             return
+        self._asking.add(asking)
         due = self._last_answer + self._options.answer_interval
         wait = due - self._clock.seconds()
-        if wait <= 0 or (is_new and self._in_memory):
-            # Answer without delay: the peer must know the epoch of this instance before
-            # a position of a stream held in memory arrives.
+        if wait <= 0 or at_once:
             self._send_answer()
-        elif self._answer is None or not self._answer.active():
-            self._answer = self._clock.call_later(wait, self._send_answer)
+        elif self._answering is None or not self._answering.active():
+            self._answering = self._clock.call_later(wait, self._send_answer)
 
     def _send_answer(self) -> None:
-        if self._answer is not None and self._answer.active():
-            self._answer.cancel()
+        if self._answering is not None and self._answering.active():
+            self._answering.cancel()
         self._last_answer = self._clock.seconds()
-        self._send_heartbeat()
+        asking, self._asking = self._asking, set()
+        if None in asking or len(asking) > MOST_ALONE:
+            self._send_heartbeat()
+            return
+        payload = encode_message(self._message(MessageType.HEARTBEAT))
+        for each in asking:
+            if each is not None and each[0] in self._connections:
+                each[0].send_extension([payload], to=each[1])
 
     # -- notifications of sent rows and positions (SendingListener) --------------------
 
@@ -448,7 +529,8 @@ class ReplicationExtension:
             type=MessageType.COMMAND,
             time_ms=self._clock.time_msec(),
             line=commands.encode_command(command).decode(),
-            reached=reached.union([self._name], receivers.values()),
+            reached=reached.union([self.instance_name], receivers.values()),
+            every=self._idle_interval(),
         )
         payload = encode_message(message)
         if len(payload) > MAX_COMMAND_LENGTH:
@@ -477,7 +559,13 @@ class ReplicationExtension:
             for stream in self._host.streams.get_streams_to_replicate()
             for name in [stream.description.name]
         }
-        return replace(self._blank, type=kind, time_ms=now, positions=positions)
+        return replace(
+            self._blank,
+            type=kind,
+            time_ms=now,
+            positions=positions,
+            every=self._idle_interval(),
+        )
 
     def _send_heartbeat(self) -> None:
         self._has_advanced = False
@@ -511,4 +599,5 @@ def _to_heartbeat(message: ExtensionMessage, known: Collection[str]) -> PeerHear
             for name, position in message.positions.items()
             if name in known
         },
+        message.every or USUAL_EVERY,
     )

@@ -52,6 +52,7 @@ from synapse_replication.instrumentation.status.records import (
     store_if_room,
 )
 from synapse_replication.instrumentation.status.report import StatusReport
+from synapse_replication.instrumentation.status.verdict import MISSED
 from synapse_replication.streams.reader import Reader, State
 from synapse_replication.streams.stuck_ids import StuckId
 
@@ -446,9 +447,10 @@ class StatusObserver(ReplicationObserver):
         now = self._monotonic()
         if not self._records.hearing.is_up or self._duplicates:
             return False
-        silent_before = now - self._limits.silent_after
+        silent_after = self._limits.silent_after
         if any(
-            peer.heartbeat.is_leaving or peer.seen < silent_before
+            peer.heartbeat.is_leaving
+            or now - peer.seen > max(silent_after, MISSED * peer.heartbeat.every)
             for peer in self._peers.values()
         ):
             return False

@@ -85,7 +85,10 @@ class StatusReport:
     def _peer_facts(self) -> dict[str, PeerFacts]:
         return {
             name: PeerFacts(
-                peer.seen, peer.heartbeat.is_leaving, self._heard.get(name, _NEVER)
+                peer.seen,
+                peer.heartbeat.is_leaving,
+                self._heard.get(name, _NEVER),
+                peer.heartbeat.every,
             )
             for name, peer in self.records.peers.items()
         }
@@ -97,7 +100,9 @@ class StatusReport:
         speaking = [
             peer
             for peer in self._peers.values()
-            if not peer.is_leaving and not self._is_replaced(peer)
+            if not peer.is_leaving
+            and not self._is_replaced(peer)
+            and peer.every < self.limits.silent_after
         ]
         if not hearing.is_up or len(speaking) < SEVERAL:
             return None

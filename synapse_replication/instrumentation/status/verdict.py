@@ -20,9 +20,10 @@ from synapse_replication.instrumentation.status.records import StatusLimits
 from synapse_replication.streams.reader import State
 from synapse_replication.text import counted
 
-#: The longest time for which a living process of this package sends no heartbeat, in s,
-#: with some margin.
-HEARTBEAT_WITHIN = 6.5
+#: By how much a heartbeat of a living process of this package may be late, in s.
+LATE_BY = 1.5
+#: The number of intervals of its heartbeats after which a silent process is gone.
+MISSED = 3
 _NEVER = float("-inf")
 
 
@@ -34,11 +35,22 @@ class PeerFacts(Struct, frozen=True):
     :ivar heartbeat_at: when its last heartbeat or goodbye arrived.
     :ivar is_leaving: whether that was a goodbye.
     :ivar heard_at: when its last row or POSITION arrived, in any stream.
+    :ivar every: the interval of its heartbeats, in s.
     """
 
     heartbeat_at: float
     is_leaving: bool = False
     heard_at: float = _NEVER
+    every: int = 5
+
+    def is_silent(self, since: float, now: float, silent: float) -> bool:
+        """Return whether heartbeats have been missed.
+
+        :param since: since when they could be heard.
+        :param silent: how long there may be none at least, in s.
+        """
+        limit = max(silent, MISSED * self.every)
+        return now - max(self.heartbeat_at, since) > limit
 
 
 class WriterFacts(Struct, frozen=True, kw_only=True):
@@ -138,7 +150,7 @@ def is_gone(peer: PeerFacts, hearing_since: float, now: float, silent: float) ->
     """
     if is_replaced(peer, hearing_since):
         return False
-    return peer.is_leaving or now - max(peer.heartbeat_at, hearing_since) > silent
+    return peer.is_leaving or peer.is_silent(hearing_since, now, silent)
 
 
 def is_replaced(peer: PeerFacts, hearing_since: float) -> bool:
@@ -152,7 +164,7 @@ def is_replaced(peer: PeerFacts, hearing_since: float) -> bool:
         return peer.heard_at > peer.heartbeat_at
     if peer.heartbeat_at < hearing_since:
         return peer.heard_at > hearing_since
-    return peer.heard_at > peer.heartbeat_at + HEARTBEAT_WITHIN
+    return peer.heard_at > peer.heartbeat_at + peer.every + LATE_BY
 
 
 _Found: TypeAlias = tuple[float, str] | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 from synapse_replication import __version__
 from synapse_replication.handlers.epochs import CHANGE_EVERY, MAX_CHANGES
@@ -177,13 +178,76 @@ class GapTests(ExtensionTests):
 
     def test_idle_traffic_is_bounded(self) -> None:
         """
-        An idle instance sends one heartbeat every 5 s, and a writing instance one every
-        second.
+        An idle writer sends one heartbeat every 5 s; an instance that writes nothing,
+        one every 30 s, and fewer still among many.
         """
+        before = len(self.messages("heartbeat"))
+        self.bus.advance(60)
+        self.assertEqual(self.heartbeats_since(before), {"w": 12, "r": 2})
+        for number in range(49):
+            ExtensionProcess(self.bus, f"r{number}")
+        self.bus.advance(60)
+        before = len(self.messages("heartbeat"))
+        self.bus.advance(102)
+        found = self.heartbeats_since(before)
+        self.assertEqual(found.pop("w"), 20)
+        self.assertEqual({*found.values()}, {2})
+
+    def heartbeats_since(self, number: int) -> Counter[str]:
+        """Return the number of heartbeats after the first ``number``, by instance."""
+        return Counter(
+            json.loads(each.payload)["instance"]
+            for each in self.messages("heartbeat")[number:]
+        )
+
+    def test_older_peer(self) -> None:
+        """With a peer that states no interval, all send heartbeats every 5 s."""
+        self.inject(type="hello", instance="old", epoch="old-epoch")
+        self.bus.advance(2)
+        answered = Counter(each.to for each in self.messages("heartbeat"))
+        before = len(self.messages("heartbeat"))
+        for _ in range(4):
+            self.bus.advance(5)
+            self.inject(instance="old", epoch="old-epoch")
+        self.assertEqual(self.heartbeats_since(before), {"w": 4, "r": 4, "old": 4})
+        self.assertEqual(answered[""], 2)
+        self.inject(type="goodbye", instance="old", epoch="old-epoch")
         self.bus.advance(10)
         before = len(self.messages("heartbeat"))
-        self.bus.advance(20)
-        self.assertEqual(len(self.messages("heartbeat")) - before, 2 * 4)
+        self.bus.advance(60)
+        self.assertEqual(self.heartbeats_since(before), {"w": 12, "r": 2})
+
+    def test_start_among_many(self) -> None:
+        """Only writers answer a hello, and only to the instance that sent it."""
+        for number in range(20):
+            ExtensionProcess(self.bus, f"r{number}")
+        self.bus.advance(30)
+        before = len(self.bus.seen)
+        new = ExtensionProcess(self.bus, "new")
+        self.bus.advance(1)
+        sent = [m for m in self.bus.seen[before:] if m.is_extension]
+        self.assertEqual([(m.sender, m.to) for m in sent], [("new", ""), ("w", "new")])
+        self.assertEqual(new.observer.heartbeats[-1].instance_name, "w")
+
+    def test_many_start(self) -> None:
+        """
+        One heartbeat and one announcement answer many instances at once. Only a writer
+        of a stream held in memory answers each new instance, without delay.
+        """
+        ExtensionProcess(self.bus, "events", writes=["events"])
+        self.bus.advance(30)
+        before = len(self.bus.seen)
+        for number in range(20):
+            ExtensionProcess(self.bus, f"r{number}")
+        self.bus.advance(2)
+        seen = self.bus.seen[before:]
+        sent = Counter((m.sender, m.to) for m in seen if m.is_extension)
+        self.assertEqual(sent["events", "r0"], 1)
+        self.assertEqual(sent["events", "r1"], 0)
+        self.assertEqual(sent["events", ""], 1)
+        self.assertEqual({sent["w", f"r{number}"] for number in range(20)}, {1})
+        positions = Counter(m.sender for m in seen if not m.is_extension)
+        self.assertEqual((positions["events"], positions["w"]), (2 * 1, 2 * 2))
 
     def test_answers_are_bounded(self) -> None:
         """Not every repeated hello of a peer is answered."""

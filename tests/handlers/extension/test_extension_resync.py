@@ -104,8 +104,8 @@ class ResyncTests(ExtensionTests):
         self.writer.refusal = 410
         self.reader.events.is_held = True
         self.miss_rows(2)
-        self.reader.events.fail(RuntimeError("no database"))
         self.reader.events.is_held = False
+        self.reader.events.fail(RuntimeError("no database"))
         self.bus.advance(2)
         self.assertEqual(self.reader.texts(), [row(1), row(2)])
         self.assertEqual(

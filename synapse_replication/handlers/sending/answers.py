@@ -1,0 +1,60 @@
+"""The answers to REPLICATE: the positions of the streams that this process writes."""
+
+from __future__ import annotations
+
+import math
+
+from synapse_replication.handlers.interfaces import (
+    Clock,
+    DelayedCall,
+    ReplicationConnection,
+)
+from synapse_replication.handlers.sending.sender import CommandSender
+
+#: The shortest interval between two answers on a connection to Redis, in s.
+ANSWER_INTERVAL = 0.5
+
+
+class PositionAnswers:
+    """Answers requests for positions, several of them together.
+
+    Over Redis, an answer reaches all instances. It is sent immediately, unless one was
+    sent a moment ago; then one answer serves all that ask until it is sent. So many
+    instances may connect at once, and each writer announces its positions twice a
+    second at most.
+    """
+
+    def __init__(self, sender: CommandSender, clock: Clock) -> None:
+        self._sender = sender
+        self._clock = clock
+        self._answered: dict[ReplicationConnection, float] = {}
+        self._waiting: dict[ReplicationConnection, DelayedCall] = {}
+
+    def answer(self, connection: ReplicationConnection) -> None:
+        """Announce all positions on a connection, now or in a moment."""
+        if connection in self._waiting:
+            return
+        if connection.relays:
+            # A direct link has only one peer, which asks once.
+            self._sender.announce_positions(connection)
+            return
+        now = self._clock.seconds()
+        wait = self._answered.get(connection, -math.inf) + ANSWER_INTERVAL - now
+        if wait <= 0:
+            self._announce(connection)
+        else:
+            self._waiting[connection] = self._clock.call_later(
+                wait, self._announce, connection
+            )
+
+    def forget(self, connection: ReplicationConnection) -> None:
+        """Drop the answers that wait for a connection, which was lost."""
+        self._answered.pop(connection, None)
+        waiting = self._waiting.pop(connection, None)
+        if waiting is not None:
+            waiting.cancel()
+
+    def _announce(self, connection: ReplicationConnection) -> None:
+        self._waiting.pop(connection, None)
+        self._answered[connection] = self._clock.seconds()
+        self._sender.announce_positions(connection)
