@@ -530,7 +530,7 @@ class Reader:
         state, work = self.links[link], self.work
         is_plausible = self.is_plausible(token)
         # While the sink handles rows of a link, later ones may be given up.
-        is_older = token < state.heard and self.is_plausible(state.heard)
+        is_older = token <= state.heard and self.is_plausible(state.heard)
         state.heard = max(state.heard, token)
         is_late = token <= self.reached
         if is_late and not self.policy.idempotent:

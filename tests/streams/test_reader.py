@@ -330,6 +330,16 @@ class RowTests(SynchronousTestCase):
         driven.take()
         self.assertEqual(driven.requested(), (0, 3))
 
+    def test_lost_above_rows_that_are_handled(self) -> None:
+        """Rows lost above a batch that is still handled are not taken for its own."""
+        driven = Driven()
+        driven.open(0)
+        driven.reader.reported("a", 6, 0.0)
+        driven.take()
+        driven.reader.lost_rows("a")
+        self.assertIs(driven.row(6), Verdict.FETCH)
+        self.assertTrue(driven.reader.links["a"].is_lossy)
+
     def test_implausible(self) -> None:
         """A token that is too far above all known ones is fetched first."""
         driven = Driven()
