@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 #: file, it closes the least recently used one.
 _OPEN_DAYS: Final = 16
 
-#: The columns whose minimum and maximum are stored in Delta's transaction log.
-_WITH_STATISTICS: Final = ("stream_id", "line_number")
+#: The columns whose minimum and maximum are stored in Delta's transaction log. A table
+#: has one of them.
+WITH_STATISTICS: Final = ("stream_id", "line_number")
 
 
 @attrs.frozen
@@ -44,7 +45,7 @@ class WrittenFile:
     :ivar path: the path of the file, relative to the table.
     :ivar size: the size of the file, in bytes.
     :ivar statistics: the minimum and maximum of each column in
-        ``_WITH_STATISTICS`` that the file has.
+        :data:`WITH_STATISTICS` that the file has.
     """
 
     uri: str
@@ -156,7 +157,7 @@ class _OpenFile:
     def write(self, batch: pa.RecordBatch) -> None:
         self._writer.write_batch(batch)
         self.rows += batch.num_rows
-        for name in _WITH_STATISTICS:
+        for name in WITH_STATISTICS:
             if name in batch.schema.names:
                 found = pc.min_max(batch.column(name))
                 low, high = found["min"].as_py(), found["max"].as_py()

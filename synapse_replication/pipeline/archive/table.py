@@ -21,7 +21,7 @@ import pyarrow as pa
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import ArchivedFile, files_of
 from synapse_replication.pipeline.archive.failures import reason_of
-from synapse_replication.pipeline.archive.files import WrittenFile
+from synapse_replication.pipeline.archive.files import WITH_STATISTICS, WrittenFile
 from synapse_replication.pipeline.archive.log import (
     APPLICATION,
     TableState,
@@ -48,6 +48,10 @@ SMALL_BYTES: Final = 16 * 2**20
 
 #: The size up to which files are merged into one, in bytes.
 TARGET_BYTES: Final = 256 * 2**20
+
+#: The property with the columns that have statistics. Without it, deltalake's datasets
+#: compare a column without statistics with null, and a filter on it finds no row.
+_STATISTICS: Final = "delta.dataSkippingStatsColumns"
 
 #: The maximum number of attempts to commit, if purges change the table meanwhile.
 _ATTEMPTS: Final = 5
@@ -285,6 +289,7 @@ class ArchiveTable:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
+        indexed = [name for name in WITH_STATISTICS if name in self._schema.names]
         try:
             # Another driver may create the table at the same time. Both then use the
             # same table, and the first to commit a batch wins.
@@ -295,6 +300,7 @@ class ArchiveTable:
                 mode="ignore",
                 name=self.name,
                 description=describe_table(self.name),
+                configuration={_STATISTICS: ",".join(indexed)},
                 storage_options=self._store.delta_options,
             )
             self._table.update_incremental()

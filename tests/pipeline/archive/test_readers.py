@@ -67,6 +67,34 @@ class ReadersTests(SynchronousTestCase):
         )
         self.assertEqual(sorted(found["stream_id"]), [5, 6, 7, 8, 9])
 
+    def test_conditions(self) -> None:
+        """
+        A condition on any column finds its rows, although only the token has
+        statistics; before and after a compaction.
+        """
+        table = open_table(self.folder)
+        add_rows_to(self.folder, "receipts", receipts(5, 9, day=1), table=table)
+        for _ in range(2):
+            dataset = DeltaTable(self.receipts).to_pyarrow_dataset()
+            with duckdb.connect() as connection:
+                connection.register("receipts", dataset)
+                for condition, count in (
+                    ("user_id = '@user3'", 1),
+                    ("stream_id > 6", 3),
+                    ("written_ts >= '2026-01-02'", 2),
+                    ("thread_id IS NULL", 9),
+                ):
+                    sql = f"SELECT count(*) FROM receipts WHERE {condition}"
+                    self.assertEqual(connection.execute(sql).fetchall(), [(count,)])
+            self.assertEqual(
+                polars.scan_delta(self.receipts)
+                .filter(polars.col("user_id") == "@user3")
+                .collect()
+                .height,
+                1,
+            )
+            table.compact(2)
+
     def test_time_travel(self) -> None:
         """A past version has the rows and the offset of its commit."""
         versions = {}
