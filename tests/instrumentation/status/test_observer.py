@@ -305,6 +305,15 @@ class StatusObserverTests(StatusObserverTestCase):
         )
         self.assertEqual((down.up, down.since, down.detail), (0, 3, "refused"))
 
+    def test_cut_off(self) -> None:
+        """The status says for how long the process has had no link."""
+        self.known.link_up()
+        self.clock.advance(5)
+        self.assertEqual(self.snapshot().cut_off_for, 0)
+        self.known.link_lost()
+        self.clock.advance(11)
+        self.assertEqual(self.snapshot().cut_off_for, 11)
+
     def test_direct_links(self) -> None:
         """A link to a server shows the name of the only writer that is heard on it."""
         self.known.link_up("to 127.0.0.1:9001")
