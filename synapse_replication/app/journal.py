@@ -15,7 +15,9 @@ following rows belong to that epoch (see
 Rows are passed to the operating system before the position advances, so no row at or
 below a recorded position is lost if the process is killed. If the process is killed
 during a write, the incomplete last line is removed at the next start, and its rows are
-fetched again.
+fetched again. Other lines that are damaged are skipped, and each start logs their
+numbers until they are removed from the file; if a writer's last line is damaged, its
+rows are fetched again.
 
 Each process needs a journal of its own. Configure it in the worker's configuration
 file::
@@ -33,9 +35,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from twisted.logger import Logger
+
 from synapse_replication.durable import open_private
 from synapse_replication.errors import StorageError, StreamConfigurationError
 from synapse_replication.streams.rows import decode_json, encode_json
+
+#: The most numbers of damaged lines that are logged.
+_MAX_SHOWN = 20
+_log = Logger()
 
 
 class JournalSink:
@@ -47,7 +55,7 @@ class JournalSink:
     :param to_json: ``(stream_name, row) -> value``; returns the JSON value of a typed
         row.
     :raises OSError: if the file cannot be opened.
-    :raises StorageError: if a complete line of the file is not a line of a journal.
+    :raises StorageError: if the first line of the file is not a line of a journal.
     """
 
     def __init__(self, path: Path, to_json: Callable[[str, Any], Any]) -> None:
@@ -65,30 +73,38 @@ class JournalSink:
             opened.pop_all()
 
     def _resume(self, path: Path, lines: Iterable[bytes]) -> int:
-        good_end = 0
+        good_end, damaged = 0, []
         for number, line in enumerate(lines, 1):
-            try:
-                entry = decode_json(line)
-                key, token = (entry["stream"], entry["writer"]), entry["token"]
-                texts = (*key, entry.get("epoch", ""))
-                if type(token) is not int or any(
-                    type(text) is not str for text in texts
-                ):
-                    raise TypeError("a field has the wrong type")
-            except (ValueError, KeyError, TypeError) as error:
-                if not line.endswith(b"\n"):
-                    return good_end
-                raise StorageError(
-                    f"{path}:{number} is not a line of a journal ({error}); move the "
-                    "file away to start with an empty journal"
-                ) from error
             if not line.endswith(b"\n"):
-                return good_end
-            self._positions[key] = token
-            if "epoch" in entry:
-                self._epochs[key] = entry["epoch"]
+                break
+            try:
+                self._restore(decode_json(line))
+            except (ValueError, KeyError, TypeError) as error:
+                if number == 1:
+                    raise StorageError(
+                        f"{path}:1 is not a line of a journal ({error}); name another "
+                        "file, or move this one away to start with an empty journal"
+                    ) from error
+                damaged.append(number)
             good_end += len(line)
+        if damaged:
+            _log.error(
+                "{path} has {count} damaged line(s), which are skipped: {numbers}; "
+                "remove them from the file to end this message",
+                path=str(path),
+                count=len(damaged),
+                numbers=", ".join(map(str, damaged[:_MAX_SHOWN])),
+            )
         return good_end
+
+    def _restore(self, entry: Any) -> None:
+        key, token = (entry["stream"], entry["writer"]), entry["token"]
+        texts = (*key, entry.get("epoch", ""))
+        if type(token) is not int or any(type(text) is not str for text in texts):
+            raise TypeError("a field has the wrong type")
+        self._positions[key] = token
+        if "epoch" in entry:
+            self._epochs[key] = entry["epoch"]
 
     def saved_positions(self) -> Mapping[tuple[str, str], int]:
         """Return the last position of each ``(stream, writer)`` in the file."""
@@ -150,7 +166,7 @@ def make_journal(host: Any, config: Mapping[str, Any]) -> JournalSink:
     :param config: the section's ``config``, whose key ``path`` names the file.
     :raises StreamConfigurationError: if the key is missing or not a string, or the
         file cannot be opened.
-    :raises StorageError: if a complete line of the file is not a line of a journal.
+    :raises StorageError: if the first line of the file is not a line of a journal.
     """
     path = config.get("path")
     if not isinstance(path, str):

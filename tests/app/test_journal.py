@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from twisted.logger import formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.journal import JournalSink, make_journal
@@ -148,12 +149,31 @@ class JournalTests(SynchronousTestCase):
             again.on_rdata("events", "w1", 6, ["b"])
             self.assertEqual(self.path.read_bytes(), whole)
 
-    def test_other_damage_is_refused(self) -> None:
-        """Damage before the last line is an error that names file and line.
-
-        The file is then closed.
+    def test_damaged_lines(self) -> None:
         """
-        self.path.write_text('{"stream":"s","writer":"w","token":1,"rows":[]}\nx\n{}\n')
+        Damaged lines are skipped and logged at each start until they are removed, and
+        the lines around them count.
+        """
+        events: list[Any] = []
+        observer: Any = events.append
+        globalLogPublisher.addObserver(observer)
+        self.addCleanup(globalLogPublisher.removeObserver, observer)
+        good = '{"stream":"s","writer":"w","token":%d,"rows":[]}\n'
+        text = good % 1 + "x\n[]\n" + good % 2 + '{"stream":"s"}\n'
+        self.path.write_text(text)
+        for _ in range(2):
+            journal = self.open()
+            self.assertEqual(journal.saved_positions(), {("s", "w"): 2})
+            journal.on_position("s", "w", 2)
+        lines = [formatEvent(event) for event in events if "path" in event]
+        self.assertEqual(len(lines), 2)
+        self.assertIn(f"{self.path} has 3 damaged line(s), which are", lines[0])
+        self.assertIn("skipped: 2, 3, 5", lines[0])
+        self.assertEqual(self.path.read_text(), text)
+
+    def test_other_file_is_refused(self) -> None:
+        """A file whose first line is not of a journal is refused, and closed."""
+        self.path.write_text("x\n{}\n")
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always", ResourceWarning)
             with self.assertRaises(StorageError) as caught:
@@ -163,7 +183,7 @@ class JournalTests(SynchronousTestCase):
             gc.collect()
         unclosed = [str(each.message) for each in warned]
         self.assertFalse([each for each in unclosed if str(self.path) in each])
-        self.assertIn(f"{self.path}:2 is not a line of a journal", text)
+        self.assertIn(f"{self.path}:1 is not a line of a journal", text)
 
     def test_wrong_types(self) -> None:
         """A line whose fields have wrong types is an error that names the line."""
