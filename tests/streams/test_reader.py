@@ -429,6 +429,17 @@ class PageTests(SynchronousTestCase):
         driven.take()
         self.assertEqual(driven.requested(), (0, 9))
 
+    def test_row_that_the_delivered_page_lacks(self) -> None:
+        """A row that arrives, and that the page lacks, comes first."""
+        driven = self.fetching(9)
+        fetch = driven.reader.request
+        assert fetch is not None
+        driven.reader.page_fetched(fetch, StreamUpdateResult([(5, None)], 9, False))
+        driven.row(5)
+        self.assertIsNotNone(driven.reader.page)
+        driven.row(4)
+        self.assertIsNone(driven.reader.page)
+
     def test_refuted(self) -> None:
         """A claim that the source refutes is dropped; a near one is not."""
         driven = self.fetching(500)
@@ -728,6 +739,19 @@ class TableTests(SynchronousTestCase):
         """So are those that follow, after a state that is not expected."""
         entry = Entry("A defect.", (State.WAITING,))
         self.check_that_a_row_is_fetched(Event.BATCH, State.LIVE, entry)
+
+    def test_recovery_during_a_catch_up(self) -> None:
+        """What was found to be empty is fetched again, too."""
+        driven = Driven()
+        driven.reader.report = lambda error: None
+        driven.reader.announced("a", 5, 5, 0.0)
+        driven.take()
+        driven.page(upto=2)
+        driven.take()
+        self.assertEqual(driven.requested(), (2, 5))
+        driven.reader.page_delivered()
+        driven.take()
+        self.assertEqual(driven.requested(), (0, 5))
 
     def test_unexpected_page(self) -> None:
         """A page that is not expected is not wanted."""
