@@ -60,17 +60,19 @@ COLUMNS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
-#: The streams whose tables have a row for each change.
-_HISTORIES: Final = frozenset(
+#: The columns that identify an object, in the streams whose tables have only the newest
+#: or pending row of each object. The tables of all other streams have a row for each
+#: change.
+OBJECTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "events",
-        "backfill",
-        "caches",
-        "push_rules",
-        "profile_updates",
-        "un_partial_stated_room",
-        "un_partial_stated_event",
-        "quarantined_media",
+        "account_data": ("user_id", "room_id", "data_type"),
+        "device_lists": ("user_id",),
+        "presence": ("user_id",),
+        "pushers": ("user_id", "app_id", "pushkey"),
+        "receipts": ("room_id", "receipt_type", "user_id", "thread_id"),
+        "sticky_events": ("room_id", "event_id"),
+        "thread_subscriptions": ("user_id", "room_id", "event_id"),
+        "to_device": ("entity",),
     }
 )
 
@@ -81,9 +83,9 @@ def describe_table(stream: str) -> str:
         return f"Rows of the stream {stream}, which the configuration declares."
     tables = ", ".join(query.range.table for query in STANDARD_QUERIES[stream])
     retained = (
-        "one row for each change"
-        if stream in _HISTORIES
-        else "only the newest or pending row of each object: older rows are here only "
-        "if they were archived before they were replaced"
+        "only the newest or pending row of each object: older rows are here only if "
+        "they were archived before they were replaced"
+        if stream in OBJECTS
+        else "one row for each change"
     )
     return f"Rows of the stream {stream}, from {tables}, which have {retained}."

@@ -1,0 +1,106 @@
+"""Runs the queries of docs/questions.rst on the archive of a real deployment."""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from deltalake import DeltaTable
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.archive.progress import PlainReporter
+from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
+from synapse_replication.pipeline.descriptions import OBJECTS
+from synapse_replication.pipeline.settings import settings_of_dsn
+from tests.pipeline.audit.test_job import real_dsn
+from tests.pipeline.shared_session import shared_session
+from tests.support.recordings import FULL_RECORDING
+
+PAGE = Path(__file__).parents[2] / "docs" / "questions.rst"
+
+_KEYS = ", ".join(OBJECTS["receipts"])
+
+_QUESTION = re.compile(
+    r"\.\. code-block:: sql\n\n((?:    .*\n|\n)+?)\n::\n\n((?:    .*\n)+)"
+)
+
+
+@functools.cache
+def real_archive() -> Path:
+    """Archive the database and the recording of the real deployment."""
+    folder = Path("archive-of-questions").absolute()
+    source = settings_of_dsn(real_dsn())
+    recordings = [str(FULL_RECORDING)]
+    settings = ArchiveSettings(str(folder), source, recordings, once=True)
+    run_archive(settings, PlainReporter(io.StringIO()))
+    return folder
+
+
+def code_blocks(language: str) -> list[str]:
+    """Return the page's code in a language, with the path of the real archive."""
+    found = re.findall(
+        rf"\.\. code-block:: {language}\n\n((?:    .*\n|\n)+)", PAGE.read_text()
+    )
+    return [
+        re.sub(r"(?m)^    ", "", block).replace("/srv/archive", str(real_archive()))
+        for block in found
+    ]
+
+
+def run(code: str, **names: Any) -> dict[str, Any]:
+    """Run Python code, and return its variables."""
+    exec(compile(code, str(PAGE), "exec"), names)
+    return names
+
+
+class QuestionsTests(SynchronousTestCase):
+    """Tests for the answers, and for the newest rows in each program."""
+
+    def test_answers(self) -> None:
+        """Each query has the answer on the page."""
+        names = run(code_blocks("python")[0])
+        questions = _QUESTION.findall(PAGE.read_text())
+        self.assertEqual(len(questions), 10)
+        for query, answer in questions:
+            rows = names["duckdb"].sql(query).fetchall()
+            lines = [" | ".join(map(str, row)) for row in rows]
+            self.assertEqual(lines, [line.strip() for line in answer.splitlines()])
+
+    def test_objects(self) -> None:
+        """The page lists the streams with objects, and their columns."""
+        lines = {" ".join(line.split()) for line in PAGE.read_text().splitlines()}
+        for stream, keys in OBJECTS.items():
+            columns = ", ".join(f"``{key}``" for key in keys)
+            self.assertIn(f"``{stream}`` {columns}", lines)
+
+    def test_newest_rows(self) -> None:
+        """
+        For each stream, DuckDB and Polars agree on the newest row of each object; for
+        one stream, so does Spark.
+        """
+        in_duckdb = code_blocks("sql")[-1]
+        in_polars, in_spark = code_blocks("python")[-2:]
+        for stream, keys in OBJECTS.items():
+            path = real_archive() / "streams" / stream
+            if not path.exists():
+                continue
+            changes = {"receipts": stream, _KEYS: ", ".join(keys)}
+            names = '", "'.join(OBJECTS["receipts"]), '", "'.join(keys)
+            with duckdb.connect() as connection:
+                connection.register(stream, DeltaTable(path).to_pyarrow_dataset())
+                sql = in_duckdb
+                for old, new in changes.items():
+                    sql = sql.replace(old, new)
+                found = connection.sql(f"SELECT stream_id FROM ({sql})").fetchall()
+            expected = sorted(token for (token,) in found)
+            self.assertTrue(expected)
+            code = in_polars.replace(*names).replace("receipts", stream)
+            self.assertEqual(sorted(run(code)["newest"]["stream_id"]), expected, stream)
+            if stream == "receipts":
+                newest = run(in_spark, session=shared_session())["newest"]
+                tokens = sorted(row["stream_id"] for row in newest.collect())
+                self.assertEqual(tokens, expected)
