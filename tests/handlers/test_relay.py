@@ -258,6 +258,15 @@ class ChainTests(SynchronousTestCase):
         net.run()
         self.assertEqual(net.delivered(), [[], [], []])
 
+    def test_invalid_command(self) -> None:
+        """A command that cannot be encoded is left to the sender, which reports it."""
+        net = Net(2, [(0, 1)], range(2))
+        extension = net.instances[0].extension
+        assert extension is not None
+        invalid = RemoteServerUpCommand("a\nb")
+        self.assertEqual(len(extension.relay(invalid, None, frozenset())), 0)
+        self.assertEqual(net.run(), 0)
+
     def test_many_instances(self) -> None:
         """If the names of all instances do not fit into a line, none are sent."""
         net = Net(3, [(0, 1), (1, 2)], range(3))

@@ -44,7 +44,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from synapse_replication import __version__
-from synapse_replication.errors import RemoteProtocolError
+from synapse_replication.errors import LocalProtocolError, RemoteProtocolError
 from synapse_replication.handlers.epochs import USUAL_EVERY, EpochStatus, PeerEpochs
 from synapse_replication.handlers.events import (
     DuplicateInstance,
@@ -512,8 +512,15 @@ class ReplicationExtension:
         origin: ReplicationConnection | None,
         reached: frozenset[str],
     ) -> Collection[ReplicationConnection]:
-        """Send a command for all instances to the peers that it has not reached."""
-        if self._has_stopped:
+        """Send a command for all instances to the peers that it has not reached.
+
+        Never raises: whoever sends a plain line reports why it cannot be sent.
+        """
+        if self._has_stopped or not self._peers:
+            return ()
+        try:
+            line = commands.encode_command(command).decode()
+        except LocalProtocolError:
             return ()
         receivers = {
             connection: name
@@ -528,7 +535,7 @@ class ReplicationExtension:
             self._blank,
             type=MessageType.COMMAND,
             time_ms=self._clock.time_msec(),
-            line=commands.encode_command(command).decode(),
+            line=line,
             reached=reached.union([self.instance_name], receivers.values()),
             every=self._idle_interval(),
         )
