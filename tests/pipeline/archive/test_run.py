@@ -7,11 +7,13 @@ import json
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import polars
+import psycopg2
 from deltalake import DeltaTable
 from prometheus_client import CollectorRegistry
 from twisted.trial.unittest import SynchronousTestCase
@@ -76,6 +78,31 @@ class ArchiveTests(SynchronousTestCase):
                 seen.append((rows, polars.scan_delta(caches).collect().height))
 
         return count
+
+    def test_json_that_others_refuse(self) -> None:
+        """JSON that PostgreSQL accepts, and readers skip, is archived as it is."""
+        add_rows(self.dsn, 20)
+        texts = {
+            5: '"\\ud800"',
+            8: "-1e400",
+            11: "[" * 3000 + "]" * 3000,
+            14: "7" * 5000,
+        }
+        with closing(psycopg2.connect(self.dsn)) as connection, connection:
+            for id_, text in texts.items():
+                connection.cursor().execute(
+                    "UPDATE receipts_linearized SET data = %s WHERE stream_id = %s",
+                    (text, id_),
+                )
+        self.archive()
+        self.assertEqual(sorted(keys_of(self.folder)), read_keys(self.dsn))
+        receipts = DeltaTable(open_store(self.folder).stream_uri("receipts"))
+        archived = {
+            row["stream_id"]: row["data"]
+            for row in receipts.to_pyarrow_table().to_pylist()
+            if row["stream_id"] in texts
+        }
+        self.assertEqual(archived, texts)
 
     def test_once(self) -> None:
         """
