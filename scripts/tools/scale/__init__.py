@@ -1,0 +1,1 @@
+"""Measures deployments of many processes."""
