@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,8 @@ _VERDICTS = {
 
 #: Symbols, so that a verdict does not depend on its colour alone.
 _SIGNS = {"good": "\u2714", "busy": "\u25cf", "bad": "\u2716"}
+#: The number of writers and of peers, worst first, that have a line of their own.
+MOST_SHOWN = 80
 #: How long the page waits for an update before it reports that the process does not
 #: answer, in ms.
 PATIENCE_MS = 4000
@@ -123,6 +126,11 @@ def sparkline(history: Sequence[int]) -> str:
         f"{index * step:.1f},{19 - 18 * lag / top:.1f}"
         for index, lag in enumerate(history)
     )
+
+
+def _count_by(names: Iterable[str]) -> list[tuple[str, int]]:
+    """Return each name and how often it occurs, in the order of their occurrence."""
+    return list(Counter(names).items())
 
 
 def _clock_time(moment: float) -> str:
@@ -218,13 +226,23 @@ class StatusPageResource(_StatusResource):
         template = _environment().get_template(
             "status_body.html" if is_body else "status.html"
         )
+        writers = sorted(
+            status.writers,
+            key=lambda each: (WORST_FIRST.index(each.condition), -each.lag),
+        )
+        peers = sorted(status.peers, key=lambda peer: not peer.is_gone)
         return template.render(
             status=status,
             now=self._wall_clock(),
-            writers=sorted(
-                status.writers, key=lambda writer: WORST_FIRST.index(writer.condition)
+            writers=writers[:MOST_SHOWN],
+            more_writers=_count_by(
+                f"{each.stream_name}: {each.condition.value}"
+                for each in writers[MOST_SHOWN:]
             ),
-            peers=sorted(status.peers, key=lambda peer: not peer.is_gone),
+            peers=peers[:MOST_SHOWN],
+            more_peers=_count_by(
+                "gone" if each.is_gone else "here" for each in peers[MOST_SHOWN:]
+            ),
             verdict=judge(status),
             stalled=group_stalls(status.writers),
             nonce=nonce,

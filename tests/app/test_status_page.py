@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 from treq.testing import StubTreq
@@ -213,6 +214,36 @@ class StatusPageTests(PageMixin):
         """An instance that reads from no writer and has no links has a page, too."""
         self.observer = StatusObserver("x.test", "me", monotonic=self.clock.seconds)
         self.assertIn("follows no other", self.page())
+
+    def test_large_deployment(self) -> None:
+        """
+        With 200 peers and 40 writers of ten streams, the page is small and fast, and
+        the problems are on it: the worst writers first, and the peers that are gone.
+        """
+        pairs = [(f"stream{n}", f"w{m}") for n in range(10) for m in range(40)]
+        self.observer = StatusObserver(
+            "x.test", "me", pairs, monotonic=self.clock.seconds
+        )
+        self.known = KnownReaders(self.observer)
+        self.go_live(*pairs)
+        self.observer.observe(CatchUpEvent("stream7", "w33", 0, 10_000))
+        for _ in range(60):
+            self.clock.advance(5)
+            self.observer.sample()
+        for number in range(200):
+            self.observer.observe(
+                PeerHeartbeat(
+                    f"p{number}", f"e{number}", "1", f"h{number}:1", False, {}
+                )
+            )
+        self.page()
+        began = time.process_time()
+        text = self.page()
+        self.assertLess(time.process_time() - began, 0.1)
+        self.assertLess(len(text.encode()), 200_000)
+        self.assertIn('data-writer="stream7/w33"', text)
+        self.assertIn("stream9: live (40)", text)
+        self.assertIn("here (120)", text)
 
 
 class OtherResourcesTests(PageMixin):
