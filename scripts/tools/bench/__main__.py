@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from scripts.tools.bench import process
 from scripts.tools.bench.deployment import (
     IDLE_NAME,
     NAME,
@@ -127,8 +128,10 @@ def _run_tasks(
 ) -> list[Result]:
     tasks = [task for task in TASKS if not only or task.name.startswith(only)]
     is_idle = any(IDLE_NAME.startswith(each) for each in only)
-    if not tasks and NAME not in only and not is_idle:
-        names = ", ".join((*(task.name for task in TASKS), NAME, IDLE_NAME))
+    is_process = process.NAME in only
+    if not (tasks or NAME in only or is_idle or is_process):
+        others = (NAME, IDLE_NAME, process.NAME)
+        names = ", ".join((*(task.name for task in TASKS), *others))
         raise click.BadParameter(f"no such task; the tasks are: {names}")
     results: list[Result] = []
     if tasks:
@@ -139,6 +142,10 @@ def _run_tasks(
     if is_idle:
         os.environ.setdefault(PEER_PYTHON, str(other))
         results += measure_idle(rounds, quick, print_line)
+    if is_process:
+        if not other.is_dir():
+            raise click.UsageError(f"{process.NAME} requires --against")
+        results += process.measure_process(other, rounds, print_line)
     return results
 
 
