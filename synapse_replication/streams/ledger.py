@@ -47,6 +47,10 @@ class TokenLedger:
         self.skip_to(upto)
         return missing[:limit]
 
+    def rewind(self, token: int) -> None:
+        """Verify again what follows ``token``, to which the writer was moved back."""
+        self.verified = min(self.verified, token)
+
     def skip_to(self, token: int) -> None:
         """Verify nothing up to ``token``."""
         self.verified = max(self.verified, token)

@@ -277,6 +277,8 @@ class CatchUps:
             self._fail(writer, error)
             return
         writer.reader.rewound(rewind.epoch)
+        if writer.ledger is not None:
+            writer.ledger.rewind(rewind.token)
         writer.resync = Resync.FULL
         context.observer.observe(StreamReset(context.name, name, current, rewind.token))
 

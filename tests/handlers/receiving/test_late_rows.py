@@ -22,8 +22,10 @@ class LateRowsTests(SynchronousTestCase):
         self.assertEqual(self.range_to_verify(5), (0, 5))
         self.verify([5], 5)
 
-    def live(self, *, accepts_late_rows: bool = True) -> Receiving:
-        process = receiving()
+    def live(
+        self, *, accepts_late_rows: bool = True, resettable: bool = False
+    ) -> Receiving:
+        process = receiving(resettable=resettable)
         if accepts_late_rows:
             process.host.rows.on_late_rdata = lambda *late: self.late.append(late)  # type: ignore[attr-defined]
         process.stream.persist("w", 5, ["five"])
@@ -120,6 +122,22 @@ class LateRowsTests(SynchronousTestCase):
         self.assertEqual(self.range_to_verify(7), (5, 7))
         self.verify([6, 7], 7)
         self.assertEqual(self.late, [])
+
+    def test_moved_back(self) -> None:
+        """
+        If a process began above the writer's position, what follows the position is
+        verified.
+        """
+        self.process = self.live(resettable=True)
+        self.process.stream.persist("w", 8, ["eight"])
+        self.process.receive('RDATA events w 8 ["eight"]')
+        self.verify([5, 8], 8)
+        self.process.receive("POSITION events w 6 6")
+        self.process.stream.persist("w", 7, ["seven"])
+        self.process.receive('RDATA events w 9 ["nine"]')
+        self.assertEqual(self.range_to_verify(9), (6, 9))
+        self.verify([7, 9], 9)
+        self.assertEqual([token for _, _, token, _ in self.late], [7])
 
     def test_many(self) -> None:
         """A limited number of rows is delivered late at once."""
