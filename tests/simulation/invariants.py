@@ -144,6 +144,7 @@ class Ledger:
         self.doubted: set[tuple[str, str, str]] = set()
         self.disputed: set[str] = set()
         self._all_are_doubted = False
+        self._shown_doubted: set[str] = set()
         self.forged: dict[tuple[str, str, int], set[int]] = {}
         self.excused_rows = 0
         self._discarded: dict[_Key, set[int]] = {}
@@ -167,7 +168,9 @@ class Ledger:
         return True
 
     def forget_settled(
-        self, kept: int, position_of: Callable[[str, _Key], int | None]
+        self,
+        kept: int,
+        position_of: Callable[[str, _Key], int],
     ) -> None:
         """Forget what is settled when all positions agree: old rows, and doubts.
 
@@ -184,10 +187,15 @@ class Ledger:
         for name, reader in self.readers.items():
             reader.excused.clear()
             for key, known in reader.positions.items():
-                settled = min(known, position_of(name, key) or 0)
+                settled = min(known, position_of(name, key))
                 reader.positions[key] = settled
                 if key in reader.delivered:
                     reader.delivered[key] = min(reader.delivered[key], settled)
+        # An id generator does not move back: what it shows may depend on a false
+        # position until its process restarts, or rows pass that position.
+        for stream in {key[0] for key in self._written}:
+            if self._is_stream_doubted(stream):
+                self._shown_doubted.add(stream)
         self.doubted.clear()
         self.disputed.clear()
         self.forged.clear()
@@ -275,8 +283,10 @@ class Ledger:
         A writer whose own rows are all sent announces the greatest position of the
         others.
         """
-        return self._all_are_doubted or any(
-            doubted == stream for _, doubted, _ in self.doubted
+        return (
+            self._all_are_doubted
+            or stream in self._shown_doubted
+            or any(doubted == stream for _, doubted, _ in self.doubted)
         )
 
     def _owe(self, reader: Reader, key: _Key, token: int) -> None:
