@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.address import IPv4Address, UNIXAddress
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IAddress
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 from twisted.web.static import Data
@@ -287,3 +289,55 @@ class ConnectionTests(SiteTestCase):
         self.assertEqual(self.refused, [503])
         channel.connectionLost(Failure(ConnectionDone()))
         self.assertIsNotNone(self.site.buildProtocol(None))
+
+
+class RealSocketTests(TestCase):
+    """Requests that are never completed, on real sockets."""
+
+    async def test_incomplete_requests(self) -> None:
+        """
+        Clients that occupy all connections are displaced by new ones, and disconnected
+        when their requests are not complete in time.
+        """
+        self.patch(http_limits, "REQUEST_TIMEOUT", 1.0)
+        from twisted.internet import reactor as untyped_reactor  # noqa: TID251
+
+        reactor: Any = untyped_reactor
+        root: Any = Resource()
+        root.putChild(b"health", Data(b"fine", "text/plain"))
+        refused: list[int] = []
+        site = BoundedSite(
+            root,
+            None,
+            timeout=60,
+            max_connections=100,
+            refused=lambda status, why: refused.append(status),
+        )
+        port = reactor.listenTCP(0, site, interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        with contextlib.ExitStack() as stack:
+
+            async def connect(data: bytes) -> socket.socket:
+                peer = socket.create_connection(("127.0.0.1", port.getHost().port))
+                stack.enter_context(peer)
+                peer.sendall(data)
+                peer.setblocking(False)
+                await deferLater(reactor, 0)
+                return peer
+
+            async def answer(peer: socket.socket) -> bytes:
+                while True:
+                    try:
+                        return peer.recv(1000)
+                    except BlockingIOError:
+                        await deferLater(reactor, 0.01)
+                    except ConnectionResetError:
+                        return b""
+
+            half = [await connect(b"GET /health HTTP/1.1\r\n") for _ in range(150)]
+            whole = await connect(b"GET /health HTTP/1.0\r\n\r\n")
+            self.assertIn(b"200 OK", await answer(whole))
+            for peer in half:
+                self.assertEqual(await answer(peer), b"")
+        self.assertLessEqual(len(refused), 100)
+        self.assertEqual(set(refused), {408})
