@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 #: starting Spark's Python workers.
 FEW_IDS: Final = 250_000
 
+#: The same for reading only the keys of rows, which takes about 1 s for a million.
+FEW_KEYS: Final = 10_000_000
+
 Batches = Iterator[pa.RecordBatch]
 
 
@@ -37,11 +40,6 @@ class Scan:
     read: Callable[[Any], Batches]
     ids: int
 
-    @property
-    def is_small(self) -> bool:
-        """Whether reading in this process is faster than starting Spark."""
-        return self.ids <= FEW_IDS
-
     def then(self, work: Callable[[Batches], Batches], schema: pa.Schema) -> Scan:
         """Return the scan whose tasks also apply a function to their batches.
 
@@ -55,12 +53,16 @@ class Scan:
         for task in self.tasks:
             yield from self.read(task)
 
-    def collect(self, spark: Callable[[], SparkSession]) -> Batches:
+    def collect(
+        self, spark: Callable[[], SparkSession], few: int | None = None
+    ) -> Batches:
         """Read all tasks in this process or, unless there are few rows, on executors.
 
         :param spark: returns the session.
+        :param few: the number of rows up to which this process reads; by default
+            :data:`FEW_IDS`.
         """
-        if self.is_small:
+        if self.ids <= (FEW_IDS if few is None else few):
             yield from self.batches()
         else:
             yield from self.frame(spark()).toArrow().to_batches()

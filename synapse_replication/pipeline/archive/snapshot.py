@@ -35,7 +35,7 @@ from synapse_replication.pipeline.archive.log import (
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
 from synapse_replication.pipeline.json_rows import json_rows
-from synapse_replication.pipeline.scan import Batches, Scan, grouped
+from synapse_replication.pipeline.scan import FEW_KEYS, Batches, Scan, grouped
 from synapse_replication.pipeline.schemas import (
     ARCHIVED_ROWS_SCHEMA,
     ARCHIVED_WIRE_SCHEMA,
@@ -110,7 +110,7 @@ class Snapshot:
         :param spark: returns the session; called if there are many rows.
         """
         files = [*self.files, *self.wire_files]
-        found = check_files(self.store, files, _TASKS).collect(spark)
+        found = check_files(self.store, files, _TASKS).collect(spark, FEW_KEYS)
         damaged = [
             DamagedFile(files[row["file"]], row["reason"])
             for batch in found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,10 +16,19 @@ from synapse_replication.pipeline.audit.sightings import (
     pack,
     unpack,
 )
-from synapse_replication.pipeline.scan import FEW_IDS, Batches, Scan, table_frame
+from synapse_replication.pipeline.scan import (
+    FEW_IDS,
+    FEW_KEYS,
+    Batches,
+    Scan,
+    table_frame,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+#: The columns of packed sightings that are compared together.
+_BUCKET: Final = ("stream", "bucket")
 
 
 def packed(scan: Scan, source: Source, nameless: Collection[str] = ()) -> Scan:
@@ -57,8 +66,9 @@ def notable_ids(
         yield from notable(seen, received=received, archived=archived).to_batches()
 
     total = sum(scan.ids for scan in stored)
-    if total <= FEW_IDS:
-        yield from choose(_chained(stored, sent))
+    if total <= FEW_KEYS:
+        for bucket in _buckets(stored, sent):
+            yield from choose(iter(bucket))
         return
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -76,7 +86,16 @@ def notable_ids(
     yield from chosen.toArrow().to_batches()
 
 
-def _chained(stored: Sequence[Scan], sent: Batches) -> Batches:
-    for scan in stored:
-        yield from scan.batches()
-    yield from sent
+def _buckets(stored: Sequence[Scan], sent: Batches) -> Iterator[list[pa.RecordBatch]]:
+    """Read all sightings, and yield those of each stream and bucket.
+
+    While they are packed, even millions of sightings need little memory.
+    """
+    found: dict[tuple[str, int], list[pa.RecordBatch]] = {}
+    for batches in (*(scan.batches() for scan in stored), sent):
+        for batch in batches:
+            keys = zip(*(batch.column(n).to_pylist() for n in _BUCKET), strict=True)
+            for row, key in enumerate(keys):
+                found.setdefault(key, []).append(batch.slice(row, 1))
+    for key in sorted(found):
+        yield found[key]
