@@ -148,8 +148,8 @@ def _cause_faults(
     print_line: Callable[[str], None],
 ) -> None:
     started = time.monotonic()
-    while (due := findings.faults * FAULT_INTERVAL) < seconds:
-        time.sleep(max(0.0, started + due - time.monotonic()))
+    while (elapsed := time.monotonic() - started) < seconds:
+        time.sleep(max(0.0, findings.faults * FAULT_INTERVAL - elapsed))
         name = FAULTS[findings.faults % len(FAULTS)]
         SCENARIOS[name].cause(deployment, chance)
         next_row = deployment.wait_for_next_rows(NEXT_ROW_TIMEOUT)
