@@ -35,6 +35,7 @@ class ReplicationProcess:
     :param health_socket: the Unix socket on which the process serves ``/health`` once
         it is up.
     :param log_file: the file to which the output of the process is appended.
+    :ivar program: the command line of ``synapse-replication``.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class ReplicationProcess:
         log_file: Path,
     ) -> None:
         self.name = name
+        self.program = [sys.executable, "-m", "synapse_replication"]
         self._arguments = tuple(arguments)
         self._health_socket = health_socket
         self._log_file = log_file
@@ -60,10 +62,9 @@ class ReplicationProcess:
 
         Call it again only after :meth:`wait` or :meth:`kill`.
         """
-        module = "synapse_replication"
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *self._arguments],
+                [*self.program, *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -20,6 +20,7 @@ from scripts.tools.faults.report import (
 )
 from scripts.tools.faults.run import Result, Settings, run_scenario
 from scripts.tools.faults.scenarios import SCENARIOS
+from scripts.tools.faults.skew import run_skew
 from scripts.tools.faults.soak import run_soak
 from scripts.tools.faults.synapse.course import (
     PATIENCE,
@@ -127,6 +128,13 @@ _OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug", "meter")
     "s and false or invalid messages in every second, instead of the scenarios.",
 )
 @click.option(
+    "--skew",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="WHEEL",
+    help="Run deployments of which one half is installed from the wheel of an earlier "
+    "release; upgrade it, and go back.",
+)
+@click.option(
     "--fresh-starts",
     type=click.IntRange(min=1),
     metavar="N",
@@ -151,6 +159,7 @@ def faults(
     costs: bool,
     only: str,
     soak: float | None,
+    skew: Path | None,
     fresh_starts: int | None,
     as_json: bool,
 ) -> None:
@@ -185,6 +194,8 @@ def faults(
 
         if soak is not None:
             results = _run_all([""], lambda _: run_soak(soak, settings, print_line))
+        elif skew is not None:
+            results = run_skew(skew, names, settings, print_line)
         else:
             results = _run_all(names or list(SCENARIOS), run_one)
         if as_json:

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -50,12 +51,14 @@ class Needs:
     :ivar direct_tcp: whether processes connect to one another instead of to Redis.
     :ivar extension: whether processes use the extension.
     :ivar small_disk: whether PostgreSQL has a small disk of its own.
+    :ivar programs: the command lines of processes that run another release.
     """
 
     proxied: str = ""
     direct_tcp: bool = False
     extension: bool = True
     small_disk: bool = False
+    programs: Mapping[str, list[str]] = MappingProxyType({})
 
 
 class SmallDiskPostgres(PrivatePostgres):
@@ -133,6 +136,12 @@ class FaultDeployment(Deployment):
         self._all_writers: dict[str, set[str]] = {name: {name} for name in WRITERS}
         if needs.small_disk:
             self.postgres = SmallDiskPostgres()
+
+    @override
+    def start_servers(self) -> None:
+        super().start_servers()
+        for name, program in self._needs.programs.items():
+            self.processes[name].program = program
 
     @property
     def end_file(self) -> Path:
