@@ -314,8 +314,8 @@ class CommandTests(TestCase):
         self.assertIn('"reason":"no_progress"', out)
 
     async def test_wrong_secret(self) -> None:
-        """With a wrong secret, no status is shown, and the error names the setting."""
+        """With a wrong secret, no status is shown, and the error says what to do."""
         out, _, code = await self.run_status(secret="wrong")
         self.assertEqual(code, 1)
         self.assertIn("no valid status", out)
-        self.assertIn("worker_replication_secret", " ".join(out.split()))
+        self.assertIn("the same replication secret", " ".join(out.split()))
