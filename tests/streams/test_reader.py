@@ -628,6 +628,26 @@ class EpochTests(SynchronousTestCase):
         self.assertEqual(driven.take()[0], BeginEpoch("f"))
         self.assertEqual(driven.requested(), (0, 2))
 
+    def test_late_with_the_first_message_of_a_process(self) -> None:
+        """The delivered rows may be those of an earlier process."""
+        driven = Driven(MEMORY)
+        driven.open(0)
+        driven.row(1)
+        found = driven.reader.epoch_reported("a", 1, "f", has_restarted=True)
+        self.assertIs(found, Finding.RESET)
+
+    def test_begun_by_a_rewind(self) -> None:
+        """An epoch that began with a rewind does not begin again."""
+        driven = Driven(MEMORY)
+        driven.reader.epoch_reported("a", 0, "e", has_restarted=True)
+        driven.open(0)
+        driven.row(1)
+        driven.reader.epoch_reported("a", 0, "f", has_restarted=True)
+        taken = driven.take()
+        self.assertEqual(taken[0], Rewind(0, "f"))
+        self.assertNotIn(BeginEpoch("f"), taken)
+        self.assertEqual(driven.reader.epoch, "f")
+
     def test_stated_before_the_rewind(self) -> None:
         """An epoch that is stated before the rewind to 0 begins with the rewind."""
         driven = Driven(MEMORY, position=2)
