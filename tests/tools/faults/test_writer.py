@@ -7,11 +7,13 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import attrs
 import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
+from scripts.tools.faults import writer
 from scripts.tools.faults.writer import (
     REFUSED_PAUSE,
     SteadyWriter,
@@ -27,6 +29,8 @@ ROW = 0.1
 
 class SteadyWriterTests(SynchronousTestCase):
     def setUp(self) -> None:
+        # It would call the reactor during later tests.
+        self.patch(writer, "LoopingCall", Mock())
         self.begin_file = Path(self.mktemp())
         self.begin_file.touch()
         self.end_file = Path(self.mktemp())
@@ -40,9 +44,9 @@ class SteadyWriterTests(SynchronousTestCase):
     def start(self, write: Callable[[list[Any]], Any]) -> MemoryHost:
         host = MemoryHost(write)
         writes = (Write("typing", "typing_writer", [[n]], n) for n in range(100))
-        writer = SteadyWriter(host, writes, 1 / ROW, self.begin_file, self.log_file)
-        writer.end_file = self.end_file
-        writer.startService()
+        steady = SteadyWriter(host, writes, 1 / ROW, self.begin_file, self.log_file)
+        steady.end_file = self.end_file
+        steady.startService()
         return host
 
     def log(self) -> list[Any]:
