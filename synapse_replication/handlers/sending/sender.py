@@ -219,7 +219,7 @@ class CommandSender:
         links = [each for each in self.links if _may_send(command, each)]
         if not links:
             if self._retains_unsent:
-                self._unsent.put(command)
+                self._attempt(self._unsent.put, command)
             return
         is_served: Collection[ReplicationConnection] = ()
         if self._listener is not None and command.NAME in RELAYED:
@@ -252,10 +252,12 @@ class CommandSender:
 
     def send_to(self, connection: ReplicationConnection, command: Command) -> None:
         """Send a command on one link; a failure is reported."""
-        if self._passive:
-            return
+        if not self._passive:
+            self._attempt(connection.send_command, command)
+
+    def _attempt(self, send: Callable[[Command], object], command: Command) -> None:
         try:
-            connection.send_command(command)
+            send(command)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._observer.failure(f"sending {command.NAME}", error)
             self._observer.observe(
