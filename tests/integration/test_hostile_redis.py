@@ -55,7 +55,8 @@ class HostileRedisTests(DeploymentTestCase):
     def test_messages_that_are_no_strings(self) -> None:
         """A message that is a number closes the link."""
         name = self.shared["server_name"].encode()
-        channels = (name + b"/replication_ext", name, name + b"/USER_IP")
+        extension = name + b"/replication_ext"
+        channels = (extension, extension + b"/master", name, name + b"/USER_IP")
         confirmed = b"".join(_CONFIRMED % (len(each), each) for each in channels)
         self.listen(confirmed + _MESSAGE % (len(name), name))
         self.check("a message is not a string")

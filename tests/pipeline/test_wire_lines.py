@@ -199,7 +199,7 @@ class ReadRecordingsTests(SynchronousTestCase):
         self.assertGreater(len(rows), 100)
         self.assertEqual([row.line_number for row in rows], [*range(1, len(rows) + 1)])
         self.assertEqual(rows[-2].command, "PING")
-        self.assertEqual(tuple(rows[-1])[5:], (None,) * 6 + ("",))
+        self.assertEqual([*vars(rows[-1]).values()][5:], [None] * 6 + [""])
 
     def test_folders(self) -> None:
         """

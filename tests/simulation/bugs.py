@@ -315,7 +315,7 @@ FOUND_BY: Mapping[str, int] = {
     "late position": 165,
     "unreadable-row": 22,
     "covered-rows": 175,
-    "unregistered-id": 133,
+    "unregistered-id": 6,
     "typing-reset": 12,
     "typing-reset, saved": 12,
     "shared token": 6,
