@@ -555,8 +555,9 @@ class Replication(Service):
 
     def _clear_users(self, handler: ReplicationCommandHandler) -> Callable[[], None]:
         def clear() -> None:
-            users = self.host.commands.get_currently_syncing_users()
-            if any(True for _ in users) and not self._options.is_main:
+            # Clients of this process's own listener know none of its users.
+            is_known = any(not each.relays for each in handler.sender.links)
+            if is_known and not self._options.is_main:
                 handler.sender.send(
                     ClearUserSyncsCommand(self.host.identity.instance_id)
                 )

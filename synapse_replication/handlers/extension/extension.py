@@ -45,7 +45,12 @@ from msgspec.structs import replace
 
 from synapse_replication import __version__
 from synapse_replication.errors import LocalProtocolError, RemoteProtocolError
-from synapse_replication.handlers.epochs import USUAL_EVERY, EpochStatus, PeerEpochs
+from synapse_replication.handlers.epochs import (
+    SETTLED_AFTER,
+    USUAL_EVERY,
+    EpochStatus,
+    PeerEpochs,
+)
 from synapse_replication.handlers.events import (
     DuplicateInstance,
     EpochChanged,
@@ -211,6 +216,8 @@ class ReplicationExtension:
         #: Whether the next tick is that of an instance whose positions do not advance.
         self._is_tick_idle = False
         self._answering: DelayedCall | None = None
+        #: The answer to another process with the name of this one.
+        self._contradicting: DelayedCall | None = None
         #: The instances that wait for an answer, each with its link; ``None`` for one
         #: that has no channel of its own.
         self._asking: set[tuple[ExtensionConnection, str] | None] = set()
@@ -237,10 +244,10 @@ class ReplicationExtension:
 
     def stop(self) -> None:
         """Send goodbye as the last message. Call it after all rows have been sent."""
-        for call in (self._tick, self._answering):
+        for call in (self._tick, self._answering, self._contradicting):
             if call is not None and call.active():
                 call.cancel()
-        self._tick = self._answering = None
+        self._tick = self._answering = self._contradicting = None
         self._send_message(MessageType.GOODBYE)
         # Send nothing afterwards, because peers treat any message as proof of life.
         self._has_stopped = True
@@ -263,7 +270,12 @@ class ReplicationExtension:
     def _idle_interval(self) -> int:
         """Return the interval of heartbeats while no position advances, in s."""
         options = self._options
-        if self._writes or self._epochs.expect_usual_interval(self._clock.seconds()):
+        if (
+            self._writes
+            # Only the other end hears it, and must learn of two processes of one name.
+            or any(each.is_direct for each in self._connections)
+            or self._epochs.expect_usual_interval(self._clock.seconds())
+        ):
             return options.idle_interval
         return min(max(options.rare_interval, len(self._epochs)), MAX_EVERY)
 
@@ -332,9 +344,12 @@ class ReplicationExtension:
             self._handle_message(connection, message)
         elif message.epoch != self.epoch and message.type is not MessageType.GOODBYE:
             self._report_duplicate(message, self._where)
-            if message.type is MessageType.HELLO:
-                # The other process must learn of this one.
-                self._answer(None, at_once=False)
+            if not _is_due(self._contradicting):
+                # All must learn that this process still runs. They ignore what arrives
+                # at once, as if it had been delayed.
+                self._contradicting = self._clock.call_later(
+                    2 * SETTLED_AFTER, self._send_heartbeat
+                )
 
     def _handle_message(
         self, connection: ExtensionConnection, message: ExtensionMessage
@@ -448,7 +463,7 @@ class ReplicationExtension:
         wait = due - self._clock.seconds()
         if wait <= 0 or at_once:
             self._send_answer()
-        elif self._answering is None or not self._answering.active():
+        elif not _is_due(self._answering):
             self._answering = self._clock.call_later(wait, self._send_answer)
 
     def _send_answer(self) -> None:
@@ -591,6 +606,10 @@ class ReplicationExtension:
                     connection, stream_name
                 ):
                     connection.send_extension([payload])
+
+
+def _is_due(call: DelayedCall | None) -> bool:
+    return call is not None and call.active()
 
 
 def _to_heartbeat(message: ExtensionMessage, known: Collection[str]) -> PeerHeartbeat:
