@@ -1057,8 +1057,13 @@ class Reader:
             del self.expected[MAX_EXPECTED:]
 
     def _go_back_to(self, token: int) -> None:
-        """Fetch the rows above ``token`` again: the position above it is false."""
+        """Fetch the rows above ``token`` again: the position above it is false.
+
+        The sink of a resettable stream forgets all rows when its position moves back.
+        """
         work = self._begin()
+        if self.policy.resettable and token < self.position:
+            token = min(0, token)
         work.cursor = work.empty_upto = min(work.cursor, token)
         if work.target <= self.position:
             work.target = token

@@ -320,6 +320,17 @@ class RowTests(SynchronousTestCase):
             self.assertEqual(driven.take()[0], Rewind(0))
             self.assertEqual(driven.requested(), (0, 4))
 
+    def test_false_position_of_memory(self) -> None:
+        """Its sink forgets all rows when its position moves back: all are fetched."""
+        driven = Driven(MEMORY)
+        driven.open(0)
+        driven.row(2)
+        driven.reader.announced("a", 2, 9, 0.0)
+        driven.take()
+        self.assertIs(driven.row(4), Verdict.FETCH)
+        self.assertEqual(driven.take()[0], Rewind(0))
+        self.assertEqual(driven.requested(), (0, 4))
+
     def test_lost(self) -> None:
         """After a lost row, the next batch is fetched, with what is before it."""
         driven = Driven()
