@@ -60,6 +60,8 @@ from synapse_replication.storage.postgres_stream import (
     table_stream,
 )
 from synapse_replication.storage.removed_writer_search import RemovedWriterFinder
+from synapse_replication.storage.row_pages import read_page
+from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.storage.schema import prepare_database
 from synapse_replication.storage.sequences import limit_positions, read_stored_positions
 from synapse_replication.streams.memory import InMemory, MemoryStream
@@ -120,9 +122,9 @@ class StreamSetup:
         :raises SequenceBehindError: if a sequence is behind a table, or far behind the
             stored positions.
         :raises StreamConfigurationError: if a stream is declared twice.
-        :raises ConfigError: if the database's role lacks a privilege, or the table or
-            sequence of a stream is missing. Other errors of the search for removed
-            writers are only reported to the observer.
+        :raises ConfigError: if the database's role lacks a privilege, or the table, a
+            column or the sequence of a stream is missing. Other errors of the search
+            for removed writers are only reported to the observer.
         :raises CatchUpError: if the search for this process's earlier rows fails.
         :raises psycopg2.Error: if another query fails.
         """
@@ -172,12 +174,22 @@ class StreamSetup:
         await self._read_stored()
         for name, declared in self._options.declared.items():
             stream = await self._make(declared)
+            if isinstance(declared, TableStream):
+                await self._check_columns(declared)
             self._host.streams.add(stream, is_written_here=self._options.writes(name))
             await self._find_own_earlier_rows(stream)
             if self._options.fill_sink:
                 await self._deliver_own_rows(stream, sink)
             if has_saved:
                 await self._report_initial_positions(stream, sink)
+
+    async def _check_columns(self, declared: TableStream) -> None:
+        """Read one row; otherwise, only the first new row would need all columns."""
+        queries = [declared_query(declared)]
+        await self._get_database().transact(
+            f"columns_of_{declared.name}",
+            lambda txn: read_page(txn, queries, self._options.instance_name, 0, 1, 1),
+        )
 
     def _others(self, name: str) -> list[str]:
         me = self._options.instance_name

@@ -169,6 +169,7 @@ class StreamSetupTests(TestCase):
         """A process that only reads a stream does not start without its table."""
         self.store(a=7, b=9)
         for change, missing in (
+            ("ALTER TABLE notes RENAME note TO text", "note"),
             ("ALTER TABLE notes RENAME stream_id TO number", "stream_id"),
             ("DROP TABLE notes", "notes"),
         ):
