@@ -58,7 +58,8 @@ class JournalSink:
     :raises StorageError: if the first line of the file is not a line of a journal.
     """
 
-    def __init__(self, path: Path, to_json: Callable[[str, Any], Any]) -> None:
+    def __init__(self, path: str | Path, to_json: Callable[[str, Any], Any]) -> None:
+        path = Path(path)
         self._to_json = to_json
         self._positions: dict[tuple[str, str], int] = {}
         self._epochs: dict[tuple[str, str], str] = {}

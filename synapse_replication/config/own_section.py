@@ -223,8 +223,8 @@ class OwnSection(StrictSection):
     A second process with its name then waits for ten seconds and refuses to start. The
     lock has no effect behind a pooler in transaction mode."""
     fill_sink: bool = False
-    """Whether a sink that has saved no position of a stream receives all rows of the
-    stream from the beginning, instead of those that are written from now on."""
+    """Whether a sink that has saved no position of a writer receives all rows of this
+    writer from the beginning, instead of those that are written from now on."""
     command_sink: FactorySection | None = None
     """``factory(host, config) -> CommandSink``: the sink receives the commands for the
     host, such as ``USER_SYNC``."""

@@ -83,12 +83,13 @@ class ReplicationOptions:
         if no stream is stored in PostgreSQL.
     :ivar creates_tables: whether this process creates the tables that replication needs
         if they are missing. If not, it waits for them.
-    :ivar fill_sink: whether a sink that has saved no position of a stream receives all
-        rows of the stream from the beginning, and rows that this process wrote before
+    :ivar fill_sink: whether a sink that has saved no position of a writer receives all
+        rows of this writer from the beginning, and rows that this process wrote before
         its start, too. By default, it receives the rows of others that are written from
         now on. Rows of streams held in memory always arrive from the beginning.
     :ivar writer_lock: whether a process that writes streams in PostgreSQL holds an
-        advisory lock there, so that a second one with its name does not start.
+        advisory lock there, so that a second one with its name waits for ten seconds
+        and refuses to start.
     :ivar redis: ``None`` if Redis is not used.
     :ivar tcp_connect: the endpoint descriptions of the direct TCP listeners to which
         this process connects; empty if Redis is used. A listener sends only the rows

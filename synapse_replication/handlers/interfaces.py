@@ -107,7 +107,10 @@ class RowSink(Protocol):
         """Handle the rows of one token, in order.
 
         Return an awaitable only if there is something to wait for; the stream's next
-        token is delivered after it has fired. By then, or when ``None`` is returned,
+        token is delivered after it has fired. A sink that blocks, for instance to write
+        to a disk, returns the Deferred of ``deferToThread()``: during a catch-up, many
+        tokens are delivered in one turn of the reactor. By then, or when ``None`` is
+        returned,
         ``Stream.current_token(instance_name)`` must be at or above ``token``. If the
         awaitable or this call fails, the failure is reported, and the writer's rows
         from this token on are fetched again.
@@ -132,8 +135,8 @@ class PositionSink(Protocol):
     def saved_positions(self) -> Mapping[tuple[str, str], int]:
         """Return the saved token of each ``(stream, writer)``. Called at startup.
 
-        Rows above it are fetched. A stream or writer that is not in the result begins
-        at the present.
+        Rows above it are fetched. A writer that is not in the result begins at the
+        present, or at the beginning of the stream if ``fill_sink`` is set.
         """
         ...
 

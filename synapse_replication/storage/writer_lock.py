@@ -218,7 +218,7 @@ class WriterLock:
                 raise taken(
                     self._instance_name,
                     holder,
-                    "set synapse_replication.writer_lock to false",
+                    "switch writer_lock off",
                 )
             await self._clock.sleep(RETRY_EVERY)
             waited += RETRY_EVERY
