@@ -286,7 +286,18 @@ class RowCodec(Generic[RowT]):
         :raises LocalProtocolError: if the row cannot be encoded as JSON, or is longer
             than :data:`MAX_ROW_LENGTH`, or if readers would receive another value.
         """
-        text = self.encode(row)
+        try:
+            text = self._encode(row)
+        except AttributeError:
+            raise LocalProtocolError(
+                f"a row of {self.stream_name} cannot be written: it is "
+                f"{type(row).__name__}; write a {self.row_type.__name__}"
+            ) from None
+        except ValueError as error:
+            raise LocalProtocolError(
+                f"a row of {self.stream_name} cannot be written: "
+                f"{self._unencodable_fields(row)}{error}"
+            ) from None
         if len(text) > MAX_ROW_LENGTH:
             raise LocalProtocolError(
                 f"a row of {self.stream_name} has {len(text)} bytes as JSON, more than "
@@ -294,6 +305,16 @@ class RowCodec(Generic[RowT]):
             )
         self._check_round_trip(row, text)
         return text
+
+    def _unencodable_fields(self, row: RowT) -> str:
+        """Name the fields that cannot be encoded, as the beginning of a message."""
+        names = []
+        for name, value in zip(self._names, self.fields_of(row), strict=True):
+            try:
+                encode_json(value)
+            except ValueError:
+                names.append(name)
+        return f"{', '.join(names)}: " if names else ""
 
     def _check_round_trip(self, row: RowT, text: bytes) -> None:
         fields = self.fields_of(row)
@@ -318,7 +339,9 @@ class RowCodec(Generic[RowT]):
                 received = msgspec.convert(decode_json(encode_json(value)), type_)
                 if received == value:
                     continue
-                reason = f"readers would receive {type(received).__name__}"
+                is_nested = type(received) is type(value)
+                other = "another value" if is_nested else type(received).__name__
+                reason = f"readers would receive {other}"
             except msgspec.ValidationError as error:
                 reason = str(error).partition(" - at")[0].lower()
             raise LocalProtocolError(
@@ -359,6 +382,10 @@ class RawRowCodec(RowCodec[Any]):
             except ValueError as error:
                 raise RowDecodeError(self.stream_name, index, str(error)) from None
         return DecodedRows(rows)
+
+    def _unencodable_fields(self, row: Any) -> str:
+        """Return nothing: the row has no fields."""
+        return ""
 
     def _check_round_trip(self, row: Any, text: bytes) -> None:
         """Do nothing: readers receive any JSON value."""

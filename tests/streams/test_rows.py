@@ -202,6 +202,22 @@ class RowCodecTests(SynchronousTestCase):
         error = self.assertRaises(LocalProtocolError, CODEC.encode, row)
         self.assertIn("things", str(error))
 
+    def test_unwritable(self) -> None:
+        """A row that cannot be written raises a local error with the field or type."""
+        rows: list[tuple[Any, str]] = [
+            (Row("a", 1, None, float("nan")), "data: NaN and Infinity are not JSON"),
+            (Row("\ud800", 1, ["\ud800"]), "name, keys: text is not UTF-8"),
+            (
+                Row("a", 1, None, {"b": b"x"}),
+                "data is dict (readers would receive another value); write a value of "
+                "the declared type",
+            ),
+            (("a", 1), "it is tuple; write a Row"),
+        ]
+        for row, reason in rows:
+            error = self.assertRaises(LocalProtocolError, CODEC.encode_new, row)
+            self.assertEqual(str(error), f"a row of things cannot be written: {reason}")
+
     def test_no_rows(self) -> None:
         """An empty list is decoded to no rows."""
         self.assertEqual(CODEC.decode([]), DecodedRows([]))
@@ -218,6 +234,15 @@ class RawRowCodecTests(SynchronousTestCase):
         texts = [codec.encode(value) for value in values]
         self.assertEqual(codec.decode(texts), DecodedRows(values))
         self.assertEqual([codec.from_json(codec.to_json(v)) for v in values], values)
+
+    def test_unwritable(self) -> None:
+        """A value that JSON cannot encode raises a local error."""
+        codec = RawRowCodec("things")
+        error = self.assertRaises(LocalProtocolError, codec.encode_new, [float("nan")])
+        self.assertEqual(
+            str(error),
+            "a row of things cannot be written: NaN and Infinity are not JSON",
+        )
 
     def test_wrong(self) -> None:
         """Text that is not JSON raises an error with stream and index."""
