@@ -56,7 +56,10 @@ _TOP_LEVEL_LIKENESS: Final = 0.8
 
 
 def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
-    """Find unknown keys that resemble a known key which the same section lacks.
+    """Find unknown keys that resemble a known key.
+
+    In a section, only the known keys that it lacks are considered; at the top level,
+    all: several files contribute to it, and a key in one may be mistyped in another.
 
     The sections are the top level, ``redis``, ``database``, each entry of
     ``instance_map``, and each listener. Other unknown keys are ignored, because
@@ -87,7 +90,8 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
         likeness = 0.7 if path else _TOP_LEVEL_LIKENESS
         known = set(model.model_fields)
         for key in section:
-            meant = did_you_mean(str(key), known - set(section), likeness)
+            candidates = known - set(section) if path else known
+            meant = did_you_mean(str(key), candidates, likeness)
             if key not in known | _OTHER_KEYS and meant is not None:
                 hint = f"did you mean {meant!r}?"
                 yield (*path, str(key)), "there is no such key", hint
