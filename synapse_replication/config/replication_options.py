@@ -23,7 +23,7 @@ from synapse_replication.config.listener_safety import (
 from synapse_replication.config.own_section import TracingSection
 from synapse_replication.config.tls import TlsConfig
 from synapse_replication.config.yaml_files import did_you_mean
-from synapse_replication.errors import ConfigProblem
+from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import InstanceLocation
 from synapse_replication.redis.options import RedisOptions
@@ -41,8 +41,13 @@ DeclaredStream: TypeAlias = StandardStream | TableStream | InMemory
 """A stream's declaration."""
 
 
-def _to_names(value: Iterable[str]) -> tuple[str, ...]:
-    return tuple(value)
+_Finding: TypeAlias = tuple[str, str, str]
+"""An option, what is wrong with it, and the hint."""
+_Types: TypeAlias = type | tuple[type, ...]
+
+
+def _to_names(value: Iterable[str] | str) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _to_streams(
@@ -53,17 +58,38 @@ def _to_streams(
     return tuple(value)
 
 
+def _check_type(option: str, value: object, types: _Types, hint: str) -> None:
+    if not isinstance(value, types):
+        problem = f"is {type(value).__name__}"
+        raise ConfigError([ConfigProblem("ReplicationOptions", option, problem, hint)])
+
+
 def _to_listeners(value: Iterable[Listener]) -> tuple[Listener, ...]:
-    return tuple(value)
+    listeners = (value,) if isinstance(value, Listener) else tuple(value)
+    for each in listeners:
+        _check_type("listeners", each, Listener, "pass a list of Listener(port)")
+    return listeners
 
 
-_Finding: TypeAlias = tuple[str, str, str]
-"""An option, what is wrong with it, and the hint."""
+def _to_instances(
+    value: Mapping[str, InstanceLocation],
+) -> Mapping[str, InstanceLocation]:
+    for name, each in value.items():
+        hint = f"pass {{{name!r}: InstanceLocation(host, port)}}"
+        _check_type(f"instances[{name!r}]", each, InstanceLocation, hint)
+    return value
+
+
+def _to_tls(value: TlsConfig) -> TlsConfig:
+    _check_type("tls", value, TlsConfig, "pass TlsConfig(ca_file=..., ...)")
+    return value
 
 
 def _to_database(value: Any) -> DatabaseConfig | None:
     if value is None or isinstance(value, DatabaseConfig):
         return value
+    hint = 'pass libpq\'s parameters, for instance {"dbname": "shop"}'
+    _check_type("database", value, (str, Mapping), hint)
     return DatabaseConfig({"dsn": value} if isinstance(value, str) else value)
 
 
@@ -123,6 +149,7 @@ class ReplicationOptions:
     :ivar torture_level: the longest random delay of each stream in ms, to find races
         in its readers; 0 for none.
     :ivar tracing: the collector that receives spans; ``None`` for none.
+    :raises ConfigError: if a value is not of the type that its option needs.
     """
 
     server_name: str
@@ -138,7 +165,9 @@ class ReplicationOptions:
     redis: RedisOptions | None = None
     tcp_connect: tuple[str, ...] = attrs.field(default=(), converter=_to_names)
     tcp_listen: tuple[str, ...] = attrs.field(default=(), converter=_to_names)
-    instances: Mapping[str, InstanceLocation] = attrs.field(factory=dict)
+    instances: Mapping[str, InstanceLocation] = attrs.field(
+        factory=dict, converter=_to_instances
+    )
     listeners: tuple[Listener, ...] = attrs.field(
         default=attrs.Factory(lambda self: self._own_listeners(), takes_self=True),
         converter=_to_listeners,
@@ -147,7 +176,7 @@ class ReplicationOptions:
     allow_unprotected_listeners: bool = False
     federation_senders: tuple[str, ...] = ()
     stores_user_ips: bool = False
-    tls: TlsConfig = attrs.field(factory=TlsConfig)
+    tls: TlsConfig = attrs.field(factory=TlsConfig, converter=_to_tls)
     backlog: BacklogOptions | None = attrs.field(factory=BacklogOptions)
     receiving: ReceiverOptions = attrs.field(factory=ReceiverOptions)
     tcp_limit: PendingLimit = attrs.field(factory=PendingLimit)
@@ -162,7 +191,7 @@ class ReplicationOptions:
             name: _default_writers(stream) for name, stream in self.declared.items()
         }
         writers.update(
-            (name, tuple(instances)) for name, instances in self.writers.items()
+            (name, _to_names(instances)) for name, instances in self.writers.items()
         )
         object.__setattr__(self, "writers", writers)
 

@@ -351,6 +351,11 @@ class ReplicationTests(TestCase):
             ("database", "dbnam", {"database": {"dbnam": "x"}}),
             ("redis", "no link to bid2", {"redis": None}),
             ("redis", "pass RedisOptions", {"redis": "localhost"}),
+            ("database", "is int; pass libpq's", {"database": 5}),
+            ("instances['b']", "InstanceLocation", {"instances": {"b": "h:1"}}),
+            ("listeners", "is int; pass a list of", {"listeners": [9093]}),
+            ("tls", "is str; pass TlsConfig", {"tls": "ca.pem"}),
+            ("tcp_connect", "arrive twice", {"tcp_connect": "tcp:h:1"}),
             ("tcp_connect", "arrive twice", {"tcp_connect": ["tcp:h:1"]}),
             ("tls", missing, {"tls": api.TlsConfig(ca_file=missing)}),
             ("tls", "no certificate", {"listeners": [api.Listener(1, tls=True)]}),
@@ -368,6 +373,8 @@ class ReplicationTests(TestCase):
             self.assertIn(f"{option}: ", text)
             self.assertIn(named, text)
             self.assertNotIn("worker", text)
+        options = self.options("bid1", writers={"bids": "bid1"})
+        self.assertEqual(options.writers["bids"], ("bid1",))
 
     async def test_in_a_service_of_ones_own(self) -> None:
         """A MultiService starts and stops replication with its other children."""
