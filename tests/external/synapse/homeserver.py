@@ -34,6 +34,8 @@ def host_module(name: str) -> Any:
 class RecordingConnection:
     """A connection that only has ``send_command`` and records the lines."""
 
+    is_direct = has_own_channel = False
+
     def __init__(self) -> None:
         self.lines: list[str] = []
 

@@ -191,7 +191,9 @@ class BacklogTests(SynchronousTestCase):
         self.miss_rows(chat)
         for name in ("sync1", "reader"):
             new = self.resyncs(name) - before[name]
-            self.assertEqual({s for s, kind in new if kind == "full"}, set(), name)
+            # Who writes only caches need not have stated its epoch to this reader.
+            full = {stream for stream, kind in new if kind == "full"}
+            self.assertLessEqual(full, {"caches"}, name)
             # Streams of all three writers.
             partial = {stream for stream, kind in new if kind == "partial"}
             self.assertLessEqual(
