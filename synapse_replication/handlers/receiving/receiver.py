@@ -130,6 +130,8 @@ class StreamReceiver:
         self._queue: DrainedQueue[_Item] = DrainedQueue(
             context, self._consume, self._give_up
         )
+        #: How often the items of a full queue were given up.
+        self._times_full = 0
         self._writers = Writers(context)
         self._search = RemovedWriterSearch(context, self._enqueue_removed)
         decoder = RowDecoder(context)
@@ -322,15 +324,33 @@ class StreamReceiver:
             return self._consume_internal(queued)
         link, item = queued
         if isinstance(item, RdataGroup):
-            return self._rows.handle(link, item)
+            waiting = self._rows.handle(link, item)
+            return waiting and self._finish(link, [item], waiting)
         if isinstance(item, InterleavedGroup):
-            return self._rows.handle_interleaved(link, item)
+            waiting = self._rows.handle_interleaved(link, item)
+            return self._finish(link, item.groups(), waiting)
         writer = self._writers.get(item.instance_name)
         if writer.reader.request is not None:
             self._park(writer, link, item)
             return None
         self._handle_announcement(writer, link, item)
         return self._catch_ups.proceed(writer)
+
+    async def _finish(
+        self, link: Link, groups: Iterable[RdataGroup], waiting: Awaitable[None]
+    ) -> None:
+        """Wait until rows were handled.
+
+        If later items were given up meanwhile, the end of an unfinished batch was among
+        them, so the batch is dropped.
+        """
+        times = self._times_full
+        await waiting
+        if self._times_full != times:
+            for group in groups:
+                reader = self._writers.find(group.instance_name).reader
+                if link in reader.links:
+                    reader.drop_unfinished(link)
 
     async def _consume_internal(self, item: _Internal) -> None:
         if isinstance(item, FetchedPage):
@@ -476,6 +496,7 @@ class StreamReceiver:
 
         :return: the items that remain in the queue.
         """
+        self._times_full += 1
         kept = []
         given_up: dict[str, None] = {}
         for queued in waiting:

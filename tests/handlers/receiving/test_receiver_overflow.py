@@ -75,6 +75,27 @@ class OverflowTests(SynchronousTestCase):
             fixture.texts()[1:], [("w", 50, [str(n) for n in range(1, 50)])]
         )
 
+    def test_batch_without_its_end_is_fetched(self) -> None:
+        """If the end of a batch was dropped, its beginning joins no later batch."""
+        fixture = receiving(receiver=ReceiverOptions(max_queue_size=1000))
+        fixture.receive("POSITION events a 0 0", "POSITION events w 0 0")
+        texts = [str(n) for n in range(50)]
+        fixture.stream.persist("a", 1, ["a"])
+        for token, rows in ((2, texts), (3, ["3"]), (4, ["4"])):
+            fixture.stream.persist("w", token, *([text] for text in rows))
+        fixture.host.rows.is_held = True
+        fixture.receive('RDATA events a 1 ["a"]', 'RDATA events w batch ["0"]')
+        batch = [f'RDATA events w batch ["{text}"]' for text in texts[1:-1]]
+        fixture.receive(*batch, 'RDATA events w 2 ["49"]')
+        fixture.receive('RDATA events w 3 ["3"]')
+        fixture.host.rows.is_held = False
+        fixture.host.rows.release()
+        fixture.receive('RDATA events w 4 ["4"]')
+        self.assertEqual(
+            fixture.texts(),
+            [("a", 1, ["a"]), ("w", 2, texts), ("w", 3, ["3"]), ("w", 4, ["4"])],
+        )
+
     def test_dropped_reset(self) -> None:
         """A writer's reset is handled even if its POSITION was dropped."""
         fixture = receiving(
