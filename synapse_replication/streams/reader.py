@@ -1321,7 +1321,13 @@ _ROWS: Final[Sequence[tuple[Event, Sequence[State], str, Sequence[State] | None]
     (Event.REMOVED, (_L,), "Its last rows are to be fetched.", (_L, _D)),
     (Event.REMOVED, (_D, _F, _P), "The target rises to its last token.", _SAME),
     (Event.OVERFLOW, (_W, _L), "What arrives is to be fetched.", (_D,)),
-    (Event.OVERFLOW, (_D, _F, _V, _P), "What arrives is fetched anyway.", _SAME),
+    (Event.OVERFLOW, (_D, _F, _P), "What arrives is fetched anyway.", _SAME),
+    (
+        Event.OVERFLOW,
+        (_V,),
+        "What arrives is fetched anyway; a row that the page lacks makes it obsolete.",
+        (_V, _D),
+    ),
     (Event.UNREADABLE, (_L, _D), "The row is to be fetched from the source.", (_D,)),
     (Event.UNREADABLE, (_P,), "The row is to be fetched from the source.", _SAME),
     (

@@ -320,6 +320,21 @@ class RowTests(SynchronousTestCase):
             self.assertEqual(driven.take()[0], Rewind(0))
             self.assertEqual(driven.requested(), (0, 4))
 
+    def test_overflow_during_a_page(self) -> None:
+        """A given-up row that the page lacks was committed after it: fetch again."""
+        driven = Driven(CACHES)
+        driven.open(0)
+        driven.reader.announced("a", 9, 9, 0.0)
+        driven.take()
+        fetch = driven.reader.request
+        assert fetch is not None
+        result = StreamUpdateResult([(4, None), (9, None)], 9, False)
+        self.assertIsNotNone(driven.reader.page_fetched(fetch, result))
+        driven.reader.overflow(4)
+        self.assertIs(driven.reader.state, State.DELIVERING)
+        driven.reader.overflow(6)
+        self.assertIs(driven.reader.state, State.DUE)
+
     def test_false_position_of_memory(self) -> None:
         """Its sink forgets all rows when its position moves back: all are fetched."""
         driven = Driven(MEMORY)

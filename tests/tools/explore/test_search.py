@@ -78,6 +78,7 @@ class ShallowTests(SynchronousTestCase):
                 "LINK_UP PAUSED PAUSED",
                 "LOST_ROWS DELIVERING DELIVERING",
                 "LOST_ROWS PAUSED PAUSED",
+                "OVERFLOW DELIVERING DUE",
                 "POSITION DELIVERING DUE",
                 "REMOVED DUE DUE",
                 "REMOVED PAUSED PAUSED",
