@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
+
 from synapse_replication.dropin.foreign import as_connection_handler
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.synapse_host import HostClock
@@ -13,14 +16,22 @@ from synapse_replication.tcp import protocol
 class _Reusable(protocol.BaseReplicationStreamProtocol):
     """A protocol that can be connected more than once.
 
-    A host's tests reconnect one object without calling ``connectionLost`` in between.
+    A host's tests reconnect one object without calling ``connectionLost`` in between,
+    also after they have closed it.
     """
 
+    _is_connected = False
+
     def makeConnection(self, transport: Any) -> None:
-        if self.is_established and self.close_reason is None:
+        if self._is_connected:
             self.connectionLost()
         self._begin()
+        self._is_connected = True
         super().makeConnection(transport)  # type: ignore[no-untyped-call]
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._is_connected = False
+        super().connectionLost(reason)
 
 
 class DropInServerProtocol(_Reusable, protocol.ServerReplicationStreamProtocol):
