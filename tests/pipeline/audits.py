@@ -14,7 +14,7 @@ import pyarrow as pa
 from click.testing import Result
 
 from synapse_replication.pipeline.audit.checks import TOKENS, VIEWS, Check
-from synapse_replication.pipeline.audit.findings import Finding
+from synapse_replication.pipeline.audit.findings import AuditFinding
 from synapse_replication.pipeline.audit.ids import notable_ids, packed
 from synapse_replication.pipeline.audit.job import LINE_COLUMNS, STREAMS_SCHEMA
 from synapse_replication.pipeline.audit.notable import NOTABLE_SCHEMA
@@ -114,7 +114,7 @@ class Deployment:
         scan = Scan(KEYS_SCHEMA, [table], lambda rows: rows.to_batches(), len(keys))
         return packed(scan, source, self.nameless)
 
-    def run(self, *checks: Check) -> list[Finding]:
+    def run(self, *checks: Check) -> list[AuditFinding]:
         """Run checks."""
         with self.workspace() as database:
             return [finding for check in checks for finding in check.run(database)]
@@ -153,7 +153,7 @@ def lines_of(lines: Iterable[str], recording: str = "r.jsonl") -> list[tuple[Any
     return found
 
 
-def found(findings: Iterable[Finding]) -> list[Found]:
+def found(findings: Iterable[AuditFinding]) -> list[Found]:
     """Return the findings without message and evidence, in sorted order."""
     return sorted(
         (
@@ -172,7 +172,7 @@ def found(findings: Iterable[Finding]) -> list[Found]:
     )
 
 
-def evidence(findings: Iterable[Finding]) -> list[Any]:
+def evidence(findings: Iterable[AuditFinding]) -> list[Any]:
     """Return the evidence of each finding."""
     return [json.loads(each.evidence) for each in findings]
 

@@ -6,7 +6,7 @@ import datetime
 import functools
 import math
 
-from synapse_replication.pipeline.audit.findings import Finding, Kind
+from synapse_replication.pipeline.audit.findings import AuditFinding, Kind
 from synapse_replication.pipeline.report.drawing import Plot
 from synapse_replication.pipeline.report.plots import draw_plots
 from synapse_replication.pipeline.report.report_data import (
@@ -155,7 +155,7 @@ def make_report_data() -> ReportData:
             CommandCount(command=None, lines=1),
         ],
         findings=[
-            Finding(
+            AuditFinding(
                 kind=Kind.ANNOUNCED_ABSENT,
                 stream="events",
                 instance_name="event_persister1",

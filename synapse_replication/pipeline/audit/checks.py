@@ -32,7 +32,12 @@ from typing import Final
 import attrs
 import duckdb
 
-from synapse_replication.pipeline.audit.findings import SAMPLES, Finding, Kind, to_json
+from synapse_replication.pipeline.audit.findings import (
+    SAMPLES,
+    AuditFinding,
+    Kind,
+    to_json,
+)
 from synapse_replication.pipeline.workspace import rows_of
 
 #: The number of a stream's newest gaps that are reported individually. One finding
@@ -59,12 +64,12 @@ class Check:
     sql: str
     kind: Kind | None = None
 
-    def run(self, connection: duckdb.DuckDBPyConnection) -> Iterator[Finding]:
+    def run(self, connection: duckdb.DuckDBPyConnection) -> Iterator[AuditFinding]:
         """Yield the findings."""
         parameters = {"max_gaps": MAX_GAPS} if "$max_gaps" in self.sql else {}
         for row in rows_of(connection, self.sql, **parameters):
             shown = {n: "an unknown writer" if v is None else v for n, v in row.items()}
-            yield Finding(
+            yield AuditFinding(
                 kind=self.kind or Kind(row["kind"]),
                 stream=row.get("stream"),
                 instance_name=row.get("instance_name"),

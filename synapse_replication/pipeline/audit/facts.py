@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-from synapse_replication.pipeline.audit.findings import Finding, Kind, to_json
+from synapse_replication.pipeline.audit.findings import AuditFinding, Kind, to_json
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
 from synapse_replication.storage.consistency import (
@@ -65,7 +65,7 @@ class AuditFacts:
     last_allocated: Mapping[str, int]
     reach: Mapping[str, int]
     writers: Mapping[str, frozenset[str]]
-    findings: Sequence[Finding]
+    findings: Sequence[AuditFinding]
 
     def sole_writers(self, received: Iterable[tuple[str, str]]) -> dict[str, str]:
         """Return the writer of each nameless stream that has a single writer.
@@ -165,14 +165,14 @@ def _id_stream(
 
 def _findings(
     report: ConsistencyReport, states: Mapping[str, StreamState]
-) -> list[Finding]:
+) -> list[AuditFinding]:
     return [
         _finding(problem, states.get(problem.stream_name or ""))
         for problem in report.problems
     ]
 
 
-def _finding(problem: Problem, state: StreamState | None) -> Finding:
+def _finding(problem: Problem, state: StreamState | None) -> AuditFinding:
     kind = _KINDS[problem.kind]
     first: int | None = None
     last: int | None = None
@@ -193,7 +193,7 @@ def _finding(problem: Problem, state: StreamState | None) -> Finding:
             first, last = min(sequence_value + 1, position), position
     count = 1 if first is None or last is None else last - first + 1
     where = "" if problem.stream_name is None else f"{problem.stream_name}: "
-    return Finding(
+    return AuditFinding(
         kind=kind,
         stream=problem.stream_name,
         instance_name=problem.instance_name,

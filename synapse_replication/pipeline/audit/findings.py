@@ -88,7 +88,7 @@ _BADNESS: Final = {severity: index for index, severity in enumerate(Severity)}
 
 
 @attrs.frozen(kw_only=True)
-class Finding:
+class AuditFinding:
     """A finding; its fields are the columns of FINDINGS_SCHEMA.
 
     :ivar first_token: the first affected token.
@@ -118,16 +118,16 @@ class Finding:
         return {**attrs.asdict(self), **head}
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Finding:
+    def from_row(cls, row: Mapping[str, Any]) -> AuditFinding:
         """Convert a row with FINDINGS_SCHEMA."""
         fields = {name: value for name, value in row.items() if name != "severity"}
         return cls(**{**fields, "kind": Kind(row["kind"])})
 
 
-def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+def worst_first(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
     """Sort findings by severity, kind, stream, writer and token."""
 
-    def key(finding: Finding) -> tuple[Any, ...]:
+    def key(finding: AuditFinding) -> tuple[Any, ...]:
         return (
             _BADNESS[finding.severity],
             finding.kind.value,

@@ -33,7 +33,7 @@ from synapse_replication.pipeline.audit.checks import (
 from synapse_replication.pipeline.audit.facts import read_facts
 from synapse_replication.pipeline.audit.findings import (
     SAMPLES,
-    Finding,
+    AuditFinding,
     Kind,
     Severity,
     to_json,
@@ -162,7 +162,7 @@ def audited(
     archive: Snapshot | None = None,
     spark: Callable[[], SparkSession],
     begin: Callable[[str], object] = _show_nothing,
-) -> list[Finding]:
+) -> list[AuditFinding]:
     """Audit a deployment; return the findings, worst first.
 
     :param spark: returns the session; called if there are many rows to read.
@@ -197,7 +197,7 @@ class _Audit:
 
     def read_recordings(
         self, recordings: Sequence[str | os.PathLike[str]]
-    ) -> list[Finding]:
+    ) -> list[AuditFinding]:
         """Load the lines of the recordings and of the archive, each line once."""
         archive = self._archive
         load_lines(self._workspace, LINE_COLUMNS, recordings, archive, self._spark)
@@ -210,7 +210,7 @@ class _Audit:
         self._workspace.execute(TOKENS)
         return twice
 
-    def compare_ids(self) -> list[Finding]:
+    def compare_ids(self) -> list[AuditFinding]:
         """Load the facts, and the ids that have to be examined."""
         # Read the sequences after the recordings. Otherwise, an id that was allocated
         # in between would seem to be ahead of its sequence.
@@ -236,14 +236,14 @@ class _Audit:
         load(self._workspace, "ids", NOTABLE_SCHEMA, ids)
         return list(facts.findings)
 
-    def check(self) -> list[Finding]:
+    def check(self) -> list[AuditFinding]:
         """Run the checks that need the ids."""
         workspace = self._workspace
         workspace.execute(VIEWS)
         workspace.execute(f"CREATE TABLE lost AS {LOST}")
         self._load_texts()
         checks = [*OF_IDS, *OF_WIRE, ANNOUNCED_ABSENT]
-        findings: list[Finding] = []
+        findings: list[AuditFinding] = []
         if self._archive is not None:
             findings += map(_damaged_file, self._archive.damaged)
             self._load_archived(self._archive)
@@ -368,10 +368,10 @@ def _texts_of(batch: pa.RecordBatch, ids: pa.Array, source: str) -> pa.RecordBat
     return pa.RecordBatch.from_arrays([*columns, sources], schema=_TEXTS_SCHEMA)
 
 
-def _damaged_file(damaged: DamagedFile) -> Finding:
+def _damaged_file(damaged: DamagedFile) -> AuditFinding:
     file = damaged.file
     first, last = file.tokens or (None, None)
-    return Finding(
+    return AuditFinding(
         kind=Kind.ARCHIVE_DAMAGED,
         stream=None if file.tokens is None else file.table,
         first_token=first,

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from synapse_replication.durable import write_durably
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.audit.findings import Finding, Severity
+from synapse_replication.pipeline.audit.findings import AuditFinding, Severity
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
 from synapse_replication.text import printable
 
@@ -30,7 +30,7 @@ _MAX_EVIDENCE: Final = 600
 _PARQUET: Final = "findings.parquet"
 
 
-def print_json(findings: Iterable[Finding], out: TextIO) -> Counts:
+def print_json(findings: Iterable[AuditFinding], out: TextIO) -> Counts:
     """Print all findings as one JSON object."""
     counts: Counts = Counter()
     out.write('{"findings": [')
@@ -45,7 +45,7 @@ def print_json(findings: Iterable[Finding], out: TextIO) -> Counts:
     return counts
 
 
-def write_findings(findings: Iterable[Finding], folder: str) -> None:
+def write_findings(findings: Iterable[AuditFinding], folder: str) -> None:
     """Write findings as one Parquet file and as lines of JSON; replace older files.
 
     :param folder: the folder, which is created if it is missing.
@@ -64,7 +64,7 @@ def write_findings(findings: Iterable[Finding], folder: str) -> None:
         raise PipelineError(f"cannot write the findings: {error}") from error
 
 
-def read_findings(folder: str) -> list[Finding]:
+def read_findings(folder: str) -> list[AuditFinding]:
     """Read the findings that :func:`write_findings` has written.
 
     :raises PipelineError: if the folder has none, or they cannot be read.
@@ -77,12 +77,12 @@ def read_findings(folder: str) -> list[Finding]:
         )
     try:
         rows = parquet.read_table(path, schema=FINDINGS_SCHEMA).to_pylist()
-        return [Finding.from_row(row) for row in rows]
+        return [AuditFinding.from_row(row) for row in rows]
     except (pa.ArrowException, OSError, ValueError) as error:
         raise PipelineError(f"--findings {path}: {error}") from error
 
 
-def print_findings(findings: Sequence[Finding], out: TextIO) -> Counts:
+def print_findings(findings: Sequence[AuditFinding], out: TextIO) -> Counts:
     """Print errors and warnings, and the totals of all other findings.
 
     At most MAX_SHOWN errors and as many warnings are printed; all are counted.
@@ -118,7 +118,7 @@ def print_findings(findings: Sequence[Finding], out: TextIO) -> Counts:
     return counts
 
 
-def _print_finding(finding: Finding, out: TextIO) -> None:
+def _print_finding(finding: AuditFinding, out: TextIO) -> None:
     where = [finding.stream, finding.instance_name]
     first, last = finding.first_token, finding.last_token
     if first is not None:

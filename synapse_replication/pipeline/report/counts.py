@@ -17,7 +17,11 @@ import duckdb
 import pyarrow as pa
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.audit.findings import Finding, Severity, worst_first
+from synapse_replication.pipeline.audit.findings import (
+    AuditFinding,
+    Severity,
+    worst_first,
+)
 from synapse_replication.pipeline.report import queries
 from synapse_replication.pipeline.report.report_data import (
     BatchBucket,
@@ -81,7 +85,7 @@ class ReportInputs:
     workspace: duckdb.DuckDBPyConnection
     has_rows: bool
     has_wire: bool
-    findings: Sequence[Finding] | None
+    findings: Sequence[AuditFinding] | None
     sources: Sequence[str]
 
     def fetch(self, to: Callable[..., _T], sql: str, **parameters: Any) -> list[_T]:
@@ -184,9 +188,9 @@ def _span(
     return _utc(span["first"]), _utc(span["last"])
 
 
-def _add_findings(data: ReportData, findings: Iterable[Finding]) -> ReportData:
+def _add_findings(data: ReportData, findings: Iterable[AuditFinding]) -> ReportData:
     findings = worst_first(findings)
-    notes: dict[tuple[str, str | None], list[Finding]] = {}
+    notes: dict[tuple[str, str | None], list[AuditFinding]] = {}
     worst = []
     for finding in findings:
         if finding.severity is Severity.INFO:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from synapse_replication.pipeline.audit.findings import Finding
+from synapse_replication.pipeline.audit.findings import AuditFinding
 
 #: The most windows into which :func:`choose_window` divides a span, unless the span is
 #: too long for all lengths.
@@ -191,7 +191,7 @@ class ReportData:
     events: Sequence[StreamEvent] = ()
     event_count: int = 0
     commands: Sequence[CommandCount] = ()
-    findings: Sequence[Finding] | None = None
+    findings: Sequence[AuditFinding] | None = None
     notes: Sequence[Notes] = ()
     finding_count: dict[str, int] = attrs.Factory(dict)
 

@@ -10,7 +10,7 @@ import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.audit.facts import AuditFacts, read_facts
-from synapse_replication.pipeline.audit.findings import Finding
+from synapse_replication.pipeline.audit.findings import AuditFinding
 from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
 from synapse_replication.storage.schema.deltas import DELTAS
 from synapse_replication.streams.table import TableStream
@@ -36,7 +36,7 @@ ORDERS = TableStream(
 )
 
 
-def _fields(finding: Finding) -> Found:
+def _fields(finding: AuditFinding) -> Found:
     (fields,) = found([finding])
     return fields
 

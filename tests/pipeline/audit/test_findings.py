@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.audit.findings import (
     SEVERITIES,
-    Finding,
+    AuditFinding,
     Kind,
     Severity,
     to_json,
@@ -44,16 +44,18 @@ class FindingTests(SynchronousTestCase):
 
     def test_row(self) -> None:
         """A finding is converted to a row with the published columns, and back."""
-        finding = Finding(kind=Kind.ROW_GONE, stream="events", message="x", evidence="")
+        finding = AuditFinding(
+            kind=Kind.ROW_GONE, stream="events", message="x", evidence=""
+        )
         self.assertEqual(set(finding.to_row()), set(FINDINGS_SCHEMA.names))
         self.assertEqual(finding.to_row()["severity"], "info")
-        self.assertEqual(Finding.from_row(finding.to_row()), finding)
+        self.assertEqual(AuditFinding.from_row(finding.to_row()), finding)
 
     def test_worst_first(self) -> None:
         """Errors come first, then warnings; the token decides last."""
         kinds = (Kind.ROW_GONE, Kind.UNKNOWN_WRITER, Kind.TOKEN_AHEAD)
         findings = [
-            Finding(kind=kind, first_token=token, message="x", evidence="")
+            AuditFinding(kind=kind, first_token=token, message="x", evidence="")
             for kind in kinds
             for token in (9, None, 3)
         ]

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit import report as audit_report
-from synapse_replication.pipeline.audit.findings import Finding, Kind, Severity
+from synapse_replication.pipeline.audit.findings import AuditFinding, Kind, Severity
 from synapse_replication.pipeline.audit.report import (
     print_findings,
     print_json,
@@ -19,7 +19,7 @@ from synapse_replication.pipeline.audit.report import (
     write_findings,
 )
 
-LOST = Finding(
+LOST = AuditFinding(
     kind=Kind.ROW_OUT_OF_ORDER,
     stream="events",
     instance_name="w1",
@@ -29,7 +29,7 @@ LOST = Finding(
     message="3 rows are gone",
     evidence='{"rows": [1]}',
 )
-ODD = Finding(
+ODD = AuditFinding(
     kind=Kind.UNKNOWN_WRITER,
     stream="a\x1bb",
     first_token=5,
@@ -39,9 +39,9 @@ ODD = Finding(
 )
 
 
-def note(stream: str | None, count: int) -> Finding:
+def note(stream: str | None, count: int) -> AuditFinding:
     """Return a finding with severity ``info``."""
-    return Finding(
+    return AuditFinding(
         kind=Kind.ROW_GONE, stream=stream, count=count, message="gone", evidence="{}"
     )
 

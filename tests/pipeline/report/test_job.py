@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.report import report_command
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.audit.findings import Finding, Kind, Severity
+from synapse_replication.pipeline.audit.findings import AuditFinding, Kind, Severity
 from synapse_replication.pipeline.lines import lines_schema
 from synapse_replication.pipeline.report import queries
 from synapse_replication.pipeline.report.counts import (
@@ -104,14 +104,14 @@ def collected() -> ReportData:
     Return the report of these rows and lines, which is collected once.
     """
     findings = [
-        Finding(
+        AuditFinding(
             kind=Kind.ID_WITHOUT_ROW,
             stream="events",
             count=3,
             message="3 ids have no row",
             evidence="{}",
         ),
-        Finding(kind=Kind.ANNOUNCED_ABSENT, message="7 is missing", evidence="{}"),
+        AuditFinding(kind=Kind.ANNOUNCED_ABSENT, message="7 is missing", evidence="{}"),
     ]
     inputs = ReportInputs(
         make_workspace(ROWS, WIRE),
