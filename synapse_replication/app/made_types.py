@@ -1,4 +1,4 @@
-"""What a function returns, found in its source."""
+"""The type that a function returns, found in its source."""
 
 from __future__ import annotations
 
