@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -45,8 +46,9 @@ SURVIVORS = ("event_writer2", "typing_writer", "reader2")
 NEXT_ROW_TIMEOUT = 15.0
 #: The share of the soak after which nothing may grow, and by how much memory may.
 WARM_UP, GROWTH = 1 / 6, 1.05
-#: The number of samples that are compared: counts vary while links are replaced.
-COMPARED = 5
+#: The number of samples that are compared: one after each kind of fault, because they
+#: vary with the links that it replaces.
+COMPARED = len(FAULTS)
 #: What is measured: memory in MiB, and counts.
 MEMORY, COUNTS = "memory", ("descriptors", "threads", "delayed calls")
 
@@ -79,12 +81,20 @@ class Findings:
             found.append(f"after {fault}, a writer's next row took {seconds:.0f} s")
         for (name, what), values in self.samples.items():
             warm, end = _compared(values)
-            if min(end) > max(warm) * (GROWTH if what == MEMORY else 1.0):
+            if end > warm * (GROWTH if what == MEMORY else 1.0):
                 found.append(
-                    f"{what} of {name}: {max(warm):.0f} after the warm-up, "
-                    f"{min(end):.0f} at the end"
+                    f"{what} of {name}: {warm:.1f} after the warm-up, {end:.1f} at the "
+                    "end"
                 )
         return found
+
+    def latest(self) -> str:
+        """Return the last sample of the memory of each survivor."""
+        return ", ".join(
+            f"{name} {values[-1]:.1f} MiB"
+            for (name, what), values in self.samples.items()
+            if what == MEMORY
+        )
 
     def lines(self) -> list[str]:
         """Return a summary."""
@@ -96,17 +106,19 @@ class Findings:
         for (name, what), values in self.samples.items():
             warm, end = _compared(values)
             lines.append(
-                f"{what} of {name}: {min(warm):.1f} to {max(warm):.1f} after the "
-                f"warm-up, {max(values):.1f} at most, {min(end):.1f} to "
-                f"{max(end):.1f} at the end"
+                f"{what} of {name}: {warm:.1f} after the warm-up, {max(values):.1f} at "
+                f"most, {end:.1f} at the end ({end / warm - 1:+.1%})"
             )
         return lines
 
 
-def _compared(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
-    """Return the samples after the warm-up, and the last ones."""
+def _compared(values: Sequence[float]) -> tuple[float, float]:
+    """Return the median of the samples after the warm-up, and that of the last ones."""
     begin = int(len(values) * WARM_UP)
-    return values[begin : begin + COMPARED], values[-COMPARED:]
+    return (
+        statistics.median(values[begin : begin + COMPARED]),
+        statistics.median(values[-COMPARED:]),
+    )
 
 
 def run_soak(
@@ -131,11 +143,12 @@ def run_soak(
             liar.join()
 
     scenario = Scenario("soak", cause, Needs(proxied="reader1"))
-    result = run_scenario(scenario, settings, print_line)
-    if not findings.faults:
-        return result
-    for line in findings.lines():
-        print_line(line)
+    try:
+        result = run_scenario(scenario, settings, print_line)
+    finally:
+        # What was measured is shown even if the run is interrupted.
+        for line in findings.lines() if findings.faults else ():
+            print_line(line)
     errors = [result.error] if result.error else []
     return attrs.evolve(result, error="; ".join(errors + findings.problems()))
 
@@ -162,7 +175,10 @@ def _cause_faults(
                     findings.measure(survivor, what, count)
         for process in deployment.processes.values():
             process.check()
-        print_line(f"{time.monotonic() - started:.0f} s: {name}: {next_row:.1f} s")
+        print_line(
+            f"{time.monotonic() - started:.0f} s: {name}: {next_row:.1f} s; "
+            f"{findings.latest()}"
+        )
 
 
 def _lie(

@@ -20,9 +20,10 @@ class FindingsTests(SynchronousTestCase):
             found.measure("w", "threads", 3 + (value == 90.0))
         self.assertEqual(found.problems(), [])
         self.assertIn(
-            "memory of w: 80.0 to 80.0 after the warm-up, 90.0 at most, 80.0 to 90.0",
+            "memory of w: 80.0 after the warm-up, 90.0 at most, 80.0 at the end (+0.0",
             found.lines()[2],
         )
+        self.assertEqual(found.latest(), "w 83.0 MiB")
 
     def test_problems(self) -> None:
         """Growth, and rows that arrive late, are reported."""
@@ -34,8 +35,8 @@ class FindingsTests(SynchronousTestCase):
             found.problems(),
             [
                 "after redis-killed, a writer's next row took 15 s",
-                "memory of w: 88 after the warm-up, 99 at the end",
-                "threads of w: 3 after the warm-up, 4 at the end",
+                "memory of w: 89.0 after the warm-up, 98.0 at the end",
+                "threads of w: 3.0 after the warm-up, 4.0 at the end",
             ],
         )
 
