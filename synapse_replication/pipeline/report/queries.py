@@ -21,7 +21,7 @@ import attrs
 
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
-_WINDOW: Final = "(epoch_us({time}) // ($window * 1000000) * $window)::BIGINT"
+_WINDOW: Final = "(epoch_us({time}) // ($window::BIGINT * 1000000) * $window)::BIGINT"
 
 #: Counts rows by their index within their token, as input of other queries. The rows of
 #: a token are numbered from 0. The number of rows with index ``n`` is the number of

@@ -394,6 +394,22 @@ class RecordingAloneTests(SynchronousTestCase):
         self.assertEqual(result.exit_code, 2)
         self.assertIn("--archive, or --recording", result.output)
 
+    def test_any_period(self) -> None:
+        """Rows of a month and of ten years are counted in windows of that scale."""
+        for days in (30, 3650):
+            ends = [
+                ("events", "w1", token, 0, at(day * 86_400), None, None)
+                for token, day in ((1, 0), (2, days))
+            ]
+            workspace = make_workspace(ends, [])
+            inputs = ReportInputs(workspace, True, False, None, [])
+            data = collect_report(inputs, now=BEGINNING)
+            starts = [each.start for each in data.over_time]
+            self.assertEqual(len(starts), 2, days)
+            for start, (*_, written, _, _) in zip(sorted(starts), ends, strict=True):
+                late = written.timestamp() - start
+                self.assertTrue(0 <= late < data.rows_window, (days, late))
+
     def test_too_many_windows(self) -> None:
         """A window that is too short for the duration is an error."""
         rows = [("events", "w1", n, 0, at(n * 86_400), None, None) for n in (1, 9)]
