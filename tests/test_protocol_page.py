@@ -10,13 +10,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.recordings.reader import read_recording, shipped_recording
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
-from synapse_replication.testing.doubles import (
-    MemoryConnection,
-    MemoryHost,
-    SourceStream,
-)
+from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from synapse_replication.wire.rdata import read_lines
 from tests.handlers.fixtures import Row
+from tests.support.recording_observer import RecordingHost
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocol.rst"
 
@@ -57,7 +54,7 @@ class AnnotatedSessionTests(SynchronousTestCase):
             name = stream.description.name
             stream.description = STANDARD_STREAMS[name].description
         events.advance("master", 1)
-        host = MemoryHost(events, typing)
+        host = RecordingHost(events, typing)
         handler = ReplicationCommandHandler(host, host.observer)
         connection = MemoryConnection()
         handler.new_connection(connection)
@@ -85,7 +82,7 @@ class AnnotatedSessionTests(SynchronousTestCase):
             stream.description = STANDARD_STREAMS[name].description
         for writer in PERSISTERS:
             events.advance(writer, 1)
-        host = MemoryHost(events, typing)
+        host = RecordingHost(events, typing)
         handler = ReplicationCommandHandler(host, host.observer)
         connection = MemoryConnection()
         handler.new_connection(connection)

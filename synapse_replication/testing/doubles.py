@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock as TaskClock
+from typing_extensions import override
 
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import LineTooLongError
+from synapse_replication.handlers.events import Event, OperationFailed
 from synapse_replication.handlers.host_parts import WriteNotifier
 from synapse_replication.handlers.interfaces import Identity, SyncingUser
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import (
     JsonValue,
@@ -26,7 +29,6 @@ from synapse_replication.streams.stream import (
     StreamDescription,
     StreamUpdateResult,
 )
-from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.wire.commands import Command
 from synapse_replication.wire.rdata import read_lines
 
@@ -385,14 +387,39 @@ class StreamSet:
         return [self.streams[name] for name in self.written]
 
 
+class EventRecorder(ReplicationObserver):
+    """An observer that records events.
+
+    :ivar events: the events, in order; see :mod:`synapse_replication.handlers.events`.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    @property
+    def failures(self) -> list[tuple[str, BaseException]]:
+        """The description and the error of each reported failure."""
+        return [
+            (event.what, event.error)
+            for event in self.events
+            if isinstance(event, OperationFailed)
+        ]
+
+    @override
+    def observe(self, event: Event) -> None:
+        """Record an event."""
+        self.events.append(event)
+
+
 class MemoryHost:
     """A host without I/O, whose time is that of :attr:`reactor`.
 
     It implements :class:`~synapse_replication.handlers.interfaces.ReplicationHost`.
 
     :param written: the names of the streams that this process writes.
+    :param observer: receives the events, including the failures of background tasks; an
+        :class:`EventRecorder` by default.
     :ivar reactor: the clock that the test advances.
-    :ivar observer: records the events, including the failures of background tasks.
     """
 
     def __init__(
@@ -401,9 +428,10 @@ class MemoryHost:
         written: Sequence[str] = (),
         instance_name: str = "reader",
         stores_user_ips: bool = False,
+        observer: ReplicationObserver | None = None,
     ) -> None:
         self.reactor = TaskClock()
-        self.observer = RecordingObserver()
+        self.observer = observer or EventRecorder()
         self.identity = Identity("hs.example", instance_name, f"{instance_name}-id")
         self.clock = ReactorClock(
             self.reactor, lambda: EPOCH_MS / 1000 + self.reactor.seconds()

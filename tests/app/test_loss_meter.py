@@ -10,10 +10,10 @@ from synapse_replication.app.loss_meter import CHECK_EVERY, LossFinding, LossMet
 from synapse_replication.handlers.events import LinkDown, LinkUp
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.row_queries import RangeQuery
-from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.wire.commands import PositionCommand, RdataCommand
 from synapse_replication.wire.connection import CloseReason
 from tests.storage.doubles import FakeReactor, PostgresMixin
+from tests.support.recording_observer import RecordingObserver
 
 
 def table(name: str, writer_column: str | None = "instance_name") -> RangeQuery:

@@ -8,11 +8,7 @@ from synapse_replication.app.outgoing_commands import CommandsOut
 from synapse_replication.errors import LocalProtocolError
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_parts import SyncingUsers
-from synapse_replication.testing.doubles import (
-    MemoryConnection,
-    MemoryHost,
-    SourceStream,
-)
+from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from synapse_replication.wire.commands import (
     FederationAckCommand,
     PingCommand,
@@ -21,13 +17,14 @@ from synapse_replication.wire.commands import (
     UserSyncCommand,
 )
 from tests.handlers.fixtures import Row
+from tests.support.recording_observer import RecordingHost
 
 
 class CommandsOutTests(SynchronousTestCase):
     """Tests for commands and channel subscriptions of plugged-in code."""
 
     def setUp(self) -> None:
-        self.host = MemoryHost(SourceStream("events", Row), instance_name="w")
+        self.host = RecordingHost(SourceStream("events", Row), instance_name="w")
         self.out = CommandsOut()
         self.handler = ReplicationCommandHandler(self.host, self.host.observer)
 

@@ -23,9 +23,9 @@ from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.storage.database import Database
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.streams.table import TableStream
-from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.testing.servers import shared_postgres
 from tests.support.hooks import silent_hooks
+from tests.support.recording_observer import RecordingObserver
 
 _NOTES = TableStream(
     name="notes",

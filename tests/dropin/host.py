@@ -18,8 +18,8 @@ from synapse_replication.dropin.handler import DropInCommandHandler
 from synapse_replication.dropin.monitoring import Monitoring
 from synapse_replication.dropin.observer import _monitoring, _observers
 from synapse_replication.dropin.resource import DropInStreamer
-from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.wire.extension import MessageType, parse_message
+from tests.support.recording_observer import RecordingObserver
 
 
 class FakeClock:

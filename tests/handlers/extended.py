@@ -25,13 +25,10 @@ from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stream import StreamUpdateResult
-from synapse_replication.testing.doubles import (
-    MemoryConnection,
-    MemoryHost,
-    SourceStream,
-)
+from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from synapse_replication.wire.rdata import read_lines
 from tests.handlers.fixtures import Row
+from tests.support.recording_observer import RecordingHost
 
 
 @attrs.frozen
@@ -142,7 +139,7 @@ class ExtensionProcess:
         self.typing = SourceStream(
             "typing", Row, instance_name=name, resettable=True, held_in_memory=True
         )
-        self.host = MemoryHost(
+        self.host = RecordingHost(
             self.events, self.typing, written=writes, instance_name=name
         )
         self.host.identity = Identity("hs.example", name, epoch or f"{name}-epoch")

@@ -11,12 +11,9 @@ from synapse_replication.handlers.handler import (
 )
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.context import ReceiverOptions
-from synapse_replication.testing.doubles import (
-    MemoryConnection,
-    MemoryHost,
-    SourceStream,
-)
+from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from synapse_replication.wire.rdata import read_lines
+from tests.support.recording_observer import RecordingHost
 
 
 @attrs.frozen
@@ -33,7 +30,7 @@ class Receiving:
     :ivar stream: the first of the host's streams.
     """
 
-    host: MemoryHost
+    host: RecordingHost
     handler: ReplicationCommandHandler
     connection: MemoryConnection
     stream: SourceStream
@@ -90,7 +87,7 @@ def receiving(
         resettable=resettable,
         held_in_memory=held_in_memory,
     )
-    host = MemoryHost(stream, *more)
+    host = RecordingHost(stream, *more)
     options = receiver or ReceiverOptions()
     options = attrs.evolve(options, backoff=Backoff(1.0, 8.0, jitter=lambda: 0.0))
     handler = ReplicationCommandHandler(

@@ -15,13 +15,10 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
-from synapse_replication.testing.doubles import (
-    MemoryConnection,
-    MemoryHost,
-    SourceStream,
-)
+from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from synapse_replication.wire.rdata import read_lines
 from tests.handlers.fixtures import Row
+from tests.support.recording_observer import RecordingHost
 
 DECLARED = DeclaredWriters({"events": ["w1"], "caches": []}, ["w2"])
 
@@ -64,7 +61,7 @@ class HandlerTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.streams = [SourceStream(name, Row) for name in ("events", "caches")]
-        self.host = MemoryHost(*self.streams)
+        self.host = RecordingHost(*self.streams)
         self.handler = ReplicationCommandHandler(
             self.host, self.host.observer, options=HandlerOptions(writers=DECLARED)
         )

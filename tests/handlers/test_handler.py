@@ -14,11 +14,7 @@ from synapse_replication.handlers.handler import (
 from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
-from synapse_replication.testing.doubles import (
-    MemoryConnection,
-    MemoryHost,
-    SourceStream,
-)
+from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from synapse_replication.wire.commands import (
     CancelTaskCommand,
     ClearUserSyncsCommand,
@@ -34,6 +30,7 @@ from synapse_replication.wire.commands import (
     UserSyncCommand,
 )
 from tests.handlers.fixtures import Receiving, Row, receiving
+from tests.support.recording_observer import RecordingHost
 
 
 class ConnectionTests(SynchronousTestCase):
@@ -42,7 +39,9 @@ class ConnectionTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.stream = SourceStream("events", Row, instance_name="writer")
         self.stream.local_token = 7
-        self.host = MemoryHost(self.stream, written=["events"], instance_name="writer")
+        self.host = RecordingHost(
+            self.stream, written=["events"], instance_name="writer"
+        )
         self.handler = ReplicationCommandHandler(self.host, self.host.observer)
 
     def test_a_new_connection(self) -> None:
@@ -111,7 +110,7 @@ class ConnectionTests(SynchronousTestCase):
 
     def test_a_written_stream_must_be_known(self) -> None:
         """A written stream that is not in the stream directory is an error."""
-        host = MemoryHost(self.stream, written=["events"])
+        host = RecordingHost(self.stream, written=["events"])
         streams = {"events": self.stream}
 
         class Directory:
@@ -136,7 +135,7 @@ class UncheckedStreamTests(SynchronousTestCase):
             def current_token(self, instance_name: str) -> int:
                 return 0
 
-        host = MemoryHost(SourceStream("events", Row))
+        host = RecordingHost(SourceStream("events", Row))
         host.streams.get_streams()["notes"] = Unchecked()  # type: ignore[index]
         ReplicationCommandHandler(host, host.observer)
         self.assertEqual(
@@ -156,7 +155,7 @@ class ChannelTests(SynchronousTestCase):
     def test_user_ip_subscription(self) -> None:
         """USER_IP is subscribed to only if the host stores IPs."""
         for stores, channels in ((True, ("USER_IP",)), (False, ())):
-            host = MemoryHost(stores_user_ips=stores)
+            host = RecordingHost(stores_user_ips=stores)
             handler = ReplicationCommandHandler(host, host.observer)
             self.assertEqual(handler.start_replication(), channels)
 
@@ -165,7 +164,7 @@ class ChannelTests(SynchronousTestCase):
         A channel that is added twice is subscribed to once; adding one after the start
         is an error.
         """
-        host = MemoryHost()
+        host = RecordingHost()
         handler = ReplicationCommandHandler(host, host.observer)
         handler.subscribe_to_channel("extra")
         handler.subscribe_to_channel("extra")
@@ -382,7 +381,7 @@ class AcknowledgementTests(SynchronousTestCase):
         stream = MemoryStream(
             STANDARD_STREAMS["federation"].description, instance_name="w"
         )
-        host = MemoryHost(stream, written=["federation"], instance_name="w")  # type: ignore[arg-type]
+        host = RecordingHost(stream, written=["federation"], instance_name="w")  # type: ignore[arg-type]
         handler = ReplicationCommandHandler(host, host.observer)
         connection = MemoryConnection()
         handler.new_connection(connection)

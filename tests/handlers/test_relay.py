@@ -13,7 +13,7 @@ from synapse_replication.handlers.extension.extension import ReplicationExtensio
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.relay import MAX_REMEMBERED, WINDOW, CopyFilter
-from synapse_replication.testing.doubles import MemoryConnection, MemoryHost
+from synapse_replication.testing.doubles import MemoryConnection
 from synapse_replication.wire.commands import (
     Command,
     LockReleasedCommand,
@@ -21,6 +21,7 @@ from synapse_replication.wire.commands import (
     UserSyncCommand,
 )
 from synapse_replication.wire.rdata import read_lines
+from tests.support.recording_observer import RecordingHost
 
 COMMAND = RemoteServerUpCommand("a.example")
 LOCK = LockReleasedCommand("w0", "lock", "key")
@@ -93,7 +94,7 @@ class Instance:
     """An instance of a net, with or without the extension."""
 
     def __init__(self, number: int, *, speaks: bool) -> None:
-        self.host = MemoryHost()
+        self.host = RecordingHost()
         self.host.identity = Identity("hs", f"w{number}", f"epoch{number}")
         self.handler = ReplicationCommandHandler(self.host, self.host.observer)
         self.extension: ReplicationExtension | None = None

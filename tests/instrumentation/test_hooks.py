@@ -40,10 +40,11 @@ from synapse_replication.instrumentation.hooks import (
 )
 from synapse_replication.instrumentation.status.model import StallReason
 from synapse_replication.instrumentation.status.observer import StatusObserver
-from synapse_replication.testing.doubles import MemoryHost, SourceStream
+from synapse_replication.testing.doubles import SourceStream
 from synapse_replication.wire.connection import CloseReason
 from tests.handlers.fixtures import Row
 from tests.support.known_readers import KnownReaders
+from tests.support.recording_observer import RecordingHost
 
 EVENT = CatchUpEvent("events", "w1", 100, 150)
 KINDS: tuple[type[HookEvent], ...] = (
@@ -72,7 +73,7 @@ def heartbeat_of(name: str, *streams: str, is_leaving: bool = False) -> PeerHear
 
 class ReplicationHooksTests(SynchronousTestCase):
     def setUp(self) -> None:
-        host = MemoryHost(SourceStream("events", Row))
+        host = RecordingHost(SourceStream("events", Row))
         self.reactor = host.reactor
         self.failures: list[tuple[str, BaseException]] = []
         self.events: list[HookEvent] = []

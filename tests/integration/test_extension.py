@@ -31,9 +31,10 @@ from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
-from synapse_replication.testing.doubles import MemoryHost, SourceStream
+from synapse_replication.testing.doubles import SourceStream
 from synapse_replication.testing.servers import PrivateRedis, shared_redis
 from tests.handlers.fixtures import Row
+from tests.support.recording_observer import RecordingHost
 
 
 class Process:
@@ -55,7 +56,7 @@ class Process:
         writes: bool = False,
     ) -> None:
         self.stream = SourceStream("events", Row, instance_name=name)
-        host = self.host = MemoryHost(
+        host = self.host = RecordingHost(
             self.stream, written=["events"] if writes else [], instance_name=name
         )
         host.identity = Identity(server_name, name, epoch or f"{name}-epoch")

@@ -66,12 +66,13 @@ from synapse_replication.tcp.protocol import (
     ClientReplicationStreamProtocol,
     ServerReplicationStreamProtocol,
 )
-from synapse_replication.testing.doubles import MemoryHost, SourceStream
+from synapse_replication.testing.doubles import SourceStream
 from synapse_replication.testing.servers import PrivateRedis
 from synapse_replication.wire.commands import UserIpCommand, parse_command_from_line
 from synapse_replication.wire.connection import CloseReason
 from synapse_replication.wire.rdata import RefusedLine, read_lines
 from tests.handlers.fixtures import Row
+from tests.support.recording_observer import RecordingHost
 from tests.tcp.doubles import PausingTransport
 
 TOKEN = "syt_YWxpY2U_qWeRtYuIoPaSdFgHjKlZ_0aBcDe"
@@ -200,9 +201,9 @@ class _Hours:
         return self._now
 
 
-def make_handler(watch: Watch) -> tuple[MemoryHost, ReplicationCommandHandler]:
+def make_handler(watch: Watch) -> tuple[RecordingHost, ReplicationCommandHandler]:
     """Return a process whose host stores client IPs, and fails to."""
-    host = MemoryHost(SourceStream("caches", Row), stores_user_ips=True)
+    host = RecordingHost(SourceStream("caches", Row), stores_user_ips=True)
     host.observer = watch.observer  # type: ignore[assignment]
     host.commands = FailingCommands()  # type: ignore[assignment]
     return host, ReplicationCommandHandler(host, watch.observer)

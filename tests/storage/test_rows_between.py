@@ -28,9 +28,9 @@ from synapse_replication.streams.between import RowsBetween, TokenStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
-from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.testing.servers import shared_postgres
 from tests.storage.postgres_stream_case import ImmediateDatabase
+from tests.support.recording_observer import RecordingObserver
 
 T = TypeVar("T")
 

@@ -24,9 +24,10 @@ from synapse_replication.tcp.factory import (
     ReplicationStreamProtocolFactory,
 )
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
-from synapse_replication.testing.doubles import MemoryHost, SourceStream
+from synapse_replication.testing.doubles import SourceStream
 from synapse_replication.wire.connection import CloseReason
 from tests.handlers.fixtures import Row
+from tests.support.recording_observer import RecordingHost
 from tests.tcp.doubles import (
     FakeClock,
     PausingTransport,
@@ -201,7 +202,7 @@ class Process:
             for stream in (self.events, self.typing)
             if stream.description.name in follows
         ]
-        self.host = MemoryHost(*streams, written=writes, instance_name=name)
+        self.host = RecordingHost(*streams, written=writes, instance_name=name)
         self.host.identity = Identity("repl.test", name, epoch)
         self.observer = self.host.observer
         self.handler = ReplicationCommandHandler(self.host, self.observer)

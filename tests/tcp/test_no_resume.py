@@ -9,8 +9,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
-from synapse_replication.testing.doubles import MemoryHost, SourceStream
+from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row
+from tests.support.recording_observer import RecordingHost
 from tests.tcp.doubles import PausingTransport
 
 
@@ -19,7 +20,7 @@ class NoResumeTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.stream = SourceStream("events", Row)
-        self.host = MemoryHost(self.stream)
+        self.host = RecordingHost(self.stream)
         self.handler = ReplicationCommandHandler(self.host, self.host.observer)
 
     def connect(self) -> ClientReplicationStreamProtocol:

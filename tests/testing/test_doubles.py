@@ -9,6 +9,7 @@ from synapse_replication.errors import (
     CatchUpError,
     LineTooLongError,
 )
+from synapse_replication.handlers.events import LinksChanged
 from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
@@ -17,6 +18,7 @@ from synapse_replication.handlers.interfaces import (
 from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.doubles import (
     EPOCH_MS,
+    EventRecorder,
     MemoryConnection,
     MemoryHost,
     SourceStream,
@@ -56,6 +58,16 @@ class MemoryHostTests(SynchronousTestCase):
         host.notifier.add_replication_callback(lambda: rung.append(1))
         host.notifier.notify()
         self.assertEqual(rung, [1])
+
+    def test_observer(self) -> None:
+        """Events are recorded, and failures of background tasks are among them."""
+        observer = MemoryHost().observer
+        assert isinstance(observer, EventRecorder)
+        error = ValueError()
+        observer.observe(LinksChanged(1))
+        observer.failure("work", error)
+        self.assertEqual(observer.events[0], LinksChanged(1))
+        self.assertEqual(observer.failures, [("work", error)])
 
     def test_commands(self) -> None:
         """Calls are recorded, and answered or failed as the test specifies."""

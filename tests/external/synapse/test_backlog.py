@@ -20,7 +20,7 @@ from twisted.web.server import Site
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
-from synapse_replication.testing.doubles import MemoryHost, SourceStream
+from synapse_replication.testing.doubles import SourceStream
 from synapse_replication.testing.private_process import free_port
 from synapse_replication.testing.servers import PrivateRedis
 from synapse_replication.wire.commands import PositionCommand
@@ -41,6 +41,7 @@ from tests.external.synapse.real import (
     query,
 )
 from tests.support.link_proxy import Cut, LinkProxy
+from tests.support.recording_observer import RecordingHost
 from tests.support.synapse_process import MAIN, Launcher, WorkerSpec, ours
 
 skip = skip_reason("synapse")
@@ -267,7 +268,7 @@ class FromOursTests(HomeserverTestCase):
     def other_address(self) -> dict[str, Any]:
         """Serve our process on a Unix socket and return its address."""
         path = f"/tmp/replication-{free_port()}.sock"
-        host = MemoryHost(SourceStream("events", AnyRow), written=["events"])
+        host = RecordingHost(SourceStream("events", AnyRow), written=["events"])
         self.backlog = Backlog(BacklogOptions())
         resource = ReplicationResource(
             host.streams,

@@ -12,7 +12,7 @@ from synapse_replication.handlers.receiving.partial_resync import (
     PartialResync,
 )
 from synapse_replication.streams.stream import StreamUpdateResult
-from synapse_replication.testing.doubles import MemoryHost
+from tests.support.recording_observer import RecordingHost
 
 _PAGE = StreamUpdateResult([(2, ["x"])], 2, False)
 
@@ -21,7 +21,7 @@ class PartialResyncTests(SynchronousTestCase):
     """Tests for :class:`PartialResync`."""
 
     def setUp(self) -> None:
-        self.host = MemoryHost()
+        self.host = RecordingHost()
         self.epochs = PeerEpochs()
         self.backlog_requests: list[tuple[str, str, str, int, int]] = []
         self.answer: StreamUpdateResult | HttpCatchUpError = _PAGE

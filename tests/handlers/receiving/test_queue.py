@@ -15,9 +15,9 @@ from synapse_replication.handlers.receiving.context import (
 )
 from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.queue import DrainedQueue, Queued
-from synapse_replication.testing.doubles import MemoryHost, SourceStream
-from synapse_replication.testing.recording_observer import RecordingObserver
+from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row
+from tests.support.recording_observer import RecordingHost, RecordingObserver
 
 
 class DrainedQueueTests(SynchronousTestCase):
@@ -38,7 +38,7 @@ class DrainedQueueTests(SynchronousTestCase):
         stream = SourceStream("events", Row)
         return StreamContext(
             stream=stream,
-            sink=MemoryHost(stream).rows,
+            sink=RecordingHost(stream).rows,
             clock=clock,
             run_as_background_process=BackgroundProcesses(self.observer),
             observer=self.observer,

@@ -15,12 +15,9 @@ from synapse_replication.handlers.handler import (
 )
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.streams.stream import RemovedWriter
-from synapse_replication.testing.doubles import (
-    MemoryConnection,
-    MemoryHost,
-    SourceStream,
-)
+from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from tests.handlers.fixtures import Receiving, Row
+from tests.support.recording_observer import RecordingHost
 
 
 class DrainableSource(SourceStream):
@@ -58,7 +55,7 @@ class DrainTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.stream = DrainableSource("events", Row, page_rows=2)
-        self.host = MemoryHost(self.stream)
+        self.host = RecordingHost(self.stream)
         self.observer = self.host.observer
         options = ReceiverOptions(backoff=Backoff(1.0, 8.0, jitter=lambda: 0.0))
         self.handler = ReplicationCommandHandler(

@@ -12,12 +12,9 @@ from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
     StreamerOptions,
 )
-from synapse_replication.testing.doubles import (
-    MemoryConnection,
-    MemoryHost,
-    SourceStream,
-)
+from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from tests.handlers.fixtures import Row
+from tests.support.recording_observer import RecordingHost
 
 
 class ReversingRandom:
@@ -72,7 +69,7 @@ class StreamerTestCase(SynchronousTestCase):
             "caches", Row, instance_name="w", announce_own_moves_only=True
         )
         self.events.is_guess = self.caches.is_guess = False
-        self.host = MemoryHost(
+        self.host = RecordingHost(
             self.events, self.caches, written=["events", "caches"], instance_name="w"
         )
         self.handler = ReplicationCommandHandler(self.host, self.host.observer)

@@ -8,11 +8,7 @@ from typing import Any, cast
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.sending.sender import CommandSender
-from synapse_replication.testing.doubles import (
-    MemoryConnection,
-    MemoryHost,
-    SourceStream,
-)
+from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from synapse_replication.wire.commands import (
     CancelTaskCommand,
     ClearUserSyncsCommand,
@@ -24,6 +20,7 @@ from synapse_replication.wire.commands import (
     UserSyncCommand,
 )
 from tests.handlers.fixtures import Row
+from tests.support.recording_observer import RecordingHost
 
 
 class CommandSenderTests(SynchronousTestCase):
@@ -32,7 +29,7 @@ class CommandSenderTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.stream = SourceStream("events", Row, instance_name="w")
         self.stream.local_token = 7
-        self.host = MemoryHost(self.stream, written=["events"], instance_name="w")
+        self.host = RecordingHost(self.stream, written=["events"], instance_name="w")
         self.sender = CommandSender(self.host, self.host.observer, passive=False)
         self.connections = [MemoryConnection("a"), MemoryConnection("b")]
         for connection in self.connections:

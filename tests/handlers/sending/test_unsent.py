@@ -11,12 +11,7 @@ from synapse_replication.handlers.handler import (
 )
 from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.handlers.sending.unsent import UnsentCommands
-from synapse_replication.testing.doubles import (
-    MemoryConnection,
-    MemoryHost,
-    SourceStream,
-)
-from synapse_replication.testing.recording_observer import RecordingObserver
+from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from synapse_replication.wire.commands import (
     ClearUserSyncsCommand,
     Command,
@@ -28,6 +23,7 @@ from synapse_replication.wire.commands import (
     UserSyncCommand,
 )
 from tests.handlers.fixtures import Row
+from tests.support.recording_observer import RecordingHost, RecordingObserver
 
 
 class UnsentCommandsTests(SynchronousTestCase):
@@ -157,7 +153,7 @@ class HandlerWithoutLinkTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.stream = SourceStream("events", Row, instance_name="w")
         self.stream.local_token = 7
-        self.host = MemoryHost(self.stream, written=["events"], instance_name="w")
+        self.host = RecordingHost(self.stream, written=["events"], instance_name="w")
 
     def make(self, options: HandlerOptions | None = None) -> ReplicationCommandHandler:
         return ReplicationCommandHandler(self.host, self.host.observer, options=options)

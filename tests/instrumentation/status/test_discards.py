@@ -22,11 +22,11 @@ from synapse_replication.instrumentation.status.model import StallReason
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.testing.doubles import (
     MemoryConnection,
-    MemoryHost,
     SourceStream,
     receive_lines,
 )
 from tests.handlers.fixtures import Row
+from tests.support.recording_observer import RecordingHost
 
 RUNBOOK = Path(__file__).parents[3] / "docs" / "runbook.rst"
 
@@ -53,7 +53,7 @@ class DiscardTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.stream = SourceStream("events", Row)
-        self.host = MemoryHost(self.stream)
+        self.host = RecordingHost(self.stream)
         self.status = StatusObserver(
             "x.test",
             "reader",

@@ -11,7 +11,7 @@ from synapse_replication.handlers.events import (
     DiscardReason,
     LineRefused,
 )
-from synapse_replication.testing.recording_observer import RecordingObserver
+from tests.support.recording_observer import RecordingObserver
 
 
 class RecordingObserverTests(SynchronousTestCase):

@@ -1,10 +1,11 @@
-"""An observer that records events, for tests to inspect."""
+"""An observer that records events by their kind, and a host with such an observer."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from msgspec.structs import astuple
 from typing_extensions import override
@@ -12,6 +13,7 @@ from typing_extensions import override
 from synapse_replication.errors import ProtocolError
 from synapse_replication.handlers import events
 from synapse_replication.handlers.observer import ReplicationObserver, handles
+from synapse_replication.testing.doubles import MemoryHost, SourceStream
 
 #: The attributes that record events as tuples of their values.
 _RECORDED: Mapping[type, str] = {
@@ -221,3 +223,12 @@ class RecordingObserver(ReplicationObserver):
             yield
         finally:
             self.open_processes -= 1
+
+
+class RecordingHost(MemoryHost):
+    """A host whose observer is a :class:`RecordingObserver`; see ``MemoryHost``."""
+
+    observer: RecordingObserver
+
+    def __init__(self, *streams: SourceStream, **options: Any) -> None:
+        super().__init__(*streams, observer=RecordingObserver(), **options)
