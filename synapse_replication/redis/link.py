@@ -17,7 +17,6 @@ from synapse_replication.redis.endpoint import RedisEndpoint
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.factory import HANDSHAKE_TIMEOUT
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.resp import ReaderFactory, new_reader
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.redis.sender_protocol import SenderFactory
 from synapse_replication.redis.subscriber import SubscriberFactory
@@ -47,7 +46,7 @@ class RedisReplicationLink:
     :param ping_interval: the interval between pings on each connection, in s.
     :param reply_timeout: time limit of a reply, in s.
     :param jitter: see :class:`~synapse_replication.redis.factory.SynapseRedisFactory`,
-        also for ``handshake_timeout`` and ``reader_factory``.
+        also for ``handshake_timeout``.
     :ivar sender: publishes commands.
     :ivar cache: the external cache, on the publishing connection.
     """
@@ -66,7 +65,6 @@ class RedisReplicationLink:
         ping_interval: float = 30.0,
         reply_timeout: float = 30.0,
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
-        reader_factory: ReaderFactory = new_reader,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         # This method is long, because it wires all parts of the link together.
@@ -85,7 +83,6 @@ class RedisReplicationLink:
             "observer": observer,
             "ping_interval": ping_interval,
             "handshake_timeout": handshake_timeout,
-            "reader_factory": reader_factory,
             "jitter": jitter,
         }
         self.sender = RedisSender(

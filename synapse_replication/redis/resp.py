@@ -18,15 +18,14 @@ from txredisapi import InvalidData, ResponseError
 MAX_REPLY_LENGTH = 16 * 1024 * 1024
 #: The largest number of items of an array; the expected arrays have three at most.
 MAX_ITEMS = 999
-#: The header of a larger array, map or set at the start of a chunk.
-_LARGE: Final = re.compile(rb"[*%~>|][0-9]{4}")
-#: The same bytes after a newline. They may also be text within a message.
-_LARGE_IN_CHUNK: Final = re.compile(rb"(?<=\n)[*%~>|][0-9]{4}")
+#: The header of a larger array, map or set, or of a string of a million bytes.
+_LARGE: Final = re.compile(rb"[*%~>|][0-9]{4}|\$([0-9]{7,})\r\n")
+#: The beginning of such a header, after a newline; also possible within a message.
+_LARGE_IN_CHUNK: Final = re.compile(rb"\n(?:[*%~>|][0-9]{4}|\$[0-9]{7})")
 #: The end of a chunk that may be the beginning of such a header.
-_UNFINISHED: Final = re.compile(rb"(?:\A|(?<=\n))[*%~>|][0-9]{0,3}\Z")
-#: The number of bytes that are searched at each end of a chunk. The bytes in between,
-#: mostly rows, are not searched.
-_SEARCHED: Final = 8192
+_UNFINISHED: Final = re.compile(
+    rb"(?:\A|(?<=\n))(?:[*%~>|][0-9]{0,3}|\$[0-9]{0,18}\r?)\Z"
+)
 
 
 class ReplyReader(Protocol):
@@ -49,22 +48,28 @@ class ReplyReader(Protocol):
 ReaderFactory: TypeAlias = Callable[[], ReplyReader]
 
 
-def new_reader() -> ReplyReader:
-    """Return the parser of a connection."""
-    return _GuardedReader()
+def new_reader(longest: int = MAX_REPLY_LENGTH) -> ReplyReader:
+    """Return the parser of a connection.
+
+    :param longest: the length in bytes, at least 10**6, beyond which a string is
+        truncated to one byte more. The rest is never stored.
+    """
+    return _GuardedReader(longest)
 
 
 class _GuardedReader:
-    """hiredis' parser, protected from large arrays, which no command requests.
+    """hiredis' parser, protected from large arrays and strings.
 
     hiredis allocates all items of an array when it parses the header, and needs 15 s to
-    free 2**31 items. If the searched ends of a chunk contain bytes that may be the
-    header of a large array, only the data before these bytes is fed to hiredis first.
-    If that data ends within a string or a line, the bytes are text of a message;
-    otherwise, they are a header, and the data is rejected.
+    free 2**31 items. It stores a string as a whole; after one of 15 MiB, the C library
+    retains 32 MiB. If a chunk contains bytes that may be the header of a large array or
+    string, only the data before these bytes is fed to hiredis first. If that data ends
+    within a string or a line, the bytes are text of a message. Otherwise, they are a
+    header: the data of an array is rejected, and a long string is truncated.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
         self._reader = hiredis.Reader(
             protocolError=InvalidData, replyError=ResponseError
         )
@@ -73,6 +78,8 @@ class _GuardedReader:
         self.gets: Callable[[], Any] = self._reader.gets
         self._replies: deque[Any] = deque()
         self._held = b""
+        #: The numbers of bytes of a long string that are yet to be fed, and dropped.
+        self._rest = (0, 0)
 
     def feed(self, data: bytes) -> None:
         """Add received bytes.
@@ -83,38 +90,53 @@ class _GuardedReader:
         if self._held:
             data = self._held + data
             self._held = b""
-        length = len(data)
-        if unfinished := _UNFINISHED.search(data, max(0, length - 4)):
+        if any(self._rest):
+            data = data[self._truncate(data, 0) :]
+        if unfinished := _UNFINISHED.search(data, max(0, len(data) - 20)):
             self._held = data[unfinished.start() :]
             data = data[: unfinished.start()]
-        if (
-            _LARGE.match(data)
-            or _LARGE_IN_CHUNK.search(data, 0, _SEARCHED)
-            or (length > _SEARCHED and _LARGE_IN_CHUNK.search(data, length - _SEARCHED))
-        ):
+        if _LARGE.match(data) or _LARGE_IN_CHUNK.search(data):
             data = self._feed_up_to_headers(data)
         self._reader.feed(data)
 
     def _feed_up_to_headers(self, data: bytes) -> bytes:
-        """Feed the data before the last possible header of a large array.
+        """Feed the data before the last possible header, and the start of long strings.
 
-        :return: the remaining data, from that header on.
-        :raises InvalidData: if the data contains such a header, or the bytes before a
-            possible header are not a Redis reply.
+        :return: the remaining data.
+        :raises InvalidData: if the data contains the header of an array that is too
+            large, or the bytes before a possible header are not a Redis reply.
         """
-        starts = [match.start() for match in _LARGE_IN_CHUNK.finditer(data)]
-        if _LARGE.match(data):
-            starts.insert(0, 0)
-        fed = 0
+        fed = start = 0
         self.gets = self._next
-        for start in starts:
-            self._reader.feed(data[fed:start])
-            fed = start
-            while (reply := self._reader.gets()) is not False:
-                self._replies.append(reply)
-            if not self._reader.has_data():
-                raise InvalidData(f"an array has more than {MAX_ITEMS} items")
-        return data[fed:]
+        while True:
+            if header := _LARGE.match(data, start):
+                self._reader.feed(data[fed:start])
+                fed = start
+                while (reply := self._reader.gets()) is not False:
+                    self._replies.append(reply)
+                if not self._reader.has_data():
+                    if header[1] is None:
+                        raise InvalidData(f"an array has more than {MAX_ITEMS} items")
+                    if (length := int(header[1])) > self._longest:
+                        self._reader.feed(b"$%d\r\n" % (self._longest + 1))
+                        self._rest = self._longest + 1, length - self._longest - 1
+                        fed = start = self._truncate(data, header.end())
+            candidate = _LARGE_IN_CHUNK.search(data, start)
+            if candidate is None:
+                return data[fed:]
+            start = candidate.start() + 1
+
+    def _truncate(self, data: bytes, start: int) -> int:
+        """Feed what a long string may have of the data, and drop the rest of it.
+
+        :return: where the string's data ends.
+        """
+        kept, dropped = self._rest
+        middle = min(start + kept, len(data))
+        end = min(middle + dropped, len(data))
+        self._reader.feed(data[start:middle])
+        self._rest = kept - (middle - start), dropped - (end - middle)
+        return end
 
     def _next(self) -> Any:
         if self._replies:

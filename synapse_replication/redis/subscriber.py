@@ -29,7 +29,12 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
 from synapse_replication.redis.ledger import EXTENSION
-from synapse_replication.redis.resp import encode
+from synapse_replication.redis.resp import (
+    ReaderFactory,
+    ReplyReader,
+    encode,
+    new_reader,
+)
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.transport.timeouts import Timeout
 from synapse_replication.wire.commands import Command, encode_command
@@ -139,11 +144,11 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
     def _refuse(self, message: bytes, is_extension: bool) -> None:
         """Refuse a message that no peer of this package would send, undecoded.
 
-        Decoding one of 15 MiB would block the process for seconds. A row in it is
-        fetched.
+        The reader has dropped its rest: decoding 15 MiB would block the process for
+        seconds. A row in it is fetched.
         """
         if is_extension:
-            error = ExtensionMessageError(f"it has {len(message)} bytes")
+            error = ExtensionMessageError(f"it has more than {MAX_LINE_LENGTH} bytes")
             self.factory.observer.observe(LineRefused(self.name, error))
         elif self.established:
             items = [refuse_long_line(message, MAX_LINE_LENGTH)]
@@ -309,6 +314,10 @@ def _is_too_long(message: object) -> bool:
     return type(message) is bytes and len(message) > MAX_LINE_LENGTH
 
 
+def _new_reader() -> ReplyReader:
+    return new_reader(MAX_LINE_LENGTH)
+
+
 class SubscriberFactory(SynapseRedisFactory):
     """Factory for the subscribed connection; reconnects until the factory is stopped.
 
@@ -330,9 +339,10 @@ class SubscriberFactory(SynapseRedisFactory):
         command_handler: ConnectionHandler,
         sender: RedisSender,
         extension: ExtensionHandler | None = None,
+        reader_factory: ReaderFactory = _new_reader,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, reader_factory=reader_factory, **kwargs)
         self.server_name = server_name
         self.channels = [server_name, *(f"{server_name}/{name}" for name in channels)]
         # Not named "handler", because txredisapi's factory has an attribute of that

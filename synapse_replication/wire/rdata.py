@@ -271,7 +271,7 @@ def refuse_long_line(line: bytes, limit: int) -> RefusedLine:
     """
     words = line[:_MAX_HEAD].split(b" ", 4)
     name = words[0].decode("utf-8", "replace")
-    reason = f"it has {len(line)} bytes, and the limit is {limit}"
+    reason = f"it has more than {limit} bytes"
     return _refused_line(words, UnparsableLineError(name, reason))
 
 

@@ -28,7 +28,6 @@ from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.resp import ReaderFactory, new_reader
 from synapse_replication.wire.commands import PositionCommand, ReplicateCommand
 from synapse_replication.wire.rdata import RdataGroup, ReceivedItem
 
@@ -214,7 +213,6 @@ class MemoryLink:
         self,
         options: RedisOptions | None = None,
         channels: Sequence[str] = (),
-        reader_factory: ReaderFactory = new_reader,
         extension: Any = None,
     ) -> None:
         self.reactor = MemoryReactorClock()
@@ -230,7 +228,6 @@ class MemoryLink:
             self.on_lost,
             channels,
             extension=extension,
-            reader_factory=reader_factory,
         )
         self.link.start()
         #: The indexes of the connections that were attempted again.

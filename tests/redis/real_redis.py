@@ -12,7 +12,6 @@ from twisted.trial.unittest import TestCase
 
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.resp import ReaderFactory, new_reader
 from synapse_replication.testing.servers import PrivateRedis
 from synapse_replication.wire.commands import Command, PositionCommand
 from tests.redis.doubles import Events, RecordingHandler, RecordingObserver, rdata
@@ -37,7 +36,6 @@ class Peer:
         instance_name: str = "writer",
         interval: float = 30.0,
         handshake_timeout: float = 10.0,
-        reader_factory: ReaderFactory = new_reader,
     ) -> None:
         self._reactor = reactor
         self.events = Events()
@@ -57,7 +55,6 @@ class Peer:
             ping_interval=interval,
             reply_timeout=interval,
             handshake_timeout=handshake_timeout,
-            reader_factory=reader_factory,
         )
         self.link.start()
 

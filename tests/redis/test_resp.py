@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
 from typing import Any
 
 import hiredis
@@ -33,6 +35,12 @@ def write(reply: Any) -> bytes:
     if isinstance(reply, bytes):
         return b"$%d\r\n%b\r\n" % (len(reply), reply)
     return b"*%d\r\n" % len(reply) + b"".join(map(write, reply))
+
+
+def memory() -> int:
+    """Return the resident memory of this process, in bytes."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
 
 
 def read(reader: ReplyReader, chunks: list[bytes]) -> list[Any]:
@@ -90,6 +98,54 @@ class ReaderTests(SynchronousTestCase):
             raise SkipTest("this hiredis does not limit the depth")
         with self.assertRaises(txredisapi.InvalidData):
             read(new_reader(), [b"*1\r\n" * 5000])
+
+    @settings(derandomize=True, deadline=None, max_examples=30)
+    @given(
+        st.lists(
+            st.sampled_from(
+                [
+                    b"x" * 20,
+                    b"x" * 1_000_000,
+                    b"x" * 1_000_001,
+                    b"\r\n$7777777\r\n*99999\r\n" * 60_000,
+                    b"\n$1234567\r\n",
+                ]
+            ),
+            max_size=4,
+        ),
+        st.integers(50_000, 300_000),
+    )
+    def test_long_strings(self, texts: list[bytes], size: int) -> None:
+        """A string beyond the limit is truncated, and others are returned whole."""
+        messages = [[b"message", b"hs", text] for text in texts]
+        data = b"".join(map(write, [*messages, 7]))
+        chunks = [data[i : i + size] for i in range(0, len(data), size)]
+        *found, last = read(new_reader(10**6), chunks)
+        self.assertEqual(last, 7)
+        self.assertEqual(
+            found, [[*message, text[: 10**6 + 1]] for *message, text in messages]
+        )
+
+    def test_long_string_in_small_chunks(self) -> None:
+        """The header of a long string, and its end, may be split at any byte."""
+        text = b"x" * 1_000_002
+        data = write([b"message", b"hs", text]) + b"+OK\r\n"
+        begin, end = data.index(text), data.index(text) + len(text)
+        for at in (*range(begin), *range(end - 3, len(data))):
+            reader = new_reader(10**6)
+            self.assertEqual(
+                read(reader, [data[:at], data[at:]]),
+                [[b"message", b"hs", text[:-1]], b"OK"],
+            )
+
+    def test_long_string_is_not_stored(self) -> None:
+        """Only the permitted part of a long string is stored while it arrives."""
+        reader = new_reader(10**6)
+        reader.feed(b"$15000000\r\n")
+        before = memory()
+        for _ in range(228):
+            reader.feed(b"x" * 65536)
+        self.assertLess(memory() - before, 5_000_000)
 
 
 class EncodeTests(SynchronousTestCase):

@@ -109,7 +109,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertEqual(
             (refused.stream_name, refused.instance_name), ("events", "writer")
         )
-        self.assertIn(f"{len(row)} bytes", str(refused.error))
+        self.assertIn(f"more than {MAX_LINE_LENGTH} bytes", str(refused.error))
         self.assertLess(len(str(refused.error)), 200)
         self.assertIsInstance(last, RdataGroup)
 
