@@ -34,20 +34,6 @@ config_option = click.option(
 )
 
 
-class ModuleReady(Exception):  # noqa: N818 -- it is not an error
-    """Requests that a module be run as ``__main__`` after click has returned.
-
-    The exception removes click's frames from the stack before the module runs. They
-    would lengthen the tracebacks that the module logs, and slow ``inspect.stack()``.
-
-    :ivar module: the module's name; ``sys.argv`` is set for it.
-    """
-
-    def __init__(self, module: str) -> None:
-        super().__init__(module)
-        self.module = module
-
-
 def examples(*commands: str) -> str:
     """Return the end of a command's help: commands to copy.
 
@@ -60,8 +46,7 @@ def examples(*commands: str) -> str:
 
 def load_or_exit(paths: Sequence[str], purpose: Purpose | None) -> ProcessConfig:
     """Return the configuration, or print all problems in it and exit."""
-    # Imported here: ``exec`` loads no configuration, and its process would keep the
-    # modules in memory.
+    # Imported here, because ``exec`` and ``--help`` load no configuration.
     from synapse_replication.config.process import load_config
 
     try:

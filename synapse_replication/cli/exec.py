@@ -4,29 +4,29 @@ If an error prevents the start of the module, the exit status is 2. Otherwise, i
 status of the module, which may also be 2. ``--list`` starts no module; its exit status
 is 0, or 2 after an error.
 
-The command raises :exc:`~synapse_replication.cli.common.ModuleReady`, whereupon
-:func:`synapse_replication.cli.main.main` runs the module.
+The command replaces its process with one that runs the module: see
+:mod:`synapse_replication.dropin.launcher`.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from synapse_replication.cli.common import EXIT_USAGE, ModuleReady, examples
+from synapse_replication.cli.common import examples
 from synapse_replication.dropin.launcher import (
     check_version,
     choose,
     describe_substitutions,
-    prepare,
+    fail,
+    print_error,
+    run,
 )
 from synapse_replication.dropin.settings import DropInSettings, variable
 from synapse_replication.dropin.substitution import SubstitutionError
 from synapse_replication.dropin.table import PARTS
-from synapse_replication.errors import HooksNotFoundError
 
 _DEFAULT = DropInSettings()
 
@@ -146,15 +146,7 @@ def exec_command(
         if module is None:
             raise click.UsageError("name a module with -m MODULE, or use --list")
         if (warning := check_version(strict=strict)) is not None:
-            _print_error(f"{warning}; continuing, because --strict is not set")
-        prepare(substitutions, module, arguments, DropInSettings(**settings))
-    except (SubstitutionError, HooksNotFoundError) as error:
-        for line in str(error).splitlines():
-            _print_error(line)
-        _print_error("nothing was started")
-        sys.exit(EXIT_USAGE)
-    raise ModuleReady(module)
-
-
-def _print_error(text: str) -> None:
-    click.echo(f"synapse-replication exec: {text}", err=True)
+            print_error(f"{warning}; continuing, because --strict is not set")
+    except SubstitutionError as error:
+        fail(error)
+    run(substitutions, module, arguments, DropInSettings(**settings))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import runpy
 import sys
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
@@ -25,7 +24,6 @@ from typing_extensions import override
 
 from synapse_replication import __version__
 from synapse_replication.cli.common import (
-    ModuleReady,
     config_option,
     examples,
     exit_with_problems,
@@ -388,21 +386,10 @@ def main() -> NoReturn:
     """Run the command line, and exit with its status."""
     try:
         cli(standalone_mode=True)
-    except ModuleReady as ready:
-        module = ready.module
     except (ReplicationError, OSError) as error:
         # For instance, a file cannot be read, or the output cannot be written.
         click.echo(f"synapse-replication: {error}", err=True)
         sys.exit(1)
-    else:
-        sys.exit(0)
-    # run_module() replaces __main__ in sys.modules, so store the present __main__ under
-    # a second name. Otherwise, inspect.stack() would search all modules for the file of
-    # the outermost frame.
-    sys.modules.setdefault("synapse_replication.__main__", sys.modules["__main__"])
-    # Run the module outside the except clause, so that ModuleReady is not the context
-    # of its exceptions.
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.exit(0)
 
 

@@ -1,27 +1,20 @@
-"""Prepares a process to run a module of Synapse on this package.
+"""Selects the names of Synapse to replace, and starts the process that replaces them.
 
-Theory of operation: before the module is run as ``__main__``, the selected names of
-``table.py`` are replaced, all or none, so that the module and its imports use the
-replacements. The installed Synapse is compared with the table first; if it differs,
-nothing is started.
+Theory of operation: a command line that has been parsed is of no further use, but its
+modules take 1.5 MB. Therefore the process is replaced, as by exec(3), with one that
+runs only ``dropin/__main__.py``.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import linecache
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
-from synapse_replication.dropin import announcement
-from synapse_replication.dropin.monitoring import load_hooks
 from synapse_replication.dropin.settings import DropInSettings
-from synapse_replication.dropin.substitution import (
-    Substitution,
-    SubstitutionError,
-    substitute,
-)
+from synapse_replication.dropin.substitution import Substitution, SubstitutionError
 from synapse_replication.dropin.table import PARTS, PROVEN_VERSIONS, SUBSTITUTIONS
 
 #: The distribution that the table describes.
@@ -81,41 +74,51 @@ def check_version(*, strict: bool) -> str | None:
     return problem
 
 
-def prepare(
+def run(
     substitutions: Sequence[Substitution],
     module: str,
     arguments: Sequence[str],
     settings: DropInSettings,
-) -> None:
-    """Apply the substitutions, and prepare the environment of the module.
+) -> NoReturn:
+    """Replace this process with one that applies substitutions and runs a module.
 
-    :param substitutions: the names to replace.
-    :param module: the module to run, as ``sys.argv[0]``.
-    :param arguments: the arguments of the module, as ``sys.argv[1:]``.
-    :raises SubstitutionError: if the installed Synapse differs from the table.
-    :raises HooksNotFoundError: if a function that subscribes to hooks cannot be
-        imported.
+    :param substitutions: the names to replace; all those of their parts.
+    :param module: the module to run as ``__main__``.
+    :param arguments: its arguments.
     """
-    substitute(substitutions)
-    _drop_generated_source()
-    installed = installed_version()
-    parts = dict.fromkeys(known.part for known in substitutions)
-    announcement.prepare(list(parts), installed, version_problem(installed))
-    # Put the working directory first, as `python -m` does.
-    sys.path.insert(0, os.getcwd())
-    load_hooks(settings.hooks)
-    os.environ.update(settings.to_environ())
-    sys.argv = [module, *arguments]
+    parts = ",".join(dict.fromkeys(known.part for known in substitutions))
+    command = [
+        sys.executable,
+        *interpreter_options(sys.orig_argv, len(sys.argv) - 1),
+        *("-m", "synapse_replication.dropin", parts, module, *arguments),
+    ]
+    os.execve(sys.executable, command, {**os.environ, **settings.to_environ()})
 
 
-def _drop_generated_source() -> None:
-    """Free the source of the methods that attrs has generated: about 0.6 MB.
+def interpreter_options(command_line: Sequence[str], arguments: int) -> list[str]:
+    """Return the options of Python on a command line.
 
-    It is kept for tracebacks, which then show these methods without their lines.
+    :param command_line: as in ``sys.orig_argv``.
+    :param arguments: the number of arguments of the program, which are at the end.
     """
-    for name in list(linecache.cache):
-        if name.startswith("<attrs generated ") and "synapse_replication." in name:
-            del linecache.cache[name]
+    options = list(command_line[1 : len(command_line) - arguments - 1])
+    if options and options[-1].startswith("-") and options[-1].endswith("m"):
+        # The program is a module. Options without values may precede the letter: "-Im".
+        last = options.pop()[:-1]
+        options += [last] if last != "-" else []
+    return options
+
+
+def fail(error: Exception) -> NoReturn:
+    """Print that an error prevented the start, and exit with status 2."""
+    for line in [*str(error).splitlines(), "nothing was started"]:
+        print_error(line)
+    sys.exit(2)
+
+
+def print_error(text: str) -> None:
+    """Print a line on the standard error, in the name of the command."""
+    sys.stderr.write(f"synapse-replication exec: {text}\n")
 
 
 def describe_substitutions(substitutions: Sequence[Substitution]) -> str:

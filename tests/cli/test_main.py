@@ -9,48 +9,13 @@ import sys
 from pathlib import Path
 
 from click.testing import CliRunner, Result
-from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication import __version__
-from synapse_replication.cli import main as main_module
-from synapse_replication.cli.common import ModuleReady
 from synapse_replication.cli.main import cli
 from tests.config.process_case import HOMESERVER, WORKER
 from tests.support.config_files import FilesMixin
 
 ROOT = Path(__file__).parents[2]
-
-
-class MainTests(SynchronousTestCase):
-    """Tests for :func:`main`."""
-
-    def test_runs_a_module_on_a_short_stack(self) -> None:
-        """
-        A module that a command requests is run on a short stack, outside any exception
-        handler.
-        """
-        folder = Path(self.mktemp())
-        folder.mkdir()
-        (folder / "asked_for.py").write_text(
-            "import json, sys, traceback\n"
-            "names = [frame.name for frame in traceback.extract_stack()][::-1]\n"
-            "with open(sys.argv[1], 'w') as file:\n"
-            "    json.dump([str(sys.exc_info()[0]), names], file)\n"
-        )
-        self.patch(sys, "path", [str(folder), *sys.path])
-        self.patch(sys, "argv", ["", str(folder / "found")])
-
-        def ask(**_: object) -> None:
-            raise ModuleReady("asked_for")
-
-        self.patch(main_module, "cli", ask)
-        self.addCleanup(sys.modules.pop, "synapse_replication.__main__", None)
-        ended = self.assertRaises(SystemExit, main_module.main)
-        self.assertEqual(ended.code, 0)
-        handled, names = json.loads((folder / "found").read_text())
-        self.assertEqual(handled, "None")
-        runners = ["_run_code", "_run_module_code", "run_module"]
-        self.assertEqual(names[:5], ["<module>", *runners, "main"])
 
 
 class CheckConfigTests(FilesMixin):

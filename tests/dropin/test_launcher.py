@@ -6,6 +6,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.launcher import (
     choose,
+    interpreter_options,
     version_problem,
 )
 from synapse_replication.dropin.substitution import SubstitutionError
@@ -50,3 +51,23 @@ class VersionProblemTests(SynchronousTestCase):
         self.assertIn("0.1", problem)
         self.assertIn(PROVEN_VERSIONS[-1], problem)
         self.assertIn("not installed", version_problem(None) or "")
+
+
+class InterpreterOptionsTests(SynchronousTestCase):
+    """Tests for interpreter_options."""
+
+    def check(self, command_line: str, options: str) -> None:
+        words = [*command_line.split(), "exec", "-m", "x"]
+        self.assertEqual(interpreter_options(words, 3), options.split())
+
+    def test_module(self) -> None:
+        """The options of Python precede ``-m`` and the module's name."""
+        self.check("python -m synapse_replication", "")
+        self.check("python -X dev -m synapse_replication", "-X dev")
+        self.check("python -Wd -Im synapse_replication", "-Wd -I")
+        self.check("python -O -msynapse_replication", "-O")
+
+    def test_script(self) -> None:
+        """The options of Python precede the path of a script."""
+        self.check("python /usr/bin/synapse-replication", "")
+        self.check("python -I /usr/bin/synapse-replication", "-I")

@@ -1,0 +1,78 @@
+"""Runs a module of Synapse on this package: ``python -m synapse_replication.dropin``.
+
+The arguments are the parts to replace, separated by commas, the module and its own
+arguments. ``synapse-replication exec`` starts this program, and passes the settings in
+the environment.
+
+Theory of operation: before the module is run as ``__main__``, the selected names of
+``table.py`` are replaced, all or none, so that the module and its imports use the
+replacements. The installed Synapse is compared with the table first; if it differs,
+nothing is started.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from synapse_replication.dropin import announcement
+from synapse_replication.dropin.launcher import (
+    choose,
+    fail,
+    installed_version,
+    version_problem,
+)
+from synapse_replication.dropin.monitoring import load_hooks
+from synapse_replication.dropin.settings import DropInSettings
+from synapse_replication.dropin.substitution import SubstitutionError, substitute
+from synapse_replication.errors import HooksNotFoundError
+
+
+def main() -> NoReturn:
+    """Replace the parts, and run the module."""
+    parts, module, *arguments = sys.argv[1:]
+    try:
+        _prepare(parts.split(","))
+    except (SubstitutionError, HooksNotFoundError) as error:
+        fail(error)
+    sys.argv = [module, *arguments]
+    # run_module() replaces __main__ in sys.modules, so store the present __main__ under
+    # a second name. Otherwise, inspect.stack() would search all modules for the file of
+    # the outermost frame.
+    sys.modules.setdefault(
+        "synapse_replication.dropin.__main__", sys.modules["__main__"]
+    )
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit(0)
+
+
+def _prepare(parts: Sequence[str]) -> None:
+    """Replace the names of some parts.
+
+    :raises SubstitutionError: if the installed Synapse differs from the table.
+    :raises HooksNotFoundError: if a function that subscribes to hooks cannot be
+        imported.
+    """
+    substitute(choose(parts, ()))
+    _drop_generated_source()
+    installed = installed_version()
+    announcement.prepare(parts, installed, version_problem(installed))
+    load_hooks(DropInSettings.from_environ(os.environ).hooks)
+
+
+def _drop_generated_source() -> None:
+    """Free the source of the methods that attrs has generated.
+
+    It is kept for tracebacks, which then show these methods without their lines.
+    """
+    for name in list(linecache.cache):
+        if name.startswith("<attrs generated ") and "synapse_replication." in name:
+            del linecache.cache[name]
+
+
+if __name__ == "__main__":
+    main()
