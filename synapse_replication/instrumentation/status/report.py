@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
@@ -158,7 +159,10 @@ class StatusReport:
     def _writer(self, key: tuple[str, str]) -> WriterStatus:
         writer = self.records.writers.get(key) or WriterRecord(self.now, self.now)
         reader = self.readers.get(key)
+        # A copy, because another thread may change the record meanwhile.
+        writer = copy.copy(writer)
         facts = self._facts(key, writer, reader)
+        written_at = writer.oldest()
         found = diagnose(facts, self.now, self.limits)
         heard_at = self.now if writer.heard_at is None else writer.heard_at
         is_fetching = facts.state in _FETCHES and not facts.deaf_detail
@@ -167,8 +171,8 @@ class StatusReport:
             found.condition,
             writer.position,
             writer.announced,
-            facts.lag,
-            0.0 if facts.written_at is None else self.now - facts.written_at,
+            writer.lag(),
+            0.0 if written_at is None else self.now - written_at,
             writer.catch_up_from if is_fetching else None,
             found.reason,
             0.0 if found.reason is None else self.now - found.since,
@@ -188,37 +192,18 @@ class StatusReport:
         work = None if reader is None else reader.work
         return WriterFacts(
             instance_name=key[1],
+            record=writer,
             state=State.WAITING if reader is None else reader.state,
             is_removed=work is not None and work.drain_upto is not None,
             hearing_since=hearing.since if hearing.is_up else None,
             deaf_since=hearing.since,
             deaf_detail="" if hearing.is_up else self._lost_links,
             waiting_since=max(writer.since, hearing.since, self._newest_link),
-            announced_at=writer.announced_at,
             process_heard_at=self._heard.get(key[1]),
-            link=writer.link,
             link_down_since=link.since if link is not None and is_down else None,
             link_detail="" if link is None else link.why,
             silence_since=self._silence_since,
             peer=self._peers.get(key[1]),
-            position=writer.position,
-            behind_us=writer.behind_us,
-            behind_since=writer.behind_since,
-            lost_since=writer.lost_since,
-            undeclared_since=writer.undeclared_since,
-            set_back_since=writer.set_back_since,
-            set_back=writer.set_back,
-            gone_since=writer.gone_since,
-            gone=writer.gone,
-            skipped_since=writer.skipped_since,
-            skipped=writer.skipped,
-            lag=writer.lag(),
-            written_at=writer.oldest(),
-            progress_at=writer.progress_at,
-            missing_since=writer.missing_since,
-            fetching_since=writer.fetching_since,
-            failing_since=writer.failing_since,
-            failure=writer.failure,
         )
 
     def _is_silent(self) -> bool:

@@ -16,7 +16,10 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from synapse_replication.instrumentation.status.model import Condition, StallReason
-from synapse_replication.instrumentation.status.records import StatusLimits
+from synapse_replication.instrumentation.status.records import (
+    StatusLimits,
+    WriterRecord,
+)
 from synapse_replication.streams.reader import State
 from synapse_replication.text import counted
 
@@ -58,75 +61,35 @@ class WriterFacts(Struct, frozen=True, kw_only=True):
 
     All times are monotonic, in s; ``None`` if there is no such time.
 
+    :ivar record: what was heard of the writer.
     :ivar state: the state of the writer's reader.
     :ivar is_removed: whether the writer was removed, and its last rows are fetched.
     :ivar hearing_since: since when the process has had a link; ``None`` if it has none.
     :ivar deaf_since: since when it has had none, if so.
     :ivar deaf_detail: why it has none.
     :ivar waiting_since: since when the writer could have announced its position.
-    :ivar announced_at: when its last POSITION or heartbeat arrived.
     :ivar process_heard_at: when its process was last heard, in any stream.
-    :ivar link: the name of the link on which the writer was last heard.
-    :ivar link_down_since: since when that link has been down; ``None`` if it is up.
+    :ivar link_down_since: since when the link on which the writer was last heard has
+        been down; ``None`` if it is up.
     :ivar link_detail: why it is down.
     :ivar silence_since: since when nothing has arrived from any of several processes
         that send heartbeats, so that the link itself is suspect; ``None`` if it is not.
     :ivar peer: the writer's process; ``None`` if it sent no heartbeats.
-    :ivar position: the position up to which its rows were delivered.
-    :ivar behind_us: the writer's position, if it reported one below ``position``.
-    :ivar behind_since: when it reported that first.
-    :ivar lost_since: when a row arrived that cannot be parsed, and that is fetched when
-        the writer announces its position.
-    :ivar undeclared_since: when rows were first discarded because the configuration
-        does not name the writer.
-    :ivar set_back_since: when the database was found to be set back.
-    :ivar set_back: the stored position, and the position of this process, then.
-    :ivar gone_since: when rows were first found to be lost.
-    :ivar gone: the number of their tokens.
-    :ivar skipped_since: when the first row was skipped that could not be decoded.
-    :ivar skipped: the number of these rows.
-    :ivar lag: by how many ids the position is below the announced one.
-    :ivar written_at: when the oldest row that was not delivered was written at the
-        latest.
-    :ivar progress_at: when rows were last delivered.
-    :ivar missing_since: when the current catch-up began.
-    :ivar fetching_since: when its current fetch began.
-    :ivar failing_since: when the current catch-up failed first.
-    :ivar failure: how it failed last.
     """
 
     instance_name: str
+    record: WriterRecord
     state: State = State.WAITING
     is_removed: bool = False
     hearing_since: float | None = None
     deaf_since: float = 0.0
     deaf_detail: str = ""
     waiting_since: float = 0.0
-    announced_at: float | None = None
     process_heard_at: float | None = None
-    link: str = ""
     link_down_since: float | None = None
     link_detail: str = ""
     silence_since: float | None = None
     peer: PeerFacts | None = None
-    position: int | None = None
-    behind_us: int | None = None
-    behind_since: float = 0.0
-    lost_since: float | None = None
-    undeclared_since: float | None = None
-    set_back_since: float | None = None
-    set_back: tuple[int, int] = (0, 0)
-    gone_since: float | None = None
-    gone: int = 0
-    skipped_since: float | None = None
-    skipped: int = 0
-    lag: int = 0
-    written_at: float | None = None
-    progress_at: float = 0.0
-    missing_since: float = 0.0
-    fetching_since: float = 0.0
-    failing_since: float | None = None
-    failure: str = ""
 
 
 class Diagnosis(Struct, frozen=True):
@@ -195,7 +158,7 @@ def _deaf(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
 def _link_down(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
     if facts.state is not State.WAITING or facts.link_down_since is None:
         return None
-    return facts.link_down_since, f"{facts.link}: {facts.link_detail}"
+    return facts.link_down_since, f"{facts.record.link}: {facts.link_detail}"
 
 
 def _silence(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
@@ -218,88 +181,90 @@ def _gone(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
 
 
 def _ahead(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
-    if facts.behind_us is None:
+    if facts.record.behind_us is None:
         return None
-    return facts.behind_since, (
-        f"ahead of its writer: this process is at {facts.position}, but "
-        f"{facts.instance_name} reports that it is at {facts.behind_us}"
+    return facts.record.behind_since, (
+        f"ahead of its writer: this process is at {facts.record.position}, but "
+        f"{facts.instance_name} reports that it is at {facts.record.behind_us}"
     )
 
 
 def _set_back(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
-    if facts.set_back_since is None:
+    if facts.record.set_back_since is None:
         return None
-    stored, position = facts.set_back
-    return facts.set_back_since, (
+    stored, position = facts.record.set_back
+    return facts.record.set_back_since, (
         f"the database was set back to {stored}; this process had delivered rows up to "
         f"{position}, and those after {stored} may not exist any more"
     )
 
 
 def _undeclared(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
-    if facts.undeclared_since is None:
+    if facts.record.undeclared_since is None:
         return None
-    return facts.undeclared_since, (
+    return facts.record.undeclared_since, (
         f"rows of {facts.instance_name} were discarded, because the configuration of "
         "this process does not name it as a writer"
     )
 
 
 def _lost(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
-    if facts.gone_since is None:
+    record = facts.record
+    if record.gone_since is None:
         return None
-    return facts.gone_since, (
-        f"the rows of {counted(facts.gone, 'token')} are lost: they are not in the "
+    return record.gone_since, (
+        f"the rows of {counted(record.gone, 'token')} are lost: they are not in the "
         "writer's memory any more"
     )
 
 
 def _skipped(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
-    if facts.skipped_since is None:
+    record = facts.record
+    if record.skipped_since is None:
         return None
-    rows = "1 row was" if facts.skipped == 1 else f"{facts.skipped:,} rows were"
-    return facts.skipped_since, (
+    rows = "1 row was" if record.skipped == 1 else f"{record.skipped:,} rows were"
+    return record.skipped_since, (
         f"{rows} skipped, because even their source returns them in a form that this "
         "process cannot decode"
     )
 
 
 def _failing(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
-    if facts.failing_since is None:
+    if facts.record.failing_since is None:
         return None
-    return facts.failing_since, facts.failure
+    return facts.record.failing_since, facts.record.failure
 
 
 def _source_silent(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
     if facts.state is not State.FETCHING:
         return None
-    since = max(facts.fetching_since, facts.hearing_since or 0.0)
+    since = max(facts.record.fetching_since, facts.hearing_since or 0.0)
     return since, "missing rows were requested, and their source has not answered"
 
 
 def _no_progress(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
-    hearing = facts.hearing_since or 0.0
+    record, hearing = facts.record, facts.hearing_since or 0.0
     if facts.state is State.WAITING:
-        announced = facts.announced_at
+        announced = record.announced_at
         if announced is None or announced < facts.waiting_since:
             return None
         detail = "its POSITION arrived, but was not handled yet"
         return max(announced, hearing), detail
-    if facts.state is State.LIVE and facts.lost_since is not None:
-        return facts.lost_since, (
+    if facts.state is State.LIVE and record.lost_since is not None:
+        return record.lost_since, (
             "a row arrived that cannot be parsed; it is fetched when the writer next "
             "announces its position"
         )
-    if facts.state is State.LIVE and not facts.lag:
+    if facts.state is State.LIVE and not record.lag():
         return None
-    since = max(facts.progress_at, facts.written_at or 0.0, hearing)
+    since = max(record.progress_at, record.oldest() or 0.0, hearing)
     if facts.state is State.LIVE:
         return since, "rows were announced, but none was delivered"
-    return max(since, facts.missing_since), "rows are missing, but none was delivered"
+    return max(since, record.missing_since), "rows are missing, but none was delivered"
 
 
 def _no_position(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
-    since, announced = facts.waiting_since, facts.announced_at
+    since, announced = facts.waiting_since, facts.record.announced_at
     if facts.state is not State.WAITING or facts.is_removed:
         return None
     if announced is not None and announced >= since:
@@ -407,9 +372,9 @@ def _condition(facts: WriterFacts, now: float, limits: StatusLimits) -> Conditio
         return Condition.DRAINING
     if facts.state is State.WAITING:
         return Condition.WAITING
-    written = facts.written_at
+    written = facts.record.oldest()
     is_late = written is not None and now - written >= limits.late_after
-    is_lost = facts.lost_since is not None
-    if facts.state is not State.LIVE or is_lost or (facts.lag and is_late):
+    is_lost = facts.record.lost_since is not None
+    if facts.state is not State.LIVE or is_lost or (facts.record.lag() and is_late):
         return Condition.CATCHING_UP
     return Condition.LIVE

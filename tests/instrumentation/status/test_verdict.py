@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.instrumentation.status.model import Condition, StallReason
-from synapse_replication.instrumentation.status.records import StatusLimits
+from synapse_replication.instrumentation.status.records import (
+    StatusLimits,
+    WriterRecord,
+)
 from synapse_replication.instrumentation.status.verdict import (
     RULES,
     Diagnosis,
@@ -21,22 +25,28 @@ from synapse_replication.instrumentation.status.verdict import (
 from synapse_replication.streams.reader import State
 
 #: A writer whose rows are all delivered, and that was heard a moment ago.
-LIVE = WriterFacts(
-    instance_name="w1",
-    state=State.LIVE,
-    hearing_since=0.0,
-    waiting_since=0.0,
+HEARD = WriterRecord(
+    since=0.0,
+    progress_at=990.0,
     announced_at=1.0,
     link="redis",
     position=100,
-    progress_at=990.0,
+    announced=100,
+)
+LIVE = WriterFacts(
+    instance_name="w1", record=HEARD, state=State.LIVE, hearing_since=0.0
 )
 NOW = 1000.0
 LIMITS = StatusLimits()
 
 
-def about(**changes: Any) -> Diagnosis:
-    return diagnose(replace(LIVE, **changes), NOW, LIMITS)
+def about(lag: int = 0, written_at: float | None = None, **changes: Any) -> Diagnosis:
+    """Return the verdict about a live writer with some changes."""
+    recorded = {name: changes.pop(name) for name in [*changes] if hasattr(HEARD, name)}
+    record = replace(HEARD, announced=100 + lag, **recorded)
+    if written_at is not None:
+        record.undelivered = deque([(100 + lag, written_at)])
+    return diagnose(replace(LIVE, record=record, **changes), NOW, LIMITS)
 
 
 class DiagnoseTests(SynchronousTestCase):
