@@ -183,12 +183,18 @@ class StatusObserver(ReplicationObserver):
 
     # -- events -----------------------------------------------------------------------
 
-    def _writer(self, stream_name: str, instance_name: str) -> WriterRecord | None:
+    def _writer(self, stream_name: str, instance_name: str) -> WriterRecord:
+        """Return the record of a writer; one that is not stored if there is no room.
+
+        That of this process is not stored either.
+        """
         key = stream_name, instance_name
         writer = self._writers.get(key)
-        if writer is None and instance_name != self._instance_name:
+        if writer is None:
             now = self._monotonic()
-            writer = store_if_room(self._writers, key, WriterRecord(now, now))
+            writer = WriterRecord(now, now)
+            if instance_name != self._instance_name:
+                store_if_room(self._writers, key, writer)
         return writer
 
     @override
@@ -200,11 +206,7 @@ class StatusObserver(ReplicationObserver):
         connection: str,
         by: events.AnnouncedBy,
     ) -> None:
-        writer = self._writers.get((stream_name, instance_name))
-        if writer is None:
-            writer = self._writer(stream_name, instance_name)
-            if writer is None:
-                return
+        writer = self._writer(stream_name, instance_name)
         now = self._monotonic()
         writer.hear(connection, by, now)
         if token != writer.announced or writer.behind_us is not None:
@@ -215,29 +217,26 @@ class StatusObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
         writer = self._writer(stream_name, instance_name)
-        if writer is not None:
-            writer.move(token, self._monotonic())
-            if writer.catch_up_from is not None and not writer.lag():
-                writer.catch_up_from = None
+        writer.move(token, self._monotonic())
+        if writer.catch_up_from is not None and not writer.lag():
+            writer.catch_up_from = None
 
     @handles(events.StreamConnected)
     def _stream_connected(self, event: events.StreamConnected) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
-        if writer is not None:
-            writer.catch_up_from = None
-            writer.failing_since = None
-            writer.was_live = writer.was_live or not writer.lag()
+        writer.catch_up_from = None
+        writer.failing_since = None
+        writer.was_live = writer.was_live or not writer.lag()
 
     @handles(events.StreamReset)
     def _stream_reset(self, event: events.StreamReset) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
-        if writer is not None:
-            writer.announced = event.to_token
-            writer.undelivered.clear()
-            writer.behind_us = None
-            writer.skipped_since, writer.skipped = None, 0
-            writer.gone_since, writer.gone = None, 0
-            writer.move(event.to_token, self._monotonic())
+        writer.announced = event.to_token
+        writer.undelivered.clear()
+        writer.behind_us = None
+        writer.skipped_since, writer.skipped = None, 0
+        writer.gone_since, writer.gone = None, 0
+        writer.move(event.to_token, self._monotonic())
 
     @handles(events.Discarded)
     def _discarded(self, event: events.Discarded) -> None:
@@ -245,14 +244,12 @@ class StatusObserver(ReplicationObserver):
             self._undeclared_writer(event.stream_name, event.instance_name)
         elif event.reason is events.DiscardReason.LOST:
             writer = self._writer(event.stream_name, event.instance_name)
-            if writer is not None:
-                writer.gone += event.count
-                if writer.gone_since is None:
-                    writer.gone_since = self._monotonic()
+            writer.gone += event.count
+            if writer.gone_since is None:
+                writer.gone_since = self._monotonic()
         elif event.reason is events.DiscardReason.UNPARSABLE:
             writer = self._writer(event.stream_name, event.instance_name)
-            if writer is not None:
-                writer.lost_since = self._monotonic()
+            writer.lost_since = self._monotonic()
         elif (
             event.reason is events.DiscardReason.SKIPPED
             and event.instance_name == self._instance_name
@@ -261,10 +258,9 @@ class StatusObserver(ReplicationObserver):
             self._unsent[event.stream_name] = before + event.count, since
         elif event.reason is events.DiscardReason.SKIPPED:
             writer = self._writer(event.stream_name, event.instance_name)
-            if writer is not None:
-                writer.skipped += event.count
-                if writer.skipped_since is None:
-                    writer.skipped_since = self._monotonic()
+            writer.skipped += event.count
+            if writer.skipped_since is None:
+                writer.skipped_since = self._monotonic()
 
     def _undeclared_writer(self, stream_name: str, instance_name: str) -> None:
         """Record one undeclared writer of a stream: a peer can make up any number."""
@@ -275,14 +271,11 @@ class StatusObserver(ReplicationObserver):
         ):
             return
         writer = self._writer(stream_name, instance_name)
-        if writer is not None:
-            writer.undeclared_since = self._monotonic()
+        writer.undeclared_since = self._monotonic()
 
     @handles(events.DatabaseSetBack)
     def _database_set_back(self, event: events.DatabaseSetBack) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
-        if writer is None:
-            return
         stored, position = event.stored, event.position
         if writer.set_back_since is None:
             writer.set_back_since = self._monotonic()
@@ -306,33 +299,30 @@ class StatusObserver(ReplicationObserver):
     @handles(events.AheadOfWriter)
     def _ahead_of_writer(self, event: events.AheadOfWriter) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
-        if writer is not None:
-            if writer.behind_us is None:
-                writer.behind_since = self._monotonic()
-            writer.behind_us = event.announced
+        if writer.behind_us is None:
+            writer.behind_since = self._monotonic()
+        writer.behind_us = event.announced
 
     @handles(events.CatchUpEvent)
     def _catch_up(self, event: events.CatchUpEvent) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
-        if writer is not None:
-            now = self._monotonic()
-            if writer.position is None:
-                writer.move(event.from_token, now)
-            if writer.catch_up_from is None:
-                writer.catch_up_from = event.from_token
-                writer.missing_since = now
-            writer.fetching_since = now
-            writer.announce(event.upto_token, now)
+        now = self._monotonic()
+        if writer.position is None:
+            writer.move(event.from_token, now)
+        if writer.catch_up_from is None:
+            writer.catch_up_from = event.from_token
+            writer.missing_since = now
+        writer.fetching_since = now
+        writer.announce(event.upto_token, now)
 
     @handles(events.RemovedWriterFound)
     def _removed_writer_found(self, event: events.RemovedWriterFound) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
-        if writer is not None:
-            now = self._monotonic()
-            writer.is_drained = False
-            writer.move(event.from_token, now)
-            writer.announce(event.upto_token, now)
-            writer.heard_at, writer.heard_by = now, events.AnnouncedBy.DATABASE
+        now = self._monotonic()
+        writer.is_drained = False
+        writer.move(event.from_token, now)
+        writer.announce(event.upto_token, now)
+        writer.heard_at, writer.heard_by = now, events.AnnouncedBy.DATABASE
 
     @handles(events.RemovedWriterDrained)
     def _removed_writer_drained(self, event: events.RemovedWriterDrained) -> None:
@@ -352,14 +342,13 @@ class StatusObserver(ReplicationObserver):
     def _catch_up_failed(self, event: events.CatchUpFailed) -> None:
         failed, error = event.catch_up, event.error
         writer = self._writer(failed.stream_name, failed.instance_name)
-        if writer is not None:
-            if writer.failing_since is None:
-                writer.failing_since = self._monotonic()
-            text = excerpt(str(error) or type(error).__name__)
-            writer.failure = (
-                f"catch-up in ({failed.from_token}, {failed.upto_token}] failed, "
-                f"attempt {event.attempt}: {text}"
-            )
+        if writer.failing_since is None:
+            writer.failing_since = self._monotonic()
+        text = excerpt(str(error) or type(error).__name__)
+        writer.failure = (
+            f"catch-up in ({failed.from_token}, {failed.upto_token}] failed, "
+            f"attempt {event.attempt}: {text}"
+        )
 
     # -- links and peers --------------------------------------------------------------
 
