@@ -31,8 +31,8 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
+from synapse_replication.storage.committed import ranges_of
 from synapse_replication.storage.database import Database
-from synapse_replication.storage.postgres_stream import ranges_of
 from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.table import TableStream

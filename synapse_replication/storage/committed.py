@@ -7,8 +7,21 @@ from typing import Any
 
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import Lookup, find_lookups
-from synapse_replication.storage.row_queries import RangeQuery, id_expressions
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.storage.row_queries import (
+    RangeQuery,
+    declared_query,
+    id_expressions,
+)
+from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
+from synapse_replication.streams.standard.registry import StandardStream
+from synapse_replication.streams.table import IdColumn, TableStream
+
+
+def ranges_of(stream: StandardStream | TableStream) -> list[RangeQuery]:
+    """Return the queries for the rows of a stream in the database, of all writers."""
+    if isinstance(stream, TableStream):
+        return [declared_query(stream).range]
+    return [query.range for query in STANDARD_QUERIES[stream.name]]
 
 
 def committed_tokens(

@@ -25,7 +25,6 @@ from synapse_replication.storage.id_streams import read_sequence
 from synapse_replication.storage.inserts import InsertStatement, declared_insert
 from synapse_replication.storage.row_pages import read_page
 from synapse_replication.storage.row_queries import (
-    RangeQuery,
     RowQuery,
     declared_query,
 )
@@ -432,10 +431,3 @@ def table_stream(
         sequence=declaration.sequence,
         plausible_distance=plausible_distance,
     )
-
-
-def ranges_of(stream: StandardStream | TableStream) -> list[RangeQuery]:
-    """Return the queries for the rows of a stream in the database, of all writers."""
-    if isinstance(stream, TableStream):
-        return [declared_query(stream).range]
-    return [query.range for query in STANDARD_QUERIES[stream.name]]
