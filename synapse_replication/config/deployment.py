@@ -22,7 +22,7 @@ from synapse_replication.config.yaml_files import (
     did_you_mean,
     read_files,
 )
-from synapse_replication.errors import ConfigError, ConfigProblem
+from synapse_replication.errors import ConfigError
 from synapse_replication.streams.standard.registry import (
     MAIN_INSTANCE,
     STANDARD_STREAMS,
@@ -73,45 +73,39 @@ def load_deployment(paths: Sequence[str]) -> DeploymentConfig:
     :param paths: YAML files, or folders of them; later files take precedence.
     :raises ConfigError: if the configuration is invalid; the error lists all problems.
     """
-    problems: list[ConfigProblem] = []
-    merged, shared = read_shared(paths, problems)
-    if shared is not None:
-        streams = read_streams(shared)
-        deployment = DeploymentConfig(
-            read_database(shared, merged, problems, is_needed=are_stored(streams)),
-            streams,
-            read_writers(shared, merged, problems, streams),
-        )
-        if not problems:
-            return deployment
-    raise ConfigError(problems)
+    merged, shared = read_shared(paths)
+    streams = read_streams(shared)
+    deployment = DeploymentConfig(
+        read_database(shared, merged, is_needed=are_stored(streams)),
+        streams,
+        read_writers(shared, merged, streams),
+    )
+    if merged.problems:
+        raise ConfigError(merged.problems)
+    return deployment
 
 
-def read_shared(
-    paths: Sequence[str], problems: list[ConfigProblem]
-) -> tuple[MergedFiles, SharedFile | None]:
+def read_shared(paths: Sequence[str]) -> tuple[MergedFiles, SharedFile]:
     """Read and merge files.
 
-    :param problems: problems are added to this list.
-    :return: the merged files, and their valid sections; ``None`` instead of the
-        sections if the invalid parts cannot be removed.
-    :raises ConfigError: if the files have problems and contain no key.
+    :return: the merged files, with the problems that were found, and their valid
+        sections.
+    :raises ConfigError: if the files have problems and contain no key, or the invalid
+        parts cannot be removed.
     """
-    merged = read_files(paths, problems)
-    if problems and not merged.values:
-        raise ConfigError(problems)
+    merged = read_files(paths)
+    if merged.problems and not merged.values:
+        raise ConfigError(merged.problems)
     try:
         return merged, SharedFile.model_validate(merged.values)
     except ValidationError as error:
-        problems += problems_of(error, merged)
+        merged.problems.extend(problems_of(error, merged))
         # Remove the invalid parts and check the rest, so that all problems are
         # reported together.
-        return merged, drop_invalid_sections(merged, error)
-
-
-def failed_keys(problems: Sequence[ConfigProblem]) -> set[str]:
-    """Return the top-level keys that have problems."""
-    return {problem.key.split(".")[0].split("[")[0] for problem in problems}
+        shared = drop_invalid_sections(merged, error)
+    if shared is None:
+        raise ConfigError(merged.problems)
+    return merged, shared
 
 
 def read_streams(shared: SharedFile) -> tuple[str | TableStream, ...]:
@@ -152,23 +146,14 @@ def _conninfo(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_database(
-    shared: SharedFile,
-    merged: MergedFiles,
-    problems: list[ConfigProblem],
-    *,
-    is_needed: bool,
+    shared: SharedFile, merged: MergedFiles, *, is_needed: bool
 ) -> DatabaseConfig | None:
     """Return the connection parameters of PostgreSQL, if they are configured.
 
-    :param problems: problems are added to this list.
     :param is_needed: whether a missing or unusable database is a problem. An invalid
         ``cp_max`` is always one.
     """
-
-    def report(path: KeyPath, problem: str, hint: str) -> None:
-        problems.append(merged.problem(path, problem, hint))
-
-    section = shared.database
+    section, report = shared.database, merged.report
     if section is None:
         if is_needed and "database" not in merged.values:
             report(
@@ -205,16 +190,10 @@ def read_database(
 
 
 def read_writers(
-    shared: SharedFile,
-    merged: MergedFiles,
-    problems: list[ConfigProblem],
-    streams: Sequence[str | TableStream],
+    shared: SharedFile, merged: MergedFiles, streams: Sequence[str | TableStream]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the writers of each stream, by its name on the wire.
-
-    :param problems: problems are added to this list.
-    """
-    check = _WriterChecks(shared, merged, problems)
+    """Return the writers of each stream, by its name on the wire."""
+    check = _WriterChecks(shared, merged)
     configured = shared.stream_writers
     declared = {s.name for s in streams if isinstance(s, TableStream)}
     check.configured(configured, declared)
@@ -241,15 +220,10 @@ def read_writers(
 class _WriterChecks:
     """Checks the names in ``stream_writers``, and the writers of declared streams."""
 
-    def __init__(
-        self, shared: SharedFile, merged: MergedFiles, problems: list[ConfigProblem]
-    ) -> None:
+    def __init__(self, shared: SharedFile, merged: MergedFiles) -> None:
         self._merged = merged
-        self._problems = problems
+        self.report = merged.report
         self._known = {MAIN_INSTANCE, *shared.instance_map} - {"main"}
-
-    def report(self, path: KeyPath, problem: str, hint: str) -> None:
-        self._problems.append(self._merged.problem(path, problem, hint))
 
     def configured(
         self, configured: Mapping[str, Sequence[str]], declared: set[str]
@@ -289,7 +263,7 @@ class _WriterChecks:
         If ``instance_map`` itself has problems, nothing is checked.
         """
         for index, name in enumerate(names):
-            if name in self._known or "instance_map" in failed_keys(self._problems):
+            if name in self._known or "instance_map" in self._merged.failed_keys():
                 continue
             if name == "main":
                 self.report(

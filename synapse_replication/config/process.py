@@ -18,7 +18,6 @@ from typing_extensions import override
 
 from synapse_replication.config.deployment import (
     are_stored,
-    failed_keys,
     read_database,
     read_shared,
     read_streams,
@@ -150,28 +149,22 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
         otherwise for :attr:`Purpose.MAIN`.
     :raises ConfigError: if the configuration is invalid; the error lists all problems.
     """
-    problems: list[ConfigProblem] = []
-    merged, shared = read_shared(paths, problems)
-    if shared is not None:
-        config = _Checks(merged, shared, problems, purpose).run()
-        if not problems:
-            return config
-    raise ConfigError(problems)
+    merged, shared = read_shared(paths)
+    config = _Checks(merged, shared, purpose).run()
+    if merged.problems:
+        raise ConfigError(merged.problems)
+    return config
 
 
 class _Checks:
     """Checks several sections together, and makes the configuration from them."""
 
     def __init__(
-        self,
-        merged: MergedFiles,
-        shared: SharedFile,
-        problems: list[ConfigProblem],
-        purpose: Purpose | None,
+        self, merged: MergedFiles, shared: SharedFile, purpose: Purpose | None
     ) -> None:
         self._merged = merged
         self._shared = shared
-        self._problems = problems
+        self._problem = merged.report
         if purpose is None:
             is_worker = any(merged.values.get(k) for k in ("worker_name", "worker_app"))
             purpose = Purpose.WORKER if is_worker else Purpose.MAIN
@@ -183,10 +176,10 @@ class _Checks:
     # This method is long because it sets every attribute of the configuration.
     def run(self) -> ProcessConfig:
         shared, own = self._shared, self._shared.synapse_replication
-        redis = read_redis(shared.redis, self._merged, self._problems)
+        redis = read_redis(shared.redis, self._merged)
         streams = read_streams(shared)
         instance_name = self._instance_name()
-        writers = read_writers(shared, self._merged, self._problems, streams)
+        writers = read_writers(shared, self._merged, streams)
         config = ProcessConfig(
             files=self._merged.files,
             server_name=shared.server_name,
@@ -197,25 +190,21 @@ class _Checks:
             database=read_database(
                 shared,
                 self._merged,
-                self._problems,
                 is_needed=self._purpose is not Purpose.FOLLOW and are_stored(streams),
             ),
             redis=redis,
             tcp_connect=self._tcp_connect(redis),
             tcp_listen=tuple(own.direct_tcp.listen),
             listeners=self._listeners(),
-            tls=read_tls(shared, self._merged, self._problems, self._tls_listeners),
+            tls=read_tls(shared, self._merged, self._tls_listeners),
             streams=streams,
             writers=writers,
             instances=self._instances(),
             secret=read_secret(
-                shared.worker_replication_secret.get_secret_value()
-                if shared.worker_replication_secret is not None
-                else None,
+                shared.worker_replication_secret,
                 shared.worker_replication_secret_path,
                 ("worker_replication_secret",),
                 self._merged,
-                self._problems,
             ),
             stores_user_ips=self._stores_user_ips(instance_name, redis),
             federation_senders=tuple(shared.federation_sender_instances),
@@ -241,9 +230,10 @@ class _Checks:
             if own.extension.enabled
             else None,
             log_level=own.log_level,
-            tracing=check_tracing(own.tracing, self._merged, self._problems),
+            tracing=check_tracing(own.tracing, self._merged),
         )
-        if not failed_keys(self._problems) & {OWN_SECTION, "worker_replication_secret"}:
+        failed = self._merged.failed_keys()
+        if not failed & {OWN_SECTION, "worker_replication_secret"}:
             self._check_exposure(config)
         if self._is_worker:
             self._check_rows_can_be_requested(config)
@@ -281,9 +271,6 @@ class _Checks:
             findings.append((secret, why, hint))
         for path, problem, hint in findings:
             self._problem(path, problem, hint)
-
-    def _problem(self, path: KeyPath, problem: str, hint: str) -> None:
-        self._problems.append(self._merged.problem(path, problem, hint))
 
     def _stores_user_ips(self, instance_name: str, redis: RedisOptions | None) -> bool:
         """Return whether this process stores client IPs.
@@ -335,11 +322,11 @@ class _Checks:
                 shared.worker_replication_host or "localhost"
             )
             return (f"tcp:{host}:{shared.worker_replication_port}",)
-        failed = any(
-            str(problem.key).split(".")[0] in ("redis", OWN_SECTION)
-            or problem.key == "worker_replication_port"
-            for problem in self._problems
-        )
+        failed = self._merged.failed_keys() & {
+            "redis",
+            OWN_SECTION,
+            "worker_replication_port",
+        }
         serves = shared.synapse_replication.direct_tcp.listen or any(
             listener.type == "replication" for listener in shared.worker_listeners
         )
@@ -386,7 +373,7 @@ class _Checks:
             for name, stream in config.declared.items()
             if stream.description.held_in_memory and config.writes(name)
         ]
-        if "worker_listeners" in failed_keys(self._problems) or any(
+        if "worker_listeners" in self._merged.failed_keys() or any(
             "replication" in listener.resources for listener in config.listeners
         ):
             return

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from synapse_replication.config.models import RedisSection, SentinelSection
 from synapse_replication.config.yaml_files import MergedFiles, read_secret
-from synapse_replication.errors import ConfigProblem
 from synapse_replication.redis.options import (
     RedisOptions,
     RedisTlsOptions,
@@ -17,40 +16,31 @@ from synapse_replication.redis.options import (
 _SENTINEL_PORT = 26379
 
 
-def read_redis(
-    section: RedisSection, merged: MergedFiles, problems: list[ConfigProblem]
-) -> RedisOptions | None:
+def read_redis(section: RedisSection, merged: MergedFiles) -> RedisOptions | None:
     """Check the section, and read its passwords, which may be in files.
 
-    :param problems: problems are added to this list.
     :return: ``None`` if Redis is not enabled.
     """
-
-    def problem(key: str, text: str, hint: str) -> None:
-        problems.append(merged.problem(("redis", *key.split(".")), text, hint))
-
     password = read_secret(
-        section.password.get_secret_value() if section.password else None,
-        section.password_path,
-        ("redis", "password"),
-        merged,
-        problems,
+        section.password, section.password_path, ("redis", "password"), merged
     )
     if not section.enabled:
         return None
     for key in ("certificate_file", "private_key_file", "ca_file", "ca_path"):
         file = getattr(section, key)
         if section.use_tls and file is not None and not Path(file).exists():
-            problem(key, f"{file} does not exist", "name an existing file")
+            merged.report(
+                ("redis", key), f"{file} does not exist", "name an existing file"
+            )
     if section.username is not None and password is None:
-        problem(
-            "username",
+        merged.report(
+            ("redis", "username"),
             "a user name is of no use without its password",
             "add redis.password or redis.password_path",
         )
     if section.sentinel is not None and section.path is not None:
-        problem(
-            "sentinel",
+        merged.report(
+            ("redis", "sentinel"),
             "redis.path is set, too, but Sentinels return a host and port",
             "remove redis.sentinel or redis.path",
         )
@@ -63,7 +53,7 @@ def read_redis(
         )
     sentinel = None
     if section.sentinel is not None:
-        sentinel = _read_sentinel(section.sentinel, merged, problems)
+        sentinel = _read_sentinel(section.sentinel, merged)
     return RedisOptions(
         host=section.host,
         port=section.port,
@@ -80,35 +70,25 @@ def _path(name: str | None) -> Path | None:
     return Path(name) if name else None
 
 
-def _read_sentinel(
-    section: SentinelSection, merged: MergedFiles, problems: list[ConfigProblem]
-) -> SentinelOptions:
+def _read_sentinel(section: SentinelSection, merged: MergedFiles) -> SentinelOptions:
     key = ("redis", "sentinel")
     password = read_secret(
-        section.password.get_secret_value() if section.password else None,
-        section.password_path,
-        (*key, "password"),
-        merged,
-        problems,
+        section.password, section.password_path, (*key, "password"), merged
     )
     if section.username is not None and password is None:
-        problems.append(
-            merged.problem(
-                (*key, "username"),
-                "a user name is of no use without its password",
-                "add redis.sentinel.password or redis.sentinel.password_path",
-            )
+        merged.report(
+            (*key, "username"),
+            "a user name is of no use without its password",
+            "add redis.sentinel.password or redis.sentinel.password_path",
         )
     addresses = []
     for index, text in enumerate(section.sentinels):
         address = _parse_address(text)
         if address is None:
-            problems.append(
-                merged.problem(
-                    (*key, "sentinels", index),
-                    f"{text!r} is not a host and port",
-                    "write HOST:PORT, for instance sentinel1.example.com:26379",
-                )
+            merged.report(
+                (*key, "sentinels", index),
+                f"{text!r} is not a host and port",
+                "write HOST:PORT, for instance sentinel1.example.com:26379",
             )
         else:
             addresses.append(address)

@@ -14,7 +14,6 @@ import attrs
 
 from synapse_replication.config.models import SharedFile
 from synapse_replication.config.yaml_files import OWN_SECTION, KeyPath, MergedFiles
-from synapse_replication.errors import ConfigProblem
 from synapse_replication.transport.tls import client_context, server_context
 
 
@@ -77,17 +76,13 @@ class TlsConfig:
 
 
 def read_tls(
-    shared: SharedFile,
-    merged: MergedFiles,
-    problems: list[ConfigProblem],
-    listeners: Sequence[KeyPath],
+    shared: SharedFile, merged: MergedFiles, listeners: Sequence[KeyPath]
 ) -> TlsConfig:
     """Return the files for TLS, and check that they can be used.
 
     The files for connecting are always checked. The files of the listeners are checked
     only if those for connecting are valid and a listener uses TLS.
 
-    :param problems: problems are added to this list.
     :param listeners: the key paths of ``tls: true`` in this process's listeners.
     """
     own = shared.synapse_replication.tls
@@ -105,22 +100,18 @@ def read_tls(
     try:
         config.for_connecting("localhost")
     except (OSError, ValueError) as error:
-        problems.append(
-            merged.problem(
-                (OWN_SECTION, "tls"), str(error), "name PEM files that can be read"
-            )
+        merged.report(
+            (OWN_SECTION, "tls"), str(error), "name PEM files that can be read"
         )
         return config
     for path in listeners:
         try:
             config.for_listening()
         except (OSError, ValueError) as error:
-            problems.append(
-                merged.problem(
-                    path,
-                    f"this listener cannot use TLS: {error}",
-                    "write tls_certificate_path and tls_private_key_path, or "
-                    f"{OWN_SECTION}.tls.certificate_file and private_key_file",
-                )
+            merged.report(
+                path,
+                f"this listener cannot use TLS: {error}",
+                "write tls_certificate_path and tls_private_key_path, or "
+                f"{OWN_SECTION}.tls.certificate_file and private_key_file",
             )
     return config

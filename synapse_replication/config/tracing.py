@@ -6,26 +6,20 @@ import importlib.util
 
 from synapse_replication.config.own_section import TracingSection
 from synapse_replication.config.yaml_files import OWN_SECTION, MergedFiles
-from synapse_replication.errors import ConfigProblem
 
 #: A module that exists if the extra ``otlp`` is installed.
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 
 
 def check_tracing(
-    section: TracingSection | None, merged: MergedFiles, problems: list[ConfigProblem]
+    section: TracingSection | None, merged: MergedFiles
 ) -> TracingSection | None:
-    """Return the section, after checking that the exporter is installed.
-
-    :param problems: problems are added to this list.
-    """
+    """Return the section; report a problem if the exporter is not installed."""
     if section is not None and not _is_installed():
-        problems.append(
-            merged.problem(
-                (OWN_SECTION, "tracing"),
-                "the exporter for spans is not installed",
-                "install synapse_replication[otlp], or remove this section",
-            )
+        merged.report(
+            (OWN_SECTION, "tracing"),
+            "the exporter for spans is not installed",
+            "install synapse_replication[otlp], or remove this section",
         )
     return section
 

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import attrs
 import yaml
+from pydantic import SecretStr
 from yaml.reader import ReaderError
 
 from synapse_replication.errors import ConfigProblem
@@ -76,11 +77,17 @@ class MergedFiles:
         that cannot be read.
     :ivar values: the merged mapping.
     :ivar locations: the source locations of keys and list items, by their paths.
+    :ivar problems: the problems that were reported.
     """
 
     files: Sequence[str]
     values: Mapping[str, Any]
     locations: Mapping[KeyPath, SourceLocation]
+    problems: list[ConfigProblem] = attrs.Factory(list)
+
+    def report(self, path: KeyPath, problem: str, hint: str) -> None:
+        """Report a problem with the value at ``path``."""
+        self.problems.append(self.problem(path, problem, hint))
 
     def problem(self, path: KeyPath, problem: str, hint: str) -> ConfigProblem:
         """Return a problem with the value at ``path``.
@@ -94,14 +101,20 @@ class MergedFiles:
                 return ConfigProblem(at.file, dotted(path), problem, hint, at.line)
         return ConfigProblem(", ".join(self.files), dotted(path), problem, hint)
 
+    def failed_keys(self) -> set[str]:
+        """Return the top-level keys with reported problems."""
+        return {problem.key.split(".")[0].split("[")[0] for problem in self.problems}
 
-def read_files(paths: Sequence[str], problems: list[ConfigProblem]) -> MergedFiles:
+
+def read_files(paths: Sequence[str]) -> MergedFiles:
     """Read and merge configuration files, left to right.
 
+    Each file that cannot be read or is not valid, and each folder without ``*.yaml``
+    files, is reported as a problem.
+
     :param paths: files, or folders, whose ``*.yaml`` files are read in order of name.
-    :param problems: a problem is added for each file that cannot be read or is not
-        valid, and for each folder without ``*.yaml`` files.
     """
+    problems: list[ConfigProblem] = []
     values: dict[str, Any] = {}
     locations: dict[KeyPath, SourceLocation] = {}
     files = _expand(paths, problems)
@@ -125,7 +138,7 @@ def read_files(paths: Sequence[str], problems: list[ConfigProblem]) -> MergedFil
             locations.update(
                 (path, SourceLocation(file, line)) for path, line in mine.items()
             )
-    return MergedFiles(tuple(files), values, locations)
+    return MergedFiles(tuple(files), values, locations, problems)
 
 
 def _below(path: KeyPath, roots: set[KeyPath]) -> bool:
@@ -261,11 +274,7 @@ def _record_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> 
 
 
 def read_secret(
-    inline: str | None,
-    path: str | None,
-    key: KeyPath,
-    merged: MergedFiles,
-    problems: list[ConfigProblem],
+    inline: SecretStr | None, path: str | None, key: KeyPath, merged: MergedFiles
 ) -> str | None:
     """Return a secret from its key, or from the file that ``<key>_path`` names.
 
@@ -277,31 +286,25 @@ def read_secret(
     """
     path_key: KeyPath = (*key[:-1], f"{key[-1]}_path")
     if path is None:
-        return inline
+        return None if inline is None else inline.get_secret_value()
     if inline is not None:
-        problems.append(
-            merged.problem(
-                path_key,
-                f"{dotted(key)} is set, too",
-                f"remove {dotted(key)} or {dotted(path_key)}",
-            )
+        merged.report(
+            path_key,
+            f"{dotted(key)} is set, too",
+            f"remove {dotted(key)} or {dotted(path_key)}",
         )
         return None
     try:
         secret = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        problems.append(
-            merged.problem(
-                path_key,
-                f"{path} cannot be read: {reason}",
-                "name a file that contains only the secret and that this user may read",
-            )
+        merged.report(
+            path_key,
+            f"{path} cannot be read: {reason}",
+            "name a file that contains only the secret and that this user may read",
         )
         return None
     if not secret:
-        problems.append(
-            merged.problem(path_key, f"{path} is empty", "write the secret to the file")
-        )
+        merged.report(path_key, f"{path} is empty", "write the secret to the file")
         return None
     return secret

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pydantic import SecretStr
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.config.yaml_files import (
@@ -125,7 +126,10 @@ class ReadFilesTests(FilesMixin):
 class ReadSecretTests(FilesMixin):
     def secret(self, inline: str | None, path: str | None) -> str | None:
         merged = MergedFiles(("f.yaml",), {}, {})
-        return read_secret(inline, path, ("redis", "password"), merged, self.problems)
+        secret = None if inline is None else SecretStr(inline)
+        found = read_secret(secret, path, ("redis", "password"), merged)
+        self.problems += merged.problems
+        return found
 
     def test_from_file(self) -> None:
         """A secret may come from a file; the trailing line break is removed."""

@@ -27,4 +27,6 @@ class FilesMixin(SynchronousTestCase):
         return str(path)
 
     def read(self, *paths: str) -> MergedFiles:
-        return read_files(paths, self.problems)
+        merged = read_files(paths)
+        self.problems = merged.problems
+        return merged
