@@ -13,19 +13,22 @@ sink, and its requests to the streams.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
+from twisted.internet import task
 from twisted.internet.defer import Deferred, succeed
+from typing_extensions import override
 
-from synapse_replication.clock import BackgroundProcesses
+from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import RemoteProtocolError, UnparsableLineError, excerpt
 from synapse_replication.handlers import events
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.host_parts import SyncingUsers, WriteNotifier
 from synapse_replication.handlers.interfaces import (
     BackgroundRunner,
     Clock,
@@ -34,7 +37,6 @@ from synapse_replication.handlers.interfaces import (
     Notifier,
     RowSink,
     StreamDirectory,
-    SyncingUser,
 )
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.receiving.context import ReceiverOptions
@@ -124,45 +126,10 @@ class _Observer(ReplicationObserver):
         )
 
 
-class _Clock:
-    """A clock whose time never advances: scheduled calls and retries never run."""
-
-    def seconds(self) -> float:
-        return 0.0
-
-    def time_msec(self) -> int:
-        return 0
-
-    def call_later(
-        self, delay: float, func: Callable[..., object], *args: object
-    ) -> _NoCall:
-        return _NoCall()
-
+class _Clock(ReactorClock):
+    @override
     def sleep(self, delay: float) -> Deferred[None]:
         return succeed(None)
-
-
-class _NoCall:
-    def cancel(self) -> None:
-        """Do nothing."""
-
-    def active(self) -> bool:
-        return False
-
-
-class _Commands:
-    """A command sink that ignores all commands."""
-
-    def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
-        return ()
-
-    def on_command(self, command: Command) -> None:
-        """Do nothing: :meth:`_Replay.feed` has already counted the command."""
-
-
-class _Notifier:
-    def add_replication_callback(self, callback: Callable[[], None]) -> None:
-        """Do nothing: the replay writes nothing."""
 
 
 class _Connection:
@@ -192,11 +159,12 @@ class _Replay:
         # The name contains a space, so it differs from every instance's name in a
         # recording.
         self.identity = Identity("recorded", "this replay", "")
-        self.clock: Clock = _Clock()
+        # Its time never advances: scheduled calls and retries never run.
+        self.clock: Clock = _Clock(task.Clock())
         self.streams: StreamDirectory = self
         self.rows: RowSink = self
-        self.commands: CommandSink = _Commands()
-        self.notifier: Notifier = _Notifier()
+        self.commands: CommandSink = SyncingUsers()
+        self.notifier: Notifier = WriteNotifier()
         self.run_as_background_process: BackgroundRunner = self._processes
         self.stores_user_ips = True
         self._streams = {
