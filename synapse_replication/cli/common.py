@@ -7,8 +7,8 @@ as an argument.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -21,17 +21,25 @@ if TYPE_CHECKING:
 #: Exit status when the command or the configuration is wrong.
 EXIT_USAGE = 2
 
-config_option = click.option(
-    "-c",
-    "--config-path",
-    "config_paths",
-    multiple=True,
-    required=True,
-    metavar="FILE",
-    help="A YAML file, or a folder of YAML files. May be repeated; for each top-level "
-    "key, and each key of synapse_replication, the last file that contains it takes "
-    "precedence.",
-)
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def config_files(*, required: bool) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds the option ``-c`` for configuration files."""
+    return click.option(
+        "-c",
+        "--config-path",
+        "config_paths",
+        multiple=True,
+        required=required,
+        metavar="FILE",
+        help="A YAML file, or a folder of YAML files. May be repeated; for each "
+        "top-level key, and each key of synapse_replication, the last file that "
+        "contains it takes precedence.",
+    )
+
+
+config_option = config_files(required=True)
 
 
 def examples(*commands: str) -> str:

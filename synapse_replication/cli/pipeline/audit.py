@@ -11,6 +11,7 @@ from synapse_replication.cli.pipeline.options import (
     json_option,
     master_option,
     needs_spark,
+    recordings_option,
     source_options,
 )
 from synapse_replication.errors import PipelineError
@@ -33,13 +34,7 @@ class AuditIncompleteError(click.ClickException):
     ),
 )
 @source_options
-@click.option(
-    "--recording",
-    "recordings",
-    multiple=True,
-    metavar="PATH",
-    help="A recording of the wire, or a folder of them. May be repeated.",
-)
+@recordings_option
 @click.option(
     "--archive",
     metavar="DIR",

@@ -14,6 +14,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from synapse_replication.cli.common import config_files
 from synapse_replication.errors import PipelineError, SparkMissingError
 from synapse_replication.pipeline.settings import (
     PipelineSettings,
@@ -60,6 +61,15 @@ json_option = click.option(
 )
 
 
+recordings_option = click.option(
+    "--recording",
+    "recordings",
+    multiple=True,
+    metavar="PATH",
+    help="A recording of the wire, or a folder of them. May be repeated.",
+)
+
+
 def source_options(command: _Command) -> _Command:
     """Add the options for the database; pass the settings to a command as ``settings``.
 
@@ -80,16 +90,7 @@ def optional_source_options(command: _Command) -> _Command:
 
 
 def _source_options(command: _Command, *, required: bool) -> _Command:
-    @click.option(
-        "-c",
-        "--config-path",
-        "config_paths",
-        multiple=True,
-        metavar="FILE",
-        help="A YAML file of the homeserver, or a folder of YAML files. May be "
-        "repeated; for each top-level key, and each key of synapse_replication, the "
-        "last file that contains it takes precedence.",
-    )
+    @config_files(required=False)
     @click.option(
         "--dsn",
         envvar=DSN_VARIABLE,

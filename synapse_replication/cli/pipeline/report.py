@@ -8,6 +8,7 @@ from synapse_replication.cli.common import examples
 from synapse_replication.cli.pipeline.options import (
     master_option,
     optional_source_options,
+    recordings_option,
 )
 from synapse_replication.pipeline.settings import PipelineSettings
 
@@ -32,13 +33,7 @@ from synapse_replication.pipeline.settings import PipelineSettings
     help="Count the rows and recordings of this archive, instead of the rows in the "
     "database. An audit reads the archive and the database.",
 )
-@click.option(
-    "--recording",
-    "recordings",
-    multiple=True,
-    metavar="PATH",
-    help="A recording of the wire, or a folder of them. May be repeated.",
-)
+@recordings_option
 @click.option(
     "--findings",
     metavar="DIR",
