@@ -218,11 +218,10 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
 
     It reconnects until it is stopped.
 
-    Use it with ``reactor.connectTCP``, ``connectSSL`` or ``connectUNIX``. The
-    positional arguments, which Synapse passes, are those of txredisapi's factory.
+    Use it with ``reactor.connectTCP``, ``connectSSL`` or ``connectUNIX``. Further
+    arguments are those of txredisapi's factory. Without a ``replyTimeout``,
+    :data:`REPLY_TIMEOUT` applies: a dead connection must be noticed.
 
-    :param replyTimeout: time limit of a reply, in s; without one (``None`` or 0), the
-        default applies: a dead connection must be noticed.
     :param clock: the reactor.
     :param observer: notified when a connection comes up, goes down or fails.
     :param name: the name under which the connections are reported to the observer.
@@ -238,20 +237,11 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     #: from ``_backoff``.
     maxDelay = MAX_DELAY  # noqa: N815
     protocol = RedisProtocol
+    replyTimeout: float  # noqa: N815 -- set by the base class
 
     def __init__(
         self,
-        uuid: str,
-        dbid: int | None,
-        poolsize: int,
-        isLazy: bool = False,
-        handler: Callable[..., Any] = txredisapi.ConnectionHandler,
-        charset: str | None = "utf-8",
-        password: str | None = None,
-        replyTimeout: float | None = REPLY_TIMEOUT,
-        convertNumbers: bool = True,
-        username: str | None = None,
-        *,
+        *args: Any,
         clock: IReactorTime,
         observer: ReplicationObserver | None = None,
         name: str = "redis",
@@ -259,24 +249,15 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
         reader_factory: ReaderFactory = new_reader,
         jitter: Callable[[], float] = random.random,
+        **kwargs: Any,
     ) -> None:
         self._stopped = False
         self.disconnectCalled = False
         self.connector: IConnector | None = None
         self.links: set[RedisLink] = set()
         self._closed: Deferred[None] | None = None
-        super().__init__(
-            uuid=uuid,
-            dbid=dbid,
-            poolsize=poolsize,
-            isLazy=isLazy,
-            handler=handler,
-            charset=charset,
-            password=password,
-            replyTimeout=replyTimeout or REPLY_TIMEOUT,
-            convertNumbers=convertNumbers,
-            username=username,
-        )
+        super().__init__(*args, **kwargs)
+        self.replyTimeout = self.replyTimeout or REPLY_TIMEOUT
         # The base class declares ``clock``; this package reads ``reactor_clock``.
         self.clock = clock
         self.reactor_clock = clock
