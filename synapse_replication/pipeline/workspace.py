@@ -1,6 +1,6 @@
 """A temporary DuckDB database, in which a job queries what it has read.
 
-What does not fit into memory is kept in the database's file.
+Data that does not fit into memory is written to the database's file.
 """
 
 from __future__ import annotations

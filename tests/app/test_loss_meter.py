@@ -129,7 +129,7 @@ class LossMeterTests(PostgresMixin, TestCase):
         self.assertEqual(self.totals(), [("w1", 2, 0, 1)])
 
     async def test_link_lost(self) -> None:
-        """What is written while the link is down is not verified."""
+        """Rows that are written while the link is down are not verified."""
         self.commit(6, 7)
         self.announce(6)
         await self.check(2)

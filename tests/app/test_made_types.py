@@ -81,7 +81,7 @@ class FindMadeTypesTests(SynchronousTestCase):
             self.assertEqual(find_made_types(function), made, function)
 
     def test_unknown(self) -> None:
-        """What only a call would show is not guessed."""
+        """No class is returned if only a call could show it."""
         for function in (
             assigns_twice,
             calls_a_function,

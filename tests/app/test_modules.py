@@ -149,7 +149,7 @@ class LoadFactoriesTests(FilesMixin):
 
 class AddServiceTests(SynchronousTestCase):
     def test_not_a_service(self) -> None:
-        """What a module returns must be a service, or nothing."""
+        """The result of a module must be a service or ``None``."""
         parent: Any = MultiService()
         options = ReplicationOptions(
             server_name="x.test", instance_name="me", streams=[]

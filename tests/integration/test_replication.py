@@ -417,7 +417,7 @@ class ReplicationTests(TestCase):
             replication.startService()
 
     async def test_before_the_start(self) -> None:
-        """What is not there yet, or not at all, is named."""
+        """Access to the cache is an error, and so is access to a missing database."""
         replication = api.Replication(reactor, self.options("bid1"))
         with self.assertRaises(LocalProtocolError):
             _ = replication.cache

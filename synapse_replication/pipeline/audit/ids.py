@@ -1,4 +1,4 @@
-"""What the tables, the archive and the recordings contain about each id."""
+"""The contents of the tables, the archive and the recordings about each id."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class WithoutSparkTests(SynchronousTestCase):
             "purge": ("--archive", folder, "--before", "2026-01-31"),
             "report": (dsn, "--out", folder),
         }
-        # What bootstrap needs is the driver of the database.
+        # The bootstrap needs only the driver of the database.
         self.assertEqual({*jobs, "bootstrap"}, set(pipeline_group.commands))
         lines = [("pipeline", name, *arguments) for name, arguments in jobs.items()]
         results, _ = run_lines(_HIDE_SPARK + _RUN, lines)

@@ -192,7 +192,7 @@ class BacklogTests(SynchronousTestCase):
         self.miss_rows(chat)
         for name in ("sync1", "reader"):
             new = self.resyncs(name) - before[name]
-            # Who writes only caches need not have stated its epoch to this reader.
+            # A writer of only caches may not have stated its epoch to this reader.
             full = {stream for stream, kind in new if kind == "full"}
             self.assertLessEqual(full, {"caches"}, name)
             # Streams of all three writers.

@@ -112,7 +112,7 @@ class LateRowsTests(SynchronousTestCase):
         self.assertEqual([token for _, _, token, _ in self.late], [8])
 
     def test_page_that_fails(self) -> None:
-        """What was delivered of a page that failed is not delivered again."""
+        """Rows of a failed page that were delivered are not delivered again."""
         stream, rows = self.process.stream, self.process.host.rows
         stream.persist("w", 6, ["six"])
         stream.persist("w", 7, ["seven"])

@@ -71,7 +71,7 @@ class CommandSenderTests(SynchronousTestCase):
         )
 
     def test_retained_for_a_server(self) -> None:
-        """What no client may receive waits for a link to a server."""
+        """A command that no client may receive waits for a link to a server."""
         for connection in self.connections:
             connection.relays = True
         self.sender.send(ClearUserSyncsCommand("w-id"))
