@@ -176,7 +176,7 @@ from synapse_replication.wire.commands import (
     parse_command_from_line as parse_command_from_line,
 )
 from synapse_replication.wire.connection import CloseReason as CloseReason
-from synapse_replication.wire.pending import PendingLimit as PendingLimit
+from synapse_replication.wire.pending_lines import PendingLimit as PendingLimit
 
 if TYPE_CHECKING:
     from synapse_replication.app.service import Replication as Replication

@@ -37,7 +37,7 @@ from synapse_replication.app.modules import add_service, check_sink, load_factor
 from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.position_check import start_position_check
 from synapse_replication.app.sources import make_sources
-from synapse_replication.app.stops import StopSteps
+from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.app.stream_setup import StreamSetup
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.endpoints import (

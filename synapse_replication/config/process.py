@@ -54,7 +54,7 @@ from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import (
     MAIN_INSTANCE,
 )
-from synapse_replication.wire.pending import PendingLimit
+from synapse_replication.wire.pending_lines import PendingLimit
 
 
 class Purpose(enum.Enum):

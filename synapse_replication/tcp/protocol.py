@@ -65,7 +65,7 @@ from synapse_replication.wire.extension import (
     PING_MARK,
     ExtensionLine,
 )
-from synapse_replication.wire.pending import PendingLimit
+from synapse_replication.wire.pending_lines import PendingLimit
 from synapse_replication.wire.rdata import ReceivedItem
 
 #: The time that a server waits for the end of a client's TLS handshake, in s.

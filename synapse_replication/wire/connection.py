@@ -68,7 +68,7 @@ from synapse_replication.wire.extension import (
     PING_MARK,
     ExtensionLine,
 )
-from synapse_replication.wire.pending import PendingLimit, PendingLines
+from synapse_replication.wire.pending_lines import PendingLimit, PendingLines
 from synapse_replication.wire.rdata import (
     InterleavedGroup,
     RdataGroup,

@@ -17,7 +17,7 @@ from synapse_replication.wire.connection import (
     LineConnection,
     Role,
 )
-from synapse_replication.wire.pending import PendingLimit
+from synapse_replication.wire.pending_lines import PendingLimit
 from tests.wire.connection_case import (
     client,
     drain,

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.app.stops."""
+"""Tests for synapse_replication.app.stop_steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.stops import StopSteps
+from synapse_replication.app.stop_steps import StopSteps
 
 
 class StopStepsTests(SynchronousTestCase):

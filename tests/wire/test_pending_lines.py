@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.wire.pending import WRITE_SIZE, PendingLimit, PendingLines
+from synapse_replication.wire.pending_lines import (
+    WRITE_SIZE,
+    PendingLimit,
+    PendingLines,
+)
 
 
 class PendingLinesTests(SynchronousTestCase):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from twisted.internet.defer import Deferred, TimeoutError, maybeDeferred
+from twisted.internet.defer import Deferred, TimeoutError
 from twisted.logger import Logger
 
 
@@ -39,7 +39,7 @@ class StopSteps:
         all_done = True
         while self._steps:
             what, stop = self._steps.pop()
-            ending = maybeDeferred(_begin, stop)
+            ending = Deferred.fromCoroutine(_call(stop))
             ending.addTimeout(self._timeout, self._reactor)
             try:
                 await ending
@@ -55,12 +55,7 @@ class StopSteps:
         self.log.warn("A step of the stop failed ({what}): {why}", what=what, why=why)
 
 
-def _begin(stop: Callable[[], Any]) -> Any:
+async def _call(stop: Callable[[], Any]) -> None:
     result = stop()
-    if isinstance(result, Awaitable) and not isinstance(result, Deferred):
-        return Deferred.fromCoroutine(_wait(result))
-    return result
-
-
-async def _wait(awaitable: Awaitable[Any]) -> None:
-    await awaitable
+    if isinstance(result, Awaitable):
+        await result
