@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from prometheus_client import CollectorRegistry
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.instrumentation.metrics import METRICS, MetricKind
 from synapse_replication.instrumentation.status.model import StallReason
+from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 
 DOCS = Path(__file__).parent.parent / "docs"
 MONITORING = DOCS / "monitoring"
@@ -30,7 +32,8 @@ def exposed() -> dict[str, set[str]]:
         MetricKind.GAUGE: {"": ()},
         MetricKind.HISTOGRAM: {"_count": (), "_sum": (), "_bucket": ("le",)},
     }
-    return {
+    (archive,) = ArchiveMetrics(CollectorRegistry()).skipped.describe()
+    return {f"{archive.name}_total": {"stream", *COMMON}} | {
         metric.name + suffix: {*metric.labels, *more, *COMMON}
         for metric in METRICS
         for suffix, more in suffixes[metric.kind].items()

@@ -158,6 +158,11 @@ def archive_command(
             f"archived {numbers.rows:,} rows in {numbers.batches:,} batches and "
             f"{numbers.commands:,} commands of {numbers.recordings:,} recordings"
         )
+        if numbers.skipped:
+            click.echo(
+                f"{numbers.skipped:,} ids were skipped, because PostgreSQL cannot "
+                "convert their rows; the lines above name them"
+            )
 
 
 def _repair(

@@ -36,6 +36,9 @@ _OPEN_DAYS: Final = 16
 #: has one of them.
 WITH_STATISTICS: Final = ("stream_id", "line_number")
 
+#: The years that Python's dates have.
+_YEARS: Final = datetime.MINYEAR, datetime.MAXYEAR
+
 
 @attrs.frozen
 class WrittenFile:
@@ -81,7 +84,7 @@ class DayWriter:
 
     :param uri: the URI of the table.
     :param time_column: the column that determines the day.
-    :param today: the day of rows without a time.
+    :param today: the day of rows without a time, or with one in no year of Python's.
     """
 
     def __init__(
@@ -98,9 +101,12 @@ class DayWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write each row to the file of its day."""
-        days = pc.fill_null(
-            batch.column(self._time_column).cast(pa.date32()), self._today
+        days = batch.column(self._time_column).cast(pa.date32())
+        years = pc.year(days)
+        is_day = pc.and_(
+            pc.greater_equal(years, _YEARS[0]), pc.less_equal(years, _YEARS[1])
         )
+        days = pc.if_else(pc.fill_null(is_day, False), days, pa.scalar(self._today))
         found = pc.min_max(days)
         first, last = found["min"].as_py(), found["max"].as_py()
         if first == last:

@@ -24,6 +24,12 @@ class ArchiveMetrics:
         self.rows = Counter(
             f"{_PREFIX}_rows", "Rows archived.", ("stream",), registry=registry
         )
+        self.skipped = Counter(
+            f"{_PREFIX}_skipped_ids",
+            "Ids whose rows PostgreSQL cannot convert, and which are not archived.",
+            ("stream",),
+            registry=registry,
+        )
         self.commands = Counter(
             f"{_PREFIX}_wire_commands",
             "Commands of recordings archived.",

@@ -16,6 +16,7 @@ class Numbers:
     """The totals since the start of the job, and its current lag and rate.
 
     :ivar rows: archived rows of streams.
+    :ivar skipped: ids whose rows cannot be read because of their content.
     :ivar commands: archived commands of recordings.
     :ivar batches: committed batches.
     :ivar recordings: archived recordings.
@@ -26,6 +27,7 @@ class Numbers:
     """
 
     rows: int = 0
+    skipped: int = 0
     commands: int = 0
     batches: int = 0
     recordings: int = 0
@@ -105,6 +107,8 @@ def _total(numbers: Numbers) -> str:
     parts = [f"{numbers.rows:,} rows"]
     if numbers.rows_per_second:
         parts.append(f"{numbers.rows_per_second:,.0f} rows/s")
+    if numbers.skipped:
+        parts.append(f"{numbers.skipped:,} ids skipped")
     if numbers.commands:
         parts.append(f"{numbers.commands:,} commands")
     if numbers.behind is not None:

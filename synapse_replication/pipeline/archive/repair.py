@@ -265,7 +265,7 @@ def _stored(options: SourceOptions, stream: str, hole: _Hole) -> Iterator[pa.Tab
         conninfo = pinned(options.conninfo, txn.connection)
     with connected(conninfo) as connection:
         for part in parts:
-            batches = list(read_part(connection, conninfo, part))
+            batches = list(read_part(connection, conninfo, part, skipped=[]))
             if batches:
                 yield pa.Table.from_batches(batches)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -12,10 +12,13 @@ import attrs
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.batches import Batch, batches_of
 from synapse_replication.pipeline.archive.damage import wrong_sizes
-from synapse_replication.pipeline.archive.files import WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
-from synapse_replication.pipeline.archive.tasks import write_parts, write_rows
+from synapse_replication.pipeline.archive.tasks import (
+    WrittenRows,
+    write_parts,
+    write_rows,
+)
 from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_positions,
@@ -25,6 +28,7 @@ from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.partitions import IDS_PER_TASK, Part, pack
 from synapse_replication.pipeline.source.planning import Planner
+from synapse_replication.pipeline.source.reading import SkippedId
 from synapse_replication.pipeline.spark.failures import short_failures
 
 if TYPE_CHECKING:
@@ -48,12 +52,14 @@ class ArchivedBatch:
 
     :ivar rows: the number of rows of each stream.
     :ivar files: the number of files.
+    :ivar skipped: the ids whose rows cannot be read because of their content.
     :ivar seconds: the duration.
     :ivar left: the number of complete ids that are left for the next batches.
     """
 
     rows: Mapping[str, int]
     files: int
+    skipped: Sequence[SkippedId]
     seconds: float
     left: int
 
@@ -118,9 +124,9 @@ class RowsArchiver:
             if stopped():
                 return
             begun = time.monotonic()
-            rows, files = self._write(batch, report)
+            rows, files, skipped = self._write(batch, report)
             left -= batch.ids
-            done(ArchivedBatch(rows, files, time.monotonic() - begun, left))
+            done(ArchivedBatch(rows, files, skipped, time.monotonic() - begun, left))
         self.offsets.update(end)
 
     def _limit(self, left: int) -> int:
@@ -187,27 +193,27 @@ class RowsArchiver:
 
     def _write(
         self, batch: Batch, report: Callable[[str], object]
-    ) -> tuple[dict[str, int], int]:
+    ) -> tuple[dict[str, int], int, list[SkippedId]]:
         today = datetime.datetime.now(datetime.timezone.utc).date()
         if batch.ids <= IDS_PER_TASK:
             written = write_parts(self._store, self._conninfo, batch.parts, today)
         else:
             written = self._write_with_spark(batch, today, report)
         self._watch(Point.WRITTEN)
-        for stream in sorted(written):
-            self._tables[stream].commit(written[stream], batch.offsets[stream])
+        for stream in sorted(written.files):
+            self._tables[stream].commit(written.files[stream], batch.offsets[stream])
             self._watch(Point.COMMITTED)
         self.offsets.update(batch.offsets)
         self._watch(Point.ALL_COMMITTED)
         rows = {
             stream: sum(file.rows for file in files)
-            for stream, files in written.items()
+            for stream, files in written.files.items()
         }
-        return rows, sum(map(len, written.values()))
+        return rows, sum(map(len, written.files.values())), written.skipped
 
     def _write_with_spark(
         self, batch: Batch, today: datetime.date, report: Callable[[str], object]
-    ) -> dict[str, list[WrittenFile]]:
+    ) -> WrittenRows:
         tasks = pack(batch.parts, None)
         session = self._spark()
         for attempt in range(1, _STARTS + 1):

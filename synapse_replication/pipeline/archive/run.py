@@ -215,6 +215,10 @@ class _Archive:
         numbers.rows += rows
         numbers.behind = batch.left
         metrics.batch_seconds.observe(batch.seconds)
+        numbers.skipped += len(batch.skipped)
+        for skipped in batch.skipped:
+            metrics.skipped.labels(skipped.stream).inc()
+            self._report(str(skipped))
         for stream, count in batch.rows.items():
             metrics.rows.labels(stream).inc(count)
         metrics.set_offsets(self._rows.offsets)

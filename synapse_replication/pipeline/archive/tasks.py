@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pyarrow as pa
 
 from synapse_replication.errors import PipelineError
@@ -15,7 +16,7 @@ from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.scan import Batches
 from synapse_replication.pipeline.source.partitions import Part
-from synapse_replication.pipeline.source.reading import connected, read_part
+from synapse_replication.pipeline.source.reading import SkippedId, connected, read_part
 from synapse_replication.pipeline.wire_lines import scan_recordings
 
 if TYPE_CHECKING:
@@ -24,13 +25,25 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@attrs.frozen
+class WrittenRows:
+    """The rows that a task wrote.
+
+    :ivar files: the files of each stream.
+    :ivar skipped: the ids whose rows cannot be read because of their content.
+    """
+
+    files: dict[str, list[WrittenFile]] = attrs.Factory(dict)
+    skipped: list[SkippedId] = attrs.Factory(list)
+
+
 def write_rows(
     session: SparkSession,
     store: ArchiveStore,
     conninfo: Mapping[str, Any],
     tasks: Sequence[Sequence[Part]],
     today: datetime.date,
-) -> dict[str, list[WrittenFile]]:
+) -> WrittenRows:
     """Write rows from the database to files, on the executors.
 
     If a task fails, an exception of Spark is raised; see
@@ -38,17 +51,17 @@ def write_rows(
 
     :param tasks: the parts of each task.
     :param today: the day to assign to rows whose time of writing is unknown.
-    :return: the files of each stream.
     """
 
-    def write(parts: Sequence[Part]) -> dict[str, list[WrittenFile]]:
+    def write(parts: Sequence[Part]) -> WrittenRows:
         return write_parts(store, conninfo, parts, today)
 
-    found: dict[str, list[WrittenFile]] = {}
+    found = WrittenRows()
     context = session.sparkContext
     for written in context.parallelize(tasks, len(tasks)).map(write).collect():
-        for stream, files in written.items():
-            found.setdefault(stream, []).extend(files)
+        for stream, files in written.files.items():
+            found.files.setdefault(stream, []).extend(files)
+        found.skipped.extend(written.skipped)
     return found
 
 
@@ -57,14 +70,14 @@ def write_parts(
     conninfo: Mapping[str, Any],
     parts: Iterable[Part],
     today: datetime.date,
-) -> dict[str, list[WrittenFile]]:
+) -> WrittenRows:
     """Write rows from the database to files, in this process.
 
     :param today: the day to assign to rows whose time of writing is unknown.
-    :return: the files of each stream.
     :raises PipelineError: if the database cannot be read, or a file cannot be written.
     """
     writers: dict[str, DayWriter] = {}
+    skipped: list[SkippedId] = []
     try:
         with connected(conninfo) as connection:
             for part in parts:
@@ -73,9 +86,10 @@ def write_parts(
                     writers[stream] = DayWriter(
                         store, store.stream_uri(stream), "written_ts", today
                     )
-                for batch in read_part(connection, conninfo, part):
+                for batch in read_part(connection, conninfo, part, skipped=skipped):
                     writers[stream].write(batch)
-        return {stream: writer.close() for stream, writer in writers.items()}
+        files = {stream: writer.close() for stream, writer in writers.items()}
+        return WrittenRows(files, skipped)
     except OSError as error:
         raise PipelineError(
             f"the archive {store.uri} cannot be written: {reason_of(error)}"

@@ -10,16 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from synapse_replication.errors import PipelineError
+from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.json_rows import json_rows
 from synapse_replication.pipeline.source.database import (
     CONNECT_TIMEOUT,
     READ_TIMEOUT,
     describe,
+    reading,
     session_settings,
 )
 from synapse_replication.pipeline.source.partitions import Part
@@ -33,6 +35,23 @@ if TYPE_CHECKING:
 
 #: The approximate size of a batch, in bytes.
 _BATCH_BYTES: Final = 4 * 2**20
+
+
+@attrs.frozen
+class SkippedId:
+    """An id whose rows cannot be read because of their content.
+
+    :ivar stream: the name of the stream.
+    :ivar where: the tables and the id, for display.
+    :ivar reason: PostgreSQL's reason.
+    """
+
+    stream: str
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.stream}: skipped {self.where}: {self.reason}"
 
 
 class RowsPartition(InputPartition):
@@ -127,15 +146,99 @@ def read_part(
     part: Part,
     *,
     with_columns: bool = True,
+    skipped: list[SkippedId] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Read one part; yield batches of the key columns and, if wanted, typed columns.
 
     Closing the iterator early cancels the query.
 
+    Theory of operation: PostgreSQL fails the whole query if one value cannot be cast,
+    for instance a text that should be JSON. The part is then halved until the id is
+    found, without repeating the rows that were yielded.
+
     :param conninfo: the parameters of the connection, for error messages.
     :param with_columns: whether to also read the typed columns of the stream's table.
+    :param skipped: receives the ids whose rows cannot be read because of their content;
+        ``None`` to fail.
     :raises PipelineError: if the query fails.
     """
+    todo = [part]
+    last = (part.span.low, 0)
+    while todo:
+        part = todo.pop()
+        try:
+            for batch in _query(connection, conninfo, part, with_columns=with_columns):
+                if (rows := _after(batch, last)).num_rows:
+                    yield rows
+                    last = tuple(rows.column(i)[-1].as_py() for i in (0, 1))
+        except PipelineError:
+            if skipped is None:
+                raise
+            low, high = max(part.span.low, last[0] - 1), part.span.high
+            if high - low == 1:
+                skipped.append(_explain(conninfo, _within(part, low, high)))
+                continue
+            middle = (low + high) // 2
+            todo += [_within(part, middle, high), _within(part, low, middle)]
+
+
+def _within(part: Part, low: int, high: int) -> Part:
+    return attrs.evolve(part, span=attrs.evolve(part.span, low=low, high=high))
+
+
+def _after(batch: pa.RecordBatch, last: tuple[int, int]) -> pa.RecordBatch:
+    """Return the rows of a batch after a token and an index."""
+    token, index = last
+    if batch.column(0)[0].as_py() > token:
+        return batch
+    tokens, indices = (batch.column(i).to_numpy() for i in (0, 1))
+    return batch.slice(
+        int(
+            np.count_nonzero(
+                (tokens < token) | ((tokens == token) & (indices <= index))
+            )
+        )
+    )
+
+
+def _explain(conninfo: Mapping[str, Any], part: Part) -> SkippedId:
+    """Return why the rows of one id cannot be read.
+
+    The ADBC driver does not say what kind of error ended a stream of rows.
+
+    :raises PipelineError: if the reason is not the content of the rows.
+    """
+    import psycopg2
+
+    span = part.span
+    sql = range_sql(part.stream, span, part.present, part.sole_writer)
+    try:
+        with reading(conninfo, READ_TIMEOUT) as txn:
+            txn.execute(sql)
+    except PipelineError as error:
+        if not isinstance(error.__cause__, psycopg2.DataError):
+            raise
+        tables = " or ".join(
+            f"{query.range.table}.{query.range.id_column} = "
+            f"{-span.high if query.range.negative else span.high}"
+            for query in part.stream.queries
+            if query.range.table in part.present.tables
+        )
+        reason = excerpt(error.__cause__.diag.message_primary or "")
+        return SkippedId(part.stream.name, tables, reason)
+    raise PipelineError(
+        f"{part.stream.name}: the rows of id {span.high} could not be read, and can be "
+        "read now; start the job again"
+    )
+
+
+def _query(
+    connection: Connection,
+    conninfo: Mapping[str, Any],
+    part: Part,
+    *,
+    with_columns: bool,
+) -> Iterator[pa.RecordBatch]:
     import adbc_driver_manager
 
     sql = range_sql(

@@ -27,6 +27,7 @@ from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archiv
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.archive.table import Point
 from synapse_replication.pipeline.settings import settings_of_dsn
+from synapse_replication.pipeline.source import partitions
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import keys_of
 from tests.pipeline.shared_session import shared_session
@@ -103,6 +104,49 @@ class ArchiveTests(SynchronousTestCase):
             if row["stream_id"] in texts
         }
         self.assertEqual(archived, texts)
+
+    def test_poison(self) -> None:
+        """
+        A row that PostgreSQL cannot convert is skipped, counted and named, without its
+        content, and all other rows are archived, by this process and by Spark.
+        """
+        for tasks, most in enumerate((partitions.IDS_PER_TASK, 0)):
+            self.patch(row_archive, "IDS_PER_TASK", most)
+            self.output.seek(0)
+            add_rows(self.dsn, 50)
+            bad, worse, late = (50 * tasks + id_ for id_ in (7, 30, 10))
+            with closing(psycopg2.connect(self.dsn)) as connection, connection:
+                cursor = connection.cursor()
+                cursor.execute(
+                    "UPDATE receipts_linearized SET data = '{secret' "
+                    "WHERE stream_id IN (%s, %s)",
+                    (bad, worse),
+                )
+                cursor.executemany(
+                    "UPDATE cache_invalidation_stream_by_instance "
+                    "SET invalidation_ts = %s WHERE stream_id = %s",
+                    # Out of range in microseconds, and in a year of six digits.
+                    [(2**62, bad), (10**15, late)],
+                )
+            registry = CollectorRegistry()
+            numbers = self.archive(metrics=ArchiveMetrics(registry))
+            self.assertEqual((numbers.rows, numbers.skipped), (97, 3))
+            output = self.output.getvalue()
+            for table, id_ in (
+                ("receipts_linearized", bad),
+                ("receipts_linearized", worse),
+                ("cache_invalidation_stream_by_instance", bad),
+            ):
+                self.assertIn(f"skipped {table}.stream_id = {id_}: ", output)
+            self.assertNotIn("secret", output)
+            count = registry.get_sample_value(
+                "synapse_replication_archive_skipped_ids_total", {"stream": "receipts"}
+            )
+            self.assertEqual(count, 2)
+        archived = keys_of(self.folder)
+        self.assertEqual(len(archived), len(set(archived)))
+        missing = set(read_keys(self.dsn)) - set(archived)
+        self.assertEqual({id_ for *_, id_ in missing}, {7, 30, 57, 80})
 
     def test_once(self) -> None:
         """
