@@ -180,7 +180,7 @@ class Faults:
             cluster.crash(name)
             call_later(4.0, cluster.start, name)
         else:
-            for receiving in {"redis", "tcp"} & set(cluster.links.roles):
+            for receiving in sorted({"redis", "tcp"} & set(cluster.links.roles)):
                 role = name, receiving
                 cluster.network.refused.add(role)
                 self._reset_all(*role)

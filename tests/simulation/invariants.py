@@ -181,6 +181,9 @@ class Ledger:
         for key, written in self._written.items():
             del written.tokens[:-kept]
             written.rows = {token: written.rows[token] for token in written.tokens}
+            # Ids that a database lost when it was set back are allocated again.
+            if key[1] in self.readers:
+                written.announced = min(written.announced, position_of(key[1], key))
             for reader in self.readers.values():
                 if key in reader.applied:
                     reader.applied[key].intersection_update(written.rows)
