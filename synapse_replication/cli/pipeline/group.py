@@ -9,6 +9,8 @@ invalid, or if an audit could not be completed.
 
 from __future__ import annotations
 
+import atexit
+import gc
 from typing import Any
 
 import click
@@ -29,6 +31,9 @@ class _JobGroup(click.Group):
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
+        # At its end, Python would search all objects of the large libraries for
+        # cycles, which takes longer than everything else after the last line.
+        atexit.register(gc.freeze)
         with needs_spark(), short_failures():
             return super().invoke(ctx)
 
