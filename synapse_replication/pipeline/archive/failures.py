@@ -38,7 +38,7 @@ _HINTS: Final = (
         "check AWS_ENDPOINT_URL, or Amazon's default, and the network",
     ),
     ("[Pp]ermission denied", "check the rights of this user"),
-    ("[Rr]ead-only file system", "choose another location"),
+    ("[Rr]ead-only file system|[Cc]annot create", "choose another location"),
     ("[Nn]o space left|[Dd]isk quota", "free some space, and run the job again"),
 )
 
