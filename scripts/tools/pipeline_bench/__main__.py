@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import attrs
 import click
 
-from scripts.tools.pipeline_bench.jobs import MASTER, measure_jobs
-from scripts.tools.pipeline_bench.reading import DEBIAN_JAR, measure_reading
+from scripts.tools.pipeline_bench.jobs import MASTER, JobFigures, measure_jobs
+from scripts.tools.pipeline_bench.reading import DEBIAN_JAR, Reading, measure_reading
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.spark.session import make_session
 from synapse_replication.testing.servers import PrivatePostgres
@@ -42,10 +42,17 @@ _SMALL = 28_800
     is_flag=True,
     help="Only run the jobs, on the rows of a small homeserver.",
 )
-@click.option("--jobs/--no-jobs", default=True, help="Also run the jobs.")
+@click.option("--reading/--no-reading", default=True, help="Compare ways of reading.")
+@click.option("--jobs/--no-jobs", default=True, help="Run the jobs.")
 @click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
 def main(
-    rows: int, rounds: int, dsn: str | None, small: bool, jobs: bool, as_json: bool
+    rows: int,
+    rounds: int,
+    dsn: str | None,
+    small: bool,
+    reading: bool,
+    jobs: bool,
+    as_json: bool,
 ) -> None:
     """Measure the pipeline on a database of five million rows.
 
@@ -70,50 +77,56 @@ def main(
             fill_database(dsn, rows)
             report(f"database filled in {time.perf_counter() - begun:.0f} s")
         assert dsn is not None
-        figures: dict[str, object] = {}
-        if not small:
-            figures |= _measure_reading(dsn, rounds, report)
+        readings = {}
+        figures = {}
+        if reading and not small:
+            readings = _measure_reading(dsn, rounds, report)
         if jobs:
-            figures |= measure_jobs(dsn, rounds, report)
+            figures = measure_jobs(dsn, rounds, report, small=small)
     finally:
         if server is not None:
             server.stop()
-    click.echo(json.dumps(figures) if as_json else _table(figures))
+    if as_json:
+        both: dict[str, Reading | JobFigures] = {**readings, **figures}
+        click.echo(json.dumps({name: attrs.asdict(of) for name, of in both.items()}))
+    else:
+        click.echo("\n".join([*_reading_lines(readings), *_job_lines(figures)]))
 
 
 def _measure_reading(
     dsn: str, rounds: int, report: Callable[[str], object]
-) -> dict[str, object]:
+) -> dict[str, Reading]:
     jars = {"spark.jars": str(DEBIAN_JAR)} if DEBIAN_JAR.is_file() else {}
     session = make_session("bench", master=MASTER, settings=jars)
     try:
         readings = measure_reading(session, settings_of_dsn(dsn), rounds, report)
     finally:
         session.stop()
-    return {
-        reading.name: {**attrs.asdict(reading), "rate": round(reading.rate)}
-        for reading in readings
-    }
+    return {reading.name: reading for reading in readings}
 
 
-def _table(figures: dict[str, object]) -> str:
-    lines = []
-    for name, values in figures.items():
-        assert isinstance(values, dict)
-        if "rate" in values:
-            memory = values["worker_mib"]
-            lines.append(
-                f"{name:22} {values['rate']:>10,} rows/s   "
-                + " ".join(f"{seconds:.1f} s" for seconds in values["seconds"])
-                + (f"   worker at most {memory:.0f} MiB" if memory else "")
-            )
-        else:
-            lines.append(
-                f"{name:22} {values['seconds']:>8} s  {values['of_S']:>6} S  after "
-                f"Spark's start {values['of_F']:>6} F  after the last line "
-                f"{values['after_last_line']:>5} s  exit status {values['status']}"
-            )
-    return "\n".join(lines)
+def _reading_lines(readings: Mapping[str, Reading]) -> Iterator[str]:
+    for name, reading in readings.items():
+        memory = reading.worker_mib
+        yield (
+            f"{name:28} {reading.rate:>9,.0f} rows/s   "
+            + " ".join(f"{seconds:.1f} s" for seconds in reading.seconds)
+            + (f"   worker at most {memory:.0f} MiB" if memory else "")
+        )
+
+
+def _job_lines(figures: Mapping[str, JobFigures]) -> Iterator[str]:
+    if figures:
+        yield (
+            f"{'job':21} {'median':>8} {'goal':>8} {'S':>6} {'over S':>9} "
+            f"{'after the last line':>20}   verdict"
+        )
+    for name, each in figures.items():
+        goal = "" if each.goal is None else f"{each.goal:.2f} s"
+        yield (
+            f"{name:21} {each.seconds:>6.2f} s {goal:>8} {each.of_S:>6.2f} "
+            f"{each.of_F:>7.2f} F {each.after_last_line:>18.2f} s   {each.verdict}"
+        ).rstrip()
 
 
 if __name__ == "__main__":
