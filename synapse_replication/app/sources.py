@@ -15,7 +15,6 @@ from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.http.retry import with_retries
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_streams import read_sequence
-from synapse_replication.streams.memory import InMemory
 from synapse_replication.streams.stream import UpdateFunction
 
 
@@ -57,7 +56,7 @@ def make_sources(
 
     if database is None:
         return HostSources(fetch_from_writer)
-    streams = options.declared
+    streams = options.id_streams
 
     async def largest_token(stream_name: str) -> int | None:
         """Return the last id that a stream's sequence allocated.
@@ -65,15 +64,12 @@ def make_sources(
         :return: the first id minus one if the sequence has allocated none; ``None`` if
             the stream is not configured or has no sequence.
         """
-        declared = streams.get(stream_name)
-        if declared is None or isinstance(declared, InMemory):
-            return None
-        sequence = declared.sequence
-        if sequence is None:
+        stream = streams.get(stream_name)
+        if stream is None:
             return None
         return await database.transact(
             f"largest_token_{stream_name}",
-            lambda txn: read_sequence(txn, sequence),
+            lambda txn: read_sequence(txn, stream.sequence),
             autocommit=True,
         )
 

@@ -288,7 +288,7 @@ class StreamSetup:
     async def _make_ids(
         self, declared: StandardStream | TableStream
     ) -> tuple[ReaderIds, RemovedWriterFinder]:
-        stream = self._id_stream(declared)
+        stream = self._options.id_streams[declared.name]
         await self._get_database().transact(
             "tables_at_start", lambda txn: check_tables(txn, stream)
         )
@@ -341,17 +341,6 @@ class StreamSetup:
         token = max(last_row, ids.get_handled().get(writer, ids.unknown))
         ids.advance(writer, stream.sign * token)
         self._skipped[name, writer] = token
-
-    def _id_stream(self, declared: StandardStream | TableStream) -> IdStream:
-        assert declared.sequence is not None, "the stream is not held in memory"
-        return IdStream(
-            stream_name=declared.positions_name or declared.name,
-            sequence=declared.sequence,
-            tables=declared.id_columns,
-            writers=self._options.writers[declared.name],
-            negative=declared.negative,
-            plausible_distance=self._options.receiving.plausible_distance,
-        )
 
     def _get_database(self) -> Database:
         assert self._database is not None, "the configuration was checked"
@@ -453,10 +442,7 @@ class StreamSetup:
 
     async def _read_stored(self) -> None:
         """Read the stored positions; retry until database and table are available."""
-        streams = {
-            name: self._id_stream(declared)
-            for name, declared in self._options.stored.items()
-        }
+        streams = self._options.id_streams
         if not streams:
             return
 

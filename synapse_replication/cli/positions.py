@@ -17,7 +17,6 @@ from rich.table import Table
 
 from synapse_replication.cli.common import config_option, examples
 from synapse_replication.cli.database import open_database
-from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import StorageError
 from synapse_replication.storage.consistency import (
     ConsistencyReport,
@@ -27,33 +26,10 @@ from synapse_replication.storage.consistency import (
 )
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.sequences import skip_ids
-from synapse_replication.streams.memory import InMemory
 from synapse_replication.text import counted
 
 #: Exit status if positions, tables and sequences disagree.
 EXIT_DISAGREES = 1
-
-
-def id_streams(config: ProcessConfig) -> list[tuple[str, IdStream]]:
-    """Return the name and the description of each stream that has a sequence."""
-    streams = []
-    for stream in config.declared.values():
-        if isinstance(stream, InMemory) or stream.sequence is None:
-            continue
-        streams.append(
-            (
-                stream.name,
-                IdStream(
-                    stream_name=stream.positions_name or stream.name,
-                    sequence=stream.sequence,
-                    tables=stream.id_columns,
-                    writers=config.writers[stream.name],
-                    negative=stream.negative,
-                    plausible_distance=config.receiving.plausible_distance,
-                ),
-            )
-        )
-    return streams
 
 
 @click.group("positions")
@@ -71,7 +47,7 @@ def positions() -> None:
 def show_command(config_paths: tuple[str, ...]) -> None:
     """Print sequences, greatest ids of tables, stored positions, and disagreements."""
     with open_database(config_paths) as (connection, config):
-        report = examine(connection.cursor(), id_streams(config))
+        report = examine(connection.cursor(), config.id_streams)
     _print_table(report)
     _print_problems(report.problems)
 
@@ -86,7 +62,7 @@ def show_command(config_paths: tuple[str, ...]) -> None:
 def check_command(config_paths: tuple[str, ...]) -> None:
     """Print disagreements and the SQL to repair them; exit with 1 if there are any."""
     with open_database(config_paths) as (connection, config):
-        report = examine(connection.cursor(), id_streams(config))
+        report = examine(connection.cursor(), config.id_streams)
     _print_problems(report.problems)
     if report.problems:
         sys.exit(EXIT_DISAGREES)
@@ -174,13 +150,13 @@ def repair_command(
     with open_database(config_paths) as (connection, config):
         cursor = connection.cursor()
         if seen:
-            _advance_sequences(cursor, dict(id_streams(config)), seen, dry_run=dry_run)
+            _advance_sequences(cursor, config.id_streams, seen, dry_run=dry_run)
             connection.commit()
             return
         if dry_run:
-            problems: Sequence[Problem] = examine(cursor, id_streams(config)).problems
+            problems: Sequence[Problem] = examine(cursor, config.id_streams).problems
         else:
-            problems, _ = repair(cursor, id_streams(config))
+            problems, _ = repair(cursor, config.id_streams)
             connection.commit()
     _print_problems(problems)
     if not problems:

@@ -27,6 +27,7 @@ from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import InstanceLocation
 from synapse_replication.redis.options import RedisOptions
+from synapse_replication.storage.id_streams import IdStream, id_stream_of
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.memory import InMemory
 from synapse_replication.streams.standard.registry import (
@@ -225,6 +226,16 @@ class ReplicationOptions:
             for name, stream in self.declared.items()
             if not isinstance(stream, InMemory)
             and not stream.description.held_in_memory
+        }
+
+    @property
+    def id_streams(self) -> Mapping[str, IdStream]:
+        """The ids of the streams that are stored in the database, by name."""
+        return {
+            name: id_stream_of(
+                stream, self.writers[name], self.receiving.plausible_distance
+            )
+            for name, stream in self.stored.items()
         }
 
     @property

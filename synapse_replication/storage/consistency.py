@@ -23,7 +23,7 @@ would be below the position, so readers would regard their rows as already deliv
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -114,13 +114,13 @@ class ConsistencyReport:
     problems: Sequence[Problem]
 
 
-def examine(txn: Any, streams: Iterable[tuple[str, IdStream]]) -> ConsistencyReport:
+def examine(txn: Any, streams: Mapping[str, IdStream]) -> ConsistencyReport:
     """Compare the sequences, tables and stored positions of streams.
 
     Call it in a database thread.
 
     :param txn: a cursor.
-    :param streams: pairs of the name on the wire and the stream.
+    :param streams: the streams by their names on the wire.
     """
     problems: list[Problem] = []
     states: list[StreamState] = []
@@ -136,7 +136,7 @@ def examine(txn: Any, streams: Iterable[tuple[str, IdStream]]) -> ConsistencyRep
         )
     elif not _is_unique(txn):
         problems.append(_index_problem())
-    for name, stream in streams:
+    for name, stream in streams.items():
         if not _exists(txn, queries.identifier(stream.sequence)):
             states.append(StreamState(name, stream, None, {}, ()))
             continue
@@ -156,7 +156,7 @@ def examine(txn: Any, streams: Iterable[tuple[str, IdStream]]) -> ConsistencyRep
 
 
 def repair(
-    txn: Any, streams: Sequence[tuple[str, IdStream]]
+    txn: Any, streams: Mapping[str, IdStream]
 ) -> tuple[list[Problem], ConsistencyReport]:
     """Repair all inconsistencies in one transaction, which the caller must commit.
 

@@ -16,7 +16,8 @@ from typing import Any
 import attrs
 
 from synapse_replication.storage import queries
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.standard.registry import StandardStream
+from synapse_replication.streams.table import IdColumn, TableStream
 from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 
 #: A table without a suitable index is scanned if it is at most this large, in bytes;
@@ -58,6 +59,26 @@ class IdStream:
     def sign(self) -> int:
         """The factor between an id and its distance from zero."""
         return -1 if self.negative else 1
+
+
+def id_stream_of(
+    stream: StandardStream | TableStream,
+    writers: Iterable[str],
+    plausible_distance: int = PLAUSIBLE_DISTANCE,
+) -> IdStream:
+    """Return the ids of a stream that is stored in the database.
+
+    :param writers: its declared writers.
+    """
+    assert stream.sequence is not None, "the stream is not held in memory"
+    return IdStream(
+        stream_name=stream.positions_name or stream.name,
+        sequence=stream.sequence,
+        tables=stream.id_columns,
+        writers=writers,
+        negative=stream.negative,
+        plausible_distance=plausible_distance,
+    )
 
 
 class Lookup(enum.Enum):

@@ -40,7 +40,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
 
     def examine(self, stream: IdStream = FOOBAR) -> ConsistencyReport:
         with self.connection.cursor() as cursor:
-            return examine(cursor, [("foo", stream)])
+            return examine(cursor, {"foo": stream})
 
     def only_problem(self, stream: IdStream = FOOBAR) -> Problem:
         """Return the only problem, after checking that its hint repairs it."""
@@ -49,7 +49,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         with self.connection.cursor() as cursor:
             for statement in problem.hint:
                 cursor.execute(statement)
-            self.assertEqual(examine(cursor, [("foo", stream)]).problems, [])
+            self.assertEqual(examine(cursor, {"foo": stream}).problems, [])
         self.connection.rollback()
         self.connection.autocommit = True
         return problem
@@ -57,7 +57,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
     def repair(self, stream: IdStream = FOOBAR) -> list[Problem]:
         self.connection.autocommit = False
         with self.connection.cursor() as cursor:
-            repaired, report = repair(cursor, [("foo", stream)])
+            repaired, report = repair(cursor, {"foo": stream})
         self.connection.commit()
         self.connection.autocommit = True
         self.assertEqual(report.problems, [])

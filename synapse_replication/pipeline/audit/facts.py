@@ -21,7 +21,7 @@ from synapse_replication.storage.consistency import (
     StreamState,
     examine,
 )
-from synapse_replication.storage.id_streams import IdStream
+from synapse_replication.storage.id_streams import IdStream, id_stream_of
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
     StandardStream,
@@ -94,11 +94,11 @@ def read_facts(settings: PipelineSettings) -> AuditFacts:
     ]
     with reading(settings.conninfo, PLAN_TIMEOUT, walk_indexes=False) as txn:
         stored = _stored_writers(txn)
-        id_streams = [
-            (stream.name, _id_stream(stream, settings, stored))
+        id_streams = {
+            stream.name: _id_stream(stream, settings, stored)
             for stream in streams
             if stream.sequence is not None
-        ]
+        }
         report = examine(txn, id_streams)
     states = {
         state.name: state
@@ -154,13 +154,7 @@ def _id_stream(
     name = stream.positions_name or stream.name
     # Without declared writers, every instance with a position is a writer.
     writers = settings.writers.get(stream.name) or stored.get(name, ())
-    return IdStream(
-        stream_name=name,
-        sequence=stream.sequence or "",
-        tables=stream.id_columns,
-        writers=() if stream.positions_name is None else writers,
-        negative=stream.negative,
-    )
+    return id_stream_of(stream, () if stream.positions_name is None else writers)
 
 
 def _findings(
