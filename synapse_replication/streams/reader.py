@@ -44,6 +44,7 @@ from functools import wraps
 from typing import Any, Final, TypeAlias, TypeVar
 
 import attrs
+from msgspec import Struct, field
 
 from synapse_replication.streams.pages import Page, check_page
 from synapse_replication.streams.stream import StreamUpdateResult
@@ -139,8 +140,7 @@ class Pace(enum.Enum):
     ADMITTED = "admitted"
 
 
-@attrs.define
-class LinkState:
+class LinkState(Struct):
     """The state of one link, with regard to the writer.
 
     :ivar heard: the greatest token that the link has carried, or the reader's position
@@ -155,14 +155,13 @@ class LinkState:
 
     heard: int
     phase: Phase = Phase.WAITING
-    pending: list[bytes] = attrs.field(factory=list)
+    pending: list[bytes] = field(default_factory=list)
     is_lossy: bool = False
     is_from_start: bool = False
     epoch: str | None = None
 
 
-@attrs.define
-class EmptyRange:
+class EmptyRange(Struct):
     """The range over which the position advanced without rows, up to ``end``.
 
     It holds at least the moves of the last :data:`WINDOW` seconds.
@@ -181,8 +180,7 @@ class EmptyRange:
         self.end = end
 
 
-@attrs.frozen(eq=False)
-class Fetch:
+class Fetch(Struct, frozen=True, eq=False):
     """Action: fetch one page of the rows in ``(from_token, upto_token]``.
 
     :ivar from_source: whether to ask the stream's own source, not the writer's backlog.
@@ -193,44 +191,38 @@ class Fetch:
     from_source: bool
 
 
-@attrs.frozen
-class Rewind:
+class Rewind(Struct, frozen=True):
     """Action: lower the position to ``token``, and begin ``epoch`` unless ``None``."""
 
     token: int
     epoch: str | None = None
 
 
-@attrs.frozen
-class BeginEpoch:
+class BeginEpoch(Struct, frozen=True):
     """Action: record that the delivered rows, from token 0 on, belong to ``epoch``."""
 
     epoch: str
 
 
-@attrs.frozen
-class Advance:
+class Advance(Struct, frozen=True):
     """Action: raise the position to ``token``."""
 
     token: int
 
 
-@attrs.frozen
-class Pause:
+class Pause(Struct, frozen=True):
     """Action: wait for ``seconds``, then report :attr:`Event.TIMER`."""
 
     seconds: float
 
 
-@attrs.frozen
-class Connected:
+class Connected(Struct, frozen=True):
     """Action: report that a link became complete."""
 
     link: Any
 
 
-@attrs.frozen
-class Refuted:
+class Refuted(Struct, frozen=True):
     """Action: report that the source has no row at ``token``.
 
     :ivar last_token: the last token that exists.
@@ -240,8 +232,7 @@ class Refuted:
     last_token: int
 
 
-@attrs.frozen
-class Finished:
+class Finished(Struct, frozen=True):
     """Action: report that a catch-up ended.
 
     :ivar drained_upto: the last token of a removed writer; ``None`` for another writer.
@@ -255,8 +246,7 @@ Action: TypeAlias = (
 )
 
 
-@attrs.define
-class Work:
+class Work(Struct):
     """A catch-up: what is missing, and how far it is.
 
     :ivar cursor: the rows up to it are not missing any more.
@@ -303,8 +293,7 @@ class Work:
         return max(self.cursor, self.empty_upto)
 
 
-@attrs.frozen
-class ReaderPolicy:
+class ReaderPolicy(Struct, frozen=True):
     """The differences between streams and hosts.
 
     :ivar resettable: whether the writer may restart from a lower token.
@@ -1214,8 +1203,7 @@ class Reader:
                 self._reports.append(Connected(link))
 
 
-@attrs.frozen
-class Entry:
+class Entry(Struct, frozen=True):
     """The effect of an event in a state.
 
     :ivar effect: what happens.

@@ -20,6 +20,7 @@ from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import attrs
+from msgspec.structs import replace
 
 from scripts.tools.explore.world import (
     Bounds,
@@ -284,7 +285,7 @@ def replaced(bounds: Bounds, calls: set[Call]) -> Iterator[None]:
     module.BURST = bounds.burst or module.BURST
     module.TABLE = {
         event: {
-            state: attrs.evolve(
+            state: replace(
                 entry, next_states=_Recorder(event, state, entry.next_states, calls)
             )
             for state, entry in row.items()
