@@ -69,6 +69,7 @@ class _Peer(Struct):
     stale: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_STALE))
     changes_left: float = MAX_CHANGES
     every: int | None = None
+    can_watch: bool = False
 
     @property
     def silent_after(self) -> float:
@@ -124,6 +125,38 @@ class PeerEpochs:
             for peer in self._peers.values()
         )
 
+    def all_can_watch(self, now: float) -> bool:
+        """Return whether each living peer can watch others, and understands it."""
+        return all(
+            peer.can_watch
+            or peer.said_goodbye
+            or now - peer.last_seen > max(EXPECTS_FOR, 3 * peer.silent_after)
+            for peer in self._peers.values()
+        )
+
+    def living_watchers(self, now: float) -> list[str]:
+        """Return the living peers that can watch others."""
+        return [
+            name
+            for name, peer in self._peers.items()
+            if peer.can_watch
+            and not peer.said_goodbye
+            and now - peer.last_seen <= 3 * peer.silent_after
+        ]
+
+    def fell_silent(self, instance_name: str, epoch: str, last_heard: float) -> bool:
+        """Record that the current epoch of a peer has been silent for a while.
+
+        :param last_heard: when it was last heard, in s.
+        :return: whether ``epoch`` is the peer's current epoch.
+        """
+        peer = self._peers.get(instance_name)
+        if peer is None or peer.epoch != epoch or peer.said_goodbye:
+            return False
+        peer.last_seen = max(peer.last_seen, last_heard)
+        peer.every = USUAL_EVERY
+        return True
+
     def has_backlog(self, instance_name: str) -> bool:
         """Return whether a peer retains a backlog; false if it is unknown."""
         peer = self._peers.get(instance_name)
@@ -137,6 +170,7 @@ class PeerEpochs:
         *,
         has_backlog: bool = True,
         every: int | None = None,
+        can_watch: bool = False,
     ) -> EpochStatus:
         """Record a message of a peer, and return the meaning of its epoch.
 
@@ -145,6 +179,7 @@ class PeerEpochs:
         :param now: the time of the host's clock, in s.
         :param has_backlog: whether the peer retains a backlog.
         :param every: the stated interval of the peer's heartbeats, in s.
+        :param can_watch: whether the peer can watch others.
         """
         peer = self._peers.pop(instance_name, None)
         if peer is None:
@@ -167,6 +202,7 @@ class PeerEpochs:
         peer.last_seen = now
         peer.has_backlog = has_backlog
         peer.every = every
+        peer.can_watch = can_watch
         peer.said_goodbye = False
         # Insert the peer last: the order is by the time of the last message.
         self._peers[instance_name] = peer

@@ -103,6 +103,7 @@ class PeerHeartbeat(Struct, frozen=True):
         been at that token when it sent the message.
     :ivar every: the interval of the peer's heartbeats while its positions do not
         advance, in s.
+    :ivar answers: whether the peer answers each hello.
     """
 
     instance_name: str
@@ -112,6 +113,18 @@ class PeerHeartbeat(Struct, frozen=True):
     is_leaving: bool
     positions: Mapping[str, tuple[int, float]]
     every: int = 5
+    answers: bool = False
+
+
+class PeerSilent(Struct, frozen=True):
+    """A peer that is watched by another has fallen silent.
+
+    :ivar seconds: for how long nothing has arrived from it.
+    """
+
+    instance_name: str
+    epoch: str
+    seconds: float
 
 
 class LineRefused(Struct, frozen=True):
@@ -504,6 +517,7 @@ Work: TypeAlias = (
 Event: TypeAlias = (
     CatchUpEvent
     | PeerHeartbeat
+    | PeerSilent
     | LineRefused
     | RequestRefused
     | Discarded

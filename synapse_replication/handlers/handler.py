@@ -268,10 +268,14 @@ class ReplicationCommandHandler:
         for item in items:
             if type(item) is commands.ReplicateCommand:
                 # One answer is enough: it is sent after all of them have arrived.
-                if is_answered:
+                if self._answers.is_excused(connection) or is_answered:
                     continue
                 is_answered = True
             self._item_handlers.get(type(item), self._handle_command)(link, item)
+
+    def excuse_request(self, connection: ReplicationConnection) -> None:
+        """Leave the next REPLICATE unanswered: its sender has been told otherwise."""
+        self._answers.excuse(connection)
 
     def _handle_rows(self, link: Link, group: RdataGroup) -> None:
         receiver = self._receivers.get(group.stream_name)

@@ -27,6 +27,12 @@ reached it, in ms since 1970. The types are:
 ``rows``
     Rows follow on the main channel. ``positions`` contains only their stream, with its
     token before these rows.
+``watch``
+    Only to a few instances, on their own channels: the sender asks them to tell all
+    others if it falls silent.
+``silent``
+    ``silent`` has the name of an instance that the sender watches, its epoch, and for
+    how many s it has been silent.
 ``command``
     Only over direct TCP: ``line`` is a command for all instances, and ``reached`` lists
     those to which it was sent. The receiver relays it to its other peers.
@@ -35,7 +41,9 @@ A writer answers a ``hello`` with a heartbeat. If the hello has ``"reply": true`
 answer may be published on the asking instance's own channel,
 ``<server_name>/replication_ext/<instance>``. A hello and a heartbeat state the interval
 ``every``, in s, of the instance's heartbeats while no stream advances; without the
-field, it is 5 s.
+field, it is 5 s. ``answers`` states whether the instance answers each hello; an
+instance that states it can also watch others. ``"replicates": true`` in a hello states
+that a REPLICATE follows, which needs no answer from an instance that answers the hello.
 
 Two more fields may be present: ``backlog`` is false if the instance does not serve its
 recent rows from memory; ``streams``, in a ``hello`` over direct TCP, contains the names
@@ -101,6 +109,9 @@ _FIELDS: Final = frozenset(
         "reply",
         "line",
         "reached",
+        "answers",
+        "replicates",
+        "silent",
     }
 )
 
@@ -112,6 +123,8 @@ class MessageType(enum.Enum):
     HEARTBEAT = "heartbeat"
     GOODBYE = "goodbye"
     ROWS = "rows"
+    WATCH = "watch"
+    SILENT = "silent"
     COMMAND = "command"
 
 
@@ -148,6 +161,17 @@ class StreamPosition(Struct, frozen=True):
     time_ms: int
 
 
+class Silence(Struct, frozen=True):
+    """An instance that a peer watches, and that has fallen silent.
+
+    :ivar seconds: how long nothing had arrived from the instance.
+    """
+
+    instance_name: str
+    epoch: str
+    seconds: int
+
+
 class ExtensionMessage(Struct, frozen=True):
     """One message.
 
@@ -165,6 +189,10 @@ class ExtensionMessage(Struct, frozen=True):
         expects the same of its peers.
     :ivar has_channel: in a ``hello``, whether answers may be sent to the instance's own
         channel.
+    :ivar answers: whether the instance answers each hello; ``None`` if not stated: it
+        cannot watch others, and expects usual heartbeats.
+    :ivar replicates: in a ``hello``, whether a REPLICATE follows.
+    :ivar silence: in a ``silent``, the instance that fell silent.
     :ivar unknown_fields: the number of fields that were skipped.
     :ivar line: in a ``command``, its line; otherwise empty.
     :ivar reached: in a ``command``, the instances to which it was sent.
@@ -184,6 +212,9 @@ class ExtensionMessage(Struct, frozen=True):
     reached: frozenset[str] = frozenset()
     every: int | None = None
     has_channel: bool = False
+    answers: bool | None = None
+    replicates: bool = False
+    silence: Silence | None = None
 
 
 def encode_message(message: ExtensionMessage) -> bytes:
@@ -207,6 +238,12 @@ def encode_message(message: ExtensionMessage) -> bytes:
         value["every"] = message.every
     if message.has_channel:
         value["reply"] = True
+    if message.answers is not None:
+        value["answers"] = message.answers
+    if message.replicates:
+        value["replicates"] = True
+    if (silence := message.silence) is not None:
+        value["silent"] = [silence.instance_name, silence.epoch, silence.seconds]
     if message.follows is not None:
         value["streams"] = sorted(message.follows)
     if message.line:
@@ -279,6 +316,9 @@ def parse_message(payload: bytes) -> ExtensionMessage:
         _names(value.get("reached", []), "reached"),
         _interval(value["every"]) if "every" in value else None,
         value.get("reply") is True,
+        None if "answers" not in value else value["answers"] is True,
+        value.get("replicates") is True,
+        _silence(value["silent"]) if "silent" in value else None,
     )
 
 
@@ -346,6 +386,16 @@ def _integer(value: Any, what: str) -> int:
     if type(value) is not int or not -_INT64 <= value < _INT64:
         _raise_invalid(f"{what} is not a 64-bit integer")
     return value
+
+
+def _silence(value: Any) -> Silence:
+    if not isinstance(value, list) or len(value) < 3:
+        _raise_invalid("silent is not a list of a name, an epoch and a time")
+    return Silence(
+        _name(value[0], "a silent instance"),
+        _name(value[1], "its epoch"),
+        _integer(value[2], "the time of its silence"),
+    )
 
 
 def _interval(value: Any) -> int:

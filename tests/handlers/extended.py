@@ -198,6 +198,13 @@ class ExtensionProcess:
         self.handler.lost_connection(self.connection)
         self.connection = None
 
+    def kill(self) -> None:
+        """End without a message."""
+        self.bus.processes.remove(self)
+        assert self.extension is not None
+        for call in self.host.reactor.getDelayedCalls():
+            call.cancel()
+
     def take(self, message: Published) -> None:
         """Receive one message."""
         assert self.connection is not None

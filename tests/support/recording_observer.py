@@ -106,6 +106,7 @@ class RecordingObserver(ReplicationObserver):
         self.positions: dict[tuple[str, str], int] = {}
         self.announced: dict[tuple[str, str], int] = {}
         self.heartbeats: list[events.PeerHeartbeat] = []
+        self.silent: list[events.PeerSilent] = []
         self.queue_lengths: dict[str, list[int]] = {}
         self.received: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
@@ -174,6 +175,10 @@ class RecordingObserver(ReplicationObserver):
     @handles(events.PeerHeartbeat)
     def _heartbeat_received(self, heartbeat: events.PeerHeartbeat) -> None:
         self.heartbeats.append(heartbeat)
+
+    @handles(events.PeerSilent)
+    def _peer_silent(self, event: events.PeerSilent) -> None:
+        self.silent.append(event)
 
     @override
     def position_changed(

@@ -31,6 +31,9 @@ rarely: nobody waits for what they write. A peer of an older version, which does
 state the interval of its heartbeats, is answered on the common channel, and all
 instances send heartbeats as frequently as it expects.
 
+Among more than a few peers that all know how, heartbeats to all are rare, and a few
+peers watch each instance: see :mod:`~synapse_replication.handlers.extension.watches`.
+
 Stock peers do not receive messages of the extension. Passive processes do not use it.
 """
 
@@ -39,6 +42,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
+from zlib import crc32
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -56,7 +60,13 @@ from synapse_replication.handlers.events import (
     EpochChanged,
     LineRefused,
     PeerHeartbeat,
+    PeerSilent,
     UnknownFields,
+)
+from synapse_replication.handlers.extension.watches import (
+    HEARS_WITHIN,
+    WATCH_EVERY,
+    Watches,
 )
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import (
@@ -72,6 +82,7 @@ from synapse_replication.wire.extension import (
     MAX_EVERY,
     ExtensionMessage,
     MessageType,
+    Silence,
     StreamPosition,
     encode_message,
     make_rows_encoder,
@@ -88,6 +99,12 @@ MAX_COMMAND_LENGTH: Final = 15 * 1024
 
 #: The largest number of instances that are answered one by one.
 MOST_ALONE: Final = 3
+
+#: Among more peers than this, heartbeats to all are rare, and a few peers watch.
+FEW_PEERS: Final = 10
+
+#: The shortest interval of checks of the watched instances, in s.
+CHECK_EVERY: Final = 1.0
 
 #: The shortest delay until a heartbeat, in s.
 MIN_DELAY: Final = 0.01
@@ -205,6 +222,10 @@ class ReplicationExtension:
             not stream.description.announce_own_moves_only
             for stream in host.streams.get_streams_to_replicate()
         )
+        #: Whether a REPLICATE would be answered by positions.
+        self._has_positions = bool(host.streams.get_streams_to_replicate())
+        #: Which part of the interval of heartbeats passes before the first of many.
+        self._phase = crc32(self.epoch.encode()) / 2**32
         self._followed = frozenset(host.streams.get_streams())
         self._connections: list[ExtensionConnection] = []
         #: The instance at the other end of each direct link that has sent a message.
@@ -222,6 +243,12 @@ class ReplicationExtension:
         #: that has no channel of its own.
         self._asking: set[tuple[ExtensionConnection, str] | None] = set()
         self._has_stopped = False
+        self._watches = Watches(self.epoch)
+        self._last_watch = -math.inf
+        #: The interval that this instance stated last to all.
+        self._stated = self._options.idle_interval
+        self._checking: DelayedCall | None = None
+        self._last_heard = self._listening_since = -math.inf
         #: A message with the fields that are the same in all messages.
         self._blank = ExtensionMessage(
             MessageType.HEARTBEAT,
@@ -232,8 +259,9 @@ class ReplicationExtension:
             where,
             __version__,
             has_backlog=backlog is not None,
+            answers=self._writes,
         )
-        self._encode_rows = make_rows_encoder(self._blank)
+        self._encode_rows = make_rows_encoder(replace(self._blank, answers=None))
         command_handler.sender.listen_to_sending(self)
 
     # -- starting and stopping --------------------------------------------------------
@@ -244,21 +272,23 @@ class ReplicationExtension:
 
     def stop(self) -> None:
         """Send goodbye as the last message. Call it after all rows have been sent."""
-        for call in (self._tick, self._answering, self._contradicting):
+        for call in (self._tick, self._answering, self._contradicting, self._checking):
             if call is not None and call.active():
                 call.cancel()
-        self._tick = self._answering = self._contradicting = None
+        self._tick = self._answering = self._contradicting = self._checking = None
         self._send_message(MessageType.GOODBYE)
         # Send nothing afterwards, because peers treat any message as proof of life.
         self._has_stopped = True
 
     def _on_tick(self) -> None:
         options = self._options
-        every = self._idle_interval()
-        left = every - (self._clock.seconds() - self._last_heartbeat)
+        now, every = self._clock.seconds(), self._idle_interval()
+        # Peers expect the interval that was stated to them.
+        left = min(every, self._stated) - (now - self._last_heartbeat)
         if left < MIN_DELAY:
             # Because of rounding, a timer may be due slightly too early.
             left = 0.0
+        self._ask_watchers(now)
         # Reschedule first, so that an exception cannot stop the timer.
         if self._has_advanced:
             self._tick_later(options.busy_interval)
@@ -269,18 +299,52 @@ class ReplicationExtension:
 
     def _idle_interval(self) -> int:
         """Return the interval of heartbeats while no position advances, in s."""
-        options = self._options
-        if (
-            self._writes
-            # Only the other end hears it, and must learn of two processes of one name.
-            or any(each.is_direct for each in self._connections)
-            or self._epochs.expect_usual_interval(self._clock.seconds())
-        ):
+        options, now = self._options, self._clock.seconds()
+        # Over direct TCP, only the other end hears it, and must learn of two processes
+        # of one name.
+        is_direct = any(each.is_direct for each in self._connections)
+        if is_direct or self._epochs.expect_usual_interval(now):
+            return options.idle_interval
+        if self._is_watched(now):
+            return min(2 * len(self._epochs), MAX_EVERY)
+        if self._writes:
             return options.idle_interval
         return min(max(options.rare_interval, len(self._epochs)), MAX_EVERY)
 
+    def _is_watched(self, now: float) -> bool:
+        """Return whether a few peers watch this instance."""
+        return (
+            len(self._epochs) > FEW_PEERS
+            and all(each.has_own_channel for each in self._connections)
+            and self._epochs.all_can_watch(now)
+        )
+
+    def _ask_watchers(self, now: float) -> None:
+        """Tell the watchers that this instance lives, if it has any."""
+        if now - self._last_watch < WATCH_EVERY - MIN_DELAY:
+            return
+        watchers = self._watches.watchers(
+            self._epochs.living_watchers(now), is_wanted=self._is_watched(now)
+        )
+        if not watchers or self._has_stopped:
+            return
+        self._last_watch = now
+        message = replace(
+            self._blank,
+            type=MessageType.WATCH,
+            time_ms=self._clock.time_msec(),
+            every=self._stated,
+        )
+        payload = encode_message(message)
+        for connection in tuple(self._connections):
+            if connection.has_own_channel:
+                for name in watchers:
+                    connection.send_extension([payload], to=name)
+
     def _tick_later(self, delay: float) -> None:
         self._is_tick_idle = delay > self._options.busy_interval
+        if self._watches.has_watchers:
+            delay = min(delay, WATCH_EVERY)
         self._tick = self._clock.call_later(delay, self._on_tick)
 
     def _tick_sooner(self) -> None:
@@ -294,18 +358,29 @@ class ReplicationExtension:
     def extension_up(self, connection: ExtensionConnection) -> None:
         """Send hello on a new link, before anything else."""
         self._connections.append(connection)
+        self._listening_since = self._clock.seconds()
         if not self._has_stopped:
-            self._send_hello(connection)
+            self._send_hello(connection, replicates=not connection.is_direct)
 
-    def _send_hello(self, connection: ExtensionConnection) -> None:
+    def _send_hello(
+        self, connection: ExtensionConnection, *, replicates: bool = False
+    ) -> None:
+        """Send hello on a link.
+
+        :param replicates: whether the command handler sends REPLICATE after it.
+        """
         hello = self._message(MessageType.HELLO)
+        self._stated = self._idle_interval()
         if not self._writes:
             # It says all that the next heartbeat would.
             self._last_heartbeat = self._clock.seconds()
+            if self._is_watched(self._last_heartbeat):
+                # All may have connected at the same time. Spread their heartbeats.
+                self._last_heartbeat -= self._phase * self._idle_interval()
         if connection.is_direct and len(self._followed) <= MAX_FOLLOWED:
             hello = replace(hello, follows=self._followed)
         if connection.has_own_channel:
-            hello = replace(hello, has_channel=True)
+            hello = replace(hello, has_channel=True, replicates=replicates)
         connection.send_extension([encode_message(hello)])
 
     def sending_resumed(self) -> None:
@@ -318,6 +393,7 @@ class ReplicationExtension:
         """Remove a link that is down."""
         self._connections.remove(connection)
         self._peers.pop(connection, None)
+        self._listening_since = self._clock.seconds()
 
     def extension_received(
         self, connection: ExtensionConnection, payload: bytes
@@ -342,7 +418,11 @@ class ReplicationExtension:
             )
         if message.instance_name != self.instance_name:
             self._handle_message(connection, message)
-        elif message.epoch != self.epoch and message.type is not MessageType.GOODBYE:
+        elif message.epoch == self.epoch:
+            if message.replicates:
+                # This process announces its positions on each new link.
+                self._handler.excuse_request(connection)
+        elif message.type is not MessageType.GOODBYE:
             self._report_duplicate(message, self._where)
             if not _is_due(self._contradicting):
                 # All must learn that this process still runs. They ignore what arrives
@@ -359,12 +439,14 @@ class ReplicationExtension:
         if kind is MessageType.ROWS:
             self._rows_announced(connection, name, epoch, tokens)
             return
+        now = self._clock.seconds()
         status = self._epochs.observe(
             name,
             epoch,
-            self._clock.seconds(),
+            now,
             has_backlog=message.has_backlog,
             every=message.every,
+            can_watch=message.answers is not None,
         )
         if status is EpochStatus.LATE:
             return
@@ -374,6 +456,9 @@ class ReplicationExtension:
             # A single process that restarts too often has the same status. It must know
             # this instance's epoch, or it would fetch streams held in memory twice.
             self._answer_hello(connection, message, is_new=False)
+            return
+        self._heard(message, now)
+        if kind is MessageType.WATCH and status is EpochStatus.SAME:
             return
         if connection.is_direct:
             self._peers[connection] = connection, name
@@ -405,6 +490,55 @@ class ReplicationExtension:
         if is_leaving:
             self._epochs.leave(name, epoch)
         self._answer_hello(connection, message, is_new=status is not EpochStatus.SAME)
+
+    # -- watched instances -------------------------------------------------------------
+
+    def _heard(self, message: ExtensionMessage, now: float) -> None:
+        name, epoch = message.instance_name, message.epoch
+        if now - self._last_heard > HEARS_WITHIN:
+            # This instance may have been unable to hear.
+            self._listening_since = now
+        self._last_heard = now
+        self._watches.heard(name, epoch, now)
+        if message.type is MessageType.WATCH:
+            self._watches.watch(name, epoch, now)
+            self._check_later()
+        elif message.type is MessageType.GOODBYE:
+            self._watches.forget(name)
+        elif message.silence is not None:
+            self._hear_of_silence(message.silence)
+
+    def _check_later(self) -> None:
+        due = self._watches.next_check()
+        if due is not None and not _is_due(self._checking):
+            delay = max(due - self._clock.seconds(), CHECK_EVERY)
+            self._checking = self._clock.call_later(delay, self._check_watched)
+
+    def _check_watched(self) -> None:
+        """Tell all peers which watched instances have fallen silent."""
+        self._checking = None
+        now = self._clock.seconds()
+        if self._connections:
+            for name, epoch, seconds in self._watches.take_silent(
+                now, listening_since=self._listening_since, last_heard=self._last_heard
+            ):
+                silence = Silence(name, epoch, int(seconds))
+                if self._epochs.all_can_watch(now):
+                    message = self._message(MessageType.SILENT)
+                    self._send(encode_message(replace(message, silence=silence)))
+                self._hear_of_silence(silence)
+        self._check_later()
+
+    def _hear_of_silence(self, silence: Silence) -> None:
+        name, now = silence.instance_name, self._clock.seconds()
+        if name == self.instance_name:
+            # It is not true.
+            if now - self._last_heartbeat >= self._options.busy_interval:
+                self._send_heartbeat()
+            return
+        self._watches.forget(name)
+        if self._epochs.fell_silent(name, silence.epoch, now - silence.seconds):
+            self._observer.observe(PeerSilent(name, silence.epoch, silence.seconds))
 
     def _handle_command(
         self, connection: ExtensionConnection, message: ExtensionMessage
@@ -440,11 +574,16 @@ class ReplicationExtension:
         self, connection: ExtensionConnection, hello: ExtensionMessage, *, is_new: bool
     ) -> None:
         """Answer a message of a peer, if it is a hello."""
-        if hello.type is MessageType.HELLO and self._writes:
-            # If this instance may not use such channels, it could not publish on one.
-            alone = connection.is_direct or (
-                hello.has_channel and connection.has_own_channel
-            )
+        if hello.type is not MessageType.HELLO:
+            return
+        # If this instance may not use such channels, it could not publish on one.
+        alone = connection.is_direct or (
+            hello.has_channel and connection.has_own_channel
+        )
+        is_told = alone and hello.replicates and self._has_positions
+        if is_told:
+            self._handler.excuse_request(connection)
+        if self._writes or is_told:
             # Answer a new epoch without delay: the peer must know the epoch of this
             # instance before a position of a stream held in memory arrives.
             self._answer(
@@ -592,6 +731,7 @@ class ReplicationExtension:
     def _send_heartbeat(self) -> None:
         self._has_advanced = False
         self._last_heartbeat = self._clock.seconds()
+        self._stated = self._idle_interval()
         self._send_message(MessageType.HEARTBEAT)
 
     def _send_message(self, kind: MessageType) -> None:
@@ -626,4 +766,5 @@ def _to_heartbeat(message: ExtensionMessage, known: Collection[str]) -> PeerHear
             if name in known
         },
         message.every or USUAL_EVERY,
+        bool(message.answers),
     )

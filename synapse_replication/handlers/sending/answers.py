@@ -13,6 +13,8 @@ from synapse_replication.handlers.sending.sender import CommandSender
 
 #: The shortest interval between two answers on a connection to Redis, in s.
 ANSWER_INTERVAL = 0.5
+#: How long after a hello its REPLICATE may arrive, in s.
+EXCUSED_FOR = 1.0
 
 
 class PositionAnswers:
@@ -22,6 +24,10 @@ class PositionAnswers:
     sent a moment ago; then one answer serves all that ask until it is sent. So many
     instances may connect at once, and each writer announces its positions twice a
     second at most.
+
+    An instance of this package says in its hello, which is answered otherwise, that it
+    will ask. One request per such hello is not answered, whoever sent it; if fewer
+    arrive, all positions are announced after all, so that nobody waits in vain.
     """
 
     def __init__(self, sender: CommandSender, clock: Clock) -> None:
@@ -29,6 +35,28 @@ class PositionAnswers:
         self._clock = clock
         self._answered: dict[ReplicationConnection, float] = {}
         self._waiting: dict[ReplicationConnection, DelayedCall] = {}
+        self._excused: dict[ReplicationConnection, int] = {}
+        self._excuse_ends: dict[ReplicationConnection, DelayedCall] = {}
+
+    def excuse(self, connection: ReplicationConnection) -> None:
+        """Leave the next request on a connection unanswered."""
+        if connection not in self._excuse_ends:
+            self._excuse_ends[connection] = self._clock.call_later(
+                EXCUSED_FOR, self._end_excuse, connection
+            )
+        self._excused[connection] = self._excused.get(connection, 0) + 1
+
+    def is_excused(self, connection: ReplicationConnection) -> bool:
+        """Return whether a request needs no answer, and count it."""
+        left = self._excused.get(connection, 0)
+        if left:
+            self._excused[connection] = left - 1
+        return left > 0
+
+    def _end_excuse(self, connection: ReplicationConnection) -> None:
+        del self._excuse_ends[connection]
+        if self._excused.pop(connection, 0):
+            self.answer(connection)
 
     def answer(self, connection: ReplicationConnection) -> None:
         """Announce all positions on a connection, now or in a moment."""
@@ -50,9 +78,11 @@ class PositionAnswers:
     def forget(self, connection: ReplicationConnection) -> None:
         """Drop the answers that wait for a connection, which was lost."""
         self._answered.pop(connection, None)
-        waiting = self._waiting.pop(connection, None)
-        if waiting is not None:
-            waiting.cancel()
+        self._excused.pop(connection, None)
+        for calls in (self._waiting, self._excuse_ends):
+            waiting = calls.pop(connection, None)
+            if waiting is not None:
+                waiting.cancel()
 
     def _announce(self, connection: ReplicationConnection) -> None:
         self._waiting.pop(connection, None)

@@ -34,6 +34,7 @@ from typing_extensions import override
 from synapse_replication import __version__
 from synapse_replication.errors import excerpt
 from synapse_replication.handlers import events
+from synapse_replication.handlers.epochs import USUAL_EVERY
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.status.model import (
     Condition,
@@ -419,6 +420,15 @@ class StatusObserver(ReplicationObserver):
                 if not heartbeat.is_leaving:
                     writer.announced_at = now
 
+    @handles(events.PeerSilent)
+    def _peer_fell_silent(self, event: events.PeerSilent) -> None:
+        peer = self._peers.get(event.instance_name)
+        if peer is not None and peer.heartbeat.epoch == event.epoch:
+            # Its watchers heard it at the usual interval until then.
+            heartbeat = replace(peer.heartbeat, every=USUAL_EVERY)
+            seen = max(peer.seen, self._monotonic() - event.seconds)
+            self._peers[event.instance_name] = PeerRecord(heartbeat, seen)
+
     @handles(events.DuplicateInstance)
     def _duplicate_instance(self, event: events.DuplicateInstance) -> None:
         store_if_room(
@@ -440,6 +450,7 @@ class StatusObserver(ReplicationObserver):
         if any(
             peer.heartbeat.is_leaving
             or now - peer.seen > max(silent_after, MISSED * peer.heartbeat.every)
+            or (peer.heartbeat.answers and peer.seen < self._records.hearing.since)
             for peer in self._peers.values()
         ):
             return False

@@ -90,6 +90,7 @@ class StatusReport:
                 peer.heartbeat.is_leaving,
                 self._heard.get(name, _NEVER),
                 peer.heartbeat.every,
+                peer.heartbeat.answers,
             )
             for name, peer in self.records.peers.items()
         }

@@ -39,12 +39,14 @@ class PeerFacts(Struct, frozen=True):
     :ivar is_leaving: whether that was a goodbye.
     :ivar heard_at: when its last row or POSITION arrived, in any stream.
     :ivar every: the interval of its heartbeats, in s.
+    :ivar answers: whether it answers when this process connects.
     """
 
     heartbeat_at: float
     is_leaving: bool = False
     heard_at: float = _NEVER
     every: int = 5
+    answers: bool = False
 
     def is_silent(self, since: float, now: float, silent: float) -> bool:
         """Return whether heartbeats have been missed.
@@ -52,7 +54,8 @@ class PeerFacts(Struct, frozen=True):
         :param since: since when they could be heard.
         :param silent: how long there may be none at least, in s.
         """
-        limit = max(silent, MISSED * self.every)
+        is_due = self.answers and self.heartbeat_at < since
+        limit = silent if is_due else max(silent, MISSED * self.every)
         return now - max(self.heartbeat_at, since) > limit
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.events import (
     AheadOfWriter,
@@ -9,6 +11,7 @@ from synapse_replication.handlers.events import (
     CatchUpPage,
     ConnectFailed,
     LinksChanged,
+    PeerSilent,
     PositionRefuted,
 )
 from synapse_replication.instrumentation.status.model import (
@@ -83,6 +86,35 @@ class StalledTests(StatusObserverTestCase):
         self.clock.advance(15)
         self.assertEqual(self.stalled()[0], StallReason.NO_POSITION)
         self.clock.advance(1)
+        self.assertEqual(self.stalled()[0], StallReason.WRITER_GONE)
+
+    def test_watched_writer_fell_silent(self) -> None:
+        """A watcher says that a writer is silent whose heartbeats are rare."""
+        self.go_live()
+        rare = replace(heartbeat_of(), every=400)
+        self.observer.observe(rare)
+        self.clock.advance(100)
+        self.observer.observe(PeerSilent("w1", "an earlier epoch", 15))
+        self.assertIsNone(self.stalled()[0])
+        self.assertTrue(self.observer.is_quiet())
+        self.observer.observe(PeerSilent("w1", "abc", 15))
+        self.clock.advance(0.1)
+        self.assertFalse(self.observer.is_quiet())
+        self.assertEqual(self.stalled()[0], StallReason.WRITER_GONE)
+        self.observer.observe(rare)
+        self.assertIsNone(self.stalled()[0])
+
+    def test_writer_without_answer(self) -> None:
+        """A writer that does not answer after this process reconnected is gone."""
+        self.go_live()
+        self.observer.observe(replace(heartbeat_of(), every=400, answers=True))
+        self.known.link_lost()
+        self.clock.advance(1)
+        self.known.link_up()
+        self.clock.advance(15)
+        self.assertEqual(self.stalled()[0], StallReason.NO_POSITION)
+        self.clock.advance(1)
+        self.assertFalse(self.observer.is_quiet())
         self.assertEqual(self.stalled()[0], StallReason.WRITER_GONE)
 
     def test_silence(self) -> None:
