@@ -16,6 +16,7 @@ from collections.abc import Callable
 import click
 
 from scripts.tools.scale.deployment import Deployment
+from scripts.tools.scale.simulated import count_messages
 from scripts.tools.scale.traffic import Traffic
 
 #: How long a phase may take until all processes agree, in s.
@@ -121,8 +122,15 @@ def _restart(server: object) -> None:
 @click.option("--processes", default=50, show_default=True, help="The number of them.")
 @click.option("--rate", default=40.0, show_default=True, help="Rows written in 1 s.")
 @click.option("--seconds", default=20.0, show_default=True, help="Of idling and rows.")
-def main(processes: int, rate: float, seconds: float) -> None:
+@click.option("--simulated", is_flag=True, help="Count messages of a simulation.")
+def main(processes: int, rate: float, seconds: float, simulated: bool) -> None:
     """Measure a deployment of many processes, a fifth of which write three streams."""
+    if simulated:
+        started, received = count_messages(processes)
+        click.echo(f"one more process causes: {dict(started)}")
+        rates = {kind: round(rate, 2) for kind, rate in received.items()}
+        click.echo(f"idle, each of {processes} receives in 1 s: {rates}")
+        return
     deployment = Deployment(processes, rate)
     try:
         deployment.start_servers()
