@@ -179,6 +179,11 @@ class EmptyRange(Struct):
             self.start, self.middle, self.since = self.middle, self.end, now
         self.end = end
 
+    def settle(self, upto: int) -> None:
+        """Remove the tokens up to ``upto``, whose rows were delivered."""
+        self.start = max(self.start, upto)
+        self.middle = max(self.middle, upto)
+
 
 class Fetch(Struct, frozen=True, eq=False):
     """Action: fetch one page of the rows in ``(from_token, upto_token]``.
@@ -762,15 +767,22 @@ class Reader:
     def removed(self, upto: int, *, is_deleted: bool) -> Finding:
         """Fetch the last rows of a writer that announces nothing any more.
 
+        No row up to ``upto`` is committed any more. So the source now shows whether the
+        range up to the position is empty, which a later row would have shown otherwise.
+
         :param is_deleted: whether its stored position was deleted, so that it cannot
             write.
         """
         if self._is_announced and not is_deleted:
             # The writer announces its rows itself.
             return Finding.NOTHING
-        if self.work is None and upto <= self.position:
+        if self.work is None and upto <= self.floor:
             return Finding.EXPECTED
         work = self._begin()
+        if work.drain_upto is None:
+            work.empty_upto = work.cursor
+            # What was requested before may lack rows that were committed since then.
+            self.request = None
         work.target = max(upto, work.target)
         work.drain_upto = max(upto, work.drain_upto or upto)
         return Finding.GAP
@@ -840,8 +852,7 @@ class Reader:
             work.cursor = max(work.cursor, token)
             work.attempts = 0
         if self.empty is not None:
-            self.empty.start = max(self.empty.start, token)
-            self.empty.middle = max(self.empty.middle, token)
+            self.empty.settle(token)
 
     @_on(Event.PAGE_DELIVERED)
     def page_delivered(self) -> None:
@@ -1193,6 +1204,8 @@ class Reader:
         assert work is not None
         self.work = None
         self.page = self.request = None
+        if work.drain_upto is not None and self.empty is not None:
+            self.empty.settle(min(work.drain_upto, work.reached))
         self._reports.append(Finished(work.drain_upto))
         for link, state in self.links.items():
             if work.drain_upto is not None:
@@ -1307,7 +1320,13 @@ _ROWS: Final[Sequence[tuple[Event, Sequence[State], str, Sequence[State] | None]
     (Event.EPOCH, (_P,), "The epoch, or the stream anew, is to begin.", (_D, _P)),
     (Event.REMOVED, (_W,), "Its last rows are to be fetched.", (_W, _D)),
     (Event.REMOVED, (_L,), "Its last rows are to be fetched.", (_L, _D)),
-    (Event.REMOVED, (_D, _F, _P), "The target rises to its last token.", _SAME),
+    (Event.REMOVED, (_D, _P), "The target rises to its last token.", _SAME),
+    (
+        Event.REMOVED,
+        (_F,),
+        "The target rises to its last token. The first time, the page is given up.",
+        (_D, _F),
+    ),
     (Event.OVERFLOW, (_W, _L), "What arrives is to be fetched.", (_D,)),
     (Event.OVERFLOW, (_D, _F, _P), "What arrives is fetched anyway.", _SAME),
     (

@@ -532,7 +532,7 @@ class World:
                 yield ("remove", False)
         if self.removed == 1:
             yield ("return",)
-        if self.removed > 2:
+        if self.removed:
             yield ("search",)
 
     @property
@@ -623,14 +623,15 @@ class World:
         self._spend(REMOVE)
         self.removed = 2 if is_deleted else 1
         self.ids = [ABORTED if s == PENDING else s for s in self.ids]
-        # The range that the false position hides is not fetched.
-        self.forgiven |= ((2 << self.lie) - 1) & ~1 & ~self.delivered
         self._find_removed(is_deleted)
 
     def _find_removed(self, is_deleted: bool) -> None:
         self.reader.position = self.position
         upto = self._own_last()
         if upto <= self.position:
+            if not is_deleted:
+                # It is not searched for.
+                return
             upto = self.position
         self.reader.removed(upto, is_deleted=is_deleted)
         self._note(f"reader.removed({upto}, is_deleted={is_deleted})")
@@ -638,8 +639,9 @@ class World:
             self.busy = ("proceed",)
 
     def _on_search(self) -> None:
-        """Let the restarted reader's process find that the writer was removed."""
-        self.removed -= 2
+        """Let the reader's process, which may have restarted, search once more."""
+        if self.removed > 2:
+            self.removed -= 2
         self._find_removed(is_deleted=self.removed == 2)
 
     def _on_return(self) -> None:

@@ -44,6 +44,7 @@ SHALLOW: Mapping[str, tuple[Kind, Bounds]] = {
     "stock memory": (Kind.STOCK_MEMORY, _bounds(2, 1, 1)),
     "database, two links": (Kind.DATABASE, Bounds(ids=2, links=2)),
     "database": (Kind.DATABASE, _bounds(2, 1, 1, removals=1)),
+    "database, lie, removed": (Kind.DATABASE, Bounds(ids=1, lies=1, removals=1)),
     "memory": (Kind.MEMORY, _bounds(2, 1, 1, hellos=1)),
     "memory, two links": (Kind.MEMORY, Bounds(ids=2, links=2)),
     "host memory": (Kind.HOST_MEMORY, _bounds(2, 1, 1)),

@@ -387,11 +387,11 @@ class StreamReceiver:
         was_draining = reader.work is not None and reader.work.drain_upto is not None
         finding = reader.removed(upto, is_deleted=item.removed.is_deleted)
         if finding is Finding.GAP:
-            if not was_draining:
+            if not was_draining and upto > reader.position:
                 context.observer.observe(
                     RemovedWriterFound(context.name, writer.name, reader.position, upto)
                 )
-            await self._catch_ups.proceed(writer)
+            await self._resume(writer)
         elif finding is Finding.EXPECTED and writer.drained_upto is None:
             writer.drained_upto = reader.position
             context.observer.observe(

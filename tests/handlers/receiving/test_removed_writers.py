@@ -14,7 +14,7 @@ from synapse_replication.handlers.handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.receiving.context import ReceiverOptions
-from synapse_replication.streams.stream import RemovedWriter
+from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from tests.handlers.fixtures import Receiving, Row
 from tests.support.recording_observer import RecordingHost
@@ -136,8 +136,8 @@ class DrainTests(SynchronousTestCase):
 
     def test_found_during_a_catch_up(self) -> None:
         """
-        If a removed writer's rows were fetched by a catch-up that continues, no second
-        catch-up starts beside it.
+        If a removed writer's rows are being fetched, the page is requested once more:
+        it may lack the rows that were committed last.
         """
         for token in range(1, 6):
             self.stream.persist("old", token, [str(token)])
@@ -145,10 +145,11 @@ class DrainTests(SynchronousTestCase):
         fixture = self.connect()
         self.stream.is_held = True
         fixture.receive("POSITION events old 5 5")
-        # Both wait until the first page has been delivered.
         self.stream.query_result.callback({"old": _deleted(2)})
         fixture.receive("POSITION events old 5 5")
         self.stream.is_held = False
+        self.stream.answer_with(StreamUpdateResult([], 5, False))
+        self.assertEqual(fixture.host.rows.tokens("old"), [])
         self.stream.answer()
         self.assertEqual(fixture.host.rows.tokens("old"), [1, 2, 3, 4, 5])
 
@@ -161,6 +162,23 @@ class DrainTests(SynchronousTestCase):
         fixture.receive("POSITION events new 2 2", "POSITION events new 2 2")
         self.assertEqual(self.observer.removed_found, [])
         self.assertEqual(self.observer.removed_drained, [("events", "old", 2)])
+
+    def test_row_below_a_false_position(self) -> None:
+        """
+        A row below a false position is delivered when its writer is removed, although
+        no later row shows that the position is false.
+        """
+        fixture = self.connect()
+        fixture.receive("POSITION events old 0 0", "POSITION events old 0 9")
+        self.stream.persist("old", 4, ["4"])
+        found = {"old": _deleted(9)}
+        self.stream.find_removed_writers = lambda: succeed(found)  # type: ignore[method-assign]
+        fixture.receive("POSITION events new 2 2", "POSITION events new 2 2")
+        self.assertEqual(fixture.host.rows.tokens("old"), [4])
+        self.assertEqual(self.observer.removed_drained, [("events", "old", 9)])
+        # No further search reads the range again.
+        requests = [each for each in self.stream.requests if each[0] == "old"]
+        self.assertEqual(requests, [("old", 0, 9)])
 
     def test_connected_writer(self) -> None:
         """

@@ -33,6 +33,9 @@ class ShallowTests(SynchronousTestCase):
     def test_database_with_a_lie(self) -> None:
         self.explore("database, lie", 500)
 
+    def test_removed_after_a_lie(self) -> None:
+        self.explore("database, lie, removed", 5_000)
+
     def test_database_with_two_links(self) -> None:
         self.explore("database, two links", 5_000)
 
@@ -80,8 +83,6 @@ class ShallowTests(SynchronousTestCase):
                 "LOST_ROWS PAUSED PAUSED",
                 "OVERFLOW DELIVERING DUE",
                 "POSITION DELIVERING DUE",
-                "REMOVED DUE DUE",
-                "REMOVED PAUSED PAUSED",
                 "REPORT DELIVERING DUE",
                 "REPORT FETCHING DUE",
                 "REPORT PAUSED DUE",
