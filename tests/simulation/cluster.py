@@ -134,10 +134,12 @@ class Cluster:
             self.counts.starts[name] += 1
             self.processes[name] = Process(self, name, self._saved[name])
 
-    def begin_epoch(self, name: str, positions: dict[tuple[str, str], int]) -> Reader:
+    def begin_epoch(
+        self, name: str, positions: dict[tuple[str, str], int], epoch: int
+    ) -> Reader:
         """Record a new epoch of a process that resumes at these positions."""
         last = self._last_epochs.get(name)
-        reader = self.ledger.begin_epoch(name, positions, last)
+        reader = self.ledger.begin_epoch(name, positions, last, epoch)
         if self.retains_rows(name):
             self._last_epochs[name] = reader
         return reader

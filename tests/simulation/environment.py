@@ -91,7 +91,9 @@ class Environment(Protocol):
         """Return the number of a new epoch."""
         ...
 
-    def begin_epoch(self, name: str, positions: dict[tuple[str, str], int]) -> Reader:
+    def begin_epoch(
+        self, name: str, positions: dict[tuple[str, str], int], epoch: int
+    ) -> Reader:
         """Record a new epoch of a process that resumes at these positions."""
         ...
 

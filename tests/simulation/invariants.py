@@ -15,9 +15,18 @@ For a stream in memory: no row is delivered twice, or after a newer row of the s
 (At the end, the cluster compares each reader's newest row of each key with the
 writer's.)
 
-A position moves back only if the writer of a stream in memory, or of an idempotent one,
-has started since it last did. The initial position of a reader of an idempotent stream
-may be greater than the writer's own, so it may move back, too.
+A position moves back only if the writer has started since it last did, and the stream
+is one in memory, or idempotent, or its writers were changed: an only writer announces
+the ids of processes that were killed, too, and one of several does not. In a stream in
+memory, a position also moves back
+
+- if the delivered rows are of an earlier process of the writer: a slow link shows
+  several starts long after they happened;
+- if the reader learns the writer's epoch, and did not know it when one of its links
+  changed: the writer may have restarted meanwhile.
+
+The initial position of a reader of an idempotent stream may be greater than the
+writer's own, so it may move back, too.
 
 A reader that received a false position, or whose database was set back, is *doubted*:
 it may skip rows, which are then *owed* to it, or *excused* if it cannot know of them.
@@ -88,7 +97,11 @@ class Reader:
     :ivar excused: tokens that are no longer owed: their rows may be delivered, but need
         not be.
     :ivar starts: the number of the writer's starts when the position last moved back;
-        of streams in memory also when this epoch began.
+        except for idempotent streams, also when this epoch began.
+    :ivar left: the writer's epoch of the view that the last move back emptied.
+    :ivar knows_epoch: returns whether the process knows a writer's epoch.
+    :ivar unsure: the (stream, writer) pairs whose epoch it did not know when one of its
+        links changed.
     """
 
     name: str
@@ -104,6 +117,9 @@ class Reader:
     found: dict[_Key, int] = attrs.Factory(dict)
     excused: dict[_Key, set[int]] = attrs.Factory(dict)
     starts: dict[_Key, int] = attrs.Factory(dict)
+    left: dict[str, int] = attrs.Factory(dict)
+    knows_epoch: Callable[[str], bool] = lambda _: False
+    unsure: set[_Key] = attrs.Factory(set)
 
 
 class Ledger:
@@ -118,6 +134,7 @@ class Ledger:
     :ivar doubted: the (reader, stream, writer) triples for which a plausible false
         position was announced. After :meth:`doubt_all`, all triples count as doubted.
     :ivar disputed: the streams of which any false position was announced.
+    :ivar moved: the streams whose writers were changed.
     :ivar forged: the forged row ids that may be delivered, by (stream, writer, token).
     :ivar discarded_tokens: the number of tokens that their writers discarded.
     :ivar late_tokens: the number of their deliveries after greater tokens.
@@ -138,11 +155,13 @@ class Ledger:
         self._written: dict[_Key, _Written] = {}
         self.readers: dict[str, Reader] = {}
         self._starts: Counter[str] = Counter()
+        self._epochs: dict[str, int] = {}
         self.violations: list[str] = []
         self.committed_rows = 0
         self.applied_rows = 0
         self.doubted: set[tuple[str, str, str]] = set()
         self.disputed: set[str] = set()
+        self.moved: set[str] = set()
         self._all_are_doubted = False
         self._shown_doubted: set[str] = set()
         self.forged: dict[tuple[str, str, int], set[int]] = {}
@@ -257,7 +276,7 @@ class Ledger:
                 )
 
     def cut_off(self, name: str) -> None:
-        """Excuse the rows owed to a process that is or was disconnected.
+        """Excuse the rows owed to a process of which a link changed.
 
         While the process is disconnected, the rows that a false position hides from it
         are announced to others. When the process reconnects, the writer may have
@@ -267,6 +286,13 @@ class Ledger:
         if reader is not None:
             for key in list(reader.owed):
                 self._excuse(reader, key)
+            reader.unsure.update(
+                key
+                for key, token in reader.positions.items()
+                if key[0] in self._in_memory
+                and token > 0
+                and not reader.knows_epoch(key[1])
+            )
 
     def _excuse(self, reader: Reader, key: _Key) -> None:
         owed = reader.owed.pop(key, set())
@@ -324,17 +350,19 @@ class Ledger:
     # -- readers ----------------------------------------------------------------------
 
     def begin_epoch(
-        self, name: str, positions: dict[_Key, int], last: Reader | None
+        self, name: str, positions: dict[_Key, int], last: Reader | None, epoch: int = 0
     ) -> Reader:
         """Begin an epoch of a process at these positions.
 
+        :param epoch: its number, which the rows that it writes in memory state.
         :param last: the last epoch of the process, if the process retains delivered
             rows across a crash; otherwise ``None``.
         """
         reader = self.readers[name] = Reader(name, dict(positions))
         self._starts[name] += 1
+        self._epochs[name] = epoch
         for key in positions:
-            if key[0] in self._in_memory:
+            if key[0] not in self._idempotent:
                 reader.starts[key] = self._starts[key[1]]
         for key, written in self._written.items():
             reader.found[key] = written.tokens[-1] if written.tokens else 0
@@ -345,6 +373,7 @@ class Ledger:
             reader.delivered = last.delivered
             reader.owed, reader.excused = last.owed, last.excused
             reader.starts = last.starts
+            reader.unsure = last.unsure
             self.cut_off(name)
         return reader
 
@@ -454,7 +483,8 @@ class Ledger:
         if stream in self._in_memory:
             if token < before:
                 reader.views[stream] = {}
-                reader.epochs.pop(stream, None)
+                if (epoch := reader.epochs.pop(stream, None)) is not None:
+                    reader.left[stream] = epoch
             reader.positions[key] = token
             return
         if token < before:
@@ -480,12 +510,21 @@ class Ledger:
         :raises ViolationError: if nothing explains it.
         """
         reader, key = self.readers[name], (stream, writer)
-        starts = self._starts[writer]
-        is_resettable = stream in self._in_memory or stream in self._idempotent
+        starts, current = self._starts[writer], self._epochs.get(writer)
+        is_resettable = (
+            stream in self._in_memory
+            or stream in self._idempotent
+            or stream in self.moved
+        )
+        has_started = is_resettable and starts != reader.starts.get(key, 0)
+        is_unsure = key in reader.unsure and reader.knows_epoch(writer)
+        reader.unsure.discard(key)
         if (
             self._is_stream_doubted(stream)
             or stream in self.disputed
-            or (is_resettable and starts != reader.starts.get(key, 0))
+            or has_started
+            or is_unsure
+            or reader.left.pop(stream, current) != current
         ):
             reader.starts[key] = starts
             return

@@ -241,7 +241,10 @@ class Process:
             for writer in (WRITERS if stream != MEMORY_STREAM else ("main",))
             if writer != self.name
         }
-        self.reader = cluster.begin_epoch(self.name, positions)
+        self.reader = cluster.begin_epoch(self.name, positions, self.epoch)
+        self.reader.knows_epoch = lambda writer: (
+            self.epochs.epoch_of(writer) is not None
+        )
         if cluster.retains_rows(self.name):
             for key in positions.keys() - self._not_saved:
                 self.saved.positions[key] = positions[key]

@@ -130,6 +130,54 @@ class LedgerTests(SynchronousTestCase):
             ),
         )
 
+    def moved_back(self, stream: str, token: int, to: int, epoch: int = 1) -> None:
+        """Deliver a row, and let the position move back."""
+        self.ledger.delivered(
+            self.reader, stream, "w", token, _rows(token, epoch=epoch)
+        )
+        self.ledger.position(self.reader, stream, "w", to)
+        self.ledger.reset("r", stream, "w")
+
+    def test_resets(self) -> None:
+        """A slow link shows the starts of a writer long after they happened."""
+        self.ledger.begin_epoch("w", {}, None, 1)
+        self.reader = self.ledger.begin_epoch("r", {("typing", "w"): 0}, None, 2)
+        self.ledger.begin_epoch("w", {}, None, 3)
+        self.ledger.begin_epoch("w", {}, None, 4)
+        self.moved_back("typing", 7, 0, epoch=1)
+        self.moved_back("typing", 4, 0, epoch=3)
+        self.assertIn(
+            "did not start anew", self.refused(self.moved_back, "typing", 2, 0, 4)
+        )
+
+    def test_reset_by_the_first_epoch(self) -> None:
+        """A reader that learns the epoch later cannot know of which its rows are."""
+        self.ledger.begin_epoch("w", {}, None, 1)
+        self.reader = self.ledger.begin_epoch("r", {("typing", "w"): 0}, None, 2)
+        self.ledger.delivered(self.reader, "typing", "w", 7, _rows(7))
+        self.ledger.cut_off("r")
+        self.ledger.position(self.reader, "typing", "w", 0)
+        self.reader.knows_epoch = lambda _: True
+        self.ledger.reset("r", "typing", "w")
+        self.ledger.delivered(self.reader, "typing", "w", 7, _rows(7))
+        self.ledger.cut_off("r")
+        self.ledger.position(self.reader, "typing", "w", 0)
+        self.assertIn(
+            "did not start anew", self.refused(self.ledger.reset, "r", "typing", "w")
+        )
+
+    def test_reset_after_a_change_of_writers(self) -> None:
+        """A writer that is not the only one any more may announce less."""
+        self.ledger.begin_epoch("w", {}, None)
+        self.reader = self.ledger.begin_epoch("r", {("events", "w"): 9}, None)
+        self.ledger.begin_epoch("w", {}, None)
+        self.ledger.moved.add("events")
+        self.ledger.position(self.reader, "events", "w", 8)
+        self.ledger.reset("r", "events", "w")
+        self.assertIn(
+            "did not start anew", self.refused(self.ledger.reset, "r", "events", "w")
+        )
+
     def test_shown_before_it_was_delivered(self) -> None:
         """A homeserver that shows a stream past an undelivered row is a violation."""
         self.ledger.committed("events", "w", 7, [(70, "k")])
