@@ -295,7 +295,7 @@ class Replication(Service):
         await self._lock_name()
         self._add_sinks()
         setup = StreamSetup(options, host, self._database, self._reactor)
-        await setup.run(self.sink)
+        await setup.add_streams(self.sink)
         if self._backlog is not None:
             for name, (start, token) in setup.empty_ranges.items():
                 self._backlog.of(name).skip_range(start, token)

@@ -116,7 +116,7 @@ class StreamSetup:
         #: writer.
         self._skipped: dict[tuple[str, str], int] = {}
 
-    async def run(self, sink: RowSink) -> None:
+    async def add_streams(self, sink: RowSink) -> None:
         """Create the streams, and report their initial positions to the sink.
 
         :raises SequenceBehindError: if a sequence is behind a table, or far behind the

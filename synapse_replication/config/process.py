@@ -150,7 +150,7 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
     :raises ConfigError: if the configuration is invalid; the error lists all problems.
     """
     merged, shared = read_shared(paths)
-    config = _Checks(merged, shared, purpose).run()
+    config = _Checks(merged, shared, purpose).make_config()
     if merged.problems:
         raise ConfigError(merged.problems)
     return config
@@ -174,7 +174,7 @@ class _Checks:
         self._tls_listeners: list[KeyPath] = []
 
     # This method is long because it sets every attribute of the configuration.
-    def run(self) -> ProcessConfig:
+    def make_config(self) -> ProcessConfig:
         shared, own = self._shared, self._shared.synapse_replication
         redis = read_redis(shared.redis, self._merged)
         streams = read_streams(shared)

@@ -139,7 +139,7 @@ class StreamSetupTests(TestCase):
             make_sources(config, clock, self.database, client),
         )
         setup = StreamSetup(config, host, self.database, reactor)  # type: ignore[arg-type]
-        await setup.run(sink)
+        await setup.add_streams(sink)
         self.empty_ranges = setup.empty_ranges
         return host
 

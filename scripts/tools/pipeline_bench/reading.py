@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession, functions as sf
 
 from scripts.tools.pipeline_bench.memory import WorkerMemory
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.database import READ_TIMEOUT, reading
+from synapse_replication.pipeline.source.connections import READ_TIMEOUT, reading
 from synapse_replication.pipeline.source.frames import read_rows
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.source.partitions import Part

@@ -27,7 +27,11 @@ from synapse_replication.pipeline.archive.files import DayWriter
 from synapse_replication.pipeline.archive.log_files import MISSING, damaged_log_files
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
 from synapse_replication.pipeline.archive.table import ArchiveTable
-from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, pinned, reading
+from synapse_replication.pipeline.source.connections import (
+    PLAN_TIMEOUT,
+    pinned,
+    reading,
+)
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Planner

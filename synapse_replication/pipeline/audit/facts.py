@@ -13,7 +13,7 @@ import attrs
 
 from synapse_replication.pipeline.audit.findings import AuditFinding, Kind, to_json
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
 from synapse_replication.storage.consistency import (
     ConsistencyReport,
     Problem,

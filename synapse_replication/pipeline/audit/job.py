@@ -52,7 +52,7 @@ from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.frames import scan_rows
 from synapse_replication.pipeline.spark.failures import short_failures
 from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, lazy_session

@@ -30,7 +30,7 @@ from synapse_replication.pipeline.bootstrap.store import (
 )
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.database import pinned
+from synapse_replication.pipeline.source.connections import pinned
 
 #: The maximum number of connections that read at the same time.
 _CONNECTIONS: Final = min(os.cpu_count() or 1, 8)

@@ -13,7 +13,7 @@ from synapse_replication.pipeline.json_rows import json_rows
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.offsets import offsets_to_json
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.source.partitions import Part

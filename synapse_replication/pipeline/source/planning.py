@@ -16,7 +16,11 @@ from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_positions,
 )
-from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, pinned, reading
+from synapse_replication.pipeline.source.connections import (
+    PLAN_TIMEOUT,
+    pinned,
+    reading,
+)
 from synapse_replication.pipeline.source.offsets import StreamOffset, spans
 from synapse_replication.pipeline.source.options import (
     EARLIEST,

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.json_rows import json_rows
-from synapse_replication.pipeline.source.database import (
+from synapse_replication.pipeline.source.connections import (
     CONNECT_TIMEOUT,
     READ_TIMEOUT,
     describe,

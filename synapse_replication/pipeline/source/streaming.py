@@ -18,7 +18,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, pinned, reading
+from synapse_replication.pipeline.source.connections import (
+    PLAN_TIMEOUT,
+    pinned,
+    reading,
+)
 from synapse_replication.pipeline.source.offsets import (
     StreamOffset,
     offsets_from_json,

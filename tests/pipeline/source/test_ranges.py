@@ -7,7 +7,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source.catalog import catalog_of
 from synapse_replication.pipeline.source.completeness import find_present
-from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.offsets import Span
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.ranges import (

@@ -9,7 +9,7 @@ import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source import partitions
-from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Plan
 from synapse_replication.pipeline.source.reading import (

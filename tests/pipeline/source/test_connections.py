@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.source.database`.
+"""Tests for :mod:`synapse_replication.pipeline.source.connections`.
 
 Each way of naming a database that the driver accepts must work in tasks, whose library
 has other defaults, and which may run on another machine.
@@ -20,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError, ServerStartError
 from synapse_replication.pipeline.settings import settings_of_dsn
-from synapse_replication.pipeline.source.database import connect, pinned
+from synapse_replication.pipeline.source.connections import connect, pinned
 from synapse_replication.pipeline.source.reading import connected
 from synapse_replication.testing.certificates import PrivateAuthority, PrivatePair
 from synapse_replication.testing.servers import PrivatePostgres
