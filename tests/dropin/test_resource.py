@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.resource import DropInProtocolFactory
-from synapse_replication.wire.commands import RdataCommand
+from synapse_replication.dropin.resource import (
+    SOLE_WRITER_INTERVAL,
+    DropInProtocolFactory,
+)
+from synapse_replication.wire.commands import PositionCommand, RdataCommand
 from tests.dropin.host import (
     FakeStream,
     HostWithHandler,
@@ -41,6 +44,26 @@ class ResourceTests(SynchronousTestCase):
         self.events.updates.append((7, ["a"]))
         streamer.on_notifier_poke()
         self.assertEqual(self.connection.sent, [RdataCommand("events", "w", 7, ["a"])])
+
+    def test_interval(self) -> None:
+        """
+        The position of an idle stream is checked every second if it has other writers;
+        otherwise, less often.
+        """
+        for writers, interval in ((["w", "w2"], 1.0), (["w"], SOLE_WRITER_INTERVAL)):
+            hs = HostWithHandler("w")
+            hs.config.worker.writers.events = writers
+            handler = hs.get_replication_command_handler()
+            handler.new_connection(connection := SingleCommandConnection())
+            hs.get_replication_streamer()
+            connection.sent.clear()
+            # Nothing notifies the streamer of this.
+            self.events.local_token = self.events.tokens["w"] = 9
+            hs.reactor.advance(interval - 0.1)
+            self.assertEqual(connection.sent, [])
+            hs.reactor.advance(0.2)
+            self.assertIn(PositionCommand("events", "w", 5, 9), connection.sent)
+            self.events.local_token = self.events.tokens["w"] = 5
 
     def test_server_factory(self) -> None:
         """The factory creates the host's server protocol, with the host's handler."""
