@@ -15,9 +15,9 @@ following rows belong to that epoch (see
 Rows are passed to the operating system before the position advances, so no row at or
 below a recorded position is lost if the process is killed. If the process is killed
 during a write, the incomplete last line is removed at the next start, and its rows are
-fetched again. Other lines that are damaged are skipped, and each start logs their
-numbers until they are removed from the file; if a writer's last line is damaged, its
-rows are fetched again.
+fetched again. Other lines that are damaged are skipped; if a writer's last line is
+damaged, its rows are fetched again. Until the damaged lines are removed from the file,
+each start logs their numbers, and the status page is red.
 
 Each process needs a journal of its own. Configure it in the worker's configuration
 file::
@@ -51,6 +51,9 @@ class JournalSink:
 
     It is a :class:`~synapse_replication.handlers.interfaces.RowSink`.
 
+    :ivar damage: the damaged lines of the file, for the status; empty if there are
+        none.
+
     :param path: the file; created if it is missing.
     :param to_json: ``(stream_name, row) -> value``; returns the JSON value of a typed
         row.
@@ -63,6 +66,7 @@ class JournalSink:
         self._to_json = to_json
         self._positions: dict[tuple[str, str], int] = {}
         self._epochs: dict[tuple[str, str], str] = {}
+        self.damage = ""
         # Unbuffered: write() passes the data to the operating system.
         with ExitStack() as opened:
             self._file = opened.enter_context(
@@ -89,13 +93,12 @@ class JournalSink:
                 damaged.append(number)
             good_end += len(line)
         if damaged:
-            _log.error(
-                "{path} has {count} damaged line(s), which are skipped: {numbers}; "
-                "remove them from the file to end this message",
-                path=str(path),
-                count=len(damaged),
-                numbers=", ".join(map(str, damaged[:_MAX_SHOWN])),
+            numbers = ", ".join(map(str, damaged[:_MAX_SHOWN]))
+            self.damage = (
+                f"{path} has {len(damaged)} damaged line(s), which are skipped: "
+                f"{numbers}; stop the process and remove them from the file"
             )
+            _log.error("{damage}", damage=self.damage)
         return good_end
 
     def _restore(self, entry: Any) -> None:

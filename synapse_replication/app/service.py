@@ -388,6 +388,7 @@ class Replication(Service):
         check_sink(sink, RowSink, self._options, "sink")
         check_sink(host.commands, CommandSink, self._options, "command_sink")
         host.set_sink(sink)
+        self._observers.status.damage = getattr(sink, "damage", "")
         for each in (sink, host.commands):
             if isinstance(each, ClosableSink):
                 self._stops.add(f"closing {type(each).__name__}", each.close)

@@ -53,6 +53,7 @@ _VERDICTS = {
     Standing.STALLED: ("bad", "{count} of {streams} stalled"),
     Standing.CUT_OFF: ("bad", "No link is up"),
     Standing.STUCK_ID: ("bad", "An id is stuck"),
+    Standing.SINK_DAMAGED: ("bad", "Stored rows are damaged"),
     Standing.CATCHING_UP: ("busy", "{count} of {streams} catching up"),
     Standing.DRAINING: ("busy", "Draining {count} of {streams}"),
     Standing.LIVE: ("good", "All rows arrive"),

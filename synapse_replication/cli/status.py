@@ -75,10 +75,15 @@ class DeploymentStatus:
         """Whether each process returned a valid status, and none shows a problem.
 
         The problems that a status can show are a stalled writer, a name that two
-        processes use, a stuck id, and the lack of any link for some time.
+        processes use, a stuck id, damaged rows of a sink, and the lack of any link for
+        some time.
         """
         return not self.unreachable and not any(
-            status.stalled or status.duplicates or status.is_cut_off or status.stuck_ids
+            status.stalled
+            or status.duplicates
+            or status.is_cut_off
+            or status.stuck_ids
+            or status.damage
             for status in self.processes.values()
         )
 
@@ -225,6 +230,8 @@ def _render_process(
         since, what = duration(stuck.age), describe_stuck_id(stuck)
         parts.append(_text(f"  {what} for {since}: {stuck.session}", "red"))
         parts.append(_text(f"  -> {stuck.hint}"))
+    if status.damage:
+        parts.append(_text(f"  {status.damage}", "red"))
     return parts
 
 

@@ -99,7 +99,11 @@ class StreamDirectory(Protocol):
 
 
 class RowSink(Protocol):
-    """The part of a host that receives rows."""
+    """The part of a host that receives rows.
+
+    A sink that has found that rows it stored are damaged may have an attribute
+    ``damage``: a text that says what to do, which the status page shows as a problem.
+    """
 
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]

@@ -169,6 +169,10 @@ STUCK_ID_SECONDS = _gauge(
     help_text="Seconds for which an id of a writer has not been finished, which delays "
     "the rows of all writers of the stream; no value if there is no such id.",
 )
+SINK_DAMAGED = _gauge(
+    "synapse_replication_sink_damaged",
+    help_text="Rows that the sink stored are damaged (1); no value if none are.",
+)
 CATCH_UP_ROWS = _counter(
     "synapse_replication_catch_up_rows",
     "stream_name",

@@ -35,7 +35,7 @@ from synapse_replication.instrumentation.metrics import (
     MetricDefinition,
     MetricKind,
 )
-from synapse_replication.instrumentation.status.model import Condition
+from synapse_replication.instrumentation.status.model import Condition, ProcessStatus
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.streams.backlog import StreamBacklog
@@ -63,6 +63,7 @@ _SCRAPED = {definition for definition, _ in _BUFFERS} | {
     metrics.LAG_SECONDS,
     metrics.STALLED_SECONDS,
     metrics.STUCK_ID_SECONDS,
+    metrics.SINK_DAMAGED,
     metrics.BACKLOG_ROWS,
     metrics.BACKLOG_BYTES,
     metrics.COMMAND_QUEUE,
@@ -296,22 +297,7 @@ class PrometheusObserver(ReplicationObserver):
             gauges[metrics.BACKLOG_ROWS, stream_name] = backlog.rows
             gauges[metrics.BACKLOG_BYTES, stream_name] = backlog.size
         if self._status is not None:
-            status = self._status.snapshot()
-            for stuck in status.stuck_ids:
-                key = (metrics.STUCK_ID_SECONDS, stuck.stream_name, stuck.instance_name)
-                gauges[key] = stuck.age
-            for writer in status.writers:
-                if writer.condition is Condition.WRITTEN_HERE:
-                    continue
-                name = (writer.stream_name, writer.instance_name)
-                lag_positions = (metrics.LAG_POSITIONS, *name)
-                lag_seconds = (metrics.LAG_SECONDS, *name)
-                gauges[lag_positions] = writer.lag
-                gauges[lag_seconds] = writer.lag_seconds
-                if writer.reason is not None:
-                    why = writer.reason.value
-                    stalled = (metrics.STALLED_SECONDS, *name, why)
-                    gauges[stalled] = writer.stalled_for
+            gauges.update(_status_gauges(self._status.snapshot()))
         return gauges
 
     def _count(
@@ -424,3 +410,25 @@ class PrometheusObserver(ReplicationObserver):
     def _external_cache_get(self, event: events.ExternalCacheGet) -> None:
         self._count(metrics.EXTERNAL_CACHE_GET, event.cache_name, str(event.hit))
         self._metrics[metrics.EXTERNAL_CACHE_SECONDS].get("get").observe(event.seconds)
+
+
+def _status_gauges(status: ProcessStatus) -> dict[tuple[Any, ...], float]:
+    gauges: dict[tuple[Any, ...], float] = {}
+    if status.damage:
+        gauges[metrics.SINK_DAMAGED,] = 1
+    for stuck in status.stuck_ids:
+        key = (metrics.STUCK_ID_SECONDS, stuck.stream_name, stuck.instance_name)
+        gauges[key] = stuck.age
+    for writer in status.writers:
+        if writer.condition is Condition.WRITTEN_HERE:
+            continue
+        name = (writer.stream_name, writer.instance_name)
+        lag_positions = (metrics.LAG_POSITIONS, *name)
+        lag_seconds = (metrics.LAG_SECONDS, *name)
+        gauges[lag_positions] = writer.lag
+        gauges[lag_seconds] = writer.lag_seconds
+        if writer.reason is not None:
+            why = writer.reason.value
+            stalled = (metrics.STALLED_SECONDS, *name, why)
+            gauges[stalled] = writer.stalled_for
+    return gauges

@@ -165,7 +165,8 @@ class JournalTests(SynchronousTestCase):
             journal = self.open()
             self.assertEqual(journal.saved_positions(), {("s", "w"): 2})
             journal.on_position("s", "w", 2)
-        lines = [formatEvent(event) for event in events if "path" in event]
+            self.assertIn("2, 3, 5; stop the process and remove", journal.damage)
+        lines = [formatEvent(event) for event in events if "damage" in event]
         self.assertEqual(len(lines), 2)
         self.assertIn(f"{self.path} has 3 damaged line(s), which are", lines[0])
         self.assertIn("skipped: 2, 3, 5", lines[0])

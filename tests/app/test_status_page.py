@@ -210,6 +210,14 @@ class StatusPageTests(PageMixin):
         self.assertIn("session 12, idle", text)
         self.assertIn("End it.", text)
 
+    def test_damage(self) -> None:
+        """Damaged rows of the sink are reported, and the page is red."""
+        self.all_live()
+        self.observer.damage = "/x/<journal> has 1 damaged line(s)"
+        text = self.page()
+        self.assertIn("✖ Stored rows are damaged", text)
+        self.assertIn("/x/&lt;journal&gt; has 1 damaged", text)
+
     def test_single_instance(self) -> None:
         """An instance that reads from no writer and has no links has a page, too."""
         self.observer = StatusObserver("x.test", "me", monotonic=self.clock.seconds)

@@ -115,6 +115,15 @@ class RenderTests(SynchronousTestCase):
         deployment = DeploymentStatus({"me": self.status.snapshot()}, {})
         self.assertFalse(deployment.is_well)
 
+    def test_damage(self) -> None:
+        """Damaged rows of the sink are shown, and are a problem."""
+        self.status.damage = "journal has 1 damaged line(s)"
+        text = self.draw()
+        self.assertIn("me: Stored rows are damaged", text)
+        self.assertIn("journal has 1 damaged line(s)", text)
+        deployment = DeploymentStatus({"me": self.status.snapshot()}, {})
+        self.assertFalse(deployment.is_well)
+
     def test_worst_first(self) -> None:
         """Instances that do not respond are first, then instances with problems."""
         stalled, known = make_status(self.clock)

@@ -134,6 +134,7 @@ class PrometheusObserverTests(SynchronousTestCase):
 
     def report_everything(self) -> None:
         self.status.watch_stuck_ids(lambda: [StuckId("events", 7, "w1", 11.0)])
+        self.status.damage = "journal has 1 damaged line(s)"
         observer: ReplicationObserver = self.observer
         observer.observe(Resynced("events", "w1", Resync.PARTIAL))
         observer.observe(BacklogRequested("events", "w1", None))

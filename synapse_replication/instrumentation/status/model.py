@@ -201,6 +201,7 @@ class ProcessStatus(Struct, frozen=True):
     :ivar cut_off_for: the time in s for which the process has received nothing, because
         it has no link; 0 if it has one.
     :ivar stuck_ids: the ids that delay the persisted-up-to positions of streams.
+    :ivar damage: which rows that the sink stored are damaged; empty if none are.
     """
 
     server_name: str
@@ -214,6 +215,7 @@ class ProcessStatus(Struct, frozen=True):
     duplicates: tuple[DuplicateStatus, ...]
     cut_off_for: float = 0.0
     stuck_ids: tuple[StuckId, ...] = ()
+    damage: str = ""
 
     @property
     def stalled(self) -> tuple[WriterStatus, ...]:
@@ -305,6 +307,7 @@ class Standing(enum.Enum):
     STALLED = enum.auto()
     CUT_OFF = enum.auto()
     STUCK_ID = enum.auto()
+    SINK_DAMAGED = enum.auto()
     WAITING = enum.auto()
     CATCHING_UP = enum.auto()
     DRAINING = enum.auto()
@@ -317,7 +320,7 @@ class Assessment(Struct, frozen=True):
 
     :ivar standing: the state.
     :ivar concerned: the writers in that state; empty for ``DUPLICATE_NAME``,
-        ``CUT_OFF``, ``STUCK_ID``, ``NOT_READY`` and ``LIVE``.
+        ``CUT_OFF``, ``STUCK_ID``, ``SINK_DAMAGED``, ``NOT_READY`` and ``LIVE``.
     :ivar followed: all writers whose rows the process receives.
     """
 
@@ -344,6 +347,7 @@ def assess(status: ProcessStatus) -> Assessment:
         Standing.DUPLICATE_NAME: bool(status.duplicates),
         Standing.CUT_OFF: status.is_cut_off,
         Standing.STUCK_ID: bool(status.stuck_ids),
+        Standing.SINK_DAMAGED: bool(status.damage),
         Standing.NOT_READY: bool(status.not_ready),
         Standing.LIVE: True,
         **{standing: bool(writers) for standing, writers in of_condition.items()},
@@ -365,6 +369,8 @@ def describe_process(status: ProcessStatus) -> str:
         return "no link is up"
     if standing is Standing.STUCK_ID:
         return f"stuck: {describe_stuck_id(status.stuck_ids[0])}"
+    if standing is Standing.SINK_DAMAGED:
+        return f"damaged: {printable(status.damage)}"
     if standing is Standing.NOT_READY:
         return f"not ready: {status.not_ready[0]}"
     if standing is Standing.LIVE:

@@ -113,6 +113,8 @@ class StatusObserver(ReplicationObserver):
         self._unsent: dict[str, tuple[int, float]] = {}
         self._readers: Callable[[], Mapping[tuple[str, str], Reader]] = dict
         self._stuck_ids: Callable[[], Iterable[StuckId]] = tuple
+        #: What the sink says about damaged rows; see :class:`RowSink`.
+        self.damage = ""
 
     def watch_buffers(
         self, source: Callable[[], Iterable[events.ConnectionBuffers]]
@@ -508,4 +510,5 @@ class StatusObserver(ReplicationObserver):
             tuple(report.duplicates()),
             report.cut_off_for(),
             tuple(self._stuck_ids()),
+            self.damage,
         )
