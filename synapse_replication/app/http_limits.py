@@ -35,6 +35,8 @@ from typing_extensions import override
 
 #: The default for the most connections that a listener has open at a time.
 MAX_CONNECTIONS: Final = 500
+#: How long a connection may be idle, in s. Peers close their connections earlier.
+_IDLE_TIMEOUT: Final = 300
 #: The time that a client has to read a 413 response before its connection is closed, in
 #: s.
 _REFUSED_FOR: Final = 1.0
@@ -205,10 +207,10 @@ class BoundedSite(Site):
 
     :param hosts: the host names that it serves, in addition to addresses; see
         :func:`served_hosts`. ``None`` for any.
+    :param guarded: the beginning of the paths that require a secret, for which the host
+        is not checked; ``None`` if there are none.
     :param timeout: how long a connection may be idle, in s.
     :param max_connections: the most connections that are open at a time.
-    :param is_guarded: returns whether a path requires a secret, in which case the host
-        is not checked.
     :param refused: called with a status and the reason for each refused request, and
         for each connection that is refused because all others are busy.
     """
@@ -216,17 +218,17 @@ class BoundedSite(Site):
     def __init__(
         self,
         root: IResource,
-        hosts: frozenset[str] | None,
+        hosts: frozenset[str] | None = None,
         *,
-        timeout: float,
+        guarded: bytes | None = None,
+        timeout: float = _IDLE_TIMEOUT,
         max_connections: int = MAX_CONNECTIONS,
-        is_guarded: Callable[[bytes], bool] = lambda path: False,
         refused: Callable[[int, str], object] = lambda status, why: None,
     ) -> None:
         super().__init__(root, timeout=timeout)  # type: ignore[no-untyped-call]
         self._hosts = hosts
         self._max_connections = max_connections
-        self._is_guarded = is_guarded
+        self._guarded = guarded
         self.refused = refused
         #: The open connections, the least recently used first.
         self._channels: OrderedDict[_BoundedChannel, None] = OrderedDict()
@@ -234,6 +236,8 @@ class BoundedSite(Site):
         self._waiting: deque[_QueuedRequest] = deque()
         self._is_scheduled = False
 
+    noisy = False
+    displayTracebacks = False  # noqa: N815
     requestFactory = _QueuedRequest  # noqa: N815
     # mypy: in the base class, this is a function that returns a wrapper for HTTP/2.
     protocol = _BoundedChannel  # type: ignore[assignment]
@@ -250,6 +254,10 @@ class BoundedSite(Site):
         channel = super().buildProtocol(addr)  # type: ignore[no-untyped-call]
         self._channels[channel] = None
         return channel
+
+    @override
+    def log(self, request: Any) -> None:
+        """Write no access log: a line for each request would be noise."""
 
     def enqueue(self, request: _QueuedRequest) -> None:
         """Answer a request in a later turn of the reactor."""
@@ -291,7 +299,7 @@ class BoundedSite(Site):
         if (
             self._hosts is None
             or path in _PUBLIC_PATHS
-            or self._is_guarded(path)
+            or (self._guarded is not None and path.startswith(self._guarded))
             # A web page cannot connect to a Unix socket.
             or isinstance(request.getHost(), UNIXAddress)
         ):

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from twisted.web.resource import Resource
+from twisted.web.static import Data
 
-from synapse_replication.app.http_limits import MAX_CONNECTIONS, BoundedSite
 from synapse_replication.app.status_page import (
     ReadyResource,
     StatusJsonResource,
@@ -16,20 +16,8 @@ from synapse_replication.app.status_page import (
 )
 from synapse_replication.instrumentation.status.model import ProcessStatus
 
-#: How long a connection may be idle, in s. Peers close their connections earlier.
-_IDLE_TIMEOUT = 300
-_REPLICATION = b"/_synapse/replication/"
-
-
-class HealthResource(Resource):
-    """Responds with ``OK``: a process listens only after its streams are loaded."""
-
-    isLeaf = True  # noqa: N815
-
-    def render_GET(self, request: Any) -> bytes:
-        """Return ``OK``."""
-        request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
-        return b"OK"
+#: The beginning of the paths of rows, which require the secret if there is one.
+REPLICATION_PATH = b"/_synapse/replication/"
 
 
 class MetricsResource(Resource):
@@ -72,7 +60,10 @@ def make_root(
     if "replication" in resources and replication is not None:
         synapse.putChild(b"replication", replication)
     if "health" in resources:
-        root.putChild(b"health", HealthResource())  # type: ignore[no-untyped-call]
+        # Always OK: a process listens only after its streams are loaded.
+        health: Any = Data(b"OK", "text/plain; charset=utf-8")  # type: ignore[no-untyped-call]
+        health.isLeaf = True
+        root.putChild(b"health", health)
         root.putChild(b"ready", ReadyResource(snapshot))
     if "metrics" in resources:
         root.putChild(b"metrics", MetricsResource(registry))
@@ -80,39 +71,3 @@ def make_root(
         root.putChild(b"status.json", StatusJsonResource(snapshot))
         synapse.putChild(b"metrics", MetricsResource(registry))
     return cast(Resource, root)
-
-
-def make_site(
-    root: Resource,
-    *,
-    hosts: frozenset[str] | None = None,
-    has_secret: bool = False,
-    max_connections: int = MAX_CONNECTIONS,
-    refused: Callable[[int, str], object] = lambda status, why: None,
-) -> BoundedSite:
-    """Return the site of one listener.
-
-    :param root: its root resource.
-    :param hosts: the host names that the listener serves; ``None`` for any.
-    :param has_secret: whether requests for rows must contain a secret.
-    :param max_connections: the most connections that are open at a time.
-    :param refused: called with a status and the reason for each refused request or
-        connection.
-    """
-    site = BoundedSite(
-        root,
-        hosts,
-        timeout=_IDLE_TIMEOUT,
-        max_connections=max_connections,
-        is_guarded=lambda path: has_secret and path.startswith(_REPLICATION),
-        refused=refused,
-    )
-    site.noisy = False
-    site.displayTracebacks = False
-    # Paths contain no secrets, but a log line for each request would be noise.
-    site.log = _log_nothing  # type: ignore[method-assign]
-    return site
-
-
-def _log_nothing(request: Any) -> None:
-    """Write no access log."""

@@ -31,8 +31,8 @@ from synapse_replication.app.host import (
     PositionsOnlySink,
     StandaloneHost,
 )
-from synapse_replication.app.http_limits import served_hosts
-from synapse_replication.app.http_site import make_root, make_site
+from synapse_replication.app.http_limits import BoundedSite, served_hosts
+from synapse_replication.app.http_site import REPLICATION_PATH, make_root
 from synapse_replication.app.modules import add_service, check_sink, load_factories
 from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.position_check import start_position_check
@@ -437,21 +437,21 @@ class Replication(Service):
         )
         for listener in config.listeners:
             if not listener.direct_tcp:
-                site = make_site(
+                site = BoundedSite(
                     make_root(
                         listener.resources,
                         self.metrics_registry,
                         self._status.snapshot,
                         replication,
                     ),
-                    hosts=served_hosts(
+                    served_hosts(
                         listener.addresses,
                         [
                             *config.allowed_hosts,
                             *(at.host for at in config.instances.values() if at.host),
                         ],
                     ),
-                    has_secret=config.secret is not None,
+                    guarded=None if config.secret is None else REPLICATION_PATH,
                     max_connections=config.max_http_connections,
                     refused=lambda status, why: self._observer.observe(
                         RequestRefused(status, why)

@@ -58,7 +58,7 @@ class SiteTestCase(SynchronousTestCase):
             served_hosts(["10.0.0.1"], ["writer1.local"]),
             timeout=60,
             max_connections=3,
-            is_guarded=lambda path: path.startswith(b"/rows/"),
+            guarded=b"/rows/",
             refused=lambda status, why: self.refused.append(status),
         )
         self.site.reactor = self.clock

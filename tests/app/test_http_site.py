@@ -10,18 +10,19 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.static import Data
 
-from synapse_replication.app.http_site import make_root, make_site
+from synapse_replication.app.http_limits import BoundedSite
+from synapse_replication.app.http_site import make_root
 from synapse_replication.instrumentation.status.model import decode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
 
 
-class MakeSiteTests(SynchronousTestCase):
+class MakeRootTests(SynchronousTestCase):
     def get(self, path: str, *names: str) -> tuple[int, str]:
         registry = CollectorRegistry()
         Counter("seen", "A counter.", registry=registry).inc()
         replication: Resource = Data(b"rows", "text/plain")
         status = StatusObserver("x.test", "me")
-        site = make_site(
+        site = BoundedSite(
             make_root(frozenset(names), registry, status.snapshot, replication)
         )
         http: Any = StubTreq(site.resource)

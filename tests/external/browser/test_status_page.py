@@ -18,7 +18,8 @@ from twisted.internet.task import Clock
 from twisted.internet.threads import blockingCallFromThread, deferToThread
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.app.http_site import make_root, make_site
+from synapse_replication.app.http_limits import BoundedSite
+from synapse_replication.app.http_site import make_root
 from synapse_replication.handlers.events import CatchUpEvent, CatchUpPage, PeerHeartbeat
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from tests.external import skip_reason
@@ -46,7 +47,7 @@ class StatusPageTests(TestCase):
         for key in (("events", "event_persister1"), ("typing", "stream_writer1")):
             self.known.go_live(*key, 1000)
         self.heartbeat()
-        site = make_site(
+        site = BoundedSite(
             make_root(
                 frozenset({"metrics"}), CollectorRegistry(), self.observer.snapshot
             )
