@@ -13,13 +13,14 @@ purged rows are not archived again.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import pyarrow as pa
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive.damage import ArchivedFile, files_of
 from synapse_replication.pipeline.archive.failures import reason_of
 from synapse_replication.pipeline.archive.log import (
     PurgedRange,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 #: The maximum number of attempts to purge a table. An attempt fails if, for instance,
 #: the Spark driver of an archive job changes the files of the old days meanwhile.
 _ATTEMPTS: Final = 10
+
+_ENDS: Final = [("stream_id", "min"), ("stream_id", "max")]
 
 
 @attrs.frozen
@@ -66,114 +69,89 @@ def purge_archive(
 ) -> list[OldDay]:
     """Remove the rows of all days before a date, and return these days.
 
-    :param dry_run: whether to only return the days, without removing rows.
-    :param progress: shows a step for each table and, if rows are removed, counts files.
-    :raises PipelineError: if the archive does not exist, or cannot be read or written.
-    """
-    store = open_archive(archive)
-    act = find_old_days if dry_run else purge_days
-    return act(store, before, progress)
-
-
-def find_old_days(
-    store: ArchiveStore, before: datetime.date, progress: JobProgress | None = None
-) -> list[OldDay]:
-    """Return all days before a date, ordered by table and day.
-
-    The table of recorded commands is the last one.
-
-    :param progress: shows a step for each table.
-    :raises PipelineError: if the archive cannot be read.
-    """
-    return [
-        day
-        for stream, table in _tables(store, progress)
-        for day in _days(stream, table, before)
-    ]
-
-
-def purge_days(
-    store: ArchiveStore, before: datetime.date, progress: JobProgress | None = None
-) -> list[OldDay]:
-    """Remove the rows of all days before a date, and return these days.
-
     An archive job may be running at the same time.
 
-    :param progress: shows a step for each table, and counts the files whose tokens are
-        recorded.
-    :raises PipelineError: if the archive cannot be read or written, or the old days of
-        a table change during each attempt to purge it.
+    :param dry_run: whether to only return the days, without removing rows.
+    :param progress: shows a step for each table and, if rows are removed, counts files.
+    :return: the days, by table and day; those of the recorded commands are the last.
+    :raises PipelineError: if the archive does not exist, cannot be read or written, or
+        the old days of a table change during each attempt to purge it.
     """
     from deltalake.exceptions import DeltaError
 
-    removed = []
-    for stream, table in _tables(store, progress):
-        try:
-            removed += _purge(store, stream, table, before, progress)
-        except (pa.ArrowException, DeltaError, OSError) as error:
-            raise _failed(table, error) from error
-    return removed
-
-
-def _tables(
-    store: ArchiveStore, progress: JobProgress | None
-) -> Iterator[tuple[str | None, DeltaTable]]:
-    tables: list[tuple[str | None, str]] = [
-        *((stream, store.stream_uri(stream)) for stream in store.streams()),
-        (None, store.wire_uri),
-    ]
+    store = open_archive(archive)
+    uris: dict[str | None, str] = {s: store.stream_uri(s) for s in store.streams()}
+    uris[None] = store.wire_uri
     if progress is not None:
-        progress.expect(len(tables))
-    for stream, uri in tables:
+        progress.expect(len(uris))
+    days: list[OldDay] = []
+    for stream, uri in uris.items():
         if progress is not None:
-            progress.begin("recordings of the wire" if stream is None else stream)
+            progress.begin(stream or "recordings of the wire")
         table = store.table(uri)
-        if table is not None:
-            yield stream, table
+        if table is None:
+            continue
+        old = _OldFiles(store, stream, uri, table, before)
+        try:
+            days += old.days() if dry_run else _purge(old, progress)
+        except (pa.ArrowException, DeltaError, OSError) as error:
+            raise old.failed(error) from error
+    return days
 
 
-def _days(stream: str | None, table: DeltaTable, before: datetime.date) -> list[OldDay]:
-    found: dict[datetime.date, tuple[int, int]] = {}
-    for action in _old_actions(table, before):
-        rows, size = found.get(action["day"], (0, 0))
-        found[action["day"]] = (
-            rows + (action["num_records"] or 0),
-            size + action["size_bytes"],
+@attrs.frozen
+class _OldFiles:
+    """The files of a table whose days are before a date."""
+
+    store: ArchiveStore
+    stream: str | None
+    uri: str
+    table: DeltaTable
+    before: datetime.date
+
+    def find(self) -> list[ArchivedFile]:
+        """Return the files of the loaded version."""
+        limit = self.before.isoformat()
+        found = files_of(self.table, self.uri, self.stream or "the wire")
+        return [file for file in found if file.day < limit]
+
+    def days(self) -> list[OldDay]:
+        """Return the days of the files."""
+        by_day: dict[str, list[ArchivedFile]] = {}
+        for file in self.find():
+            by_day.setdefault(file.day, []).append(file)
+        return [
+            OldDay(
+                self.stream,
+                datetime.date.fromisoformat(day),
+                sum(file.rows for file in files),
+                sum(file.size for file in files),
+            )
+            for day, files in sorted(by_day.items())
+        ]
+
+    def failed(self, error: Exception | str) -> PipelineError:
+        """Return the error of a purge that is not possible."""
+        return PipelineError(
+            f"cannot purge {self.uri}: {reason_of(error)}; resolve the problem, and "
+            "purge again"
         )
-    return [OldDay(stream, day, *found[day]) for day in sorted(found)]
 
 
-def _old_actions(table: DeltaTable, before: datetime.date) -> list[dict[str, Any]]:
-    actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-    for action in actions:
-        day = action[f"partition.{DAY}"]
-        if not isinstance(day, datetime.date):
-            day = datetime.date.fromisoformat(str(day))
-        action["day"] = day
-    return [action for action in actions if action["day"] < before]
-
-
-def _purge(
-    store: ArchiveStore,
-    stream: str | None,
-    table: DeltaTable,
-    before: datetime.date,
-    progress: JobProgress | None,
-) -> list[OldDay]:
+def _purge(old: _OldFiles, progress: JobProgress | None) -> list[OldDay]:
     from deltalake.exceptions import CommitFailedError
 
+    table = old.table
     for attempt in range(_ATTEMPTS):
-        days = _days(stream, table, before)
+        days = old.days()
         if not days:
             return []
         properties = commit_properties(read_state(table), new=False)
         try:
-            if stream is not None and not _record(
-                store, stream, table, before, progress
-            ):
+            if old.stream is not None and not _record(old, old.stream, progress):
                 continue
             table.delete(
-                f"{DAY} < DATE '{before.isoformat()}'", commit_properties=properties
+                f"{DAY} < DATE '{old.before.isoformat()}'", commit_properties=properties
             )
         except CommitFailedError:
             # A driver has committed at the same time: try again with the new version.
@@ -182,25 +160,17 @@ def _purge(
             table.update_incremental()
         else:
             return days
-    raise _failed(table, "its old days changed during each attempt")
+    raise old.failed("its old days changed during each attempt")
 
 
-def _record(
-    store: ArchiveStore,
-    stream: str,
-    table: DeltaTable,
-    before: datetime.date,
-    progress: JobProgress | None,
-) -> bool:
+def _record(old: _OldFiles, stream: str, progress: JobProgress | None) -> bool:
     """Record the tokens to be purged.
 
     :return: false if the files of the old days changed at the same time.
     """
-    recorded = {action["path"] for action in _old_actions(table, before)}
-    ranges = [
-        *read_purged_ranges(table, stream),
-        *_ranges(store, stream, table, before, progress),
-    ]
+    table, files = old.table, old.find()
+    known = read_purged_ranges(table, stream)
+    ranges = [*known, *_ranges(old.store, files, progress)]
     table.alter.set_table_properties(
         purged_properties(ranges),
         raise_if_not_exists=False,
@@ -208,51 +178,34 @@ def _record(
     )
     table.update_incremental()
     # If a driver adds rows to these days from now on, the deletion is rejected.
-    return recorded == {action["path"] for action in _old_actions(table, before)}
-
-
-def _failed(table: DeltaTable, error: Exception | str) -> PipelineError:
-    return PipelineError(
-        f"cannot purge {table.table_uri}: {reason_of(error)}; resolve the problem, and "
-        "purge again"
-    )
+    return files == old.find()
 
 
 def _ranges(
-    store: ArchiveStore,
-    stream: str,
-    table: DeltaTable,
-    before: datetime.date,
-    progress: JobProgress | None,
+    store: ArchiveStore, files: Sequence[ArchivedFile], progress: JobProgress | None
 ) -> list[PurgedRange]:
-    """Return the range of each writer's tokens in the old days."""
+    """Return the range of each writer's tokens in files of a stream."""
     from pyarrow import parquet
 
     filesystem, _ = store.filesystem()
-    root = store.path(store.stream_uri(stream))
-    found: dict[str, tuple[int, int]] = {}
-    actions = _old_actions(table, before)
-    for number, action in enumerate(actions):
+    found: dict[str, PurgedRange] = {}
+    for number, file in enumerate(files):
         if progress is not None:
-            progress.count(number, len(actions))
-        with parquet.ParquetFile(
-            f"{root}/{action['path']}", filesystem=filesystem
-        ) as file:
-            for batch in file.iter_batches(columns=["instance_name", "stream_id"]):
-                for writer, first, last in _by_writer(batch):
-                    known = found.get(writer, (first, last))
-                    found[writer] = min(known[0], first), max(known[1], last)
-    return [
-        PurgedRange(stream, writer, first, last)
-        for writer, (first, last) in sorted(found.items())
-    ]
-
-
-def _by_writer(batch: pa.RecordBatch) -> Iterable[tuple[str, int, int]]:
-    grouped = (
-        pa.Table.from_batches([batch])
-        .group_by("instance_name")
-        .aggregate([("stream_id", "min"), ("stream_id", "max")])
-    )
-    for row in grouped.to_pylist():
-        yield row["instance_name"], row["stream_id_min"], row["stream_id_max"]
+            progress.count(number, len(files))
+        path = f"{store.path(file.uri)}/{file.path}"
+        with parquet.ParquetFile(path, filesystem=filesystem) as opened:
+            for batch in opened.iter_batches(columns=["instance_name", "stream_id"]):
+                ends = pa.Table.from_batches([batch]).group_by("instance_name")
+                for row in ends.aggregate(_ENDS).to_pylist():
+                    name, low, high = (
+                        row["instance_name"],
+                        row["stream_id_min"],
+                        row["stream_id_max"],
+                    )
+                    known = found.get(name, PurgedRange(file.table, name, low, high))
+                    found[name] = attrs.evolve(
+                        known,
+                        first_token=min(known.first_token, low),
+                        last_token=max(known.last_token, high),
+                    )
+    return [found[name] for name in sorted(found)]

@@ -12,7 +12,8 @@ import contextlib
 import enum
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
@@ -233,7 +234,7 @@ class ArchiveTable:
         done = Compaction()
         if self._table is None:
             return done
-        for day in self._crowded_days(self._table, enough_files):
+        for day in self._crowded_days(enough_files):
             with self._explaining_failures():
                 try:
                     found = self._table.optimize.compact(
@@ -275,12 +276,8 @@ class ArchiveTable:
             self._table.update_incremental()
         return len(removed)
 
-    def _crowded_days(self, table: DeltaTable, enough_files: int) -> list[str]:
-        small: dict[str, int] = {}
-        for action in _actions(table):
-            if action["size_bytes"] < SMALL_BYTES:
-                day = str(action[f"partition.{DAY}"])
-                small[day] = small.get(day, 0) + 1
+    def _crowded_days(self, enough_files: int) -> list[str]:
+        small = Counter(file.day for file in self.files if file.size < SMALL_BYTES)
         return sorted(day for day, count in small.items() if count >= enough_files)
 
     # -- the table ---------------------------------------------------------------------
@@ -379,10 +376,3 @@ def _removal(file: ArchivedFile) -> RemoveAction:
 
     now = int(time.time() * 1000)
     return RemoveAction(file.path, True, now, file.size, {DAY: file.day})
-
-
-def _actions(table: DeltaTable) -> Iterable[dict[str, Any]]:
-    found: list[dict[str, Any]] = pa.table(
-        table.get_add_actions(flatten=True)
-    ).to_pylist()
-    return found

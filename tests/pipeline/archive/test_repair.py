@@ -24,7 +24,7 @@ from synapse_replication.pipeline.archive.damage import (
 )
 from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.progress import PlainReporter
-from synapse_replication.pipeline.archive.purges import purge_days
+from synapse_replication.pipeline.archive.purges import purge_archive
 from synapse_replication.pipeline.archive.repair import Repair, repair_archive
 from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
 from synapse_replication.pipeline.archive.snapshot import open_snapshot
@@ -212,7 +212,7 @@ class RepairTests(SynchronousTestCase):
         """Purged rows are not read again."""
         self.uri = self.store.stream_uri("caches")
         before = keys_of(self.store)
-        purge_days(self.store, TODAY.replace(day=2))
+        purge_archive(self.archive, TODAY.replace(day=2))
         kept = keys_of(self.store)
         self.assertLess(len(kept), len(before))
         table = DeltaTable(self.uri, storage_options=self.store.delta_options)
