@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import queue
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
 
 import attrs
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.bootstrap.plan import (
     Change,
-    Found,
     StreamHistory,
     check_histories,
     plan_positions,
 )
 from synapse_replication.pipeline.bootstrap.store import (
-    IdRange,
     check_no_writers,
     connected,
-    id_ranges,
     read_farthest,
     read_histories,
     write_positions,
 )
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.connections import pinned
-
-#: The maximum number of connections that read at the same time.
-_CONNECTIONS: Final = min(os.cpu_count() or 1, 8)
 
 
 @attrs.frozen
@@ -78,8 +67,7 @@ def read_bootstrap(settings: PipelineSettings) -> Bootstrap:
                     "homeserver's database?"
                 )
             check_no_writers(cursor, before, before)
-            ranges = id_ranges(cursor, before)
-            found = _read_ranges(pinned(settings.conninfo, connection), ranges)
+            found = list(read_farthest(cursor, before))
             now = read_histories(cursor, settings)
             check_no_writers(cursor, before, now)
     histories = [history.with_found(found) for history in now]
@@ -105,35 +93,3 @@ def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
         connection.cursor() as cursor,
     ):
         write_positions(cursor, settings, found.histories, found.changes)
-
-
-def _read_ranges(conninfo: Mapping[str, Any], ranges: Sequence[IdRange]) -> list[Found]:
-    """Read the greatest token of each writer of a table in all ranges.
-
-    The database does the work, in a process for each connection.
-    """
-    waiting = queue.SimpleQueue[IdRange]()
-    for each in ranges:
-        waiting.put(each)
-
-    def read() -> list[Found]:
-        with connected(conninfo, readonly=True) as connection:
-            return list(read_farthest(connection, _taken(waiting)))
-
-    farthest: dict[tuple[str, str, str | None], int] = {}
-    count = min(len(ranges), _CONNECTIONS)
-    with ThreadPoolExecutor(_CONNECTIONS) as pool:
-        for future in [pool.submit(read) for _ in range(count)]:
-            for stream, table, writer, token in future.result():
-                key = stream, table, writer
-                farthest[key] = max(token, farthest.get(key, token))
-    return [(*key, token) for key, token in farthest.items()]
-
-
-def _taken(waiting: queue.SimpleQueue[IdRange]) -> Iterator[IdRange]:
-    """Take ranges until none is left."""
-    while True:
-        try:
-            yield waiting.get_nowait()
-        except queue.Empty:
-            return

@@ -1,8 +1,7 @@
 """Database access for ``pipeline bootstrap``: positions, sequences and tables.
 
-The functions use psycopg2 and block. Only :func:`read_farthest` reads whole tables.
-:func:`id_ranges` divides a table into ranges of ids if an index begins with the id;
-otherwise the table is a single range.
+The functions use psycopg2 and block. Only :func:`read_farthest` reads whole tables,
+with one query for each: the server divides a large table among its parallel workers.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-import attrs
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.bootstrap.plan import Change, Found, StreamHistory
@@ -23,13 +20,6 @@ from synapse_replication.streams.standard.registry import (
     StandardStream,
 )
 from synapse_replication.streams.table import IdColumn, TableStream
-
-#: The number of ids that one query covers, unless the table has too many ids for
-#: :data:`MAX_RANGES` such queries.
-RANGE_WIDTH = 250_000
-
-#: The maximum number of ranges of one table. A larger table has wider ranges.
-MAX_RANGES = 2000
 
 _WRITING = """
     SELECT DISTINCT c.relname, coalesce('process ' || l.pid, 'prepared')
@@ -43,21 +33,6 @@ _WRITING = """
 """
 
 _LOCK_TABLE = "LOCK TABLE stream_positions IN SHARE ROW EXCLUSIVE MODE"
-
-
-@attrs.frozen
-class IdRange:
-    """A range of a table's ids that one query covers.
-
-    :ivar sql: the query for each writer and its greatest token in
-        ``(%(after)s, %(up_to)s]``.
-    """
-
-    stream: str
-    table: str
-    sql: str
-    after: int
-    up_to: int
 
 
 @contextlib.contextmanager
@@ -181,25 +156,14 @@ def check_no_writers(
         )
 
 
-def id_ranges(cursor: Any, histories: Iterable[StreamHistory]) -> list[IdRange]:
-    """Divide the ids of all tables into ranges that can be read in parallel.
-
-    A table without an index that begins with the id is one range.
-    """
-    ranges: list[IdRange] = []
+def read_farthest(cursor: Any, histories: Iterable[StreamHistory]) -> Iterator[Found]:
+    """Read the greatest token of each writer in each table."""
     for history in histories:
         for column in history.tables:
-            ranges += _ranges_of(cursor, history, column)
-    return ranges
-
-
-def read_farthest(connection: Any, ranges: Iterable[IdRange]) -> Iterator[Found]:
-    """Read the greatest token of each writer in each range."""
-    with connection.cursor() as cursor:
-        for part in ranges:
-            cursor.execute(part.sql, {"after": part.after, "up_to": part.up_to})
+            cursor.execute(_farthest_sql(column, negative=history.negative))
             for writer, token in cursor.fetchall():
-                yield part.stream, part.table, writer, token
+                if token is not None:
+                    yield history.name, column.table, writer, token
 
 
 def write_positions(
@@ -248,37 +212,12 @@ def _sequence_value(cursor: Any, sequence: str) -> int:
     return int(last_value) if is_called else int(last_value) - 1
 
 
-def _ranges_of(cursor: Any, history: StreamHistory, column: IdColumn) -> list[IdRange]:
-    id_ = queries.identifier(column.id_column)
-    table = queries.identifier(column.table)
-    token = f"-{id_}" if history.negative else id_
+def _farthest_sql(column: IdColumn, *, negative: bool) -> str:
+    id_, table = map(queries.identifier, (column.id_column, column.table))
+    greatest = f"-min({id_})" if negative else f"max({id_})"
+    source = f"FROM {table} WHERE {id_} {'<' if negative else '>'} 0"
     if column.writer_column is None:
-        select, group = f"NULL, max({token})", "HAVING count(*) > 0"
-    else:
-        writer = queries.identifier(column.writer_column)
-        select, group = f"{writer}, max({token})", "GROUP BY 1"
-    if history.negative:
-        bounds = f"{id_} < -%(after)s AND {id_} >= -%(up_to)s"
-    else:
-        bounds = f"{id_} > %(after)s AND {id_} <= %(up_to)s"
-    sql = f"SELECT {select} FROM {table} WHERE {bounds} {group}"
-    nearest, farthest = 0, max(history.sequence_value, 2**62)
-    width = farthest
-    cursor.execute(queries.INDEXES, {"table": table})
-    if any(columns[:1] == [column.id_column] for columns, _ in cursor.fetchall()):
-        # The server reads only the first and the last entry of the index.
-        order = "min(id), max(id)" if history.negative else "max(id), min(id)"
-        side = "<" if history.negative else ">"
-        cursor.execute(
-            f"SELECT {order} FROM (SELECT {id_} AS id FROM {table} "
-            f"WHERE {id_} {side} 0) AS ids"
-        )
-        ends = [abs(end) for end in cursor.fetchone() if end is not None]
-        if not ends:
-            return []
-        farthest, nearest = ends[0], ends[1] - 1
-        width = max(RANGE_WIDTH, -(-(farthest - nearest) // MAX_RANGES))
-    return [
-        IdRange(history.name, column.table, sql, after, min(after + width, farthest))
-        for after in range(nearest, farthest, width)
-    ]
+        # If the id is indexed, the server looks up its greatest value.
+        return f"SELECT NULL, {greatest} {source}"
+    writer = queries.identifier(column.writer_column)
+    return f"SELECT {writer}, {greatest} {source} GROUP BY 1"

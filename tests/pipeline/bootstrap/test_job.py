@@ -13,7 +13,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.bootstrap import bootstrap_command
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.bootstrap import store as position_store
 from synapse_replication.pipeline.bootstrap.job import (
     Bootstrap,
     read_bootstrap,
@@ -102,10 +101,9 @@ def to_write(found: Bootstrap) -> dict[tuple[str, str], tuple[int | None, int | 
 
 
 class BootstrapTests(SynchronousTestCase):
-    """Tests for the job on a real database, in ranges of a few ids."""
+    """Tests for the job on a real database."""
 
     def setUp(self) -> None:
-        self.patch(position_store, "RANGE_WIDTH", 50)
         self.dsn = shared_postgres().new_database()
         self.sql(TABLES)
         self.settings = PipelineSettings(

@@ -10,7 +10,6 @@ import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.bootstrap import store as position_store
 from synapse_replication.pipeline.bootstrap.plan import (
     Change,
     PlannedChange,
@@ -19,7 +18,6 @@ from synapse_replication.pipeline.bootstrap.plan import (
 from synapse_replication.pipeline.bootstrap.store import (
     check_no_writers,
     connected,
-    id_ranges,
     read_farthest,
     read_histories,
     write_positions,
@@ -55,7 +53,6 @@ class PositionStoreTests(SynchronousTestCase):
     """Tests with a custom stream that has the ids from -250 to -41."""
 
     def setUp(self) -> None:
-        self.patch(position_store, "RANGE_WIDTH", 100)
         self.dsn = shared_postgres().new_database()
         self.connection = psycopg2.connect(self.dsn)
         self.addCleanup(self.connection.close)
@@ -91,26 +88,28 @@ class PositionStoreTests(SynchronousTestCase):
         with self.assertRaisesRegex(PipelineError, "has two rows for a of orders"):
             self.histories()
 
-    def test_ranges(self) -> None:
-        """With an index, the ranges cover the ids from first to last without a gap."""
-        (history,) = self.histories()
-        self.assertEqual(len(id_ranges(self.cursor, [history])), 1)
-        self.cursor.execute("CREATE INDEX ids ON orders (id)")
-        ranges = id_ranges(self.cursor, [history])
+    def test_farthest(self) -> None:
+        """
+        Each writer has its greatest token, whatever the sign of ids; an id of the other
+        sign, of a backfilled row for instance, does not count.
+        """
+        self.cursor.execute("INSERT INTO orders VALUES (900, 'a')")
+        histories = self.histories()
         self.assertEqual(
-            [(each.after, each.up_to) for each in ranges],
-            [(40, 140), (140, 240), (240, 250)],
+            sorted(read_farthest(self.cursor, histories)),
+            [("orders", "orders", "a", 250), ("orders", "orders", "b", 249)],
         )
-        found = sorted(read_farthest(self.connection, ranges))
+        (history,) = histories
+        (column,) = history.tables
+        nameless = attrs.evolve(
+            history, tables=(attrs.evolve(column, writer_column=None),)
+        )
         self.assertEqual(
-            [(writer, token) for *_, writer, token in found],
-            [("a", 140), ("a", 240), ("a", 250), ("b", 139), ("b", 239), ("b", 249)],
+            list(read_farthest(self.cursor, [nameless])),
+            [("orders", "orders", None, 250)],
         )
-
-    def test_empty_table(self) -> None:
-        """An indexed table without rows has no ranges."""
-        self.cursor.execute("CREATE INDEX ids ON orders (id); DELETE FROM orders")
-        self.assertEqual(id_ranges(self.cursor, self.histories()), [])
+        self.cursor.execute("DELETE FROM orders")
+        self.assertEqual(list(read_farthest(self.cursor, [history, nameless])), [])
 
     def test_idle_deployment(self) -> None:
         """
