@@ -12,7 +12,7 @@ import duckdb
 from deltalake import DeltaTable
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.archive.progress import PlainReporter
+from synapse_replication.pipeline.archive.progress import ArchiveProgress
 from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
 from synapse_replication.pipeline.descriptions import OBJECTS
 from synapse_replication.pipeline.settings import settings_of_dsn
@@ -36,7 +36,7 @@ def real_archive() -> Path:
     source = settings_of_dsn(real_dsn())
     recordings = [str(FULL_RECORDING)]
     settings = ArchiveSettings(str(folder), source, recordings, once=True)
-    run_archive(settings, PlainReporter(io.StringIO()))
+    run_archive(settings, ArchiveProgress(io.StringIO()))
     return folder
 
 

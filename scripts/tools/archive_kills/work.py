@@ -28,7 +28,7 @@ def work(folder: str, kill: Kill | None) -> None:
     :param kill: a kill at a named point; ``None`` if this process performs none.
     """
     from synapse_replication.errors import PipelineError
-    from synapse_replication.pipeline.archive.progress import PlainReporter
+    from synapse_replication.pipeline.archive.progress import ArchiveProgress
     from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
     from synapse_replication.pipeline.settings import settings_of_dsn
 
@@ -51,7 +51,7 @@ def work(folder: str, kill: Kill | None) -> None:
                 retention_hours=int(os.environ.get(RETENTION_VARIABLE, "168")),
                 master="local[2]",
             ),
-            PlainReporter(sys.stderr),
+            ArchiveProgress(sys.stderr),
             watch=watch,
         )
     except PipelineError as error:

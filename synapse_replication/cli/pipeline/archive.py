@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
@@ -16,6 +18,10 @@ from synapse_replication.cli.pipeline.options import (
     optional_source_options,
 )
 from synapse_replication.pipeline.settings import PipelineSettings
+
+if TYPE_CHECKING:
+    from synapse_replication.pipeline.archive.progress import Numbers
+    from synapse_replication.pipeline.archive.run import ArchiveSettings
 
 
 @click.command(
@@ -129,7 +135,6 @@ def archive_command(
             )
         _repair(archive, settings, streams, as_json=as_json)
         return
-    from synapse_replication.pipeline.archive.job import run_job
     from synapse_replication.pipeline.archive.run import ArchiveSettings
 
     more: dict[str, Any] = {}
@@ -137,19 +142,19 @@ def archive_command(
         more["compact_files"] = compact_files
     if retention_hours is not None:
         more["retention_hours"] = retention_hours
-    numbers = run_job(
-        ArchiveSettings(
-            archive,
-            settings,
-            recordings,
-            streams,
-            once,
-            every,
-            batch_ids,
-            master=master,
-            **more,
-        ),
-        None if metrics_port is None else (metrics_host, metrics_port),
+    archive_settings = ArchiveSettings(
+        archive,
+        settings,
+        recordings,
+        streams,
+        once,
+        every,
+        batch_ids,
+        master=master,
+        **more,
+    )
+    numbers = _archive(
+        archive_settings, None if metrics_port is None else (metrics_host, metrics_port)
     )
     if as_json:
         click.echo(json.dumps(attrs.asdict(numbers)))
@@ -163,6 +168,25 @@ def archive_command(
                 f"{numbers.skipped:,} ids were skipped, because PostgreSQL cannot "
                 "convert their rows; the lines above name them"
             )
+
+
+def _archive(settings: ArchiveSettings, metrics: tuple[str, int] | None) -> Numbers:
+    from prometheus_client import CollectorRegistry
+
+    from synapse_replication.pipeline.archive.metrics import (
+        ArchiveMetrics,
+        serve_metrics,
+    )
+    from synapse_replication.pipeline.archive.progress import ArchiveProgress
+    from synapse_replication.pipeline.archive.run import run_archive
+
+    registry = CollectorRegistry()
+    archive_metrics = ArchiveMetrics(registry)
+    with ExitStack() as stack:
+        if metrics is not None:
+            stack.callback(serve_metrics(registry, *metrics))
+        progress = stack.enter_context(ArchiveProgress(sys.stderr))
+        return run_archive(settings, progress, archive_metrics, with_signals=True)
 
 
 def _repair(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO
+from typing import TextIO
 
 import attrs
 from rich.console import Console
@@ -36,19 +36,11 @@ class Numbers:
     rows_per_second: float = 0.0
 
 
-class Reporter(Protocol):
-    """A display that is notified of each event of the job."""
+class ArchiveProgress:
+    """The display, shown within its context.
 
-    def show(self, numbers: Numbers, event: str) -> None:
-        """Show the totals and the last event.
-
-        :param event: the last event, in a few words.
-        """
-        ...
-
-
-class PlainReporter:
-    """Writes a line for each event; for logs.
+    On a terminal, it updates one line, with a bar for the part of the rows that is
+    archived. Otherwise, it writes a line for each event.
 
     :param now: returns monotonic time in s.
     """
@@ -57,44 +49,38 @@ class PlainReporter:
         self._out = out
         self._now = now
         self._started = now()
+        self._bar: Progress | None = None
+        if out.isatty():
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[last]}", style="dim"),
+                console=Console(file=out),
+            )
+            self._task = self._bar.add_task("starting", total=None, last="")
 
-    def __enter__(self) -> PlainReporter:
+    def __enter__(self) -> ArchiveProgress:
+        if self._bar is not None:
+            self._bar.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Do nothing: the lines remain in the log."""
+        if self._bar is not None:
+            self._bar.stop()
 
     def show(self, numbers: Numbers, event: str) -> None:
-        """Write a line."""
-        elapsed = self._now() - self._started
-        self._out.write(f"{elapsed:8.1f} s  {event}; {_total(numbers)}\n")
-        self._out.flush()
+        """Show the totals and the last event.
 
-
-class TerminalReporter:
-    """Updates one line, with a bar for the part of the rows that is archived."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[last]}", style="dim"),
-            console=Console(file=out),
-        )
-        self._task = self._progress.add_task("starting", total=None, last="")
-
-    def __enter__(self) -> TerminalReporter:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
-
-    def show(self, numbers: Numbers, event: str) -> None:
-        """Update the line."""
+        :param event: the last event, in a few words.
+        """
+        if self._bar is None:
+            elapsed = self._now() - self._started
+            self._out.write(f"{elapsed:8.1f} s  {event}; {_total(numbers)}\n")
+            self._out.flush()
+            return
         behind = numbers.behind
-        self._progress.update(
+        self._bar.update(
             self._task,
             description=_total(numbers),
             completed=numbers.rows,
@@ -114,8 +100,3 @@ def _total(numbers: Numbers) -> str:
     if numbers.behind is not None:
         parts.append(f"{numbers.behind:,} ids behind")
     return ", ".join(parts)
-
-
-def make_reporter(out: TextIO) -> PlainReporter | TerminalReporter:
-    """Return the reporter for a terminal or for a log, depending on ``out``."""
-    return TerminalReporter(out) if out.isatty() else PlainReporter(out)

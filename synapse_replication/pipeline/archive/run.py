@@ -31,7 +31,7 @@ from synapse_replication.pipeline.archive.closed_recordings import (
     plan_recordings,
 )
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
-from synapse_replication.pipeline.archive.progress import Numbers, Reporter
+from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbers
 from synapse_replication.pipeline.archive.row_archive import ArchivedBatch, RowsArchiver
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
@@ -108,7 +108,7 @@ def _do_nothing(*arguments: object) -> None:
 
 def run_archive(
     settings: ArchiveSettings,
-    reporter: Reporter,
+    reporter: ArchiveProgress,
     metrics: ArchiveMetrics | None = None,
     *,
     stopping: threading.Event | None = None,
@@ -172,7 +172,7 @@ class _Archive:
         options: SourceOptions | None,
         store: ArchiveStore,
         spark: Callable[[], SparkSession],
-        reporter: Reporter,
+        reporter: ArchiveProgress,
         metrics: ArchiveMetrics,
         numbers: Numbers,
         stopping: threading.Event,

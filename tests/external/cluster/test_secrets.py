@@ -21,7 +21,7 @@ _SCRIPT = """
 import sys, urllib.request
 from synapse_replication.pipeline.source.frames import read_rows
 from synapse_replication.pipeline.archive.frames import read_archive
-from synapse_replication.pipeline.archive.progress import PlainReporter
+from synapse_replication.pipeline.archive.progress import ArchiveProgress
 from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
 from synapse_replication.pipeline.spark.session import make_session
 from synapse_replication.pipeline.tables import RowForm
@@ -45,7 +45,7 @@ typed.explain(True)
 print("typed", typed.count())
 archived = run_archive(
     ArchiveSettings(folder + "/archive", settings_of_dsn(dsn), once=True),
-    PlainReporter(sys.stderr),
+    ArchiveProgress(sys.stderr),
 )
 print("archived", archived)
 read_archive(session, folder + "/archive").rows().explain(True)

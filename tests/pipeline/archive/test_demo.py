@@ -17,7 +17,7 @@ from synapse_replication.demo.course import run_demo
 from synapse_replication.demo.deployment import DemoPlan, Deployment
 from synapse_replication.demo.script import STREAMS, read_script
 from synapse_replication.pipeline.archive.frames import read_archive
-from synapse_replication.pipeline.archive.progress import PlainReporter
+from synapse_replication.pipeline.archive.progress import ArchiveProgress
 from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
 from synapse_replication.pipeline.settings import settings_of_config
 from synapse_replication.recordings.reader import shipped_recording
@@ -94,7 +94,7 @@ class DemoTests(SynchronousTestCase):
             ArchiveSettings(
                 str(folder), settings_of_config(config), [str(recordings)], once=True
             ),
-            PlainReporter(io.StringIO()),
+            ArchiveProgress(io.StringIO()),
         )
         written: Counter[tuple[str, str, int]] = Counter()
         typed: Counter[tuple[str, str]] = Counter()

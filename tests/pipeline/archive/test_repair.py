@@ -23,7 +23,7 @@ from synapse_replication.pipeline.archive.damage import (
     find_damage,
 )
 from synapse_replication.pipeline.archive.frames import read_archive
-from synapse_replication.pipeline.archive.progress import PlainReporter
+from synapse_replication.pipeline.archive.progress import ArchiveProgress
 from synapse_replication.pipeline.archive.purges import purge_archive
 from synapse_replication.pipeline.archive.repair import Repair, repair_archive
 from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
@@ -68,7 +68,7 @@ class RepairTests(SynchronousTestCase):
     def run_archive(self) -> str:
         """Archive what is new; return the output."""
         output = io.StringIO()
-        run_archive(self.settings, PlainReporter(output))
+        run_archive(self.settings, ArchiveProgress(output))
         return output.getvalue()
 
     def repair(self) -> list[Repair]:

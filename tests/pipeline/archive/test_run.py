@@ -22,7 +22,7 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive import row_archive, run as job
 from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
-from synapse_replication.pipeline.archive.progress import Numbers, PlainReporter
+from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbers
 from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.archive.table import Point
@@ -57,7 +57,7 @@ class ArchiveTests(SynchronousTestCase):
         values = {"once": True, "batch_ids": 60, "source": settings_of_dsn(self.dsn)}
         return run_archive(
             ArchiveSettings(str(self.folder), **{**values, **settings}),
-            PlainReporter(self.output),
+            ArchiveProgress(self.output),
             **run,
         )
 
@@ -274,7 +274,7 @@ class ArchiveTests(SynchronousTestCase):
 
         dsn, more = self.dsn, threading.Event()
 
-        class Reporter(PlainReporter):
+        class Reporter(ArchiveProgress):
             def show(self, numbers: Numbers, event: str) -> None:
                 super().show(numbers, event)
                 if numbers.rows == 60 and not more.is_set():
@@ -352,7 +352,7 @@ class RecordingTests(SynchronousTestCase):
             ArchiveSettings(
                 str(self.folder), None, recordings=[str(self.recordings)], once=True
             ),
-            PlainReporter(io.StringIO()),
+            ArchiveProgress(io.StringIO()),
         )
 
     def record(self, name: str, *lines: str) -> None:
