@@ -7,12 +7,12 @@ a callback before it is parsed, in the order of arrival.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, TextIO
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
 from typing_extensions import override
 
 from synapse_replication.clock import ReactorClock
@@ -207,21 +207,19 @@ class Follower(Service):
 class Output:
     """A text stream that is flushed at most once per reactor iteration.
 
+    If writing fails, nothing more is written. The reactor is stopped if the reader of a
+    pipe has closed the pipe (``| head``).
+
     :param out: the stream to write to.
-    :param clock: the reactor.
-    :param at_end: called when writing fails for the first time: with ``None`` if the
-        reader of a pipe has closed the pipe (``| head``), otherwise with the error.
+    :param fail: called with any other error, once.
     """
 
     def __init__(
-        self,
-        out: TextIO,
-        clock: IReactorTime,
-        at_end: Callable[[OSError | None], object],
+        self, out: TextIO, reactor: Any, fail: Callable[[ReplicationError], object]
     ) -> None:
         self._out = out
-        self._clock = clock
-        self._at_end = at_end
+        self._reactor = reactor
+        self._fail = fail
         self._flushing = False
         self._has_failed = False
 
@@ -238,12 +236,17 @@ class Output:
         if not self._has_failed:
             if not self._flushing:
                 self._flushing = True
-                self._clock.callLater(0, self._flush)
+                self._reactor.callLater(0, self._flush)
             self._guard(lambda: self._out.write(text))
         return len(text)
 
     def flush(self) -> None:
         """Do nothing: :meth:`write` has scheduled a flush."""
+
+    def finish(self) -> None:
+        """Flush the stream now."""
+        if not self._has_failed:
+            self._guard(self._out.flush)
 
     def _flush(self) -> None:
         self._flushing = False
@@ -253,9 +256,16 @@ class Output:
         try:
             action()
         except OSError as error:
-            if not self._has_failed:
-                self._has_failed = True
-                self._at_end(None if isinstance(error, BrokenPipeError) else error)
+            if self._has_failed:
+                return
+            self._has_failed = True
+            # Python flushes standard output at exit. Redirect it, so that this flush
+            # does not fail as well.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+            if isinstance(error, BrokenPipeError):
+                self._reactor.stop()
+            else:
+                self._fail(ReplicationError(f"cannot write: {error.strerror}"))
 
 
 def make_links(

@@ -7,7 +7,6 @@ masked before the lines are filtered or printed.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from twisted.logger import Logger
 
 from synapse_replication.app.passive import Follower, Output, make_links
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.errors import RemoteProtocolError, ReplicationError
+from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.text import printable
@@ -234,21 +233,7 @@ def make_follower(
     :param with_positions: whether to print each writer's last position at the end.
     :raises ConfigError: if an endpoint for direct TCP cannot be used.
     """
-    out = out or sys.stdout
-    output_failed = False
-
-    def end(error: OSError | None) -> None:
-        nonlocal output_failed
-        output_failed = True
-        # Python flushes standard output at exit. Redirect it, so that this flush does
-        # not fail as well.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-        if error is None:
-            reactor.stop()
-        else:
-            follower.fail(ReplicationError(f"cannot write: {error.strerror}"))
-
-    output: Any = Output(out, reactor, end)
+    output: Any = Output(out or sys.stdout, reactor, lambda error: follower.fail(error))
     follow = Follow(make_printer(output, as_json), filters, time.monotonic)
     observer = LoggingObserver(Logger())
 
@@ -256,8 +241,7 @@ def make_follower(
         if with_positions:
             for stream, writer, token in follow.positions():
                 sys.stderr.write(f"{stream} {writer} {token}\n")
-        if not output_failed:
-            out.flush()
+        output.finish()
 
     start, stop = make_links(config, reactor, "follow", follow.receive, observer)
     follower = Follower(start, stop, at_end)

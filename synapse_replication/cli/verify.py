@@ -23,7 +23,6 @@ from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import (
     ConfigError,
     RemoteProtocolError,
-    ReplicationError,
 )
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.logs import LoggingObserver
@@ -168,9 +167,7 @@ def make_meter(
     registry = CollectorRegistry()
     logs = LoggingObserver(Logger())
     metrics = PrometheusObserver(ReplicationMetrics(registry), config.server_name)
-    output = Output(
-        sys.stdout, reactor, lambda error: _output_failed(error, reactor, follower)
-    )
+    output = Output(sys.stdout, reactor, lambda error: follower.fail(error))
     show = print_json(output) if as_json else print_text(output)
     meter = LossMeter(
         ranges_of_streams(config, streams),
@@ -219,16 +216,9 @@ def make_meter(
         summary = summarise(meter)
         if as_json:
             output.write(encode_json({"summary": summary}).decode() + "\n")
-            sys.stdout.flush()
+            output.finish()
         else:
             print_summary(summary, sys.stderr)
 
     follower = Follower(start, stop, at_end)
     return follower
-
-
-def _output_failed(error: OSError | None, reactor: Any, follower: Follower) -> None:
-    if error is None:
-        reactor.stop()
-    else:
-        follower.fail(ReplicationError(f"cannot write: {error.strerror}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from synapse_replication.app.passive import (
 )
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import Purpose, load_config
-from synapse_replication.errors import ConfigError
+from synapse_replication.errors import ConfigError, ReplicationError
 from synapse_replication.handlers.events import LinkUp
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.redis.options import RedisOptions, SentinelOptions
@@ -190,6 +191,17 @@ class TappedReaderTests(SynchronousTestCase):
         self.assertEqual(seen, lines)
 
 
+class _File(io.StringIO):
+    """A text stream with a descriptor, which a failed output redirects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 -- open as long as this
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+
 class OutputTests(SynchronousTestCase):
     def test_flushed_once_a_turn(self) -> None:
         """Writes within one reactor turn are flushed together."""
@@ -210,29 +222,32 @@ class OutputTests(SynchronousTestCase):
     def test_reader_closes_pipe(self) -> None:
         """If the reader closes the pipe, the output ends once, without an error."""
 
-        class Closed(io.StringIO):
+        class Closed(_File):
             def flush(self) -> None:
                 raise BrokenPipeError
 
-        ends: list[Any] = []
-        clock = Clock()
+        ends: list[object] = []
+        clock: Any = Clock()
+        clock.stop = lambda: ends.append("stopped")
         output = Output(Closed(), clock, ends.append)
         output.write("a")
         clock.advance(0)
         output.write("b")
         clock.advance(0)
-        self.assertEqual(ends, [None])
+        self.assertEqual(ends, ["stopped"])
 
     def test_disk_is_full(self) -> None:
         """If writing fails, the output ends once, with the error."""
         full = OSError(errno.ENOSPC, "No space left on device")
 
-        class Full(io.StringIO):
+        class Full(_File):
             def write(self, text: str) -> int:
                 raise full
 
-        ends: list[Any] = []
+        ends: list[ReplicationError] = []
         output = Output(Full(), Clock(), ends.append)
         output.write("a")
         output.write("b")
-        self.assertEqual(ends, [full])
+        self.assertEqual(
+            [str(error) for error in ends], ["cannot write: No space left on device"]
+        )
