@@ -1244,7 +1244,13 @@ _ROWS: Final[Sequence[tuple[Event, Sequence[State], str, Sequence[State] | None]
         "The rows are delivered, or are old, or a catch-up for them begins.",
         (_L, _D),
     ),
-    (Event.BATCH, (_D, _F, _P), "The rows are to be fetched, or are old.", _SAME),
+    (Event.BATCH, (_D, _P), "The rows are to be fetched, or are old.", _SAME),
+    (
+        Event.BATCH,
+        (_F,),
+        "The same. If pages before this one lack these rows, it is given up.",
+        (_D, _F),
+    ),
     (
         Event.BATCH,
         (_V,),

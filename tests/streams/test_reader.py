@@ -335,6 +335,25 @@ class RowTests(SynchronousTestCase):
         driven.reader.overflow(6)
         self.assertIs(driven.reader.state, State.DUE)
 
+    def test_row_that_earlier_pages_lack(self) -> None:
+        """
+        A slow link carries a row that the source had replaced, after the page and while
+        the next one is being fetched: the rows above the floor are fetched again.
+        """
+        driven = Driven(MEMORY, links="ab")
+        driven.open(0)
+        driven.open(0, "b")
+        driven.row(4)
+        driven.reader.announced("b", 7, 7, 0.0)
+        driven.take()
+        driven.reader.reported("b", 9, 0.0)
+        self.assertTrue(driven.page())
+        self.assertIs(driven.reader.state, State.FETCHING)
+        self.assertIs(driven.row(5), Verdict.FETCH)
+        self.assertIs(driven.reader.state, State.DUE)
+        driven.take()
+        self.assertEqual(driven.requested(), (4, 9))
+
     def test_false_position_of_memory(self) -> None:
         """Its sink forgets all rows when its position moves back: all are fetched."""
         driven = Driven(MEMORY)

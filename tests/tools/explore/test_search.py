@@ -70,6 +70,7 @@ class ShallowTests(SynchronousTestCase):
             {" ".join(state.name for state in call) for call in entries() - taken},
             {
                 "BATCH DELIVERING DUE",
+                "BATCH FETCHING DUE",
                 "DELIVERY_FAILED DUE PAUSED",
                 "DELIVERY_FAILED PAUSED PAUSED",
                 "EPOCH DELIVERING DUE",
