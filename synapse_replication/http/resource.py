@@ -1,7 +1,11 @@
 """HTTP resource that serves this instance's rows to readers that missed them.
 
 Requests are idempotent, so responses are not cached: a repeated ``txn_id`` gets a fresh
-response. Errors are 400 ``M_MISSING_PARAM`` or ``M_INVALID_PARAM`` for a parameter, 400
+response. But many readers may miss the same rows at the same time: while rows are
+fetched, further requests for the same range wait for the same page, unless the stream
+has advanced since.
+
+Errors are 400 ``M_MISSING_PARAM`` or ``M_INVALID_PARAM`` for a parameter, 400
 ``M_UNKNOWN`` for a stream that is unknown, or that another instance holds in memory,
 404 for an unknown path or one without ``txn_id``, 405 for a method other than GET, 401
 for a missing or wrong secret, and 500 if the rows cannot be fetched.
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 from twisted.internet.defer import Deferred
@@ -70,6 +74,11 @@ class _RefusedError(ReplicationError):
         self.code = code
 
 
+#: A stream, the range of its rows, and its position when they were requested: rows that
+#: were committed afterwards may be missing in a page that was requested before.
+_Range: TypeAlias = tuple[str, int, int, int]
+
+
 class ReplicationResource(Resource):
     """The resource to be mounted at ``/_synapse/replication/``.
 
@@ -105,6 +114,8 @@ class ReplicationResource(Resource):
         self._epoch = epoch
         self._backlog = backlog
         self._status = status
+        #: The requests that wait for each page that is being fetched.
+        self._fetching: dict[_Range, list[Deferred[bytes]]] = {}
 
     @property
     def has_backlog(self) -> bool:
@@ -154,10 +165,7 @@ class ReplicationResource(Resource):
         )
         try:
             with serving:
-                page = await self._fetch(stream, from_token, upto_token)
-                if stream.description.held_in_memory:
-                    page = replace(page, epoch=self._epoch)
-                body = self._encode_page(stream, page)
+                body = await self._body(stream, from_token, upto_token)
         except RowsLostError as error:
             request.setResponseCode(410)
             lost = {"errcode": LOST, "error": str(error), "lost_upto": error.lost_upto}
@@ -170,6 +178,28 @@ class ReplicationResource(Resource):
         if not disconnections:
             request.write(body)
             request.finish()
+
+    async def _body(self, stream: Stream, from_token: int, upto_token: int) -> bytes:
+        """Return the page of a range; fetch it once for all that ask meanwhile."""
+        position = stream.minimal_local_current_token()
+        key = stream.description.name, from_token, upto_token, position
+        if key in self._fetching:
+            shared: Deferred[bytes] = Deferred()
+            self._fetching[key].append(shared)
+            return await shared
+        self._fetching[key] = []
+        try:
+            page = await self._fetch(stream, from_token, upto_token)
+            if stream.description.held_in_memory:
+                page = replace(page, epoch=self._epoch)
+            body = self._encode_page(stream, page)
+        except Exception:
+            for waiting in self._fetching.pop(key):
+                waiting.errback()
+            raise
+        for waiting in self._fetching.pop(key):
+            waiting.callback(body)
+        return body
 
     def _read(self, request: Any) -> tuple[Stream, int, int]:
         """Parse and check a request for rows.

@@ -244,6 +244,38 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.assertEqual((status, body["updates"]), (200, [[3, ["b"]]]))
         self.assertEqual(len(self.observer.failures), 1)
 
+    def test_many_ask_for_the_same_rows(self) -> None:
+        """A page is fetched once for all that ask meanwhile, errors included."""
+        page = StreamUpdateResult([(2, ["a"])], 9, False)
+        answers: list[tuple[StreamUpdateResult | CatchUpError, int]] = [
+            (page, 200),
+            (CatchUpError("too late"), 500),
+        ]
+        for answer, status in answers:
+            pending: list[Deferred[StreamUpdateResult]] = [Deferred(), Deferred()]
+            self.events.blocked_until = pending[0]
+            self.events.fetches.clear()
+            requests = [self.request_rows() for _ in range(3)]
+            # It commits another row: the page that is being fetched may lack it.
+            self.events.rows.append((self.events.rows[-1][0] + 1, ["new"]))
+            self.events.blocked_until = pending[1]
+            requests.append(self.request_rows())
+            self.assertEqual(len(self.events.fetches), 2)
+            for each in pending:
+                if isinstance(answer, CatchUpError):
+                    each.errback(answer)
+                else:
+                    each.callback(answer)
+            self.treq.flush()
+            codes = [self.successResultOf(each).code for each in requests]
+            self.assertEqual(codes, [status] * 4)
+            self.events.blocked_until = None
+            self.assertEqual(self.send_request()[0], 200)
+            self.assertEqual(len(self.events.fetches), 3)
+
+    def request_rows(self) -> Any:
+        return self.treq.request("GET", _EVENTS, params=_RANGE, headers=_SECRET)
+
     def test_client_disconnects(self) -> None:
         """
         A fetch that fails after the client disconnected is reported, without another
