@@ -439,9 +439,13 @@ class PositionPersistFailed(Struct, frozen=True):
 
 
 class LinkUp(Struct, frozen=True):
-    """A link is up; see ``ConnectionHandler.new_connection``."""
+    """A link is up; see ``ConnectionHandler.new_connection``.
+
+    :ivar address: the peer's address if it connected to this process; otherwise empty.
+    """
 
     connection: str
+    address: str = ""
 
 
 class LinkDown(Struct, frozen=True):

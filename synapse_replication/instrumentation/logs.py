@@ -310,8 +310,11 @@ class LoggingObserver(ReplicationObserver):
 
     @handles(events.LinkUp)
     def _connection_made(self, event: events.LinkUp) -> None:
+        text = "Connected: {connection}"
+        if event.address:
+            text = "Connected: from {connection} at {address}"
         self._log_state_change(
-            LogLevel.info, event.connection, "Connected: {connection}"
+            LogLevel.info, event.connection, text, address=event.address
         )
 
     @handles(events.LinkDown)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
+from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import (
     IHandshakeListener,
@@ -269,11 +270,18 @@ class BaseReplicationStreamProtocol(Protocol):
             transport.kernel_read,
         )
 
+    def client_address(self) -> str:
+        """Return the address of the peer if it is a client; otherwise, an empty text.
+
+        The address of a server is part of :attr:`name`.
+        """
+        return ""
+
     # -- inside ---------------------------------------------------------------------
 
     def _establish(self) -> None:
         self.is_established = True
-        self._observer.observe(LinkUp(self.name))
+        self._observer.observe(LinkUp(self.name, self.client_address()))
         self._handler.new_connection(self)
 
     def _begin_extension(self) -> None:
@@ -345,6 +353,14 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
             ServerCommand(self.server_name),
             self._ping(),
         ]
+
+    @override
+    def client_address(self) -> str:
+        peer = self.transport.getPeer()
+        if not isinstance(peer, (IPv4Address, IPv6Address)):
+            return "a Unix socket"
+        host = f"[{peer.host}]" if isinstance(peer, IPv6Address) else peer.host
+        return f"{host}:{peer.port}"
 
     _handshake_timer: DelayedCall | None = None
 
