@@ -27,7 +27,7 @@ _TRIAL: Final = ("-m", "twisted.trial", "--temp-directory", "_trial_mutated")
 _FINDERS: Final = (
     ("unit tests", [*_TRIAL, "tests.streams.test_reader"]),
     ("found sequences", [*_TRIAL, "tests.tools.explore.test_found"]),
-    ("exploration", ["-m", "scripts.tools.explore", "--seconds", "60"]),
+    ("exploration", ["-m", "scripts.tools.explore", "--shallow"]),
     (
         "driver tests",
         [*_TRIAL, "tests.handlers.receiving", "tests.dropin.test_synapse_host"],

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import marshal
+import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Set
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
@@ -36,6 +37,9 @@ _NONE = 0xFFFFFFFF
 
 #: An event of the machine, and the states before and after it.
 Call: TypeAlias = tuple[machine.Event, machine.State, machine.State]
+
+_FrozenWorld: TypeAlias = tuple[Frozen, int, list[int]]
+_OTHER = object()
 
 
 @attrs.frozen
@@ -77,50 +81,85 @@ class Result:
 
 
 class Search:
-    """A search of one world."""
+    """A search of one world.
 
-    def __init__(self, kind: Kind, bounds: Bounds) -> None:
-        self._kind, self._bounds = kind, bounds
+    :param is_reduced: whether to skip dominated states, and to store what the reader
+        does; ``False`` to check that this makes no difference.
+    """
+
+    def __init__(self, kind: Kind, bounds: Bounds, *, is_reduced: bool = True) -> None:
+        if max(bounds.budgets) > 1:
+            raise ValueError(f"a fault may occur once at most: {bounds}")
+        self._kind, self._bounds, self._is_reduced = kind, bounds, is_reduced
+        # The last number of each state, without the faults left, by its digest.
         self._numbers: dict[bytes, int] = {}
+        # By number: the faults left, as bits, and another number that differs only in
+        # them.
+        self._left = array("H")
+        self._others = array("I")
         self._waiting: deque[bytes] = deque()
-        self._parents = array("L")
-        self._by = array("L")
+        self._parents = array("I")
+        self._by = array("H")
         self._events: dict[Event, int] = {}
-        self._next = array("L")
+        self._next = array("I")
+        self._known: dict[bytes, dict[Event, Any]] = {}
 
-    def run(self, seconds: float, max_states: int = 50_000_000) -> Result:
-        """Search until a promise is broken, all states were expanded, or time is up."""
+    @property
+    def digests(self) -> Set[bytes]:
+        """The states, without the faults left, as digests."""
+        return self._numbers.keys()
+
+    def run(
+        self, seconds: float, max_states: int = 50_000_000, every: float | None = None
+    ) -> Result:
+        """Search until a promise is broken, all states were expanded, or time is up.
+
+        :param seconds: the limit, of processor time.
+        :param every: the processor time between lines of progress; ``None`` for none.
+        """
         result = Result(self._kind, self._bounds)
-        started = time.monotonic()
+        started = time.process_time()
         with replaced(self._bounds, result.calls):
-            self._search(result, started + seconds, max_states)
-        result.seconds = time.monotonic() - started
+            self._search(result, started, seconds, max_states, every or seconds)
+        result.seconds = time.process_time() - started
         return result
 
-    def _search(self, result: Result, until: float, max_states: int) -> None:
-        self._number(_key(World.begin(self._kind, self._bounds)), _NONE, _NONE)
+    def _search(
+        self,
+        result: Result,
+        started: float,
+        seconds: float,
+        max_states: int,
+        every: float,
+    ) -> None:
+        self._number(World.begin(self._kind, self._bounds).freeze(), _NONE, ())
         number = 0
         level_end, depth = 1, 0
+        next_line = every
         while self._waiting:
             if number == level_end:
                 level_end, depth = len(self._parents), depth + 1
-            if number % 512 == 0 and (
-                time.monotonic() > until or len(self._parents) > max_states
-            ):
-                break
+            if number % 512 == 0:
+                passed = time.process_time() - started
+                if passed > seconds or len(self._parents) > max_states:
+                    break
+                if passed > next_line:
+                    next_line += every
+                    self._print_progress(number, depth, passed)
+            event: Event = ()
             try:
-                event: Event = ()
-                key = self._waiting.popleft()
-                frozen: Frozen = marshal.loads(key)
-                world = World.thaw(self._kind, self._bounds, frozen)
+                frozen: Frozen = marshal.loads(self._waiting.popleft())
+                left = self._left[number]
+                world = World.thaw(self._kind, self._bounds, frozen, left)
                 towards = world.towards_rest()
                 if not towards and (missing := world.missing()):
                     raise ViolationError(f"never at rest: {missing}")
                 found: dict[Event, int] = {}
+                known = self._known_of(world, frozen)
                 for event in world.events():
-                    world = World.thaw(self._kind, self._bounds, frozen)
-                    world.apply(event)
-                    found[event] = self._number(_key(world), number, event)
+                    after = self._apply(event, frozen, left, known)
+                    if after is not None:
+                        found[event] = self._number(after, number, event)
                     result.transitions += 1
             except Exception as error:  # noqa: BLE001 -- any of them is a finding
                 reason = str(error) or type(error).__name__
@@ -135,32 +174,101 @@ class Search:
         if result.broken is None:
             self._check_rest(result, number)
 
+    def _print_progress(self, number: int, depth: int, seconds: float) -> None:
+        print(  # noqa: T201 -- the result
+            f"  {seconds:.0f} s: {len(self._parents)} states, depth {depth}, "
+            f"{number / seconds:.0f} states/s, {len(self._waiting)} in the queue",
+            file=sys.stderr,
+            flush=True,
+        )
+
     def _step(self, number: int, towards: list[Event], found: dict[Event, int]) -> int:
         if not towards:
             return _NONE
         for event in towards:
-            if found[event] != number:
+            if found.get(event, number) != number:
                 return found[event]
         return number
 
-    def _number(self, key: bytes, parent: int, event: Event | int) -> int:
+    def _known_of(self, world: World, frozen: Frozen) -> dict[Event, Any] | None:
+        """Return what is stored about the reader of a world, by events.
+
+        It is what events change that concern only the reader and its driver: ``None``
+        for nothing, or the new values, or ``_OTHER`` if they change more.
+        """
+        if not self._is_reduced:
+            return None
+        if len(self._known) > 1_000_000:
+            self._known.clear()
+        known, _, links = frozen
+        rest = [link[0] for link in links], world.may_be_interrupted(), world.lie > 0
+        key = marshal.dumps((known, *rest), 2)
+        return self._known.setdefault(key, {})
+
+    def _apply(
+        self, event: Event, frozen: Frozen, left: int, known: dict[Event, Any] | None
+    ) -> _FrozenWorld | None:
+        """Return what follows from an event; ``None`` if it changes nothing."""
+        _, unknown, links = frozen
+        if known is not None and event in known:
+            after = known[event]
+            if after is None:
+                return None
+            if after is not _OTHER:
+                known_after, heard = after
+                pairs = sorted(zip(heard, [link[1] for link in links], strict=True))
+                return (known_after, unknown, tuple(pairs)), left, []
+        world = World.thaw(self._kind, self._bounds, frozen, left)
+        concerns_reader = known is not None and world.concerns_reader(event)
+        before = world.position, world.reader.floor
+        world.apply(event)
+        frozen_after, left_after, order = world.freeze()
+        if known is not None and concerns_reader:
+            if frozen_after == frozen:
+                known[event] = None
+                return None
+            if before != (world.position, world.reader.floor):
+                known[event] = _OTHER
+            else:
+                by_number = dict(zip(order, frozen_after[2], strict=True))
+                heard = [by_number[number][0] for number in range(len(order))]
+                known[event] = frozen_after[0], heard
+        return frozen_after, left_after, order
+
+    def _number(self, after: _FrozenWorld, parent: int, event: Event) -> int:
+        """Return the number of a state, or of one that dominates it.
+
+        That is the same state with at least the same faults left: what can follow the
+        one can follow the other, and is excused by no other fault.
+        """
+        frozen, left, _ = after
+        key = marshal.dumps(frozen, 2)
         digest = blake2b(key, digest_size=12).digest()
-        number = self._numbers.get(digest)
-        if number is None:
-            number = self._numbers[digest] = len(self._parents)
-            self._waiting.append(key)
-            self._parents.append(parent)
-            self._next.append(_NONE)
-            self._by.append(
-                _NONE
-                if isinstance(event, int)
-                else self._events.setdefault(event, len(self._events))
-            )
+        first = other = self._numbers.get(digest, _NONE)
+        while other != _NONE:
+            if left == self._left[other] or (
+                self._is_reduced and self._is_dominated(left, self._left[other])
+            ):
+                return other
+            other = self._others[other]
+        number = self._numbers[digest] = len(self._parents)
+        self._waiting.append(key)
+        self._left.append(left)
+        self._others.append(first)
+        self._parents.append(parent)
+        self._next.append(_NONE)
+        self._by.append(self._events.setdefault(event, len(self._events)))
         return number
+
+    def _is_dominated(self, left: int, other: int) -> bool:
+        faults, spent = self._bounds.faults, self._bounds.spent
+        if spent(other) > spent(left):
+            return False
+        return spent(left) == faults or not left & ~other
 
     def _check_rest(self, result: Result, expanded: int) -> None:
         """Follow the steps from each expanded state."""
-        unknown, steps = -1, array("l", [0]) * expanded
+        unknown, steps = -1, array("i", [0]) * expanded
         for start in range(expanded):
             path = []
             number = start
@@ -199,7 +307,8 @@ class Search:
         world = World.begin(self._kind, self._bounds)
         for event in events:
             world.apply(event)
-            world = World.thaw(self._kind, self._bounds, world.freeze()[0])
+            frozen, left, _ = world.freeze()
+            world = World.thaw(self._kind, self._bounds, frozen, left)
         return world
 
     def _broken(self, reason: str, number: int, event: Event | None) -> Broken:
@@ -222,9 +331,9 @@ class Search:
                 world.apply(event)
             except Exception:  # noqa: BLE001 -- it is the last event
                 break
-            frozen, order = world.freeze()
+            frozen, left, order = world.freeze()
             names = [names[number] for number in order]
-            world = World.thaw(self._kind, self._bounds, frozen)
+            world = World.thaw(self._kind, self._bounds, frozen, left)
         return stable
 
 
@@ -263,7 +372,7 @@ def rest(world: World, limit: int = 100) -> str | None:
 
 
 def _key(world: World) -> bytes:
-    return marshal.dumps(world.freeze()[0], 2)
+    return marshal.dumps(world.freeze()[:2], 2)
 
 
 def entries() -> set[Call]:
@@ -342,6 +451,6 @@ def _bounds(bounds: Bounds) -> str:
     changed = [
         f"{field.name}={getattr(bounds, field.name)}"
         for field in attrs.fields(Bounds)
-        if getattr(bounds, field.name) != field.default
+        if field.init and getattr(bounds, field.name) != field.default
     ]
     return f"Bounds({', '.join(changed)})"

@@ -94,6 +94,8 @@ class Bounds:
     :ivar stored: whether the reader's process reads the writer's stored position.
     :ivar total: how many of all these faults together, unless it is ``None``.
     :ivar burst: how many fetches may begin without delay; ``None`` if all may.
+    :ivar faults: how many faults may happen together.
+    :ivar all_faults: those that may happen, as bits in the order of :data:`FAULTS`.
     """
 
     ids: int = 3
@@ -110,11 +112,25 @@ class Bounds:
     stored: bool = False
     total: int | None = None
     burst: int | None = None
+    faults: int = attrs.field(init=False, repr=False)
+    all_faults: int = attrs.field(init=False, repr=False)
+
+    @faults.default
+    def _faults(self) -> int:
+        return sum(self.budgets) if self.total is None else self.total
+
+    @all_faults.default
+    def _all_faults(self) -> int:
+        return sum(1 << fault for fault, count in enumerate(self.budgets) if count)
 
     @property
     def budgets(self) -> list[int]:
         """How much may happen of each fault, in the order of the names below."""
         return [getattr(self, name) for name in FAULTS]
+
+    def spent(self, left: int) -> int:
+        """Return how many faults happened, if those of the bits ``left`` did not."""
+        return (self.all_faults ^ left).bit_count()
 
 
 FAULTS: Final = (
@@ -253,7 +269,7 @@ class World:
         self.lie = self.page_life = self.page_holes = self.delivered = self.forgiven = 0
         self.last = self.last_life = self.unsure = 0
         self.left = bounds.budgets
-        self.total = sum(self.left) if bounds.total is None else bounds.total
+        self.total = bounds.faults
         self.fetch = self.answer = self.busy = self.wait = None
         self.given_up = self.timer_due = False
         self.timer = 0
@@ -283,36 +299,34 @@ class World:
 
     # -- the state as a value ----------------------------------------------------------
 
-    def freeze(self) -> tuple[Frozen, list[int]]:
-        """Return the state as a value, and the order of the links in it."""
+    def freeze(self) -> tuple[Frozen, int, list[int]]:
+        """Return the state as a value, the faults left, and the order of its links.
+
+        The value has three parts: what the reader and its driver know, what they do not
+        know, and a pair of the same for each link. The faults left are bits.
+        """
         reader = self.reader
         rates = self.bounds.burst is not None
         links = []
         for number, link in enumerate(self.links):
             s = reader.links.get(number)
-            links.append((
-                (
-                    link.up, link.at, link.half, link.token, link.life, link.said,
-                    link.hidden, link.carried,
-                    None if s is None else (
-                        s.heard, _PHASES.index(s.phase), len(s.pending), s.is_lossy,
-                        s.is_from_start, s.epoch,
-                    ),
+            heard = (
+                link.token, link.life, link.said,
+                () if s is None else (
+                    s.heard, _PHASES.index(s.phase), len(s.pending), s.is_lossy,
+                    s.is_from_start, s.epoch or "",
                 ),
-                number,
-            ))  # fmt: skip
-        links.sort(key=repr) if len(links) > 1 else None
+            )  # fmt: skip
+            place = link.up, link.at, link.half, link.hidden, link.carried
+            links.append((heard, place, number))
+        links.sort()
         e, w, page = reader.empty, reader.work, reader.page
-        frozen = (
-            tuple(self.ids), self.sent, self.life, self.removed, tuple(self.log),
-            tuple(link for link, _ in links),
-            self.position, self.known, self.lie, tuple(self.left), self.total,
-            self.answer, self.page_life, self.page_holes, self.busy, self.given_up,
-            round(self.timer, 3), self.timer_due,
+        known = (
+            self.position, self.known, self.answer, self.page_life, self.page_holes,
+            self.busy, self.given_up, round(self.timer, 3), self.timer_due,
             None if self.wait is None else round(self.wait, 3),
-            self.delivered, self.unsure, self.forgiven, self.last, self.last_life,
             reader.position, reader.epoch,
-            None if e is None else (e.start, e.end, e.middle, round(e.check_from, 3)),
+            None if e is None else (e.start, e.end, round(e.check_from, 3)),
             None if w is None else (
                 w.cursor, w.target, w.empty_upto, w.doubt, w.has_more_doubts,
                 w.rewind_to, w.epoch, w.unreadable_upto, w.drain_upto,
@@ -325,36 +339,52 @@ class World:
             tuple(reader.expected), round(reader._due, 3) if rates else 0.0,
             None if reader._start is None else round(reader._start, 3),
         )  # fmt: skip
-        return frozen, [number for _, number in links]
+        unknown = (
+            tuple(self.ids), self.sent, self.life, self.removed, tuple(self.log),
+            self.lie, self.delivered, self.unsure, self.forgiven, self.last,
+            self.last_life,
+        )  # fmt: skip
+        left = sum(1 << fault for fault, count in enumerate(self.left) if count)
+        frozen = known, unknown, tuple((link[0], link[1]) for link in links)
+        return frozen, left, [link[2] for link in links]
 
     @classmethod
-    def thaw(cls, kind: Kind, bounds: Bounds, frozen: Frozen) -> World:
+    def thaw(cls, kind: Kind, bounds: Bounds, frozen: Frozen, left: int) -> World:
         """Return the world whose state was frozen."""
         self = cls()
         self.kind, self.bounds, self.trace = kind, bounds, None
+        known, unknown, links = frozen
         (
-            ids, self.sent, self.life, self.removed, log, links, self.position,
-            self.known, self.lie, left, self.total, self.answer, self.page_life,
-            self.page_holes, self.busy, self.given_up, self.timer, self.timer_due,
-            self.wait, self.delivered, self.unsure, self.forgiven, self.last,
-            self.last_life, position, epoch,
-            empty, work, request, page, expected, due, delayed_until,
-        ) = frozen  # fmt: skip
-        self.ids, self.log, self.left = list(ids), list(log), list(left)
+            self.position, self.known, self.answer, self.page_life, self.page_holes,
+            self.busy, self.given_up, self.timer, self.timer_due, self.wait,
+            position, epoch, empty, work, request, page, expected, due, start,
+        ) = known  # fmt: skip
+        (
+            ids, self.sent, self.life, self.removed, log, self.lie, self.delivered,
+            self.unsure, self.forgiven, self.last, self.last_life,
+        ) = unknown  # fmt: skip
+        self.ids, self.log = list(ids), list(log)
+        self.left = [left >> fault & 1 for fault in range(len(FAULTS))]
+        self.total = bounds.faults - bounds.spent(left)
         self.reader = reader = Reader(
             _POLICIES[kind], self.is_plausible, position, epoch
         )
         self.links = []
-        for number, (*link, state) in enumerate(links):
-            self.links.append(WorldLink(*link))
-            if state is not None:
-                heard, phase, pending, *others = state
+        for number, ((*heard, s), (up, at, half, *carried)) in enumerate(links):
+            self.links.append(WorldLink(up, at, half, *heard, *carried))
+            if s:
+                token, phase, pending, is_lossy, is_from_start, stated = s
                 reader.links[number] = LinkState(
-                    heard, _PHASES[phase], [b""] * pending, *others
+                    token,
+                    _PHASES[phase],
+                    [b""] * pending,
+                    is_lossy,
+                    is_from_start,
+                    stated or None,
                 )
         if empty is not None:
-            start, end, middle, check_from = empty
-            reader.empty = EmptyRange(start, end, middle, 0.0, check_from)
+            first, end, check_from = empty
+            reader.empty = EmptyRange(first, end, first, 0.0, check_from)
         if work is not None:
             *fields, pace = work
             reader.work = Work(*fields)
@@ -365,9 +395,7 @@ class World:
         if page is not None:
             tokens, upto, reader._page_cursor = page
             reader.page = Page(list(tokens), [None] * len(tokens), upto)
-        reader.expected, reader._due, reader._start = (
-            list(expected), due, delayed_until,
-        )  # fmt: skip
+        reader.expected, reader._due, reader._start = list(expected), due, start
         return self
 
     # -- what can happen ---------------------------------------------------------------
@@ -398,6 +426,22 @@ class World:
             for number, link in enumerate(self.links):
                 if link.up and self._may(BREAK):
                     yield ("break", number)
+
+    def may_be_interrupted(self) -> tuple[bool, bool]:
+        """Return which faults can strike while the driver is busy."""
+        return self._may(OVERFLOW) or self._may(FAIL), self._may(LOSS)
+
+    def concerns_reader(self, event: Event) -> bool:
+        """Return whether an event concerns only what the reader and its driver know.
+
+        That is so unless the position or the floor changes.
+        """
+        name = event[0]
+        if name in ("lie", "false report"):
+            return bool(self.lie)
+        if name == "done":
+            return self.busy == ("resume",)
+        return name in ("report", "position", "time", "timer", "second", "moment")
 
     def _interruptions(self, busy: Frozen) -> Iterator[Event]:
         """Iterate over what can happen while the driver is busy."""
@@ -608,7 +652,7 @@ class World:
 
     def _on_writer_crash(self, to_own_row: bool) -> None:
         self._spend(CRASH)
-        self.life += 1
+        self.life += self.in_memory
         self.ids = [ABORTED if s == PENDING else s for s in self.ids]
         if self.in_memory:
             self.ids = [0] * len(self.ids)
@@ -708,7 +752,7 @@ class World:
         link.half = False
         link.token = new
         if prev == new and not is_row:
-            link.life += 1
+            link.life += self.in_memory
             link.said = False
             link.carried = 0 if self.in_memory else link.carried
 
@@ -1061,7 +1105,7 @@ class World:
 
     def _run(self) -> None:
         """Do what nothing can interrupt."""
-        may_stop = self._may(OVERFLOW) or self._may(FAIL)
+        may_stop, may_lose = self.may_be_interrupted()
         while self.busy is not None and not self.given_up:
             kind = self.busy[0]
             work = self.reader.work
@@ -1070,9 +1114,7 @@ class World:
                     return
             elif self.busy[0:2] == ("page", 0) and not self.busy[2]:
                 pass
-            elif kind != "proceed" and (
-                may_stop or (kind == "page" and self._may(LOSS))
-            ):
+            elif kind != "proceed" and (may_stop or (kind == "page" and may_lose)):
                 return
             self._on_done()
 
@@ -1187,6 +1229,33 @@ class World:
             self.page_life = self.page_holes = 0
         if reader.request is None:
             reader.expected = []
+        self._tidy_reader()
+
+    def _tidy_reader(self) -> None:
+        """Forget what the reader has no use for any more, in this world."""
+        reader = self.reader
+        if not self.states_epochs:
+            for state in reader.links.values():
+                state.is_from_start = False
+        empty = reader.empty
+        if empty is not None and (
+            empty.end not in (self.position, reader.position)
+            or (empty.start == empty.end and not empty.check_from)
+        ):
+            reader.empty = None
+        if not self.bounds.lies and self.known >= len(self.ids) - DISTANCE:
+            # All tokens are plausible, now and later.
+            self.known = len(self.ids)
+        if self.kind is Kind.DATABASE:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Count ids that were rolled back as delivered, where nobody looks any more."""
+        for token in range(1, min(self.reader.floor, self.sent, self._own_last()) + 1):
+            if self.ids[token - 1] == ABORTED:
+                self.ids[token - 1] = COMMITTED
+                self.delivered |= 1 << token
+                self.last = max(self.last, token)
 
     def _check(self) -> None:
         if self.in_memory or self.lie:

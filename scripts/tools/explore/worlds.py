@@ -53,7 +53,7 @@ SHALLOW: Mapping[str, tuple[Kind, Bounds]] = {
     "claims": (Kind.DATABASE, Bounds(ids=1, links=1, lies=1, burst=1)),
 }
 
-#: The worlds that ``scripts/explore --deep`` explores, about the smallest first.
+#: The worlds that ``scripts/explore`` explores as well, about the smallest first.
 DEEP: Mapping[str, tuple[Kind, Bounds]] = {
     "stock memory, lie": (Kind.STOCK_MEMORY, _bounds(2, 1, 1, lies=1)),
     "stock memory, two links": (Kind.STOCK_MEMORY, _bounds(2, 2, 1)),
@@ -61,6 +61,7 @@ DEEP: Mapping[str, tuple[Kind, Bounds]] = {
     "host memory, two links": (Kind.HOST_MEMORY, _bounds(1, 2, 1)),
     "memory, two links": (Kind.MEMORY, _bounds(1, 2, 1, hellos=1)),
     "memory, two faults": (Kind.MEMORY, _bounds(2, 1, 2, hellos=1)),
+    "memory, three faults": (Kind.MEMORY, _bounds(1, 1, 3)),
     "memory, lie": (Kind.MEMORY, _bounds(2, 1, 1, lies=1)),
     "caches, two links": (Kind.CACHES, _bounds(1, 2, 1)),
     "caches, two faults": (Kind.CACHES, _bounds(2, 1, 2)),
@@ -68,7 +69,9 @@ DEEP: Mapping[str, tuple[Kind, Bounds]] = {
     "database, three ids": (Kind.DATABASE, _bounds(3, 1, 1, removals=1)),
     "database, two links, two faults": (Kind.DATABASE, _bounds(1, 2, 2)),
     "database, two links": (Kind.DATABASE, _bounds(2, 2, 1)),
-    "database, three faults": (Kind.DATABASE, _bounds(1, 1, 3, lies=1)),
+    "database, two ids, all faults": (Kind.DATABASE, _bounds(2, 1, 6)),
+    "database, all faults and a lie": (Kind.DATABASE, _bounds(1, 1, 7, lies=1)),
+    "database, two links, all faults": (Kind.DATABASE, _bounds(1, 2, 6)),
     "database, two faults": (
         Kind.DATABASE,
         _bounds(2, 1, 2, removals=1, stored=True),
@@ -76,7 +79,7 @@ DEEP: Mapping[str, tuple[Kind, Bounds]] = {
     "database, lie": (Kind.DATABASE, _bounds(2, 1, 1, lies=1)),
     "claims": (Kind.DATABASE, Bounds(ids=2, links=1, lies=1, burst=1)),
     "claims, memory": (Kind.MEMORY, Bounds(ids=1, links=1, lies=1, burst=1)),
-    # These are larger than what an hour suffices for.
     "memory, two links, two ids": (Kind.MEMORY, _bounds(2, 2, 1, hellos=1)),
-    "three ids, two links": (Kind.DATABASE, _bounds(3, 2, 1, lies=1)),
+    "database, three ids, all faults": (Kind.DATABASE, _bounds(3, 1, 6)),
+    "three ids, two links": (Kind.DATABASE, _bounds(3, 2, 1)),
 }

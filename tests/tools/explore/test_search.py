@@ -1,5 +1,7 @@
 """The exploration of small worlds: the reader keeps its promises in each state."""
 
+import sys
+from io import StringIO
 from typing import ClassVar
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -37,7 +39,7 @@ class ShallowTests(SynchronousTestCase):
         self.explore("database, lie, removed", 5_000)
 
     def test_database_with_two_links(self) -> None:
-        self.explore("database, two links", 5_000)
+        self.explore("database, two links", 3_000)
 
     def test_caches(self) -> None:
         self.explore("caches", 5_000)
@@ -96,6 +98,17 @@ class ShallowTests(SynchronousTestCase):
     def test_claims(self) -> None:
         self.explore("claims", 5_000)
 
+    def test_reduced(self) -> None:
+        """
+        The search without reductions finds the same states, apart from the faults left.
+        """
+        for name in ("database", "memory", "caches", "database, two links"):
+            full = Search(*SHALLOW[name], is_reduced=False)
+            self.assertTrue(full.run(120).is_complete)
+            reduced = Search(*SHALLOW[name])
+            reduced.run(120)
+            self.assertEqual(reduced.digests, full.digests)
+
 
 class BrokenTests(SynchronousTestCase):
     """A broken promise."""
@@ -118,6 +131,15 @@ class BrokenTests(SynchronousTestCase):
         assert result.broken is not None
         self.assertIn("never at rest", result.broken.reason)
         self.assertIn("self.assertIsNone(rest(world))", explain(result.broken))
+
+    def test_progress(self) -> None:
+        """The search prints how far it is."""
+        lines = StringIO()
+        self.patch(sys, "stderr", lines)
+        Search(Kind.DATABASE, Bounds(ids=2)).run(60, every=0.0001)
+        self.assertRegex(
+            lines.getvalue(), r"states, depth \d+, \d+ states/s, \d+ in the queue"
+        )
 
     def test_out_of_time(self) -> None:
         """A search without enough time is not complete."""
