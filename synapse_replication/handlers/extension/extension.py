@@ -519,7 +519,7 @@ class ReplicationExtension:
         self._checking = None
         now = self._clock.seconds()
         if self._connections:
-            for name, epoch, seconds in self._watches.take_silent(
+            for name, epoch, seconds in self._watches.silent(
                 now, listening_since=self._listening_since, last_heard=self._last_heard
             ):
                 silence = Silence(name, epoch, int(seconds))

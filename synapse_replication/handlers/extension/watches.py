@@ -89,10 +89,10 @@ class Watches:
         heard = [last for _, last in self._watched.values()]
         return min(heard) + SILENT_AFTER if heard else None
 
-    def take_silent(
+    def silent(
         self, now: float, *, listening_since: float, last_heard: float
     ) -> list[tuple[str, str, float]]:
-        """Return the instances that are silent, and stop watching them.
+        """Return the instances that are silent.
 
         :param listening_since: since when this instance has been able to hear.
         :param last_heard: when the last message of any instance arrived.
@@ -100,11 +100,8 @@ class Watches:
         """
         if now - last_heard > HEARS_WITHIN:
             return []
-        silent = [
+        return [
             (name, epoch, now - last)
             for name, (epoch, last) in self._watched.items()
             if now - max(last, listening_since) >= SILENT_AFTER
         ]
-        for name, _, _ in silent:
-            del self._watched[name]
-        return silent
