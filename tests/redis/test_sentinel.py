@@ -268,6 +268,45 @@ class FailoverTests(RealRedisTestCase):
             ),
         )
 
+    async def test_split(self) -> None:
+        """
+        While two Sentinels name different masters, rows that are published at one do
+        not arrive at the other; when they agree again, the writer moves within seconds,
+        and its POSITION tells the reader what is missing.
+        """
+        old, new = self.start_redis(), self.start_redis()
+        sentinels = [PrivateSentinel(master) for master in (old, new)]
+        for sentinel in sentinels:
+            self.addCleanup(sentinel.stop)
+            sentinel.start()
+        first, second = ((each.host, each.port) for each in sentinels)
+        writer, reader = (
+            self.start_peer(
+                RedisOptions(sentinel=SentinelOptions("mymaster", order)),
+                instance_name=name,
+            )
+            for name, order in (
+                ("writer", (first, second)),
+                ("reader", (second, first)),
+            )
+        )
+        writer.handler.answer = lambda: writer.announce(0)
+        reader.handler.waits_for_position = True
+        await writer.wait_until_up()
+        await reader.wait_until_up()
+        writer.write(100)
+        await writer.events.until(lambda: writer.handler.seen == 100)
+        self.assertEqual(reader.handler.seen, 0)
+
+        healed = self.reactor.seconds()
+        sentinels[0].command("SENTINEL", "REMOVE", "mymaster")
+        sentinels[0].command("SENTINEL", "MONITOR", "mymaster", new.host, new.port, "1")
+        await reader.events.until(lambda: reader.handler.seen == 100)
+        self.assertLess(self.reactor.seconds() - healed, 15)
+        writer.write(100)
+        await reader.events.until(lambda: reader.handler.seen == 200)
+        self.assertEqual(reader.handler.gaps, [])
+
     async def fail_over(
         self,
         *,
