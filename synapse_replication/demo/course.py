@@ -6,12 +6,12 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import attrs
 
 from synapse_replication.demo.check import WriterTally, compare
 from synapse_replication.demo.deployment import READERS, WRITERS, Deployment
+from synapse_replication.demo.display import TextScreen
 from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.demo.script import STREAMS
 from synapse_replication.errors import ReplicationError
@@ -28,18 +28,6 @@ DOWNTIME = 1.0
 
 class DemoError(ReplicationError):
     """The demonstration could not be completed."""
-
-
-class Screen(Protocol):
-    """The output to the user."""
-
-    def print_line(self, text: str) -> None:
-        """Show a line."""
-        ...
-
-    def progress(self, rows: dict[str, int], total: int) -> None:
-        """Show how many rows were written, and how many each reader has received."""
-        ...
 
 
 class Tail:
@@ -94,7 +82,7 @@ class _Fault:
 class _Course:
     """Follows the writers and readers of a run through their files."""
 
-    def __init__(self, deployment: Deployment, screen: Screen, total: int) -> None:
+    def __init__(self, deployment: Deployment, screen: TextScreen, total: int) -> None:
         self._deployment = deployment
         self._screen = screen
         self._total = total
@@ -175,7 +163,7 @@ class _Course:
 
 
 def run_demo(
-    deployment: Deployment, screen: Screen, total: int, *, with_faults: bool
+    deployment: Deployment, screen: TextScreen, total: int, *, with_faults: bool
 ) -> list[WriterTally]:
     """Run the demonstration.
 
@@ -211,7 +199,7 @@ def run_demo(
     return list(_compare(deployment))
 
 
-def _faults(deployment: Deployment, screen: Screen) -> list[_Fault]:
+def _faults(deployment: Deployment, screen: TextScreen) -> list[_Fault]:
     reader = deployment.processes[READERS[0]]
     redis = deployment.redis
 

@@ -6,22 +6,25 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
+from rich.console import Console
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.demo import course
 from synapse_replication.demo.check import JournalEntry, WriterTally, read_entries
 from synapse_replication.demo.course import DemoError, run_demo
 from synapse_replication.demo.deployment import READERS, WRITERS, Deployment
+from synapse_replication.demo.display import TextScreen
 from synapse_replication.demo.script import DemoStream
 
 TYPING = {"stream": "typing", "writer": "typing_writer", "token": 1, "rows": [["a"]]}
 FINISHED = {"finished": True}
 
 
-class ListScreen:
+class ListScreen(TextScreen):
     """Records what is shown."""
 
     def __init__(self) -> None:
+        super().__init__(Console(quiet=True))
         self.lines: list[str] = []
         self.counts: dict[str, int] = {}
 

@@ -11,10 +11,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from rich.console import Console
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.demo.course import run_demo
 from synapse_replication.demo.deployment import DemoPlan, Deployment
+from synapse_replication.demo.display import TextScreen
 from synapse_replication.demo.script import STREAMS, read_script
 from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.progress import ArchiveProgress
@@ -28,12 +30,13 @@ from tests.pipeline.shared_session import shared_session
 _ROWS = int(os.environ.get("SYNAPSE_REPLICATION_DEMO_ROWS", "600"))
 
 
-class _Screen:
+class _Screen(TextScreen):
     """
     A screen without output, which starts the recorder once the instances are running.
     """
 
     def __init__(self, deployment: Deployment, recordings: Path) -> None:
+        super().__init__(Console(quiet=True))
         self._deployment = deployment
         self._recordings = recordings
         self.recorder: subprocess.Popen[bytes] | None = None
