@@ -731,7 +731,12 @@ class ReplicationExtension:
     def _send_heartbeat(self) -> None:
         self._has_advanced = False
         self._last_heartbeat = self._clock.seconds()
-        self._stated = self._idle_interval()
+        every = self._idle_interval()
+        if every > 2 * self._stated:
+            # Many that started at the same time find at the same time that they are
+            # many. Spread their heartbeats.
+            self._last_heartbeat -= self._phase * every
+        self._stated = every
         self._send_message(MessageType.HEARTBEAT)
 
     def _send_message(self, kind: MessageType) -> None:

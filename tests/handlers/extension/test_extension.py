@@ -197,13 +197,25 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.heartbeats_since(before), {"w": 12, "r": 2})
         for number in range(49):
             ExtensionProcess(self.bus, f"r{number}")
-        self.bus.advance(60)
+        self.bus.advance(160)
         before = len(self.messages("heartbeat"))
-        self.bus.advance(102)
+        self.bus.advance(100)
         found = self.heartbeats_since(before)
         self.assertEqual(found, {"w": 1, "r": 1, **{f"r{n}": 1 for n in range(49)}})
         watched = Counter(each.to for each in self.messages("watch"))
-        self.assertLess(max(watched.values()), 2 * 102)
+        self.assertLess(max(watched.values()), 2 * 100)
+
+    def test_heartbeats_of_many_are_spread(self) -> None:
+        """Instances that started together do not send heartbeats together."""
+        for number in range(40):
+            ExtensionProcess(self.bus, f"r{number}")
+        self.bus.advance(120)
+        most = 0
+        for _ in range(84):
+            before = len(self.messages("heartbeat"))
+            self.bus.advance(1)
+            most = max(most, len(self.messages("heartbeat")) - before)
+        self.assertLess(most, 6)
 
     def test_killed_among_many(self) -> None:
         """Watchers tell all that an instance was killed, as soon as among few."""
