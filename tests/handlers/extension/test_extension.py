@@ -198,12 +198,13 @@ class GapTests(ExtensionTests):
         for number in range(49):
             ExtensionProcess(self.bus, f"r{number}")
         self.bus.advance(160)
-        before = len(self.messages("heartbeat"))
+        before, asked = (len(self.messages(kind)) for kind in ("heartbeat", "watch"))
         self.bus.advance(100)
         found = self.heartbeats_since(before)
         self.assertEqual(found, {"w": 1, "r": 1, **{f"r{n}": 1 for n in range(49)}})
-        watched = Counter(each.to for each in self.messages("watch"))
-        self.assertLess(max(watched.values()), 2 * 100)
+        watched = Counter(each.to for each in self.messages("watch")[asked:])
+        self.assertEqual(sum(watched.values()), 51 * 3 * 20)
+        self.assertLessEqual(max(watched.values()) + len(found) - 1, 2 * 100)
 
     def test_heartbeats_of_many_are_spread(self) -> None:
         """Instances that started together do not send heartbeats together."""
