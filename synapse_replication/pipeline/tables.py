@@ -18,7 +18,7 @@ import attrs
 import pyarrow as pa
 
 from synapse_replication.pipeline.descriptions import COLUMNS
-from synapse_replication.pipeline.schemas import DAY
+from synapse_replication.pipeline.schemas import DAY, ROW_KEYS_SCHEMA, ROWS_SCHEMA
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.standard.row_types import EventsRowCodec
@@ -73,6 +73,12 @@ class RowForm(enum.Enum):
     TYPED = "typed"
     #: No content.
     NONE = "none"
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The columns of rows; ``None`` if each stream has its own."""
+        schemas = {RowForm.JSON: ROWS_SCHEMA, RowForm.NONE: ROW_KEYS_SCHEMA}
+        return schemas.get(self)
 
 
 @attrs.frozen

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from synapse_replication.pipeline.json_rows import json_rows
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.offsets import offsets_to_json
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
-from synapse_replication.pipeline.source.partitions import Part
 from synapse_replication.pipeline.source.planning import Planner
-from synapse_replication.pipeline.source.reading import connected, read_part
-from synapse_replication.pipeline.tables import KEY_COLUMNS, RowForm
+from synapse_replication.pipeline.source.reading import read_parts
+from synapse_replication.pipeline.tables import RowForm
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,32 +59,9 @@ def scan_rows(settings: PipelineSettings, *columns: str, **options: str) -> Scan
             for name in ("stream", *columns)
         ]
     )
-    read = functools.partial(_read_columns, plan.conninfo, schema)
+    read = functools.partial(read_parts, plan.conninfo, schema=schema)
     ids = sum(part.size for parts in plan.tasks for part in parts)
     return Scan(schema, plan.tasks, read, ids)
-
-
-def _read_columns(
-    conninfo: Mapping[str, Any], schema: pa.Schema, parts: Sequence[Part]
-) -> Iterator[pa.RecordBatch]:
-    only_keys = set(schema.names) <= {"stream", *KEY_COLUMNS}
-    with connected(conninfo) as connection:
-        for part in parts:
-            for batch in read_part(
-                connection, conninfo, part, with_columns=not only_keys
-            ):
-                columns = [_column(part, batch, field) for field in schema]
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _column(part: Part, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
-    if field.name == "stream":
-        return pa.repeat(pa.scalar(part.stream.name), batch.num_rows)
-    if field.name == "row":
-        return json_rows(part.stream.table, batch)
-    if field.name in batch.schema.names:
-        return batch.column(field.name).cast(field.type)
-    return pa.nulls(batch.num_rows, field.type)
 
 
 def latest_token(settings: PipelineSettings, **options: str) -> str:

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import InputPartition
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.json_rows import json_rows
+from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.source.connections import (
     CONNECT_TIMEOUT,
     READ_TIMEOUT,
@@ -27,7 +28,7 @@ from synapse_replication.pipeline.source.connections import (
 from synapse_replication.pipeline.source.partitions import Part
 from synapse_replication.pipeline.source.planning import Plan
 from synapse_replication.pipeline.source.ranges import range_sql
-from synapse_replication.pipeline.tables import KEY_COLUMNS, RowForm
+from synapse_replication.pipeline.tables import KEY_COLUMNS
 from synapse_replication.storage.queries import literal
 
 if TYPE_CHECKING:
@@ -79,39 +80,42 @@ def partitions_of(plan: Plan) -> list[RowsPartition]:
 
 
 def read_parts(
-    conninfo: Mapping[str, Any], parts: Sequence[Part], form: RowForm = RowForm.JSON
+    conninfo: Mapping[str, Any],
+    parts: Sequence[Part],
+    schema: pa.Schema | None = ROWS_SCHEMA,
 ) -> Iterator[pa.RecordBatch]:
-    """Read parts; yield batches with the columns that ``form`` selects.
+    """Read parts; yield batches with the columns of a schema.
 
+    :param schema: columns of ROWS_SCHEMA, and others of the streams' tables, which are
+        null for streams that lack them; ``None`` for all columns of the part's table.
     :raises PipelineError: if the database cannot be reached, or a query fails.
     """
     if not parts:
         return
+    columns = None if schema is None else set(schema.names)
+    only_keys = columns is not None and columns <= {"stream", *KEY_COLUMNS}
     with connected(conninfo) as connection:
         for part in parts:
             for batch in read_part(
-                connection, conninfo, part, with_columns=form is not RowForm.NONE
+                connection, conninfo, part, with_columns=not only_keys
             ):
                 yield (
-                    batch if form is RowForm.TYPED else _with_stream(part, batch, form)
+                    batch
+                    if schema is None
+                    else pa.RecordBatch.from_arrays(
+                        [_column(part, batch, field) for field in schema], schema=schema
+                    )
                 )
 
 
-def _with_stream(part: Part, batch: pa.RecordBatch, form: RowForm) -> pa.RecordBatch:
-    columns = {
-        "stream": pa.repeat(pa.scalar(part.stream.name), batch.num_rows),
-        "instance_name": batch.column("instance_name"),
-        "stream_id": batch.column("stream_id"),
-        "row_index": batch.column("row_index"),
-    }
-    if form is RowForm.JSON:
-        columns["row"] = json_rows(part.stream.table, batch)
-    columns["written_ts"] = batch.column("written_ts")
-    fields = [
-        pa.field(name, values.type, nullable=name == "written_ts")
-        for name, values in columns.items()
-    ]
-    return pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(fields))
+def _column(part: Part, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    if field.name == "stream":
+        return pa.repeat(pa.scalar(part.stream.name), batch.num_rows)
+    if field.name == "row":
+        return json_rows(part.stream.table, batch)
+    if field.name in batch.schema.names:
+        return batch.column(field.name).cast(field.type)
+    return pa.nulls(batch.num_rows, field.type)
 
 
 @contextmanager

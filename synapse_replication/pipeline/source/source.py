@@ -24,7 +24,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from synapse_replication.pipeline.schemas import ROW_KEYS_SCHEMA, ROWS_SCHEMA
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.source.pushdown import EVERYTHING, push_filters
@@ -34,7 +33,6 @@ from synapse_replication.pipeline.source.reading import (
     read_parts,
 )
 from synapse_replication.pipeline.source.streaming import RowsStreamReader
-from synapse_replication.pipeline.tables import RowForm
 
 if TYPE_CHECKING:
     import pyarrow
@@ -51,13 +49,13 @@ class SynapseReplicationDataSource(DataSource):
     def schema(self) -> StructType | str:
         """Return the schema of the rows."""
         options = SourceOptions.parse(self.options)
-        if options.form is RowForm.TYPED:
+        schema = options.form.schema
+        if schema is None:
             assert options.streams is not None
             (stream,) = options.streams
             # Return the DDL text unparsed: a Python worker has no session to parse it.
             return options.catalog[stream].table.spark_ddl
-        has_content = options.form is RowForm.JSON
-        return from_arrow_schema(ROWS_SCHEMA if has_content else ROW_KEYS_SCHEMA)
+        return from_arrow_schema(schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for a batch query."""
@@ -90,7 +88,8 @@ class RowsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Read the rows of one partition."""
         assert isinstance(partition, RowsPartition)
-        return read_parts(partition.conninfo, partition.parts, self._options.form)
+        schema = self._options.form.schema
+        return read_parts(partition.conninfo, partition.parts, schema)
 
 
 class PushdownReader(RowsReader):

@@ -144,7 +144,8 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Read the rows of one task."""
         assert isinstance(partition, RowsPartition)
-        return read_parts(partition.conninfo, partition.parts, self._options.form)
+        schema = self._options.form.schema
+        return read_parts(partition.conninfo, partition.parts, schema)
 
     # -- the database ------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ class ReadTests(SynchronousTestCase):
         found = {
             form: next(
                 row
-                for batch in read_parts(conninfo, task, form)
+                for batch in read_parts(conninfo, task, form.schema)
                 for row in batch.to_pylist()
             )
             for form in RowForm
