@@ -42,12 +42,12 @@ class CheckerTests(SynchronousTestCase):
 
     def test_deliberate_bug(self) -> None:
         """
-        A reader that treats what all writers have persisted as delivered loses events
-        in about half of the rounds, and the checker names them.
+        A reader that drops what it fetched loses the missed events, and the checker
+        names them.
         """
-        bug = "scripts.tools.faults.synapse.bugs.trust_persisted_upto"
+        bug = "scripts.tools.faults.synapse.bugs.drop_fetched_events"
         status, lost, events = self.check(
-            "--rounds", "10", "--patience", "4", "--bug", bug
+            "--rounds", "3", "--patience", "4", "--bug", bug
         )
         self.assertEqual(status, 1)
         self.assertGreater(lost, 0)

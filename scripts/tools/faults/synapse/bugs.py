@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from synapse_replication.dropin.host_streams import HostStream
+from collections.abc import Iterable
+from typing import Any
+
+from synapse_replication.handlers.receiving.decoding import RowDecoder
+from synapse_replication.streams.pages import Page
 
 
-def trust_persisted_upto() -> None:
-    """Use the host's value for a writer's delivered position.
+def drop_fetched_events() -> None:
+    """Advance past events that were fetched, without delivering them.
 
-    For a writer whose position the host does not know, it returns the position that all
-    writers together have persisted. Announcements of *other* writers advance that
-    position past a row that was never delivered.
+    They are dropped at the last step, so everything before it counts them as delivered,
+    and nothing fetches them again: neither a later row nor a stored position.
     """
+    decode_page = RowDecoder.decode_page
 
-    def current_token(self: HostStream, instance_name: str) -> int:
-        return int(self.original.current_token(instance_name))
+    def drop(
+        self: RowDecoder, instance_name: str, page: Page, *, skips_invalid: bool
+    ) -> Iterable[tuple[int, list[Any] | None]]:
+        pairs = decode_page(self, instance_name, page, skips_invalid=skips_invalid)
+        if self._name != "events":
+            return pairs
+        return [(token, []) for token, _ in pairs]
 
-    def writers_behind(self: HostStream, instance_name: str, token: int) -> list[str]:
-        return []
-
-    HostStream.current_token = current_token  # type: ignore[method-assign]
-    # Also, do not fetch rows before such an announcement is delivered.
-    HostStream.writers_behind = writers_behind  # type: ignore[method-assign]
+    RowDecoder.decode_page = drop  # type: ignore[method-assign]
