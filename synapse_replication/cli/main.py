@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
@@ -36,6 +37,9 @@ from synapse_replication.wire.commands import COMMANDS
 
 if TYPE_CHECKING:
     from synapse_replication.config.process import ProcessConfig, Purpose
+
+#: The smallest limit of open files of a process. One of seven processes opens 20 to 31.
+MIN_FILES: Final = 32
 
 #: The commands that are imported when they are looked up: the module in
 #: ``synapse_replication.cli`` and the command's name there.
@@ -146,6 +150,14 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
     from synapse_replication.config.process import load_config
     from synapse_replication.instrumentation.log_file import LogFile
 
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < MIN_FILES:
+        click.echo(
+            f"synapse-replication: this process may open only {most} files; raise the "
+            f"limit of open files (ulimit -n, or LimitNOFILE=) to {MIN_FILES} or more",
+            err=True,
+        )
+        sys.exit(1)
     config = load_or_exit(paths, purpose)
     try:
         from synapse_replication.app.service import make_process

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
+import subprocess
+import sys
 import time
+from functools import partial
 from typing import Any
 
 import psycopg2
@@ -17,6 +21,28 @@ from tests.integration.deployment import (
     expected_rows,
     get_over_socket,
 )
+
+
+class DescriptorTests(DeploymentTestCase):
+    def test_too_few(self) -> None:
+        """A process that may open too few files refuses to start, and says so."""
+        self.start("main", self.main)
+        self.wait_until_up("main")
+        self.kill_all()
+        files = [part for n in "01" for part in ("-c", self.folder / f"main.{n}.yaml")]
+        command = [sys.executable, "-m", "synapse_replication.cli.main", "main", *files]
+        for limit in (7, 8, 9, 10, 12, 31):
+            limits = (limit, limit)
+            found = subprocess.run(
+                command,
+                preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, limits),
+                capture_output=True,
+                timeout=PATIENCE,
+                text=True,
+            )
+            self.assertNotEqual(found.returncode, 0)
+            self.assertIn("limit of open files", found.stderr)
+            self.assertNotIn("Traceback", found.stderr)
 
 
 class ProcessTests(DeploymentTestCase):
