@@ -403,6 +403,21 @@ class RowTests(SynchronousTestCase):
         assert isinstance(fetch, Fetch)
         self.assertEqual((driven.requested(), fetch.from_source), ((0, 3), True))
 
+    def test_undecodable_row_after_another_failure(self) -> None:
+        """It is fetched from the source, too, and does not end a pause."""
+        driven = Driven()
+        driven.open(0)
+        driven.reader.overflow()
+        driven.reader.unreadable(3)
+        driven.reader.delivery_failed([4])
+        driven.reader.unreadable(5)
+        self.assertEqual(driven.reader.delivery_failed([6]), 2)
+        self.assertIs(driven.reader.state, State.PAUSED)
+        driven.reader.timer_due()
+        fetch = driven.take()[0]
+        assert isinstance(fetch, Fetch)
+        self.assertEqual((driven.requested(), fetch.from_source), ((0, 6), True))
+
     def test_overflow(self) -> None:
         """What is given up is fetched."""
         driven = Driven()

@@ -386,6 +386,25 @@ def entries() -> set[Call]:
     }
 
 
+_UNIT_TESTS = "tests.streams.test_reader."
+_UNDECODABLE = f"{_UNIT_TESTS}RowTests.test_undecodable_row_after_another_failure"
+#: The entries that larger worlds would take, and the unit tests that take them.
+UNIT_TESTED = {
+    "BATCH DELIVERING DUE": f"{_UNIT_TESTS}PageTests."
+    "test_row_that_the_delivered_page_lacks",
+    "BATCH FETCHING DUE": f"{_UNIT_TESTS}RowTests.test_row_that_earlier_pages_lack",
+    "DELIVERY_FAILED PAUSED PAUSED": _UNDECODABLE,
+    "OVERFLOW DELIVERING DUE": f"{_UNIT_TESTS}RowTests.test_overflow_during_a_page",
+    "UNREADABLE DUE DUE": _UNDECODABLE,
+    "UNREADABLE PAUSED PAUSED": _UNDECODABLE,
+}
+
+
+def names(calls: Set[Call]) -> set[str]:
+    """Return the names of entries: an event, and the states before and after it."""
+    return {" ".join(each.name for each in call) for call in calls}
+
+
 @contextlib.contextmanager
 def replaced(bounds: Bounds, calls: set[Call]) -> Iterator[None]:
     """Limit the machine's bursts, and add its calls to ``calls``."""

@@ -1,12 +1,25 @@
 """The exploration of small worlds: the reader keeps its promises in each state."""
 
 import sys
+import time
 from io import StringIO
+from itertools import count
 from typing import ClassVar
 
+from twisted.trial.reporter import TestResult
+from twisted.trial.runner import TestLoader
 from twisted.trial.unittest import SynchronousTestCase
 
-from scripts.tools.explore.search import Result, Search, entries, explain
+from scripts.tools.explore.search import (
+    UNIT_TESTED,
+    Call,
+    Result,
+    Search,
+    entries,
+    explain,
+    names,
+    replaced,
+)
 from scripts.tools.explore.world import Bounds, Kind
 from scripts.tools.explore.worlds import SHALLOW
 from synapse_replication.streams.reader import Reader
@@ -69,7 +82,7 @@ class ShallowTests(SynchronousTestCase):
         """
         taken = {call for name in SHALLOW for call in self.result(name).calls}
         self.assertEqual(
-            {" ".join(state.name for state in call) for call in entries() - taken},
+            names(entries() - taken),
             {
                 "BATCH DELIVERING DUE",
                 "BATCH FETCHING DUE",
@@ -95,6 +108,14 @@ class ShallowTests(SynchronousTestCase):
         )
         self.assertLessEqual(taken, entries())
 
+    def test_entries_of_unit_tests(self) -> None:
+        """The unit tests that are named for an entry of the table take it."""
+        for entry, test in UNIT_TESTED.items():
+            taken: set[Call] = set()
+            with replaced(Bounds(), taken):
+                TestLoader().loadByName(test).run(TestResult())
+            self.assertIn(entry, names(taken))
+
     def test_claims(self) -> None:
         self.explore("claims", 5_000)
 
@@ -102,10 +123,16 @@ class ShallowTests(SynchronousTestCase):
         """
         The search without reductions finds the same states, apart from the faults left.
         """
-        for name in ("database", "memory", "caches", "database, two links"):
-            full = Search(*SHALLOW[name], is_reduced=False)
+        memory = Bounds(ids=1, losses=1, writer_crashes=1, reader_crashes=1, total=2)
+        for world in (
+            SHALLOW["database"],
+            SHALLOW["database, two links"],
+            SHALLOW["stock memory"],
+            (Kind.MEMORY, memory),
+        ):
+            full = Search(*world, is_reduced=False)
             self.assertTrue(full.run(120).is_complete)
-            reduced = Search(*SHALLOW[name])
+            reduced = Search(*world)
             reduced.run(120)
             self.assertEqual(reduced.digests, full.digests)
 
@@ -136,7 +163,8 @@ class BrokenTests(SynchronousTestCase):
         """The search prints how far it is."""
         lines = StringIO()
         self.patch(sys, "stderr", lines)
-        Search(Kind.DATABASE, Bounds(ids=2)).run(60, every=0.0001)
+        self.patch(time, "process_time", count().__next__)
+        Search(Kind.DATABASE, Bounds(ids=2, links=2)).run(60, 1000, every=1.0)
         self.assertRegex(
             lines.getvalue(), r"states, depth \d+, \d+ states/s, \d+ in the queue"
         )
