@@ -228,6 +228,8 @@ class ReplicationExtension:
         self._phase = crc32(self.epoch.encode()) / 2**32
         self._followed = frozenset(host.streams.get_streams())
         self._connections: list[ExtensionConnection] = []
+        #: The links that came up since the last call of ``sending_resumed``.
+        self._replicating: set[ExtensionConnection] = set()
         #: The instance at the other end of each direct link that has sent a message.
         self._peers: dict[ReplicationConnection, tuple[ExtensionConnection, str]] = {}
         self._positions: dict[str, StreamPosition] = {}
@@ -358,6 +360,7 @@ class ReplicationExtension:
     def extension_up(self, connection: ExtensionConnection) -> None:
         """Send hello on a new link, before anything else."""
         self._connections.append(connection)
+        self._replicating.add(connection)
         self._listening_since = self._clock.seconds()
         if not self._has_stopped:
             self._send_hello(connection, replicates=not connection.is_direct)
@@ -384,14 +387,20 @@ class ReplicationExtension:
         connection.send_extension([encode_message(hello)])
 
     def sending_resumed(self) -> None:
-        """Send hello again: earlier messages may not have arrived."""
+        """Send hello again: earlier messages may not have arrived.
+
+        If a link came up while nothing could be published, its hello was dropped, but
+        its REPLICATE is published now.
+        """
+        replicating, self._replicating = self._replicating, set()
         if not self._has_stopped:
             for connection in tuple(self._connections):
-                self._send_hello(connection)
+                self._send_hello(connection, replicates=connection in replicating)
 
     def extension_down(self, connection: ExtensionConnection) -> None:
         """Remove a link that is down."""
         self._connections.remove(connection)
+        self._replicating.discard(connection)
         self._peers.pop(connection, None)
         self._listening_since = self._clock.seconds()
 

@@ -293,6 +293,15 @@ class GapTests(ExtensionTests):
             self.assertEqual(self.positions_of("w"), 2)
             self.bus.advance(2)
 
+    def test_hello_that_was_dropped(self) -> None:
+        """The hello that replaces a dropped one announces the retained REPLICATE."""
+        assert self.reader.extension is not None
+        for is_announced in (True, False):
+            self.reader.extension.sending_resumed()
+            self.bus.deliver()
+            hello = json.loads(self.messages("hello")[-1].payload)
+            self.assertEqual("replicates" in hello, is_announced)
+
     def positions_of(self, name: str) -> int:
         lines = [m.payload for m in self.bus.seen if m.sender == name]
         return sum(line.startswith(b"POSITION") for line in lines)
