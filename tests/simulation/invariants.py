@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import attrs
@@ -189,11 +189,14 @@ class Ledger:
     def forget_settled(
         self,
         kept: int,
+        declared: Container[_Key],
         position_of: Callable[[str, _Key], int],
     ) -> None:
         """Forget what is settled when all positions agree: old rows, and doubts.
 
         :param kept: the number of each writer's newest tokens to keep.
+        :param declared: the writers of each stream. A process need not know how far it
+            has delivered the rows of others, such as removed ones.
         :param position_of: returns a process's own position of a writer: a doubted
             position does not move back here.
         """
@@ -201,7 +204,7 @@ class Ledger:
             del written.tokens[:-kept]
             written.rows = {token: written.rows[token] for token in written.tokens}
             # Ids that a database lost when it was set back are allocated again.
-            if key[1] in self.readers:
+            if key in declared:
                 written.announced = min(written.announced, position_of(key[1], key))
             for reader in self.readers.values():
                 if key in reader.applied:
@@ -209,6 +212,8 @@ class Ledger:
         for name, reader in self.readers.items():
             reader.excused.clear()
             for key, known in reader.positions.items():
+                if key not in declared:
+                    continue
                 settled = min(known, position_of(name, key))
                 reader.positions[key] = settled
                 if key in reader.delivered:

@@ -122,7 +122,13 @@ class LongRun(Run):
         for rows in cluster.database.rows.values():
             del rows[:-KEPT_ROWS]
         cluster.ledger.forget_settled(
-            KEPT_ROWS, lambda name, key: cluster.processes[name].position(*key)
+            KEPT_ROWS,
+            {
+                (stream, writer)
+                for stream, writers in cluster.writers.items()
+                for writer in writers
+            },
+            lambda name, key: cluster.processes[name].position(*key),
         )
         cluster.counts.hidden_resets.clear()
 
