@@ -28,7 +28,7 @@ from synapse_replication.demo.deployment import (
 )
 from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.demo.script import STREAMS
-from synapse_replication.pipeline.archive.progress import PlainReporter
+from synapse_replication.pipeline.archive.progress import ArchiveProgress
 from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
 from synapse_replication.pipeline.settings import settings_of_config
 from synapse_replication.recordings.reader import shipped_recording
@@ -194,7 +194,7 @@ class ReleaseTests(SynchronousTestCase):
         files = deployment.configuration_of(MAIN_INSTANCE)[1::2]
         run_archive(
             ArchiveSettings(str(archive), settings_of_config(files), [], once=True),
-            PlainReporter(io.StringIO()),
+            ArchiveProgress(io.StringIO()),
         )
         self.assertEqual(Counter(keys_of(archive)), Counter(keys))
 

@@ -68,6 +68,10 @@ class AttachTests(SynchronousTestCase):
         )
         self.addCleanup(self.reader.stop)
 
+    def _check_processes(self) -> None:
+        for process in (self.reader, self.follower):
+            self.assertTrue(process.is_running(), process.errors())
+
     def _count_subscribers(self) -> int:
         name = self.deployment.server_name
         _, count = self.redis.command("PUBSUB", "NUMSUB", name)
@@ -105,6 +109,15 @@ class AttachTests(SynchronousTestCase):
             if positions.get(key) != token
         ]
 
+    def _unannounced(self) -> set[str]:
+        self._check_processes()
+        return (
+            set(STANDARD_STREAMS)
+            # Streams that not every deployment or version has.
+            - {"federation", "profile_updates"}
+            - {stream for stream, _ in self._followed_positions()}
+        )
+
     def _both_catch_up(self) -> None:
         eventually("worker", lambda: self._behind(self._journal_positions()))
         eventually("follow", lambda: self._behind(self._followed_positions()))
@@ -116,15 +129,7 @@ class AttachTests(SynchronousTestCase):
         event.
         """
         # Every stream is announced to both processes before anything is written.
-        eventually(
-            "all streams are announced",
-            lambda: (
-                set(STANDARD_STREAMS)
-                # Streams that not every deployment or version has.
-                - {"federation", "profile_updates"}
-                - {stream for stream, _ in self._followed_positions()}
-            ),
-        )
+        eventually("all streams are announced", self._unannounced)
         chat = Chat.begin(self.deployment)
         chat.do_everything()
         self._both_catch_up()
