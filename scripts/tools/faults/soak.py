@@ -80,7 +80,7 @@ class Findings:
         if seconds >= NEXT_ROW_TIMEOUT:
             found.append(f"after {fault}, a writer's next row took {seconds:.0f} s")
         for (name, what), values in self.samples.items():
-            warm, end = _compared(values)
+            warm, end = _compared(what, values)
             if end > warm * (GROWTH if what == MEMORY else 1.0):
                 found.append(
                     f"{what} of {name}: {warm:.1f} after the warm-up, {end:.1f} at the "
@@ -89,12 +89,12 @@ class Findings:
         return found
 
     def latest(self) -> str:
-        """Return the last sample of the memory of each survivor."""
-        return ", ".join(
-            f"{name} {values[-1]:.1f} MiB"
-            for (name, what), values in self.samples.items()
-            if what == MEMORY
-        )
+        """Return the last samples of each survivor."""
+        shown: dict[str, list[str]] = {}
+        for (name, what), values in self.samples.items():
+            text = f"{values[-1]:.1f} MiB" if what == MEMORY else f"{values[-1]:.0f}"
+            shown.setdefault(name, []).append(text)
+        return ", ".join(f"{name} {'/'.join(texts)}" for name, texts in shown.items())
 
     def lines(self) -> list[str]:
         """Return a summary."""
@@ -104,7 +104,7 @@ class Findings:
             f"the next row after a fault: {seconds:.1f} s at most (after {fault})",
         ]
         for (name, what), values in self.samples.items():
-            warm, end = _compared(values)
+            warm, end = _compared(what, values)
             lines.append(
                 f"{what} of {name}: {warm:.1f} after the warm-up, {max(values):.1f} at "
                 f"most, {end:.1f} at the end ({end / warm - 1:+.1%})"
@@ -112,13 +112,15 @@ class Findings:
         return lines
 
 
-def _compared(values: Sequence[float]) -> tuple[float, float]:
-    """Return the median of the samples after the warm-up, and that of the last ones."""
+def _compared(what: str, values: Sequence[float]) -> tuple[float, float]:
+    """Return what is compared: of the samples after the warm-up, and of the last ones.
+
+    Of memory, it is the median. Of a count, it is the minimum, because replaced links
+    and idle HTTP connections only add to what is held for ever.
+    """
     begin = int(len(values) * WARM_UP)
-    return (
-        statistics.median(values[begin : begin + COMPARED]),
-        statistics.median(values[-COMPARED:]),
-    )
+    of = statistics.median if what == MEMORY else min
+    return of(values[begin : begin + COMPARED]), of(values[-COMPARED:])
 
 
 def run_soak(

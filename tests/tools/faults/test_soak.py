@@ -23,7 +23,7 @@ class FindingsTests(SynchronousTestCase):
             "memory of w: 80.0 after the warm-up, 90.0 at most, 80.0 at the end (+0.0",
             found.lines()[2],
         )
-        self.assertEqual(found.latest(), "w 83.0 MiB")
+        self.assertEqual(found.latest(), "w 83.0 MiB/3")
 
     def test_problems(self) -> None:
         """Growth, and rows that arrive late, are reported."""
