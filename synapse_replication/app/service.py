@@ -375,7 +375,11 @@ class Replication(Service):
             self._observer,
             handler,
             self._epochs,
-            options.stored,
+            {
+                name: stream
+                for name, stream in options.stored.items()
+                if name in self.host.streams.get_streams()
+            },
             options.writers,
             options.instances,
             interval=options.receiving.position_check_seconds,

@@ -66,6 +66,7 @@ from synapse_replication.storage.schema import prepare_database
 from synapse_replication.storage.sequences import limit_positions, read_stored_positions
 from synapse_replication.streams.memory import InMemory, MemoryStream
 from synapse_replication.streams.standard.registry import (
+    STANDARD_STREAMS,
     StandardStream,
 )
 from synapse_replication.streams.table import TableStream
@@ -79,6 +80,10 @@ _BACKOFF = Backoff(0.5, 5.0, 1.5)
 #: The number of ids, counted back from the newest, among which a new writer of a stream
 #: searches for earlier rows of its own.
 LOOK_BACK = 100_000
+
+#: The stream that the database of each version of Synapse has. If all standard streams
+#: are configured, those that an older version does not have are left out.
+_OF_EACH_VERSION = "events"
 
 #: ``(stream, writer) -> token``.
 Positions = Mapping[tuple[str, str], int]
@@ -173,7 +178,17 @@ class StreamSetup:
             self._saved = sink.saved_positions()
         await self._read_stored()
         for name, declared in self._options.declared.items():
-            stream = await self._make(declared)
+            try:
+                stream = await self._make(declared)
+            except psycopg2.errors.UndefinedTable:
+                if not self._may_be_absent(name):
+                    raise
+                _log.info(
+                    "Not replicating {stream}: the database has no table of it, as "
+                    "those of older versions of Synapse",
+                    stream=name,
+                )
+                continue
             if isinstance(declared, TableStream):
                 await self._check_columns(declared)
             self._host.streams.add(stream, is_written_here=self._options.writes(name))
@@ -182,6 +197,10 @@ class StreamSetup:
                 await self._deliver_own_rows(stream, sink)
             if has_saved:
                 await self._report_initial_positions(stream, sink)
+
+    def _may_be_absent(self, name: str) -> bool:
+        is_default = self._options.streams == tuple(STANDARD_STREAMS)
+        return is_default and name != _OF_EACH_VERSION
 
     async def _check_columns(self, declared: TableStream) -> None:
         """Read one row; otherwise, only the first new row would need all columns."""

@@ -21,6 +21,7 @@ from synapse_replication.errors import CatchUpError, ConfigError
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.storage.database import Database
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
@@ -121,6 +122,7 @@ class StreamSetupTests(TestCase):
             fill_sink=fill_sink,
             streams=tuple(streams),
             writers={
+                **dict.fromkeys(STANDARD_STREAMS, ("a",)),
                 "caches": (),
                 "typing": ("master",),
                 "presence_federation": ("a",),
@@ -459,3 +461,27 @@ class StreamSetupTests(TestCase):
         self.assertIn("list the streams to replicate", problem.hint)
         host = await self.set_up(PositionsOnlySink(), "master", ["typing"])
         self.assertEqual(list(host.streams.get_streams()), ["typing"])
+
+    async def test_database_of_an_older_synapse(self) -> None:
+        """
+        If all standard streams are configured, those without a table are left out; but
+        a database without the table of events is refused.
+        """
+        self.store()
+        with self.assertRaisesRegex(ConfigError, '"events" does not exist'):
+            await self.set_up(PositionsOnlySink(), streams=tuple(STANDARD_STREAMS))
+        self.execute(
+            "CREATE SEQUENCE events_stream_seq START 2;"
+            "CREATE TABLE events (stream_ordering bigint, instance_name text);"
+            "CREATE TABLE ex_outlier_stream (event_stream_ordering bigint, "
+            "instance_name text);"
+            "CREATE TABLE current_state_delta_stream (stream_id bigint, "
+            "instance_name text)"
+        )
+        host = await self.set_up(PositionsOnlySink(), streams=tuple(STANDARD_STREAMS))
+        found = host.streams.get_streams()
+        self.assertIn("events", found)
+        self.assertIn("typing", found)
+        self.assertNotIn("receipts", found)
+        with self.assertRaisesRegex(ConfigError, '"receipts_linearized" does not'):
+            await self.set_up(PositionsOnlySink(), streams=("events", "receipts"))

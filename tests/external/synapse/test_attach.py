@@ -114,7 +114,7 @@ class AttachTests(SynchronousTestCase):
         return (
             set(STANDARD_STREAMS)
             # Streams that not every deployment or version has.
-            - {"federation", "profile_updates"}
+            - {"federation", "profile_updates", "quarantined_media", "sticky_events"}
             - {stream for stream, _ in self._followed_positions()}
         )
 
