@@ -14,8 +14,8 @@ import tempfile
 import threading
 from pathlib import Path
 
-import click
 import hiredis
+from rich.console import Console
 from typing_extensions import override
 
 from scripts.tools.faults.skew import unpack
@@ -26,6 +26,7 @@ from synapse_replication.demo.deployment import (
     DemoPlan,
     Deployment,
 )
+from synapse_replication.demo.display import TextScreen
 from synapse_replication.demo.script import read_script
 from synapse_replication.recordings.reader import shipped_recording
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
@@ -77,13 +78,6 @@ class _ReleaseDeployment(Deployment):
             self._listener.join()
             self._connection.close()
 
-    def print_line(self, text: str) -> None:
-        """Show a line."""
-        click.echo(text)
-
-    def progress(self, rows: dict[str, int], total: int) -> None:
-        """Show nothing."""
-
 
 def record(wheel: Path, target: Path) -> None:
     """Run a deployment of a wheel, and save its files.
@@ -99,7 +93,9 @@ def record(wheel: Path, target: Path) -> None:
         program = unpack(wheel, Path(unpacked))
         deployment = _ReleaseDeployment(program)
         try:
-            tallies = run_demo(deployment, deployment, total, with_faults=True)
+            tallies = run_demo(
+                deployment, TextScreen(Console()), total, with_faults=True
+            )
             assert all(tally.is_good for tally in tallies), tallies
             folder, out = deployment.directory, Path(saved)
             configs = [folder / "homeserver.yaml", folder / f"{MAIN_INSTANCE}.yaml"]
