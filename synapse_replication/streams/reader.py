@@ -27,9 +27,9 @@ that the position is false; a link that is merely slower than another is not.
 The reader has no clock, no I/O and no awaitable. Its driver reports events by calling
 the methods below, one at a time, and then takes the actions that :meth:`Reader.next`
 returns. :data:`TABLE` lists, for each event and state, what happens and the states that
-may follow. ``scripts/explore`` has taken each entry, and no other. If another event
-happens, or another state follows, this package has a defect: that is reported, and all
-rows above the floor are fetched.
+may follow. ``scripts/explore`` takes each entry, except those that it names a unit test
+for, and no other. If another event happens, or another state follows, this package has
+a defect: that is reported, and all rows above the floor are fetched.
 
 See docs/reader.rst, and docs/failure-modes.rst: failure-gap-per-writer,
 failure-two-links.
