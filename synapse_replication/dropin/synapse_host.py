@@ -12,11 +12,14 @@ The host is untyped here, because its packages might not be installed.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from typing import Any
+
+from twisted.internet.error import AlreadyCancelled
 
 from synapse_replication.dropin.background import BackgroundProcessPool
 from synapse_replication.dropin.host_streams import HostStream, HostStreams
@@ -76,7 +79,9 @@ class _HostDelayedCall:
         self._call = call
 
     def cancel(self) -> None:
-        self._clock.cancel_call_later(self._call)
+        # The host cancels all calls when it shuts down, before connections are lost.
+        with contextlib.suppress(AlreadyCancelled):
+            self._clock.cancel_call_later(self._call)
 
     def active(self) -> bool:
         return bool(self._call.active())

@@ -62,6 +62,15 @@ class HostClockTests(SynchronousTestCase):
         self.assertEqual(calls, [1])
         self.assertEqual((clock.seconds(), clock.time_msec()), (2, 2000))
 
+    def test_cancelled_by_the_host(self) -> None:
+        """The host may have cancelled a call, as it does when it shuts down."""
+        reactor = Clock()
+        call = HostClock(FakeClock(reactor), reactor).call_later(2, self.fail)
+        (own,) = reactor.getDelayedCalls()
+        own.cancel()
+        call.cancel()
+        self.assertFalse(call.active())
+
     def test_durations(self) -> None:
         """
         If the host has its own class of durations, its clock is called with that class.
