@@ -697,7 +697,7 @@ class Reader:
         """
         state, work = self.links[link], self.work
         stated, state.epoch = state.epoch, epoch
-        if has_restarted or token < state.heard:
+        if has_restarted:
             self._forget_start(state, token)
         if has_restarted or stated not in (None, epoch):
             # What was heard before was said by another process.
@@ -738,7 +738,7 @@ class Reader:
             work.doubt = None
 
     def _forget_start(self, state: LinkState, token: int) -> None:
-        """Record that a writer at ``token`` restarted, or may have, before a message.
+        """Record that a writer at ``token`` may have restarted before a link's message.
 
         If the link carried more, that is of an earlier process, and the other links may
         have carried less of it.

@@ -61,7 +61,6 @@ DEEP: Mapping[str, tuple[Kind, Bounds]] = {
     "host memory, two links": (Kind.HOST_MEMORY, _bounds(1, 2, 1)),
     "memory, two links": (Kind.MEMORY, _bounds(1, 2, 1, hellos=1)),
     "memory, two faults": (Kind.MEMORY, _bounds(2, 1, 2, hellos=1)),
-    "memory, three faults": (Kind.MEMORY, _bounds(1, 1, 3)),
     "memory, lie": (Kind.MEMORY, _bounds(2, 1, 1, lies=1)),
     "caches, two links": (Kind.CACHES, _bounds(1, 2, 1)),
     "caches, two faults": (Kind.CACHES, _bounds(2, 1, 2)),

@@ -321,24 +321,3 @@ class FoundTests(SynchronousTestCase):
             ("message", 0),
             ("message", 0),
         )
-
-    def test_concealed_restart_before_the_epoch(self) -> None:
-        """An epoch stated at a token below what its link carried is another one."""
-        self.check(
-            Kind.MEMORY,
-            Bounds(ids=1, losses=1, writer_crashes=1, reader_crashes=1),
-            ("up", 0),
-            ("position", 0),
-            ("done",),
-            ("write",),
-            ("send",),
-            ("message", 0),
-            ("done",),
-            ("writer crash", False),
-            ("lose", 0),
-            ("epoch", 0),
-            ("done",),
-            ("reader crash",),
-            ("up", 0),
-            ("first hello", 0),
-        )
