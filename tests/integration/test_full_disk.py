@@ -47,7 +47,7 @@ class FullDiskTests(DeploymentTestCase):
         room again, each row arrives once, and the log says how many lines it lacks.
         """
         self.start("main", self.main)
-        self.start("worker", self.worker)
+        worker = self.start("worker", self.worker)
         for name in ("main", "worker"):
             self.wait_until_up(name)
         self.write_upto(1)
@@ -64,10 +64,10 @@ class FullDiskTests(DeploymentTestCase):
         )
         (self.disk / "other").unlink()
         self.wait_for_rows(300)
-        self.wait_until(
-            "the log", lambda: f"could not be written: {full}" in self.log_of("worker")
-        )
         self.wait_until("no stall", lambda: not any(self.details()))
+        # The next line that is logged says it.
+        self.stop(worker)
+        self.assertIn(f"could not be written: {full}", self.log_of("worker"))
 
 
 class DamagedJournalTests(DeploymentTestCase):
