@@ -24,6 +24,7 @@ from synapse_replication.demo.deployment import READERS, SERVER_NAME, DemoPlan
 from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.errors import ServerStartError
 from synapse_replication.recordings.reader import shipped_recording
+from synapse_replication.wire.extension import MessageType
 
 #: The load during all measurements, in rows per second.
 RATE = 50.0
@@ -63,7 +64,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "REMOVE_PUSHER": ("app key%d @u:x", "app %s @u:x"),
     "INVALIDATE_CACHE": ('name ["%d"]', 'name ["%s"]'),
 }
-MESSAGE_TYPES = ("hello", "heartbeat", "goodbye", "rows", "command")
+MESSAGE_TYPES = tuple(kind.value for kind in MessageType)
 #: The paths that processes serve.
 ROUTES = (
     "/health",
@@ -146,6 +147,8 @@ def extension_messages(kind: str, *, large: bool = False) -> Iterator[bytes]:
             "time": int(time.time() * 1000),
             "positions": {name: [7, int(time.time() * 1000)] for name in streams},
         }
+        if kind == "silent":
+            message["silent"] = ["event_writer1", f"e{number}", 20]
         if kind == "command":
             message["line"] = f"REMOTE_SERVER_UP s{number}.example"
             message["reached"] = [f"r{number}" for number in range(500 if large else 1)]
