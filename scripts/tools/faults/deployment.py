@@ -36,6 +36,10 @@ DISK_SIZE = 160
 #: The writer whose direct TCP link to the proxied process goes through the proxy.
 PROXIED_WRITER = "event_writer1"
 
+#: The counts of a process.
+CONNECTIONS, DESCRIPTORS = "pooled connections", "other descriptors"
+THREADS, DELAYED_CALLS = "threads", "delayed calls"
+
 _CATCH_UPS = re.compile(
     r"^synapse_replication_catch_up_seconds_count(?:{[^}]*})? ([0-9.e+]+)$",
     re.MULTILINE,
@@ -240,18 +244,30 @@ class FaultDeployment(Deployment):
         assert found is not None
         return int(found[1]) / 1024
 
-    def counts_of(self, name: str) -> tuple[int, int, int | None]:
-        """Return an instance's numbers of descriptors, threads and delayed calls.
+    def counts_of(self, name: str) -> dict[str, int]:
+        """Return what an instance holds, by the words of a soak.
 
-        Only writers report the last of these.
+        Its connected Unix sockets are counted apart from all other descriptors: here,
+        they are the sessions of the database, HTTP connections, and the reactor's own
+        pair. Only writers report delayed calls.
         """
         process = Path(f"/proc/{self.processes[name].pid}")
+        connected = connected_sockets((process / "net/unix").read_text())
+        targets = []
+        for file in (process / "fd").iterdir():
+            # It may have been closed meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                targets.append(os.readlink(file))
+        pooled = sum(target in connected for target in targets)
+        counts = {
+            CONNECTIONS: pooled,
+            DESCRIPTORS: len(targets) - pooled,
+            THREADS: len(list((process / "task").iterdir())),
+        }
         calls = delayed_calls_file(self.directory, name)
-        return (
-            len(list((process / "fd").iterdir())),
-            len(list((process / "task").iterdir())),
-            int(calls.read_text() or 0) if calls.exists() else None,
-        )
+        if calls.exists():
+            counts[DELAYED_CALLS] = int(calls.read_text() or 0)
+        return counts
 
     def refused_writes(self) -> int:
         """Count the writes that the database refused."""
@@ -324,6 +340,12 @@ class FaultDeployment(Deployment):
                 "moved": {writer: list(to) for writer, to in self._moved.items()},
             },
         }
+
+
+def connected_sockets(table: str) -> set[str]:
+    """Return the connected Unix sockets in ``/proc/PID/net/unix``, as in ``fd``."""
+    rows = (line.split() for line in table.splitlines()[1:])
+    return {f"socket:[{row[6]}]" for row in rows if row[5] == "03"}
 
 
 def count_catch_ups(metrics: str) -> int:

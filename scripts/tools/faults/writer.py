@@ -14,8 +14,11 @@ from typing import Any, TextIO
 import attrs
 import psycopg2
 from twisted.internet import reactor  # noqa: TID251 -- the one of the process
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
+from twisted.web.client import HTTPConnectionPool
+from twisted.web.http import HTTPChannel
 from typing_extensions import override
 
 from synapse_replication.demo.script import STREAMS, DemoStream, Write, read_script
@@ -35,7 +38,10 @@ _log = Logger()
 
 
 def delayed_calls_file(folder: Path, name: str) -> Path:
-    """Return the file in which a writer says how many delayed calls it has."""
+    """Return the file in which a writer says how many delayed calls it has.
+
+    The timers of HTTP connections are not among them.
+    """
     return folder / f"{name}.delayed_calls"
 
 
@@ -51,7 +57,7 @@ class SteadyWriter(ScriptWriter):
         """Write the number of the reactor's delayed calls to a file."""
         name = self._host.identity.instance_name
         path = delayed_calls_file(self.end_file.parent, name)
-        path.write_text(str(len(reactor.getDelayedCalls())))
+        path.write_text(str(sum(map(is_counted, reactor.getDelayedCalls()))))
 
     @override
     def startService(self) -> None:
@@ -70,6 +76,12 @@ class SteadyWriter(ScriptWriter):
             # The rows may have been committed nevertheless; if so, they are counted.
             _log.info(REFUSED + ": {error}", error=str(error).strip())
             await self._host.clock.sleep(REFUSED_PAUSE)
+
+
+def is_counted(call: IDelayedCall) -> bool:
+    """Return whether a call is not the timer of an HTTP connection."""
+    owner = getattr(getattr(call, "func", None), "__self__", None)
+    return not isinstance(owner, HTTPConnectionPool | HTTPChannel)
 
 
 def writers_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 from pathlib import Path
 
 import attrs
@@ -15,6 +16,7 @@ from scripts.tools.faults.deployment import (
     FaultDeployment,
     Needs,
     SmallDiskPostgres,
+    connected_sockets,
     count_catch_ups,
 )
 from synapse_replication.demo.deployment import DemoPlan
@@ -45,6 +47,27 @@ class CountCatchUpsTests(SynchronousTestCase):
     def test_none_yet(self) -> None:
         """A process that has fetched nothing has a count of zero."""
         self.assertEqual(count_catch_ups("HTTP/1.1 200 OK\r\n\r\n"), 0)
+
+
+class ConnectedSocketsTests(SynchronousTestCase):
+    def test_own(self) -> None:
+        """Connected Unix sockets are found, and listening ones are not."""
+        path = self.mktemp()
+        listener = socket.socket(socket.AF_UNIX)
+        self.addCleanup(listener.close)
+        listener.bind(path)
+        listener.listen()
+        client = socket.socket(socket.AF_UNIX)
+        self.addCleanup(client.close)
+        client.connect(path)
+        accepted, _ = listener.accept()
+        self.addCleanup(accepted.close)
+        found = connected_sockets(Path("/proc/self/net/unix").read_text())
+        own = [
+            os.readlink(f"/proc/self/fd/{each.fileno()}") in found
+            for each in (client, accepted, listener)
+        ]
+        self.assertEqual(own, [True, True, False])
 
 
 class FaultDeploymentTests(SynchronousTestCase):

@@ -8,7 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools.faults.attacks import false_messages
 from scripts.tools.faults.scenarios import SCENARIOS
-from scripts.tools.faults.soak import FAULTS, NEXT_ROW_TIMEOUT, Findings
+from scripts.tools.faults.soak import FAULTS, NEXT_ROW_TIMEOUT, POOLS, Findings
 
 
 class FindingsTests(SynchronousTestCase):
@@ -17,7 +17,7 @@ class FindingsTests(SynchronousTestCase):
         found = Findings(4, 80, (2.0, "redis-killed"))
         for value in (50.0, *[80.0] * 10, 90.0, 83.0):
             found.measure("w", "memory", value)
-            found.measure("w", "threads", 3 + (value == 90.0))
+            found.measure("w", "delayed calls", 3 + (value == 90.0))
         self.assertEqual(found.problems(), [])
         self.assertIn(
             "memory of w: 80.0 after the warm-up, 90.0 at most, 80.0 at the end (+0.0",
@@ -26,17 +26,23 @@ class FindingsTests(SynchronousTestCase):
         self.assertEqual(found.latest(), "w 83.0 MiB/3")
 
     def test_problems(self) -> None:
-        """Growth, and rows that arrive late, are reported."""
+        """
+        Growth, more than a pool's bound, and rows that arrive late are reported.
+        """
         found = Findings(4, 80, (NEXT_ROW_TIMEOUT, "redis-killed"))
         for number in range(24):
             found.measure("w", "memory", 80.0 + number)
-            found.measure("w", "threads", 3 + (number > 12))
+            found.measure("w", "delayed calls", 3 + (number > 12))
+            found.measure("w", "threads", POOLS["threads"] - 1 + (number > 12))
+            found.measure("v", "threads", POOLS["threads"] + (number > 12))
         self.assertEqual(
             found.problems(),
             [
                 "after redis-killed, a writer's next row took 15 s",
                 "memory of w: 89.0 after the warm-up, 98.0 at the end",
-                "threads of w: 3.0 after the warm-up, 4.0 at the end",
+                "delayed calls of w: 3.0 after the warm-up, 4.0 at the end",
+                f"threads of v: {POOLS['threads'] + 1} at the end, {POOLS['threads']} "
+                "allowed",
             ],
         )
 

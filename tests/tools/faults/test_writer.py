@@ -11,7 +11,10 @@ from unittest.mock import Mock
 
 import attrs
 import psycopg2
+from twisted.internet import task
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.client import HTTPConnectionPool
+from twisted.web.http import HTTPChannel
 
 from scripts.tools.faults import writer
 from scripts.tools.faults.writer import (
@@ -89,6 +92,21 @@ class SteadyWriterTests(SynchronousTestCase):
         self.log_file.write_text('{"finished": false}\n')
         self.start(self.write)
         self.assertEqual(len(self.log()), 2)
+
+
+class CountTests(SynchronousTestCase):
+    def test_timers_of_http_connections(self) -> None:
+        """They are not counted: the connections are."""
+        reactor = task.Clock()
+        pool = HTTPConnectionPool(reactor)
+        calls = [
+            reactor.callLater(240, pool._removeConnection, ("key",), None),
+            reactor.callLater(300, HTTPChannel().timeoutConnection),
+            reactor.callLater(5, reactor.seconds),
+        ]
+        self.assertEqual(
+            [writer.is_counted(call) for call in calls], [False, False, True]
+        )
 
 
 class OwnWritesTests(SynchronousTestCase):
