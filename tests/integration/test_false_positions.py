@@ -27,6 +27,9 @@ FAR = 2**62
 #: The most time in s until the next row arrives.
 DELAY = 5.0
 
+#: The most resets of a stream within seconds: a burst, then ten in 1 s.
+MOST_RESETS = 20 + int(10 * DELAY)
+
 #: A row that no writer wrote.
 FORGED = ["false", 0]
 
@@ -279,6 +282,29 @@ class FalsePositionTests(DeploymentTestCase):
         self.wait_until(
             "every writer is live", lambda: self.conditions("reader") == {"live"}
         )
+
+    def test_lower_positions_in_memory(self) -> None:
+        """
+        After 5,000 positions far below that of the writer of a stream held in memory,
+        its next row arrives within seconds. Its rows were delivered again a few times,
+        and that is not reported as a stall.
+        """
+        self.start_all(1)
+        self.write_and_check(50)
+        self.wait_until("typing", lambda: len(self.journal("typing")) == 50)
+        lies = ("POSITION typing master 50 50", "POSITION typing master 1 1") * 5000
+        self.publish(*lies)
+        sent = time.monotonic()
+        self.write_and_check(53)
+        self.wait_until("a row", lambda: self.journal("typing")[-1]["token"] == 53)
+        self.assertLess(time.monotonic() - sent, DELAY)
+        self.wait_until(
+            "every writer is live", lambda: self.conditions("reader") == {"live"}
+        )
+        tokens = [entry["token"] for entry in self.journal("typing")]
+        self.assertEqual(tokens[-53:], list(range(1, 54)))
+        self.assertIn(tokens.count(1), range(2, 2 + MOST_RESETS))
+        self.assertNotIn("stalled", self.log_of("reader").lower())
 
     def test_ahead_of_its_writer(self) -> None:
         """
