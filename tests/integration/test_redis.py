@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 from synapse_replication.testing.servers import PrivateRedis
-from tests.integration.deployment import DeploymentTestCase
+from tests.integration.deployment import DeploymentTestCase, get_over_socket
 from tests.support.sentinel import PrivateSentinel, private_replica
 
 
@@ -76,3 +78,54 @@ class RedisAddressTests(DeploymentTestCase):
                 and len(replica.clients("normal")) >= 3
             ),
         )
+
+    def test_split(self) -> None:
+        """
+        While two Sentinels name different masters, the page of a process at one says
+        that it does not hear those at the other, and nothing else is lost.
+        """
+        servers = [self.start_redis(), self.start_redis()]
+        sentinels = [PrivateSentinel(servers[0], password="knock") for _ in servers]
+        password = self.secret("password", "hush")
+        for sentinel, process in zip(sentinels, (self.main, self.worker), strict=True):
+            self.addCleanup(sentinel.stop)
+            sentinel.start()
+            process["redis"] = {
+                "enabled": True,
+                "password_path": password,
+                "sentinel": {
+                    "master": "mymaster",
+                    "sentinels": [f"{sentinel.host}:{sentinel.port}"],
+                    "password": "knock",
+                },
+            }
+        page = self.folder / "worker.sock"
+        resources = [{"names": ["metrics"]}]
+        self.worker["worker_listeners"] = [
+            {"type": "http", "path": str(page), "resources": resources}
+        ]
+        self.start_both()
+        self.write_upto(5)
+        self.wait_for_rows(5)
+
+        def monitor(server: PrivateRedis) -> None:
+            command = sentinels[1].command
+            command("SENTINEL", "REMOVE", "mymaster")
+            command("SENTINEL", "MONITOR", "mymaster", server.host, server.port, "1")
+            command("SENTINEL", "SET", "mymaster", "auth-pass", "hush")
+
+        def reasons() -> set[tuple[str, str | None]]:
+            status = json.loads(get_over_socket(page, "/status.json"))
+            return {
+                (each["instance_name"], each["reason"]) for each in status["writers"]
+            }
+
+        monitor(servers[1])
+        self.wait_until(
+            "the page says so", lambda: reasons() == {("master", "writer_gone")}
+        )
+        self.write_upto(10)
+        self.wait_until_main_wrote(10)
+        monitor(servers[0])
+        self.wait_for_rows(10)
+        self.wait_until("all is well", lambda: reasons() == {("master", None)})
