@@ -289,8 +289,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         StallReason.NO_LINK,
-        "Several processes send heartbeats, and nothing has arrived from any of them "
-        "for 15 s.",
+        "Several processes send heartbeats more often than every 15 s (each writer "
+        "does, among at most ten peers), and nothing has arrived for 15 s.",
         _silence,
     ),
     Rule(
