@@ -391,10 +391,11 @@ def _integer(value: Any, what: str) -> int:
 def _silence(value: Any) -> Silence:
     if not isinstance(value, list) or len(value) < 3:
         _raise_invalid("silent is not a list of a name, an epoch and a time")
+    seconds = _integer(value[2], "the time of its silence")
+    if seconds < 0:
+        _raise_invalid("the time of its silence is negative")
     return Silence(
-        _name(value[0], "a silent instance"),
-        _name(value[1], "its epoch"),
-        _integer(value[2], "the time of its silence"),
+        _name(value[0], "a silent instance"), _name(value[1], "its epoch"), seconds
     )
 
 

@@ -19,6 +19,7 @@ from synapse_replication.wire.extension import (
     MAX_STREAMS,
     ExtensionMessage,
     MessageType,
+    Silence,
     StreamPosition,
     encode_message,
     make_rows_encoder,
@@ -121,6 +122,17 @@ class ExtensionMessageTests(SynchronousTestCase):
         for wrong in invalid:
             with self.assertRaises(ExtensionMessageError):
                 parse_message(with_fields(streams=wrong))
+
+    def test_silence(self) -> None:
+        """A message of silence has a name, an epoch and a time that has passed."""
+        valid = ["w", "w-epoch", 15]
+        message = parse_message(with_fields(type="silent", silent=valid))
+        self.assertEqual(message.silence, Silence("w", "w-epoch", 15))
+        self.assertEqual(parse_message(encode_message(message)), message)
+        invalid: list[Any] = [None, {}, valid[:2], ["w", "w-epoch", "15"]]
+        for wrong in [*invalid, ["w", "w-epoch", -1], ["a b", "w-epoch", 15]]:
+            with self.subTest(wrong=wrong), self.assertRaises(ExtensionMessageError):
+                parse_message(with_fields(type="silent", silent=wrong))
 
     @settings(derandomize=True, deadline=None)
     @given(_MESSAGES)
