@@ -19,7 +19,7 @@ MAX_REPLY_LENGTH = 16 * 1024 * 1024
 #: The largest number of items of an array; the expected arrays have three at most.
 MAX_ITEMS = 999
 #: The header of a larger array, map or set, or of a string of a million bytes.
-_LARGE: Final = re.compile(rb"[*%~>|][0-9]{4}|\$([0-9]{7,})\r\n")
+_LARGE: Final = re.compile(rb"[*%~>|][0-9]{4}|\$([0-9]{7,18})\r\n")
 #: The beginning of such a header, after a newline; also possible within a message.
 _LARGE_IN_CHUNK: Final = re.compile(rb"\n(?:[*%~>|][0-9]{4}|\$[0-9]{7})")
 #: The end of a chunk that may be the beginning of such a header.

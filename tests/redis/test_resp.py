@@ -87,6 +87,7 @@ class ReaderTests(SynchronousTestCase):
             b"HTTP/1.1 400 Bad\r\n",
             b":x\r\n",
             b"$1x\r\n",
+            b"$" + b"9" * 5000 + b"\r\n",
             b"*" * 99 + b"\r\n",
         ):
             with self.assertRaises(txredisapi.InvalidData):
