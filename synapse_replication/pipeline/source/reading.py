@@ -180,7 +180,10 @@ def read_part(
                 raise
             low, high = max(part.span.low, last[0] - 1), part.span.high
             if high - low == 1:
-                skipped.append(_explain(conninfo, _within(part, low, high)))
+                found = _explain(conninfo, _within(part, low, high))
+                if found is None:
+                    raise
+                skipped.append(found)
                 continue
             middle = (low + high) // 2
             todo += [_within(part, middle, high), _within(part, low, middle)]
@@ -205,8 +208,8 @@ def _after(batch: pa.RecordBatch, last: tuple[int, int]) -> pa.RecordBatch:
     )
 
 
-def _explain(conninfo: Mapping[str, Any], part: Part) -> SkippedId:
-    """Return why the rows of one id cannot be read.
+def _explain(conninfo: Mapping[str, Any], part: Part) -> SkippedId | None:
+    """Return why the rows of one id cannot be read; ``None`` if they can be read now.
 
     The ADBC driver does not say what kind of error ended a stream of rows.
 
@@ -230,10 +233,7 @@ def _explain(conninfo: Mapping[str, Any], part: Part) -> SkippedId:
         )
         reason = excerpt(error.__cause__.diag.message_primary or "")
         return SkippedId(part.stream.name, tables, reason)
-    raise PipelineError(
-        f"{part.stream.name}: the rows of id {span.high} could not be read, and can be "
-        "read now; start the job again"
-    )
+    return None
 
 
 def _query(

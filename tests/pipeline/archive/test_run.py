@@ -6,7 +6,7 @@ import io
 import json
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import polars
 import psycopg2
 from deltalake import DeltaTable
 from prometheus_client import CollectorRegistry
+from pyarrow import RecordBatch
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
@@ -27,7 +28,7 @@ from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archiv
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.archive.table import Point
 from synapse_replication.pipeline.settings import settings_of_dsn
-from synapse_replication.pipeline.source import partitions
+from synapse_replication.pipeline.source import partitions, reading
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import keys_of
 from tests.pipeline.shared_session import shared_session
@@ -147,6 +148,17 @@ class ArchiveTests(SynchronousTestCase):
         self.assertEqual(len(archived), len(set(archived)))
         missing = set(read_keys(self.dsn)) - set(archived)
         self.assertEqual({id_ for *_, id_ in missing}, {7, 30, 57, 80})
+
+    def test_query_that_fails_once(self) -> None:
+        """If rows that could not be read can be read again, the cause is reported."""
+        add_rows(self.dsn, 5)
+
+        def fail(*arguments: object, **options: object) -> Iterator[RecordBatch]:
+            raise PipelineError("the connection was lost")
+
+        self.patch(reading, "_query", fail)
+        error = self.assertRaises(PipelineError, self.archive)
+        self.assertIn("the connection was lost", str(error))
 
     def test_once(self) -> None:
         """
