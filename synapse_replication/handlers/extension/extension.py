@@ -228,7 +228,8 @@ class ReplicationExtension:
         self._phase = crc32(self.epoch.encode()) / 2**32
         self._followed = frozenset(host.streams.get_streams())
         self._connections: list[ExtensionConnection] = []
-        #: The links that came up since the last call of ``sending_resumed``.
+        #: The links whose hello has not come back: if it was dropped, REPLICATE follows
+        #: the next one.
         self._replicating: set[ExtensionConnection] = set()
         #: The instance at the other end of each direct link that has sent a message.
         self._peers: dict[ReplicationConnection, tuple[ExtensionConnection, str]] = {}
@@ -239,7 +240,7 @@ class ReplicationExtension:
         #: Whether the next tick is that of an instance whose positions do not advance.
         self._is_tick_idle = False
         self._answering: DelayedCall | None = None
-        #: The answer to another process with the name of this one.
+        #: The answer to another process with the name of this one, or to an accusation.
         self._contradicting: DelayedCall | None = None
         #: The instances that wait for an answer, each with its link; ``None`` for one
         #: that has no channel of its own.
@@ -429,7 +430,9 @@ class ReplicationExtension:
             self._handle_message(connection, message)
         elif message.epoch == self.epoch:
             if message.replicates:
-                # This process announces its positions on each new link.
+                # This hello was not dropped. This process announces its positions on
+                # each new link.
+                self._replicating.discard(connection)
                 self._handler.excuse_request(connection)
         elif message.type is not MessageType.GOODBYE:
             self._report_duplicate(message, self._where)
@@ -503,6 +506,8 @@ class ReplicationExtension:
     # -- watched instances -------------------------------------------------------------
 
     def _heard(self, message: ExtensionMessage, now: float) -> None:
+        if self._has_stopped:
+            return
         name, epoch = message.instance_name, message.epoch
         if now - self._last_heard > HEARS_WITHIN:
             # This instance may have been unable to hear.
@@ -542,8 +547,14 @@ class ReplicationExtension:
         name, now = silence.instance_name, self._clock.seconds()
         if name == self.instance_name:
             # It is not true.
-            if now - self._last_heartbeat >= self._options.busy_interval:
+            busy_interval = self._options.busy_interval
+            if now - self._last_heartbeat >= busy_interval:
                 self._send_heartbeat()
+            elif not _is_due(self._contradicting):
+                # The last heartbeat may have arrived before the accusation.
+                self._contradicting = self._clock.call_later(
+                    busy_interval, self._send_heartbeat
+                )
             return
         self._watches.forget(name)
         if self._epochs.fell_silent(name, silence.epoch, now - silence.seconds):

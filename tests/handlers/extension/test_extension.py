@@ -253,6 +253,37 @@ class GapTests(ExtensionTests):
         self.assertEqual([m.sender for m in self.messages("heartbeat")], ["w"])
         self.assertTrue(self.reader.epochs.is_reporting("w", self.now() + 30))
 
+    def test_accused_after_a_heartbeat(self) -> None:
+        """An instance contradicts even if it has just sent a heartbeat."""
+        self.start_many(20)
+        accuser = self.bus.processes[-1].name
+        accusation = {
+            "type": "silent",
+            "instance": accuser,
+            "epoch": f"{accuser}-epoch",
+            "every": 40,
+            "answers": False,
+            "silent": ["w", "w-epoch", 15],
+        }
+        self.inject(**accusation)
+        self.bus.advance(0.5)
+        self.bus.seen.clear()
+        self.inject(**accusation)
+        self.bus.advance(1)
+        self.assertEqual([m.sender for m in self.messages("heartbeat")], ["w"])
+        self.assertTrue(self.reader.epochs.is_reporting("w", self.now() + 30))
+
+    def test_nothing_is_watched_after_a_stop(self) -> None:
+        """An instance that has said goodbye starts no timer any more."""
+        self.start_many(20)
+        assert self.writer.extension is not None
+        self.writer.extension.stop()
+        before = list(self.writer.host.reactor.getDelayedCalls())
+        self.inject(
+            type="watch", instance="r0", epoch="r0-epoch", every=40, answers=False
+        )
+        self.assertEqual(self.writer.host.reactor.getDelayedCalls(), before)
+
     def test_deaf_watcher(self) -> None:
         """An instance that hears nothing accuses nobody."""
         self.start_many(20)
@@ -295,12 +326,18 @@ class GapTests(ExtensionTests):
 
     def test_hello_that_was_dropped(self) -> None:
         """The hello that replaces a dropped one announces the retained REPLICATE."""
-        assert self.reader.extension is not None
-        for is_announced in (True, False):
-            self.reader.extension.sending_resumed()
-            self.bus.deliver()
-            hello = json.loads(self.messages("hello")[-1].payload)
-            self.assertEqual("replicates" in hello, is_announced)
+        for is_dropped in (True, False):
+            with self.subTest(is_dropped=is_dropped):
+                self.bus.drop = lambda message, drops=is_dropped: drops
+                late = ExtensionProcess(self.bus, f"late-{is_dropped}")
+                self.bus.deliver()
+                self.bus.drop = lambda message: False
+                for is_announced in (is_dropped, False):
+                    assert late.extension is not None
+                    late.extension.sending_resumed()
+                    self.bus.deliver()
+                    hello = json.loads(self.messages("hello")[-1].payload)
+                    self.assertEqual("replicates" in hello, is_announced)
 
     def positions_of(self, name: str) -> int:
         lines = [m.payload for m in self.bus.seen if m.sender == name]
