@@ -35,7 +35,7 @@ from synapse_replication.pipeline.source.connections import (
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Planner
-from synapse_replication.pipeline.source.reading import connected, read_part
+from synapse_replication.pipeline.source.reading import SkippedId, connected, read_part
 from synapse_replication.text import counted
 
 #: The columns that identify a row of a stream. The writer is omitted: it may have been
@@ -119,7 +119,7 @@ def repair_archive(
         for each in damaged:
             report(str(each))
         if damaged or log_files:
-            repairs.append(_repair(store, options, table, damaged, lost))
+            repairs.append(_repair(store, options, table, damaged, lost, report))
     return repairs
 
 
@@ -180,6 +180,7 @@ def _repair(
     table: ArchiveTable,
     damaged: Sequence[DamagedFile],
     lost_commits: Sequence[int],
+    report: Callable[[str], object],
 ) -> Repair:
     broken = [each.file for each in damaged]
     intact = [file for file in table.files if file not in broken]
@@ -196,7 +197,7 @@ def _repair(
     written_keys: list[pa.Table] = []
     for hole in holes:
         known = _keys(store, intact, hole.low, hole.end.furthest)
-        for rows in _stored(options, table.name, hole):
+        for rows in _stored(options, table.name, hole, report):
             lacking = _without(rows, pa.concat_tables([known, *written_keys]))
             if hole.days is None:
                 lacking = lacking.filter(
@@ -259,8 +260,10 @@ def _keys(
     )
 
 
-def _stored(options: SourceOptions, stream: str, hole: _Hole) -> Iterator[pa.Table]:
-    """Yield the rows between two offsets that the database has."""
+def _stored(
+    options: SourceOptions, stream: str, hole: _Hole, report: Callable[[str], object]
+) -> Iterator[pa.Table]:
+    """Yield the rows between two offsets that the database has, and can convert."""
     planner = Planner(options, continuous=True)
     with reading(options.conninfo, PLAN_TIMEOUT) as txn:
         selections = [s for s in planner.select(txn) if s.stream.name == stream]
@@ -269,7 +272,10 @@ def _stored(options: SourceOptions, stream: str, hole: _Hole) -> Iterator[pa.Tab
         conninfo = pinned(options.conninfo, txn.connection)
     with connected(conninfo) as connection:
         for part in parts:
-            batches = list(read_part(connection, conninfo, part, skipped=[]))
+            skipped: list[SkippedId] = []
+            batches = list(read_part(connection, conninfo, part, skipped=skipped))
+            for each in skipped:
+                report(str(each))
             if batches:
                 yield pa.Table.from_batches(batches)
 

@@ -75,7 +75,8 @@ class RepairTests(SynchronousTestCase):
         """Repair the archive."""
         options = self.settings.source_options()
         assert options is not None
-        return repair_archive(self.archive, options, lambda text: None)
+        self.steps: list[str] = []
+        return repair_archive(self.archive, options, self.steps.append)
 
     @property
     def files(self) -> list[ArchivedFile]:
@@ -156,6 +157,21 @@ class RepairTests(SynchronousTestCase):
         self.assertEqual(repaired.lost, 2)
         self.assertIn("2 rows do not exist there any more", repaired.describe())
         self.check_repaired()
+
+    def test_rows_that_cannot_be_converted(self) -> None:
+        """A row of a damaged file that PostgreSQL cannot convert is named."""
+        file = self.files[1]
+        assert file.tokens is not None
+        with closing(psycopg2.connect(self.dsn)) as connection, connection:
+            connection.cursor().execute(
+                "UPDATE receipts_linearized SET data = '{' WHERE stream_id = %s",
+                (file.tokens[0],),
+            )
+        self.change(file.path, None)
+        (repaired,) = self.repair()
+        self.assertEqual((repaired.rows, repaired.lost), (file.rows - 1, 1))
+        name = f"skipped receipts_linearized.stream_id = {file.tokens[0]}: "
+        self.assertTrue([step for step in self.steps if name in step], self.steps)
 
     def test_damaged_commit(self) -> None:
         """
