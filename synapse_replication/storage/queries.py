@@ -31,8 +31,8 @@ POSITIONS = """
     WHERE stream_name = %(stream_name)s
 """
 
-#: What changes if the database goes back: PostgreSQL's timeline (a standby is promoted,
-#: or a base backup is restored), or the table's own id (a dump is restored).
+#: Values that change if the database goes back: PostgreSQL's timeline (a standby is
+#: promoted, or a base backup is restored), or the table's own id (a dump is restored).
 TIMELINE = """
     SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)
         || '/' || CAST('stream_positions'::regclass::oid AS text)

@@ -700,7 +700,7 @@ class Reader:
         if has_restarted:
             self._forget_start(state, token)
         if has_restarted or stated not in (None, epoch):
-            # What was heard before was said by another process.
+            # An earlier process sent what the link has carried.
             state.heard = token
             self._drop_claims()
         if epoch in (self.epoch, None if work is None else work.epoch):
@@ -720,7 +720,7 @@ class Reader:
         else:
             for other in self.links:
                 self.drop_unfinished(other)
-            # What was requested may be of another epoch, and so may be a row that the
+            # The requested page may be of another epoch, and so may be a row that the
             # sink is handling.
             self.page = self.request = None
             self._begin().rewind_to = 0
@@ -781,7 +781,7 @@ class Reader:
         work = self._begin()
         if work.drain_upto is None:
             work.empty_upto = work.cursor
-            # What was requested before may lack rows that were committed since then.
+            # The requested page may lack rows that were committed since then.
             self.request = None
         work.target = max(upto, work.target)
         work.drain_upto = max(upto, work.drain_upto or upto)
@@ -1002,7 +1002,7 @@ class Reader:
     def _wait(self, now: float) -> float:
         """Return the delay, in s, before a fetch may begin: at most the interval.
 
-        What arrives meanwhile does not delay it once more.
+        Rows that arrive meanwhile do not delay it once more.
         """
         if self._start is None:
             due = max(self._due, now) + INTERVAL
@@ -1092,7 +1092,7 @@ class Reader:
     def _reset(self, link: Hashable, token: int) -> Finding:
         """Begin anew: the writer has restarted, or may have.
 
-        What the other links carry may be from before, until their next POSITION.
+        Until their next POSITION, the other links may carry rows from before.
         """
         restart = min(0, token) if self.policy.held_in_memory else token
         self.work = Work(restart, token, restart, rewind_to=restart)

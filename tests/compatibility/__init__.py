@@ -1,4 +1,4 @@
-"""What earlier releases have left behind, and tests that this tree continues it.
+"""Files of earlier releases, and tests that this tree continues their work.
 
 ``VERSION.tar.xz`` has the files of one deployment of a release: the configuration
 (``*.yaml``; the folder is ``@FOLDER@``), the journals of the readers

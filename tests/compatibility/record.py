@@ -34,7 +34,7 @@ from synapse_replication.testing.server_binaries import find_postgres
 
 #: The number of rows, among which are rows of each stream, and the rows per second.
 ROWS, RATE = 2000, 500.0
-#: What replaces the path of the deployment's folder.
+#: The text that replaces the path of the deployment's folder.
 FOLDER = "@FOLDER@"
 
 

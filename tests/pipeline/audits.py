@@ -50,7 +50,7 @@ Found = tuple[str, str, str | None, str | None, int | None, int | None, int]
 
 @attrs.frozen(kw_only=True)
 class Deployment:
-    """What an audit has read: rows, recorded lines, and the properties of streams.
+    """The input of an audit: rows, recorded lines, and the properties of streams.
 
     :ivar tables: the rows in tables.
     :ivar archive: the archived rows.

@@ -42,7 +42,7 @@ LIVENESS_SECONDS = 60.0
 #: s.
 NOTICE_SECONDS = 32.0
 #: The time in s without agreement after which all processes announce their positions.
-#: What a half-open connection hides may be noticed only after that was replaced.
+#: Rows behind a half-open connection may be noticed only after it was replaced.
 ANNOUNCE_SECONDS = NOTICE_SECONDS + 3.0
 #: The time in s during which an idle cluster must send no messages on the main channel.
 IDLE_SECONDS = 5.0

@@ -21,7 +21,7 @@ class LongRunTests(SynchronousTestCase):
         )
 
     def test_violations_are_found(self) -> None:
-        """What a period breaks is reported with its time."""
+        """A violation is reported with the time of its period."""
         self.patch(LongRun, "_write_slowly", lambda run: run.cluster.crash("main"))
         failure = simulate_days(5, PERIOD / 86_400, lambda sample: None)
         assert failure is not None

@@ -23,7 +23,7 @@ from typing import Any, Final
 _ROOT: Final = Path(__file__).parents[3]
 _READER: Final = Path("synapse_replication/streams/reader.py")
 _TRIAL: Final = ("-m", "twisted.trial", "--temp-directory", "_trial_mutated")
-#: What may notice a mutation, the fastest first.
+#: The commands that may notice a mutation, the fastest first.
 _FINDERS: Final = (
     ("unit tests", [*_TRIAL, "tests.streams.test_reader"]),
     ("found sequences", [*_TRIAL, "tests.tools.explore.test_found"]),

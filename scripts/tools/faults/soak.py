@@ -68,7 +68,7 @@ POOLS = {
     + 2,
     THREADS: DEFAULT_CONNECTIONS + 1 + 2,
 }
-#: What is measured in MiB; the rest are counts.
+#: The value that is measured in MiB; the others are counts.
 MEMORY = "memory"
 
 
@@ -173,7 +173,7 @@ def run_soak(
     try:
         result = run_scenario(scenario, settings, print_line)
     finally:
-        # What was measured is shown even if the run is interrupted.
+        # Show the measurements even if the run is interrupted.
         for line in findings.lines() if findings.faults else ():
             print_line(line)
     errors = [result.error] if result.error else []

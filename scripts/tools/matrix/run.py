@@ -22,7 +22,7 @@ _HEADER = ("Component", "Version", "With", "Result", "Date")
 _UV = (sys.executable, "-m", "uv")
 _SUMMARY = re.compile(r"^(PASSED|FAILED) \((.*)\)$", re.MULTILINE)
 _COUNT = re.compile(r"(\w+)=(\d+)")
-#: What is named in the column "With".
+#: The packages that the column "With" names.
 _SHOWN = (DISTRIBUTION, "Twisted")
 
 

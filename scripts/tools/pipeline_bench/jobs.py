@@ -105,7 +105,7 @@ class JobFigures:
 
     @property
     def verdict(self) -> str:
-        """What misses its goal; ``ok`` if nothing does."""
+        """The values that miss their goals; ``ok`` if none does."""
         missed = {
             f"exit status {self.status}": self.status != 0,
             "too slow": self.goal is not None and self.seconds > self.goal,

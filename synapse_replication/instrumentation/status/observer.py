@@ -113,7 +113,7 @@ class StatusObserver(ReplicationObserver):
         self._unsent: dict[str, tuple[int, float]] = {}
         self._readers: Callable[[], Mapping[tuple[str, str], Reader]] = dict
         self._stuck_ids: Callable[[], Iterable[StuckId]] = tuple
-        #: What the sink says about damaged rows; see :class:`RowSink`.
+        #: The sink's text about damaged rows; see :class:`RowSink`.
         self.damage = ""
 
     def watch_buffers(

@@ -23,7 +23,7 @@ from synapse_replication.testing.servers import shared_postgres
 from tests.support.archive_database import add_rows, make_tables
 from tests.support.object_store import use_server
 
-#: What no mistake may print.
+#: Text that no mistake may print.
 _NOISE = re.compile(r"Traceback|\b(?:WARN|ERROR|INFO)\b|\bat org\.apache|\x1b|hush")
 
 

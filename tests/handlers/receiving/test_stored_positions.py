@@ -33,7 +33,7 @@ class StoredPositionTests(SynchronousTestCase):
         self.assertEqual(process.host.observer.unannounced, [])
 
     def test_while_fetching(self) -> None:
-        """What is being fetched is known; a greater position extends the catch-up."""
+        """Rows being fetched are known; a greater position extends the catch-up."""
         process = live(last_token=9)
         process.stream.is_held = True
         process.receive("POSITION events w 6 6")

@@ -30,7 +30,7 @@ from tests.support.recording_observer import RecordingHost
 
 RUNBOOK = Path(__file__).parents[3] / "docs" / "runbook.rst"
 
-#: What the status is after a discard: good at once; busy, and good as soon as the rows
+#: The status after a discard: good at once; busy, and good as soon as the rows
 #: were fetched; or stalled.
 GOOD, BUSY = "good", "busy"
 _Expected: TypeAlias = str | StallReason

@@ -1,4 +1,4 @@
-"""What the exploration found, as it printed it: each failed before it was mended."""
+"""Sequences that the exploration found, as it printed them: each failed at first."""
 
 from twisted.trial.unittest import SynchronousTestCase
 
