@@ -265,8 +265,9 @@ class FaultDeployment(Deployment):
             THREADS: len(list((process / "task").iterdir())),
         }
         calls = delayed_calls_file(self.directory, name)
-        if calls.exists():
-            counts[DELAYED_CALLS] = int(calls.read_text() or 0)
+        # It is empty for a moment whenever it is written.
+        if calls.exists() and (text := calls.read_text()):
+            counts[DELAYED_CALLS] = int(text)
         return counts
 
     def refused_writes(self) -> int:

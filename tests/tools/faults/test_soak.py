@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools.faults.attacks import false_messages
+from scripts.tools.faults.deployment import FaultDeployment
 from scripts.tools.faults.scenarios import SCENARIOS
 from scripts.tools.faults.soak import FAULTS, NEXT_ROW_TIMEOUT, POOLS, Findings
+from scripts.tools.faults.writer import delayed_calls_file
 
 
 class FindingsTests(SynchronousTestCase):
@@ -45,6 +51,17 @@ class FindingsTests(SynchronousTestCase):
                 "allowed",
             ],
         )
+
+    def test_file_that_is_being_written(self) -> None:
+        """A file of delayed calls that is empty for a moment is no sample."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        process = SimpleNamespace(pid=os.getpid())
+        deployment: Any = SimpleNamespace(processes={"w": process}, directory=folder)
+        for text, expected in (("", None), ("7", 7)):
+            delayed_calls_file(folder, "w").write_text(text)
+            counts = FaultDeployment.counts_of(deployment, "w")
+            self.assertEqual(counts.get("delayed calls"), expected)
 
     def test_parts_exist(self) -> None:
         """Each fault is a scenario, and each kind of message has enough messages."""
