@@ -44,6 +44,7 @@ from synapse_replication.instrumentation.status.model import (
 )
 from synapse_replication.instrumentation.status.records import (
     MAX_NAMES,
+    REDIS_LINKS,
     HearingRecord,
     LinkRecord,
     PeerRecord,
@@ -96,7 +97,7 @@ class StatusObserver(ReplicationObserver):
         self._expected_names = frozenset(name for _, name in self._expected)
         self._writers = {key: WriterRecord(now, now) for key in self._expected}
         #: The names of the links that this process makes itself.
-        self._own_links = frozenset({instance_name, "redis", "redis_out", *own_links})
+        self._own_links = frozenset({instance_name, *REDIS_LINKS, *own_links})
         self._records = StatusRecords(
             self._writers, hearing=HearingRecord(is_up=False, since=now)
         )
@@ -449,10 +450,13 @@ class StatusObserver(ReplicationObserver):
         if not self._records.hearing.is_up or self._duplicates:
             return False
         silent_after = self._limits.silent_after
+        asked_at = self._records.asked_at() or 0.0
         if any(
             peer.heartbeat.is_leaving
             or now - peer.seen > max(silent_after, MISSED * peer.heartbeat.every)
-            or (peer.heartbeat.answers and peer.seen < self._records.hearing.since)
+            or (
+                peer.heartbeat.answers and asked_at is not None and peer.seen < asked_at
+            )
             for peer in self._peers.values()
         ):
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Hashable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from msgspec import Struct, field
 
@@ -235,6 +235,10 @@ class PeerRecord(Struct, frozen=True):
     seen: float
 
 
+#: The names of the links over Redis: the subscription, and the one that publishes.
+REDIS_LINKS: Final = ("redis", "redis_out")
+
+
 class HearingRecord(Struct, frozen=True):
     """Whether this process can hear others: whether its handler has a link.
 
@@ -262,6 +266,16 @@ class StatusRecords(Struct):
     peers: dict[str, PeerRecord] = field(default_factory=dict)
     duplicates: dict[str, tuple[str, float]] = field(default_factory=dict)
     hearing: HearingRecord = field(default_factory=HearingRecord)
+
+    def asked_at(self) -> float | None:
+        """Return when peers were last asked to answer over Redis, in s.
+
+        :return: ``None`` if the process has no link over Redis, or cannot publish.
+        """
+        links = [self.links[name] for name in REDIS_LINKS if name in self.links]
+        if not links or not all(link.up for link in links):
+            return None
+        return max(link.since for link in links)
 
     def copy(self) -> StatusRecords:
         """Return a copy to iterate over. Thread-safe: dict.copy() is atomic."""

@@ -84,13 +84,14 @@ class StatusReport:
 
     @_peers.default
     def _peer_facts(self) -> dict[str, PeerFacts]:
+        asked_at = self.records.asked_at()
         return {
             name: PeerFacts(
                 peer.seen,
                 peer.heartbeat.is_leaving,
                 self._heard.get(name, _NEVER),
                 peer.heartbeat.every,
-                peer.heartbeat.answers,
+                asked_at if peer.heartbeat.answers else None,
             )
             for name, peer in self.records.peers.items()
         }

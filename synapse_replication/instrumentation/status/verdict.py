@@ -39,14 +39,15 @@ class PeerFacts(Struct, frozen=True):
     :ivar is_leaving: whether that was a goodbye.
     :ivar heard_at: when its last row or POSITION arrived, in any stream.
     :ivar every: the interval of its heartbeats, in s.
-    :ivar answers: whether it answers when this process connects.
+    :ivar asked_at: when this process last asked it to answer; ``None`` if it was not
+        asked, or does not answer.
     """
 
     heartbeat_at: float
     is_leaving: bool = False
     heard_at: float = _NEVER
     every: int = 5
-    answers: bool = False
+    asked_at: float | None = None
 
     def is_silent(self, since: float, now: float, silent: float) -> bool:
         """Return whether heartbeats have been missed.
@@ -54,8 +55,9 @@ class PeerFacts(Struct, frozen=True):
         :param since: since when they could be heard.
         :param silent: how long there may be none at least, in s.
         """
-        is_due = self.answers and self.heartbeat_at < since
-        limit = silent if is_due else max(silent, MISSED * self.every)
+        if self.asked_at is not None and self.heartbeat_at < self.asked_at:
+            return now - max(self.asked_at, since) > silent
+        limit = max(silent, MISSED * self.every)
         return now - max(self.heartbeat_at, since) > limit
 
 

@@ -10,7 +10,9 @@ from synapse_replication.handlers.events import (
     CatchUpFailed,
     CatchUpPage,
     ConnectFailed,
+    LinkDown,
     LinksChanged,
+    LinkUp,
     PeerSilent,
     PositionRefuted,
 )
@@ -19,6 +21,7 @@ from synapse_replication.instrumentation.status.model import (
     StallReason,
 )
 from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.wire.connection import CloseReason
 from tests.instrumentation.status.observer_case import (
     EVENT,
     StatusObserverTestCase,
@@ -103,6 +106,35 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.stalled()[0], StallReason.WRITER_GONE)
         self.observer.observe(rare)
         self.assertIsNone(self.stalled()[0])
+
+    def test_rare_heartbeats_after_a_pause(self) -> None:
+        """After a pause of this process, no writer has been asked to answer."""
+        self.go_live()
+        self.observer.observe(replace(heartbeat_of(), every=400, answers=True))
+        self.observer.sample()
+        self.clock.advance(30)
+        self.observer.sample()
+        self.clock.advance(60)
+        self.assertIsNone(self.stalled()[0])
+
+    def test_writer_that_cannot_be_asked(self) -> None:
+        """A writer is not expected to answer before this process can publish."""
+        self.observer.observe(LinkUp("redis_out"))
+        self.go_live()
+        self.observer.observe(replace(heartbeat_of(), every=400, answers=True))
+        self.clock.advance(1)
+        self.observer.observe(LinkDown("redis_out", CloseReason.LOST, "gone"))
+        self.known.link_lost()
+        self.known.link_up()
+        self.known.go_live("events", "w1", 100)
+        self.clock.advance(60)
+        self.assertIsNone(self.stalled()[0])
+        self.observer.observe(LinkUp("redis_out"))
+        self.clock.advance(14)
+        self.assertIsNone(self.stalled()[0])
+        self.assertFalse(self.observer.is_quiet())
+        self.clock.advance(2)
+        self.assertEqual(self.stalled()[0], StallReason.WRITER_GONE)
 
     def test_writer_without_answer(self) -> None:
         """A writer that does not answer after this process reconnected is gone."""
