@@ -70,6 +70,8 @@ class _Peer(Struct):
     changes_left: float = MAX_CHANGES
     every: int | None = None
     can_watch: bool = False
+    #: When a stale epoch spoke for the first time since the last message.
+    contradicted_at: float | None = None
 
     @property
     def silent_after(self) -> float:
@@ -77,10 +79,17 @@ class _Peer(Struct):
         return (self.every or USUAL_EVERY) + LATE_BY
 
     def is_silent(self, now: float) -> bool:
-        """Return whether a stale epoch in a message should replace the current one."""
+        """Return whether a stale epoch in a message should replace the current one.
+
+        However long the interval that a message with the current epoch stated, its
+        process contradicts the stale one, or it does not exist.
+        """
         is_confirmed = self.last_seen - self.since >= SETTLED_AFTER
         limit = self.silent_after if is_confirmed else UNCONFIRMED_AFTER
-        return now - self.last_seen > limit
+        if now - self.last_seen > limit:
+            return True
+        at = now if self.contradicted_at is None else self.contradicted_at
+        return now - at > USUAL_EVERY + LATE_BY
 
     def may_change(self, now: float) -> bool:
         """Return whether another restart is plausible; if so, count it."""
@@ -188,6 +197,8 @@ class PeerEpochs:
             status = EpochStatus.SAME
         elif epoch in peer.stale and not peer.said_goodbye and not peer.is_silent(now):
             is_late = now - peer.since < SETTLED_AFTER
+            if not is_late and peer.contradicted_at is None:
+                peer.contradicted_at = now
             self._peers[instance_name] = peer
             return EpochStatus.LATE if is_late else EpochStatus.DUPLICATE
         elif epoch not in peer.stale and not peer.may_change(now):
@@ -204,6 +215,7 @@ class PeerEpochs:
         peer.every = every
         peer.can_watch = can_watch
         peer.said_goodbye = False
+        peer.contradicted_at = None
         # Insert the peer last: the order is by the time of the last message.
         self._peers[instance_name] = peer
         return status

@@ -92,6 +92,24 @@ class PeerEpochsTests(SynchronousTestCase):
             statuses, [EpochStatus.DUPLICATE, EpochStatus.NEW, EpochStatus.SAME]
         )
 
+    def test_invented_interval(self) -> None:
+        """
+        The real epoch returns as soon, whatever interval forged messages stated, unless
+        the process that stated it lives and contradicts.
+        """
+        for name in ("w", "v"):
+            self.epochs.observe(name, "real", 0, every=5)
+            for now in (1, 3):
+                self.epochs.observe(name, "other", now, every=3600)
+        statuses = []
+        for now in range(5, 16, 5):
+            statuses.append(self.epochs.observe("w", "real", now, every=5))
+            self.epochs.observe("v", "real", now, every=5)
+            self.epochs.observe("v", "other", now + 2, every=3600)
+        late, is_back = EpochStatus.DUPLICATE, EpochStatus.NEW
+        self.assertEqual(statuses, [late, late, is_back])
+        self.assertEqual(self.epochs.epoch_of("v"), "other")
+
     def test_bounded(self) -> None:
         """The numbers of instances and of stale epochs are limited."""
         for number in range(MAX_INSTANCES * 2):

@@ -50,6 +50,7 @@ from msgspec.structs import replace
 from synapse_replication import __version__
 from synapse_replication.errors import LocalProtocolError, RemoteProtocolError
 from synapse_replication.handlers.epochs import (
+    EXPECTS_FOR,
     SETTLED_AFTER,
     USUAL_EVERY,
     EpochStatus,
@@ -242,6 +243,7 @@ class ReplicationExtension:
         self._answering: DelayedCall | None = None
         #: The answer to another process with the name of this one, or to an accusation.
         self._contradicting: DelayedCall | None = None
+        self._contradicted_at = -math.inf
         #: The instances that wait for an answer, each with its link; ``None`` for one
         #: that has no channel of its own.
         self._asking: set[tuple[ExtensionConnection, str] | None] = set()
@@ -306,7 +308,8 @@ class ReplicationExtension:
         # Over direct TCP, only the other end hears it, and must learn of two processes
         # of one name.
         is_direct = any(each.is_direct for each in self._connections)
-        if is_direct or self._epochs.expect_usual_interval(now):
+        is_contradicted = now - self._contradicted_at < EXPECTS_FOR
+        if is_direct or is_contradicted or self._epochs.expect_usual_interval(now):
             return options.idle_interval
         if self._is_watched(now):
             return min(2 * len(self._epochs), MAX_EVERY)
@@ -436,12 +439,18 @@ class ReplicationExtension:
                 self._handler.excuse_request(connection)
         elif message.type is not MessageType.GOODBYE:
             self._report_duplicate(message, self._where)
-            if not _is_due(self._contradicting):
+            self._contradicted_at = self._clock.seconds()
+            if not (self._has_stopped or _is_due(self._contradicting)):
                 # All must learn that this process still runs. They ignore what arrives
                 # at once, as if it had been delayed.
                 self._contradicting = self._clock.call_later(
-                    2 * SETTLED_AFTER, self._send_heartbeat
+                    2 * SETTLED_AFTER, self._contradict
                 )
+
+    def _contradict(self) -> None:
+        self._send_heartbeat()
+        # Others may believe the other one, until this process speaks once more.
+        self._tick_sooner()
 
     def _handle_message(
         self, connection: ExtensionConnection, message: ExtensionMessage

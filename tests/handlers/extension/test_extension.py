@@ -284,6 +284,26 @@ class GapTests(ExtensionTests):
         )
         self.assertEqual(self.writer.host.reactor.getDelayedCalls(), before)
 
+    def test_invented_interval(self) -> None:
+        """
+        An invented epoch is forgotten within seconds, whatever interval was stated with
+        it, even by peers that hear the real instance rarely.
+        """
+        self.start_many(20)
+        for _ in range(2):
+            self.inject(epoch="false", every=3600, answers=True)
+            self.bus.advance(1.5)
+        peers = [each for each in self.bus.processes if each is not self.writer]
+        for expected, wait in (("false", 0), ("w-epoch", 15)):
+            self.bus.advance(wait)
+            found = {process.epochs.epoch_of("w") for process in peers}
+            self.assertEqual(found, {expected})
+        # A minute later, its heartbeats are rare again.
+        self.bus.advance(60)
+        self.bus.seen.clear()
+        self.bus.advance(30)
+        self.assertLessEqual(self.heartbeats_since(0)["w"], 1)
+
     def test_deaf_watcher(self) -> None:
         """An instance that hears nothing accuses nobody."""
         self.start_many(20)
