@@ -287,11 +287,18 @@ class FaultDeployment(Deployment):
                 stack.callback(self.proxy.close)
 
     def get_metrics(self, name: str) -> str:
-        """Return the metrics of an instance, without the HTTP headers."""
+        """Return the metrics of an instance, after the HTTP headers."""
+        return self._get(name, "/metrics")
+
+    def get_status(self, name: str) -> Any:
+        """Return the status of an instance, as decoded JSON."""
+        return json.loads(self._get(name, "/status.json").partition("\r\n\r\n")[2])
+
+    def _get(self, name: str, path: str) -> str:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(10.0)
             connection.connect(str(self.socket_of(name)))
-            connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             answer = connection.makefile("rb").read()
         return answer.decode("utf-8", "replace")
 

@@ -11,7 +11,7 @@ import attrs
 
 from scripts.tools.faults.deployment import FaultDeployment
 from scripts.tools.faults.scenarios import Scenario
-from scripts.tools.faults.stalls import is_true, read_stalls
+from scripts.tools.faults.stalls import LASTING, is_true, read_stalls, shown_stalls
 from synapse_replication.demo.check import WriterTally, compare
 from synapse_replication.demo.course import Tail
 from synapse_replication.demo.deployment import READERS, WRITERS, DemoPlan
@@ -60,7 +60,8 @@ class Result:
     :ivar seconds: the time in s from the end of the fault until each reader had all
         rows written before the fault ended; ``None`` if that took too long.
     :ivar agreed: whether all positions were equal after the writers had ended.
-    :ivar stalls: the number of stalls that processes logged.
+    :ivar stalls: the number of stalls and resets that processes logged, and of stalls
+        that they show at the end.
     :ivar false_stalls: those that the fault does not explain.
     :ivar skipped: why the scenario could not run here; empty if it ran.
     :ivar error: other failures; empty if there were none.
@@ -231,6 +232,11 @@ class _Course:
         self._wait(CATCH_UP_TIMEOUT, self._agree)
         catch_ups = deployment.catch_ups() - before
         refused = deployment.refused_writes()
+        shown = [
+            stall
+            for name in deployment.processes
+            for stall in shown_stalls(name, deployment.get_status(name))
+        ]
         statuses = deployment.stop_processes()
         self.tallies = self._compare()
         result = make_result(
@@ -260,10 +266,16 @@ class _Course:
             for stall in stalls
             if not is_true(stall, self._scenario.name, started, ended)
         ]
+        false += [
+            f"shown at the end: {stall}"
+            for stall in shown
+            if stall.reason not in LASTING
+            or not is_true(stall, self._scenario.name, started, ended)
+        ]
         return attrs.evolve(
             result,
             refused=refused,
-            stalls=len(stalls),
+            stalls=len(stalls) + len(shown),
             false_stalls=tuple(false),
             error="; ".join(errors),
         )

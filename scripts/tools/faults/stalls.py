@@ -1,17 +1,19 @@
-"""Judges the stalls and resets that processes have logged during a fault.
+"""Judges the stalls and resets that processes have logged during a fault, or show.
 
 A stall is true if it began while the fault lasted, if its reason is one that the fault
 can have, and if it is about a writer that the fault concerns. A reset of a stream is
-true if its writer was restarted. Anything else is a false alarm.
+true if its writer was restarted. Anything else is a false alarm. After the fault, when
+all rows have arrived, a stall may be shown only if its cause is still there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -37,6 +39,8 @@ RESET: Final = "reset"
 
 GONE = frozenset({"writer_gone", "no_link", "no_position"})
 SOURCE = frozenset({"catch_up_fails", "source_silent"})
+#: The reasons that no recovery ends.
+LASTING: Final = frozenset({"undeclared_writer"})
 #: The reasons that a fault can have, by a part of the scenario's name. The first part
 #: that occurs in the name counts; without any, no stall is true.
 _REASONS: Final = MappingProxyType(
@@ -77,9 +81,9 @@ _WRITERS: Final = MappingProxyType(
 
 @attrs.frozen
 class LoggedStall:
-    """A line of a log.
+    """A stall, or a reset, that a process has logged or shows.
 
-    :ivar at: when it was logged, in s since the Unix epoch.
+    :ivar at: when it was logged or shown, in s since the Unix epoch.
     :ivar seconds: for how long the stall had lasted then; 0 for a reset.
     """
 
@@ -115,10 +119,27 @@ def read_stalls(process: str, log: str) -> Iterator[LoggedStall]:
         )
 
 
-def _seconds(date: str, time: str, zone: str) -> float:
+def shown_stalls(process: str, status: Mapping[str, Any]) -> Iterator[LoggedStall]:
+    """Yield the stalls that the status of a process shows.
+
+    :param status: the status, as decoded JSON.
+    """
+    for writer in status["writers"]:
+        if writer["condition"] == "stalled":
+            yield LoggedStall(
+                process,
+                f"{writer['stream_name']}/{writer['instance_name']}",
+                time.time(),
+                int(writer["stalled_for"]),
+                writer["detail"],
+                writer["reason"],
+            )
+
+
+def _seconds(date: str, clock: str, zone: str) -> float:
     # Synapse logs the local time, without a zone.
     form = "%Y-%m-%d %H:%M:%S" + ("%z" if zone else "")
-    return datetime.strptime(f"{date} {time}{zone}", form).timestamp()
+    return datetime.strptime(f"{date} {clock}{zone}", form).timestamp()
 
 
 def is_true(stall: LoggedStall, scenario: str, start: float, end: float) -> bool:

@@ -6,7 +6,13 @@ from datetime import datetime
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from scripts.tools.faults.stalls import RESET, LoggedStall, is_true, read_stalls
+from scripts.tools.faults.stalls import (
+    RESET,
+    LoggedStall,
+    is_true,
+    read_stalls,
+    shown_stalls,
+)
 
 LOG = """\
 2026-11-24T20:00:20+0000 [synapse_replication#info] Connected: redis
@@ -45,6 +51,23 @@ class StallTests(SynchronousTestCase):
             (reset.writers, reset.since, reset.reason),
             ("typing/writer1", SINCE + 10, RESET),
         )
+
+    def test_shown(self) -> None:
+        """The stalls that a status shows are found, and nothing else in it."""
+        writer = {
+            "stream_name": "events",
+            "instance_name": "w1",
+            "condition": "stalled",
+            "reason": "writer_gone",
+            "stalled_for": 7.9,
+            "detail": "w1 announced its exit",
+        }
+        good = {**writer, "condition": "up_to_date", "reason": None}
+        (stall,) = shown_stalls("reader1", {"writers": [writer, good]})
+        self.assertEqual(
+            str(stall), "reader1: events/w1: writer_gone: w1 announced its exit"
+        )
+        self.assertEqual((stall.names, stall.at - stall.since), ({"w1"}, 7))
 
     def test_judge(self) -> None:
         """A stall must fit the fault in its time, its reason and its writer."""

@@ -18,6 +18,7 @@ from typing import Any
 import psycopg2
 import psycopg2.extensions
 
+from scripts.tools.faults.stalls import LoggedStall, shown_stalls
 from scripts.tools.faults.synapse.deployments import (
     JUDGED,
     PROCESSES,
@@ -96,7 +97,7 @@ class Cluster:
         """Return the client API of a process."""
         return self.process(name).api
 
-    def shown_stalls(self) -> list[str]:
+    def shown_stalls(self) -> list[LoggedStall]:
         """Return the stalls that the status of processes with this package shows."""
         if not self.mixture.on_ours:
             return []
@@ -110,11 +111,9 @@ class Cluster:
             check=False,
         )
         return [
-            f"{name} shows {writer['stream_name']}/{writer['instance_name']}: "
-            f"{writer['reason']}: {writer['detail']}"
+            stall
             for name, status in json.loads(done.stdout)["processes"].items()
-            for writer in status["writers"]
-            if writer["condition"] == "stalled"
+            for stall in shown_stalls(name, status)
         ]
 
     def new_log_lines(self, name: str) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import attrs
 
-from scripts.tools.faults.stalls import read_stalls
+from scripts.tools.faults.stalls import LoggedStall, read_stalls
 from scripts.tools.faults.synapse.alarms import Fault, is_true
 from scripts.tools.faults.synapse.cluster import Cluster
 from scripts.tools.faults.synapse.deployments import (
@@ -224,7 +224,7 @@ class _Course:
         )
 
     def _judge_alarms(
-        self, result: DeploymentResult, shown: Sequence[str]
+        self, result: DeploymentResult, shown: Sequence[LoggedStall]
     ) -> DeploymentResult:
         """Add the judgement of what processes reported.
 
@@ -241,7 +241,10 @@ class _Course:
             for report in reports
             if not is_true(report, self._faults, cluster.starts_of_writer)
         ]
-        return attrs.evolve(result, alarms=len(reports), false_alarms=(*false, *shown))
+        false += [f"shown at the end: {report}" for report in shown]
+        return attrs.evolve(
+            result, alarms=len(reports) + len(shown), false_alarms=tuple(false)
+        )
 
     def _run_round(self, planned: Round) -> RoundResult:
         scene = Scene(self._cluster, self._traffic, self._evidence, planned.chance)
