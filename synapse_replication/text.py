@@ -47,3 +47,11 @@ def outgoing_label(where: str, peer: str = "") -> str:
     """
     address = where.removeprefix("tcp:")
     return f"to {peer} at {address}" if peer else f"to {address}"
+
+
+def incoming_label(name: str, address: str) -> str:
+    """Return the label of a link by its name and, if it is not empty, its address.
+
+    :param address: of the client, if the peer is one.
+    """
+    return f"from {name} at {address}" if address else name

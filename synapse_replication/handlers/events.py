@@ -449,11 +449,15 @@ class LinkUp(Struct, frozen=True):
 
 
 class LinkDown(Struct, frozen=True):
-    """A link went down; ``why`` is text for display."""
+    """A link went down; ``why`` is text for display.
+
+    :ivar address: as in :class:`LinkUp`.
+    """
 
     connection: str
     reason: CloseReason
     why: str
+    address: str = ""
 
 
 class ConnectFailed(Struct, frozen=True):

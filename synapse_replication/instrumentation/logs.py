@@ -28,7 +28,7 @@ from synapse_replication.instrumentation.rate_limit import (
     RateLimit,
 )
 from synapse_replication.recent import RecentDict
-from synapse_replication.text import counted
+from synapse_replication.text import counted, incoming_label
 from synapse_replication.transport.failures import one_line
 from synapse_replication.wire.connection import CloseReason
 
@@ -310,11 +310,11 @@ class LoggingObserver(ReplicationObserver):
 
     @handles(events.LinkUp)
     def _connection_made(self, event: events.LinkUp) -> None:
-        text = "Connected: {connection}"
-        if event.address:
-            text = "Connected: from {connection} at {address}"
         self._log_state_change(
-            LogLevel.info, event.connection, text, address=event.address
+            LogLevel.info,
+            event.connection,
+            "Connected: {label}",
+            label=incoming_label(event.connection, event.address),
         )
 
     @handles(events.LinkDown)
@@ -322,7 +322,8 @@ class LoggingObserver(ReplicationObserver):
         self._log_state_change(
             LogLevel.info if event.reason in _ORDERLY else LogLevel.warn,
             event.connection,
-            "Disconnected: {connection}, {reason}: {why}",
+            "Disconnected: {label}, {reason}: {why}",
+            label=incoming_label(event.connection, event.address),
             reason=event.reason.value,
             why=event.why,
         )

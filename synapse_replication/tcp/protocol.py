@@ -196,7 +196,12 @@ class BaseReplicationStreamProtocol(Protocol):
         if self.is_established:
             assert self.close_reason is not None
             self._observer.observe(
-                LinkDown(self.name, self.close_reason, self.close_text)
+                LinkDown(
+                    self.name,
+                    self.close_reason,
+                    self.close_text,
+                    self.client_address(),
+                )
             )
             if self._is_extension_up:
                 assert self._extension is not None

@@ -207,12 +207,18 @@ class LoggingObserverTests(SynchronousTestCase):
         self.observer.observe(
             LinkDown("redis", CloseReason.TIMED_OUT, "25 s of silence")
         )
+        self.observer.observe(LinkUp("w1", "127.0.0.1:9001"))
+        self.observer.observe(
+            LinkDown("w1", CloseReason.CLEAN, "closed", "127.0.0.1:9001")
+        )
         self.assertEqual(
             self.lines(),
             [
                 ("info", "Connected: redis"),
                 ("info", "Disconnected: redis, shutdown: told to"),
                 ("warn", "Disconnected: redis, timed_out: 25 s of silence"),
+                ("info", "Connected: from w1 at 127.0.0.1:9001"),
+                ("info", "Disconnected: from w1 at 127.0.0.1:9001, clean: closed"),
             ],
         )
 

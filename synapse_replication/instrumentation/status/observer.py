@@ -370,6 +370,7 @@ class StatusObserver(ReplicationObserver):
                 link.since = self._monotonic()
             link.up += 1
             link.why = ""
+            link.address = event.address
 
     @handles(events.LinkDown)
     def _connection_lost(self, event: events.LinkDown) -> None:

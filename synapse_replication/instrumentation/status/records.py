@@ -217,11 +217,13 @@ class LinkRecord(Struct):
         before the first such change, the time at which this record was created.
     :ivar up: the number of open connections.
     :ivar why: the reason for which no connection is open; empty if one is.
+    :ivar address: the address of the last client; empty if the peer is a server.
     """
 
     since: float
     up: int = 0
     why: str = "not connected yet"
+    address: str = ""
 
 
 class PeerRecord(Struct, frozen=True):

@@ -30,7 +30,7 @@ from synapse_replication.instrumentation.status.verdict import (
     is_replaced,
 )
 from synapse_replication.streams.reader import Reader, State
-from synapse_replication.text import outgoing_label
+from synapse_replication.text import incoming_label, outgoing_label
 
 #: The reasons for which a writer counts as absent. An absent writer does not delay
 #: readiness, because it sends no rows.
@@ -263,7 +263,7 @@ class StatusReport:
         for name, link in sorted(self.records.links.items()):
             commands, size = queued.get(name, (0, 0))
             since = self.now - link.since
-            label = self._name_peer(name)
+            label = incoming_label(self._name_peer(name), link.address)
             yield LinkStatus(label, link.up, since, link.why, commands, size)
 
     def _name_peer(self, link: str) -> str:

@@ -314,6 +314,13 @@ class StatusObserverTests(StatusObserverTestCase):
         self.clock.advance(11)
         self.assertEqual(self.snapshot().cut_off_for, 11)
 
+    def test_incoming_link(self) -> None:
+        """An incoming link has the address of its client, which may change."""
+        for port in (40112, 40113):
+            self.observer.observe(LinkUp("w2", f"127.0.0.1:{port}"))
+            names = [each.name for each in self.snapshot().links]
+            self.assertIn(f"from w2 at 127.0.0.1:{port}", names)
+
     def test_direct_links(self) -> None:
         """A link to a server shows the name of the only writer that is heard on it."""
         self.known.link_up("to 127.0.0.1:9001")
