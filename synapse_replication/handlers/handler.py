@@ -274,7 +274,7 @@ class ReplicationCommandHandler:
             self._item_handlers.get(type(item), self._handle_command)(link, item)
 
     def excuse_request(self, connection: ReplicationConnection) -> None:
-        """Leave the next REPLICATE unanswered: its sender has been told otherwise."""
+        """Leave the next REPLICATE unanswered: the extension answers its sender."""
         self._answers.excuse(connection)
 
     def _handle_rows(self, link: Link, group: RdataGroup) -> None:

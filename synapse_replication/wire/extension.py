@@ -28,8 +28,8 @@ reached it, in ms since 1970. The types are:
     Rows follow on the main channel. ``positions`` contains only their stream, with its
     token before these rows.
 ``watch``
-    Only to a few instances, on their own channels: the sender asks them to tell all
-    others if it falls silent.
+    Only to a few instances, on their own channels: the sender asks them to report
+    to all others if it falls silent.
 ``silent``
     ``silent`` has the name of an instance that the sender watches, its epoch, and for
     how many s it has been silent.

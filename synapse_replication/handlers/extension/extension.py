@@ -326,7 +326,7 @@ class ReplicationExtension:
         )
 
     def _ask_watchers(self, now: float) -> None:
-        """Tell the watchers that this instance lives, if it has any."""
+        """Send a message to the watchers of this instance, if it has any."""
         if now - self._last_watch < WATCH_EVERY - MIN_DELAY:
             return
         watchers = self._watches.watchers(
@@ -538,7 +538,7 @@ class ReplicationExtension:
             self._checking = self._clock.call_later(delay, self._check_watched)
 
     def _check_watched(self) -> None:
-        """Tell all peers which watched instances have fallen silent."""
+        """Report to all peers which watched instances have fallen silent."""
         self._checking = None
         now = self._clock.seconds()
         if self._connections:
@@ -609,10 +609,10 @@ class ReplicationExtension:
         alone = connection.is_direct or (
             hello.has_channel and connection.has_own_channel
         )
-        is_told = alone and hello.replicates and self._has_positions
-        if is_told:
+        is_answered = alone and hello.replicates and self._has_positions
+        if is_answered:
             self._handler.excuse_request(connection)
-        if self._writes or is_told:
+        if self._writes or is_answered:
             # Answer a new epoch without delay: the peer must know the epoch of this
             # instance before a position of a stream held in memory arrives.
             self._answer(

@@ -1,9 +1,9 @@
 """Which peers watch this instance, and which peers it watches.
 
-Theory of operation: if every instance told all others every few seconds that it is
-alive, the cost of each would grow with their number. Among many, an instance therefore
-sends heartbeats to all rarely, and asks a few peers to *watch* it: it sends a message
-to each of them every few seconds, and a watcher that misses three of them tells all
+Theory of operation: if every instance sent heartbeats to all others every few seconds,
+the cost of each would grow with their number. Among many, an instance therefore sends
+heartbeats to all rarely, and asks a few peers to *watch* it: it sends a message to each
+of them every few seconds, and a watcher that misses three of them reports it to all
 peers once. It is the principle of SWIM (Das, Gupta, Motivala: SWIM, DSN 2002), with
 watchers that are chosen once instead of random probes.
 

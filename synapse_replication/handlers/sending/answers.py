@@ -25,9 +25,9 @@ class PositionAnswers:
     instances may connect at once, and each writer announces its positions twice a
     second at most.
 
-    An instance of this package says in its hello, which is answered otherwise, that it
-    will ask. One request per such hello is not answered, whoever sent it; if fewer
-    arrive, all positions are announced after all, so that nobody waits in vain.
+    An instance of this package states in its hello, which the extension answers, that
+    it will ask. One request per such hello is not answered, from any sender; if fewer
+    arrive, all positions are announced after all, so that no instance waits in vain.
     """
 
     def __init__(self, sender: CommandSender, clock: Clock) -> None:
