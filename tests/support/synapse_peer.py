@@ -165,7 +165,7 @@ class SynapseDeployment:
             "registration_shared_secret": self.registration_secret,
             "worker_replication_secret": self.secret,
             "listeners": [
-                _listener(main_port, ["client", "federation"]),
+                _listener(main_port, ["client", "federation", "metrics"]),
                 _listener(self.replication_ports[MAIN], ["replication"]),
             ],
             "database": {
