@@ -107,6 +107,9 @@ FEW_PEERS: Final = 10
 #: The shortest interval of checks of the watched instances, in s.
 CHECK_EVERY: Final = 1.0
 
+#: The largest number of instances that one check reports; the next one reports others.
+MOST_SILENT: Final = 10
+
 #: The shortest delay until a heartbeat, in s.
 MIN_DELAY: Final = 0.01
 
@@ -532,8 +535,10 @@ class ReplicationExtension:
             self._hear_of_silence(message.silence)
 
     def _check_later(self) -> None:
+        if _is_due(self._checking):
+            return
         due = self._watches.next_check()
-        if due is not None and not _is_due(self._checking):
+        if due is not None:
             delay = max(due - self._clock.seconds(), CHECK_EVERY)
             self._checking = self._clock.call_later(delay, self._check_watched)
 
@@ -542,11 +547,13 @@ class ReplicationExtension:
         self._checking = None
         now = self._clock.seconds()
         if self._connections:
-            for name, epoch, seconds in self._watches.silent(
+            all_can_watch = self._epochs.all_can_watch(now)
+            silent = self._watches.silent(
                 now, listening_since=self._listening_since, last_heard=self._last_heard
-            ):
+            )
+            for name, epoch, seconds in silent[:MOST_SILENT]:
                 silence = Silence(name, epoch, int(seconds))
-                if self._epochs.all_can_watch(now):
+                if all_can_watch:
                     message = self._message(MessageType.SILENT)
                     self._send(encode_message(replace(message, silence=silence)))
                 self._hear_of_silence(silence)

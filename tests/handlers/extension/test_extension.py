@@ -273,6 +273,20 @@ class GapTests(ExtensionTests):
         self.assertEqual([m.sender for m in self.messages("heartbeat")], ["w"])
         self.assertTrue(self.reader.epochs.is_reporting("w", self.now() + 30))
 
+    def test_invented_instances_fall_silent(self) -> None:
+        """However many instances fall silent together, a few are reported at once."""
+        self.start_many(20)
+        for number in range(100):
+            name = f"ghost{number}"
+            self.inject(type="watch", instance=name, epoch="e", every=40, answers=False)
+        self.bus.advance(14)
+        self.bus.seen.clear()
+        for checks in (1, 2):
+            self.bus.advance(1.2)
+            reports = Counter(each.sender for each in self.messages("silent"))
+            self.assertGreater(len(reports), 0)
+            self.assertLessEqual(max(reports.values()), 10 * checks)
+
     def test_nothing_is_watched_after_a_stop(self) -> None:
         """An instance that has said goodbye starts no timer any more."""
         self.start_many(20)
