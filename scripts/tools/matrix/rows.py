@@ -63,6 +63,9 @@ _SERVER_TESTS = {
     "processes": _PACKAGE_TESTS["processes"],
 }
 
+#: What the tests of the package's parts and with its servers import.
+_TESTS_NEED = ("hypothesis", "treq")
+
 
 @attrs.frozen
 class Row:
@@ -133,7 +136,7 @@ def _synapse_rows(fast: bool) -> Iterator[Row]:
 
 
 def _python_rows() -> Iterator[Row]:
-    more = ("hypothesis", "moto[server]", "setuptools")
+    more = (*_TESTS_NEED, "moto[server]", "setuptools")
     for version in PYTHONS:
         yield Row("Python", version, _PACKAGE_TESTS, python=version, requirements=more)
     yield Row(
@@ -158,7 +161,11 @@ def _server_rows(redis: Sequence[Path], postgres: Sequence[Path]) -> Iterator[Ro
         for place, binary in binaries.items():
             component, version = _version(binary)
             yield Row(
-                component, version, _SERVER_TESTS, environment={variable: str(place)}
+                component,
+                version,
+                _SERVER_TESTS,
+                requirements=_TESTS_NEED,
+                environment={variable: str(place)},
             )
 
 
