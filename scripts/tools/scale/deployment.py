@@ -63,7 +63,7 @@ class Deployment:
     def __init__(self, count: int, rate: float) -> None:
         folder = tempfile.mkdtemp(prefix="synapse-replication-scale-")
         self.directory = Path(folder)
-        self.postgres = PrivatePostgres()
+        self.postgres = PrivatePostgres(settings={"max_connections": "1500"})
         self.redis = PrivateRedis()
         names = ["master", *(f"worker{number}" for number in range(1, count))]
         self.writers = names[: max(1, count // 5)]
@@ -89,10 +89,6 @@ class Deployment:
                         "(id bigint NOT NULL, writer text NOT NULL, body text NOT NULL)"
                         f"; CREATE INDEX ON {name} (writer, id)"
                     )
-                # Each process has a few connections.
-                cursor.execute("ALTER SYSTEM SET max_connections = 1500")
-        self.postgres.kill()
-        self.postgres.start()
         self._write("shared", self._shared())
         for name in self._names:
             self.add(name)
@@ -190,7 +186,8 @@ class Deployment:
         }
         return {
             "server_name": SERVER_NAME,
-            "database": {"name": "psycopg2", "args": {"dsn": self._dsn}},
+            # All processes together need fewer connections than the server has.
+            "database": {"name": "psycopg2", "args": {"dsn": self._dsn, "cp_max": 5}},
             "instance_map": instance_map,
             "worker_replication_secret": self._secret,
             "redis": {
