@@ -174,6 +174,14 @@ class DeploymentTestCase(SynchronousTestCase):
     def log_of(self, command: str) -> str:
         return (self.folder / f"{command}.log").read_text()
 
+    def start_both(self) -> subprocess.Popen[bytes]:
+        """Start the main process and the worker, and return the latter."""
+        self.start("main", self.main)
+        worker = self.start("worker", self.worker)
+        for name in ("main", "worker"):
+            self.wait_until_up(name)
+        return worker
+
     def wait_until(self, what: str, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
         while not condition():

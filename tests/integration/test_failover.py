@@ -56,13 +56,6 @@ class SetBackTestCase(DeploymentTestCase):
         super().setUp()
         self.worker["synapse_replication"]["receiving"] = {"position_check_seconds": 1}
 
-    def start_both(self) -> None:
-        """Start both processes."""
-        self.start("main", self.main)
-        self.start("worker", self.worker)
-        for name in ("main", "worker"):
-            self.wait_until_up(name)
-
     def count(self) -> int:
         """Return the number of tokens of ``notes`` in the journal."""
         return len(self.journal("notes"))

@@ -46,10 +46,7 @@ class FullDiskTests(DeploymentTestCase):
         While the disk is full, the page says why, and the process runs; when there is
         room again, each row arrives once, and the log says how many lines it lacks.
         """
-        self.start("main", self.main)
-        worker = self.start("worker", self.worker)
-        for name in ("main", "worker"):
-            self.wait_until_up(name)
+        worker = self.start_both()
         self.write_upto(1)
         self.wait_for_rows(1)
         log = self.disk / "worker.log"
@@ -80,10 +77,7 @@ class DamagedJournalTests(DeploymentTestCase):
         """
         page = self.folder / "reader1.page"
         self.worker["worker_listeners"] = [{"type": "metrics", "path": str(page)}]
-        self.start("main", self.main)
-        worker = self.start("worker", self.worker)
-        for name in ("main", "worker"):
-            self.wait_until_up(name)
+        worker = self.start_both()
         self.write_upto(1)
         self.wait_for_rows(1)
         journal = self.folder / "journal.jsonl"

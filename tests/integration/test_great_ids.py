@@ -19,10 +19,7 @@ class GreatIdTests(DeploymentTestCase):
         with contextlib.closing(psycopg2.connect(self.dsn)) as connection:
             connection.cursor().execute("SELECT setval('notes_seq', %s)", [last_value])
             connection.commit()
-        self.start("main", self.main)
-        self.start("worker", self.worker)
-        for name in ("main", "worker"):
-            self.wait_until_up(name)
+        self.start_both()
 
     def check_crossing(self, power: int) -> None:
         self.start_at(2**power - _ROWS // 2)

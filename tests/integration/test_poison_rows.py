@@ -76,12 +76,6 @@ class PoisonRowTests(DeploymentTestCase):
         writers = json.loads(page)["writers"]
         return [writer["reason"] for writer in writers if writer["reason"]]
 
-    def start_both(self) -> None:
-        self.start("main", self.main)
-        self.start("worker", self.worker)
-        for name in ("main", "worker"):
-            self.wait_until_up(name)
-
     def test_later_rows_arrive(self) -> None:
         """
         A row that cannot be sent is skipped and counted, its table and id are in both

@@ -23,12 +23,6 @@ class RedisAddressTests(DeploymentTestCase):
         path.write_text(f"{text}\n")
         return str(path)
 
-    def start_both(self) -> None:
-        self.start("main", self.main)
-        self.start("worker", self.worker)
-        self.wait_until_up("main")
-        self.wait_until_up("worker")
-
     def test_unix_socket(self) -> None:
         """Redis is reached by a Unix socket, with a password from a file."""
         redis = self.start_redis()
