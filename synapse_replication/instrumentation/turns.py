@@ -13,7 +13,9 @@ measured.
 
 from __future__ import annotations
 
-import sys
+import faulthandler
+import re
+import tempfile
 import threading
 import time
 from bisect import bisect_left
@@ -30,8 +32,11 @@ BUCKETS = (0.001, 0.01, 0.05, 0.1, STALL, 1.0, 5.0)
 #: The interval at which the thread looks at the current turn, in s. While it finds the
 #: reactor waiting, it doubles the interval, up to the second value.
 _WATCH_EVERY, _REST = 0.1, 3.2
-#: The number of functions that are recorded of a stall.
-_DEPTH = 5
+#: The number of functions that are recorded of a stall, and of the last parts of the
+#: paths of their files.
+_DEPTH, _PARTS = 5, 3
+#: A function, as ``faulthandler`` writes it.
+_FUNCTION = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
 class Stall(Struct, frozen=True):
@@ -40,7 +45,8 @@ class Stall(Struct, frozen=True):
     :ivar count: their number.
     :ivar longest: the duration of the longest one, in s.
     :ivar what: what the longest one was executing, innermost function first; empty if
-        it ended before it was seen, which it may if it is shorter than :data:`_REST`.
+        it ended before it was seen, which it may if it is shorter than :data:`_REST`,
+        or if no temporary file could be written.
     """
 
     count: int
@@ -119,7 +125,7 @@ class ReactorTurns:
                 continue
             if self._monotonic() - began >= STALL:
                 seen = began
-                what = _describe(sys._current_frames().get(thread))
+                what = _describe(thread)
                 if poller.began == began:
                     self._what = what
 
@@ -151,11 +157,21 @@ class _TimedPoller:
         return getattr(self._inner, name)
 
 
-def _describe(frame: Any) -> str:
-    """Return the innermost functions of a stack."""
-    found: list[str] = []
-    while frame is not None and len(found) < _DEPTH:
-        module = frame.f_globals.get("__name__", "?")
-        found.append(f"{module}.{frame.f_code.co_name}:{frame.f_lineno}")
-        frame = frame.f_back
-    return ", called by ".join(found)
+def _describe(thread: int) -> str:
+    """Return the innermost functions of a thread.
+
+    Python code that walks the frames of another thread lets it run in between, and
+    CPython 3.11 was seen to crash then. One call of ``faulthandler`` does not.
+    """
+    try:
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            dump = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    stack = dump.partition(f"Thread {thread:#018x} ")[2].partition("\n\n")[0]
+    return ", called by ".join(
+        f"{function} at {'/'.join(path.split('/')[-_PARTS:])}:{line}"
+        for path, line, function in _FUNCTION.findall(stack)[:_DEPTH]
+    )
