@@ -137,8 +137,8 @@ def read_sequence(txn: Any, sequence: str) -> int:
 def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int | None:
     """Return the greatest id in a table.
 
-    If the only suitable index begins with the writer, and the stream declares its
-    writers, rows of other writers are not considered.
+    The rows of writers that are not declared any more count, too: what they announced
+    as finished stays finished.
 
     :return: 0 if the table is empty; ``None`` if it is large and has no suitable index.
     """
@@ -146,10 +146,7 @@ def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int | None:
     if lookup is Lookup.NONE:
         return None
     if lookup is Lookup.BY_WRITER and stream.writers:
-        txn.execute(
-            queries.greatest_id_by_writer(column, stream.negative),
-            {"writers": list(stream.writers)},
-        )
+        txn.execute(queries.greatest_id_by_writer(column, stream.negative))
     else:
         txn.execute(queries.greatest_id(column, stream.negative))
     (id_,) = txn.fetchone()

@@ -184,9 +184,9 @@ def greatest_id(column: IdColumn, negative: bool) -> str:
 
 
 def greatest_id_by_writer(column: IdColumn, negative: bool) -> str:
-    """Select the id of ``writers`` that is farthest from zero.
+    """Select the id that is farthest from zero, by two index searches per writer.
 
-    Needs an index on writer and id.
+    Needs an index on writer and id. Rows without a writer are not considered.
     """
     assert column.writer_column is not None
     return f"""
@@ -194,9 +194,9 @@ def greatest_id_by_writer(column: IdColumn, negative: bool) -> str:
             SELECT (
                 SELECT {_farthest(negative)}(source.{identifier(column.id_column)})
                 FROM {identifier(column.table)} AS source
-                WHERE source.{identifier(column.writer_column)} = wanted.writer
+                WHERE source.{identifier(column.writer_column)} = wanted.name
             ) AS farthest
-            FROM unnest(%(writers)s::text[]) AS wanted (writer)
+            FROM ({writers_of_table(column)}) AS wanted
         ) AS of_each
     """
 

@@ -147,11 +147,9 @@ def limit_positions(
     The limit is the sequence's value or the greatest row, whichever is greater: after a
     failover to a standby, the sequence may be slightly behind the rows. So no existing
     row is above a position that is lowered to the limit, and none is delivered twice.
-    The exception is a row of an undeclared writer that :func:`farthest_id` does not
-    consider. A position implausibly far beyond the sequence says nothing about the
-    delivered rows, so it is lowered to the sequence's value. If a large table has no
-    index for the greatest row, only positions implausibly far beyond the sequence are
-    lowered.
+    A position implausibly far beyond the sequence says nothing about the delivered
+    rows, so it is lowered to the sequence's value. If a large table has no index for
+    the greatest row, only positions implausibly far beyond the sequence are lowered.
 
     :param txn: a cursor.
     :param positions: the reader's saved positions, by writer.

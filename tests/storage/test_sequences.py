@@ -92,6 +92,20 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.load("first")
         self.assertEqual(self.stored(), {"first": 6, "second": 8})
 
+    def test_rows_of_removed_writer(self) -> None:
+        """
+        A writer restarts at the last row of a removed writer, which it had announced as
+        finished, whatever the index of the table.
+        """
+        self.store(first=5, second=5)
+        self.write_rows("first", 5)
+        self.write_rows("gone", 8)
+        self.set_sequence(8)
+        for index in ("stream_id", "instance_name, stream_id"):
+            self.sql("DROP INDEX foobar_id")
+            self.sql(f"CREATE INDEX foobar_id ON foobar ({index})")
+            self.assertEqual(self.load("first").announced, 8, index)
+
     def test_ids_without_rows(self) -> None:
         """
         If the sequence is ahead of all rows, its only writer starts at the sequence.
