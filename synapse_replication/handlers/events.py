@@ -180,11 +180,25 @@ class StreamConnected(Struct, frozen=True):
 
 
 class StreamReset(Struct, frozen=True):
-    """This process's position in a writer's rows moved back to ``to_token``.
+    """This process's position moved back below rows that were delivered.
 
-    The writer has (or may have) restarted, or was announced at a position that it had
-    not reached. Later rows may have the tokens of earlier, different rows: discard
-    everything that was cached from this writer's rows.
+    The writer, which holds its rows in memory, has (or may have) restarted, or the
+    stream is idempotent. Later rows may have the tokens of earlier, different rows:
+    discard everything that was cached from this writer's rows. Any other stream moves
+    back only as :class:`PositionLowered` says.
+    """
+
+    stream_name: str
+    instance_name: str
+    from_token: int
+    to_token: int
+
+
+class PositionLowered(Struct, frozen=True):
+    """This process's position moved back, but not below rows that were delivered.
+
+    The writer had been announced at a position that, as it seems now, it had not
+    reached: rows may follow above ``to_token``. What was delivered stays valid.
     """
 
     stream_name: str
@@ -532,6 +546,7 @@ Event: TypeAlias = (
     | ExtraFields
     | StreamConnected
     | StreamReset
+    | PositionLowered
     | PositionRefuted
     | DatabaseSetBack
     | AheadOfWriter

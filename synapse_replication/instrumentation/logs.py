@@ -109,8 +109,12 @@ _LINES: Final[dict[type, _Line]] = {
     events.StreamReset: _Line(
         LogLevel.info,
         "Stream {stream} of {writer} moved back from {from_token} to {to_token}: its "
-        "writer has (or may have) restarted, or was announced at a position that it "
-        "has not reached",
+        "writer has (or may have) restarted",
+    ),
+    events.PositionLowered: _Line(
+        LogLevel.info,
+        "Stream {stream} of {writer} is at {to_token}, not at {from_token} as was "
+        "announced; no row was delivered in between",
     ),
     events.RemovedWriterFound: _Line(
         LogLevel.info,

@@ -230,8 +230,8 @@ EXTRA_FIELDS = _counter(
 STREAM_RESETS = _counter(
     "synapse_replication_stream_resets",
     "stream_name",
-    help_text="Number of times that a position moved back, because the writer "
-    "has (or may have) restarted, or had not reached an announced position.",
+    help_text="Number of times that a position moved back below delivered rows, "
+    "because the writer has (or may have) restarted.",
 )
 RESYNCS = _counter(
     "synapse_replication_resyncs",

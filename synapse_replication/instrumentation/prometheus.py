@@ -362,6 +362,15 @@ class PrometheusObserver(ReplicationObserver):
     @handles(events.StreamReset)
     def _stream_reset(self, event: events.StreamReset) -> None:
         self._count(metrics.STREAM_RESETS, event.stream_name)
+        self._lower_position(event)
+
+    @handles(events.PositionLowered)
+    def _position_lowered(self, event: events.PositionLowered) -> None:
+        self._lower_position(event)
+
+    def _lower_position(
+        self, event: events.StreamReset | events.PositionLowered
+    ) -> None:
         self._set_position(event.stream_name, event.instance_name, event.to_token)
         greatest = max(
             (

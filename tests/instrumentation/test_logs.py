@@ -28,6 +28,7 @@ from synapse_replication.handlers.events import (
     LineRefused,
     LinkDown,
     LinkUp,
+    PositionLowered,
     RequestRefused,
     RowsUnannounced,
     SendingFailed,
@@ -319,6 +320,7 @@ class LoggingObserverTests(SynchronousTestCase):
         """Streams that become live or are reset, and unknown fields, are logged."""
         self.observer.observe(StreamConnected("redis", "typing", "w1"))
         self.observer.observe(StreamReset("typing", "w1", 90, 2))
+        self.observer.observe(PositionLowered("events", "w1", 9, 5))
         self.observer.observe(ExtraFields("typing", 3))
         self.assertEqual(
             self.lines(),
@@ -327,8 +329,12 @@ class LoggingObserverTests(SynchronousTestCase):
                 (
                     "info",
                     "Stream typing of w1 moved back from 90 to 2: its writer "
-                    "has (or may have) restarted, or was announced at a "
-                    "position that it has not reached",
+                    "has (or may have) restarted",
+                ),
+                (
+                    "info",
+                    "Stream events of w1 is at 5, not at 9 as was announced; no row "
+                    "was delivered in between",
                 ),
                 (
                     "info",

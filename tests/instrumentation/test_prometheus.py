@@ -31,6 +31,7 @@ from synapse_replication.handlers.events import (
     LinkDown,
     LinksChanged,
     LinkUp,
+    PositionLowered,
     RequestRefused,
     Resync,
     Resynced,
@@ -282,6 +283,10 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.observer.observe(StreamReset("events", "w1", 90, 2))
         sample = "synapse_storage_stream_current_position"
         self.assertEqual(self.value(sample, stream_name="events"), 80)
+        self.observer.observe(PositionLowered("events", "w2", 80, 70))
+        self.assertEqual(self.value(sample, stream_name="events"), 70)
+        resets = "synapse_replication_stream_resets_total"
+        self.assertEqual(self.value(resets, stream_name="events"), 1)
 
     def test_buffers_are_read_at_each_scrape(self) -> None:
         """The gauges of buffers show the connections that are open at the scrape."""

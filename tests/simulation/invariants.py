@@ -510,6 +510,15 @@ class Ledger:
         self._passes(reader, key, token)
 
     def reset(self, name: str, stream: str, writer: str) -> None:
+        """Record that a process reported that the rows of a writer became void.
+
+        :raises ViolationError: if the rows are in tables, or nothing explains it.
+        """
+        if stream not in self._in_memory and stream not in self._idempotent:
+            raise self._violation(f"{name} resets {stream} of {writer}")
+        self.moved_back(name, stream, writer)
+
+    def moved_back(self, name: str, stream: str, writer: str) -> None:
         """Record that a process reported that a writer's position moved back.
 
         :raises ViolationError: if nothing explains it.

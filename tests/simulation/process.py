@@ -100,6 +100,7 @@ class Process:
             cluster.unexpected,
             cluster.ledger.cut_off,
             cluster.ledger.reset,
+            cluster.ledger.moved_back,
         )
         clock = ReactorClock(self.reactor, cluster.clock.seconds)
         self.host = StandaloneHost(

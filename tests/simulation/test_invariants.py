@@ -130,7 +130,7 @@ class LedgerTests(SynchronousTestCase):
             ),
         )
 
-    def moved_back(self, stream: str, token: int, to: int, epoch: int = 1) -> None:
+    def move_back(self, stream: str, token: int, to: int, epoch: int = 1) -> None:
         """Deliver a row, and let the position move back."""
         self.ledger.delivered(
             self.reader, stream, "w", token, _rows(token, epoch=epoch)
@@ -144,10 +144,10 @@ class LedgerTests(SynchronousTestCase):
         self.reader = self.ledger.begin_epoch("r", {("typing", "w"): 0}, None, 2)
         self.ledger.begin_epoch("w", {}, None, 3)
         self.ledger.begin_epoch("w", {}, None, 4)
-        self.moved_back("typing", 7, 0, epoch=1)
-        self.moved_back("typing", 4, 0, epoch=3)
+        self.move_back("typing", 7, 0, epoch=1)
+        self.move_back("typing", 4, 0, epoch=3)
         self.assertIn(
-            "did not start anew", self.refused(self.moved_back, "typing", 2, 0, 4)
+            "did not start anew", self.refused(self.move_back, "typing", 2, 0, 4)
         )
 
     def test_reset_by_the_first_epoch(self) -> None:
@@ -173,9 +173,17 @@ class LedgerTests(SynchronousTestCase):
         self.ledger.begin_epoch("w", {}, None)
         self.ledger.moved.add("events")
         self.ledger.position(self.reader, "events", "w", 8)
-        self.ledger.reset("r", "events", "w")
+        self.ledger.moved_back("r", "events", "w")
         self.assertIn(
-            "did not start anew", self.refused(self.ledger.reset, "r", "events", "w")
+            "did not start anew",
+            self.refused(self.ledger.moved_back, "r", "events", "w"),
+        )
+
+    def test_reset_of_tables(self) -> None:
+        """The rows of a stream in tables never become void."""
+        self.ledger.moved.add("events")
+        self.assertIn(
+            "resets events", self.refused(self.ledger.reset, "r", "events", "w")
         )
 
     def test_shown_before_it_was_delivered(self) -> None:

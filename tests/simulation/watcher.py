@@ -19,6 +19,7 @@ from synapse_replication.handlers.events import (
     LinkDown,
     LinkUp,
     OperationFailed,
+    PositionLowered,
     PositionRefuted,
     RemovedWriterDrained,
     RemovedWriterFound,
@@ -90,7 +91,8 @@ class Watcher(ReplicationObserver):
     :param cut_off: called with ``name`` when the process obtains or loses a link,
         because it may have missed messages.
     :param reset: called with ``name``, a stream and its writer when the position of the
-        process moved back.
+        process moved back below rows that were delivered.
+    :param moved_back: the same when it moved back, but not below such rows.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Watcher(ReplicationObserver):
         unexpected: Callable[[str, BaseException], object],
         cut_off: Callable[[str], object],
         reset: Callable[[str, str, str], object],
+        moved_back: Callable[[str, str, str], object],
     ) -> None:
         self._name = name
         self.counts = counts
@@ -108,6 +111,7 @@ class Watcher(ReplicationObserver):
         self._unexpected = unexpected
         self._cut_off = cut_off
         self._reset = reset
+        self._moved_back = moved_back
         self._reached: dict[tuple[str, str], int] = {}
         self._fetched: dict[tuple[str, str], CatchUpEvent] = {}
         #: Positions of this process that are ahead of the writer, by (stream, writer).
@@ -183,12 +187,20 @@ class Watcher(ReplicationObserver):
 
     @handles(StreamReset)
     def _stream_reset(self, event: StreamReset) -> None:
+        self._trace_move(event)
+        self._reset(self._name, event.stream_name, event.instance_name)
+
+    @handles(PositionLowered)
+    def _position_lowered(self, event: PositionLowered) -> None:
+        self._trace_move(event)
+        self._moved_back(self._name, event.stream_name, event.instance_name)
+
+    def _trace_move(self, event: StreamReset | PositionLowered) -> None:
         self.counts.fallbacks += 1
         self._trace(
             f"{self._name} moves back from {event.from_token} to {event.to_token} of "
             f"{event.stream_name} of {event.instance_name}"
         )
-        self._reset(self._name, event.stream_name, event.instance_name)
 
     @handles(CatchUpEvent)
     def _catch_up(self, event: CatchUpEvent) -> None:

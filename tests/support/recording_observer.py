@@ -20,6 +20,7 @@ _RECORDED: Mapping[type, str] = {
     events.FeatureUnavailable: "unavailable",
     events.StreamConnected: "connected",
     events.StreamReset: "resets",
+    events.PositionLowered: "lowered",
     events.RemovedWriterFound: "removed_found",
     events.RemovedWriterDrained: "removed_drained",
     events.DatabaseSetBack: "set_back",
@@ -53,6 +54,7 @@ class RecordingObserver(ReplicationObserver):
     :ivar connected: (connection, stream, writer) each time that a writer of a stream
         became connected on a link.
     :ivar resets: (stream, writer, from_token, to_token) of each reset.
+    :ivar lowered: the same of each position that moved back without a reset.
     :ivar removed_found: (stream, writer, from_token, upto_token) of each removed writer
         with missing rows.
     :ivar removed_drained: (stream, writer, token) of each drained writer.
@@ -103,6 +105,7 @@ class RecordingObserver(ReplicationObserver):
         self.removed_found: list[tuple[str, str, int, int]] = []
         self.removed_drained: list[tuple[str, str, int]] = []
         self.resets: list[tuple[str, str, int, int]] = []
+        self.lowered: list[tuple[str, str, int, int]] = []
         self.positions: dict[tuple[str, str], int] = {}
         self.announced: dict[tuple[str, str], int] = {}
         self.heartbeats: list[events.PeerHeartbeat] = []

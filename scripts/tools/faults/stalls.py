@@ -2,8 +2,9 @@
 
 A stall is true if it began while the fault lasted, if its reason is one that the fault
 can have, and if it is about a writer that the fault concerns. A reset of a stream is
-true if its writer was restarted. Anything else is a false alarm. After the fault, when
-all rows have arrived, a stall may be shown only if its cause is still there.
+true if its writer, which holds the rows in memory, was restarted; only the soak
+restarts it. Anything else is a false alarm. After the fault, when all rows have
+arrived, a stall may be shown only if its cause is still there.
 """
 
 from __future__ import annotations

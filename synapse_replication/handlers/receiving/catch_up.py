@@ -28,6 +28,7 @@ from synapse_replication.handlers.events import (
     CatchUpPage,
     CatchUpStepEnded,
     DiscardReason,
+    PositionLowered,
     PositionRefuted,
     RemovedWriterDrained,
     Resync,
@@ -265,6 +266,7 @@ class CatchUps:
     async def _rewind(self, writer: Writer, rewind: Rewind) -> None:
         context, name = self._context, writer.name
         current = context.stream.current_token(name)
+        is_reset = rewind.token < writer.reader.floor
         try:
             waiting = context.sink.on_position(context.name, name, rewind.token)
             if waiting is not None:
@@ -280,7 +282,8 @@ class CatchUps:
         if writer.ledger is not None:
             writer.ledger.rewind(rewind.token)
         writer.resync = Resync.FULL
-        context.observer.observe(StreamReset(context.name, name, current, rewind.token))
+        kind = StreamReset if is_reset else PositionLowered
+        context.observer.observe(kind(context.name, name, current, rewind.token))
 
     async def _begin_epoch(self, writer: Writer, begin: BeginEpoch) -> None:
         context, name = self._context, writer.name

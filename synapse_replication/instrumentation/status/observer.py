@@ -235,12 +235,14 @@ class StatusObserver(ReplicationObserver):
     @handles(events.StreamReset)
     def _stream_reset(self, event: events.StreamReset) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
-        writer.announced = event.to_token
-        writer.undelivered.clear()
-        writer.behind_us = None
+        writer.move_back(event.to_token, self._monotonic())
         writer.skipped_since, writer.skipped = None, 0
         writer.gone_since, writer.gone = None, 0
-        writer.move(event.to_token, self._monotonic())
+
+    @handles(events.PositionLowered)
+    def _position_lowered(self, event: events.PositionLowered) -> None:
+        writer = self._writer(event.stream_name, event.instance_name)
+        writer.move_back(event.to_token, self._monotonic())
 
     @handles(events.Discarded)
     def _discarded(self, event: events.Discarded) -> None:

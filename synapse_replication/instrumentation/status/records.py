@@ -196,6 +196,13 @@ class WriterRecord(Struct):
         if not self.undelivered:
             self.progress_at = now
 
+    def move_back(self, position: int, now: float) -> None:
+        """Record that the position moved back, as the writer did, or seemed to do."""
+        self.announced = position
+        self.undelivered.clear()
+        self.behind_us = None
+        self.move(position, now)
+
     def oldest(self) -> float | None:
         """Return the time of the oldest undelivered write, or ``None``."""
         return self.first_undelivered() if self.lag() else None

@@ -174,7 +174,9 @@ class NearTests(SynchronousTestCase):
             process.receive("POSITION events w 5 9")
             report(process)
             self.assertEqual(process.stream.current_token("w"), 5)
-            self.assertEqual(process.host.observer.resets[-1], ("events", "w", 9, 5))
+            observer = process.host.observer
+            self.assertEqual(observer.lowered, [("events", "w", 9, 5)])
+            self.assertEqual(observer.resets, [])
             process.receive('RDATA events w 6 ["six"]')
             self.assertEqual(tokens(process), [5, 6])
             self.assertEqual(process.host.observer.ahead, [])

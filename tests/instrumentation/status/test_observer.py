@@ -14,6 +14,7 @@ from synapse_replication.handlers.events import (
     DuplicateInstance,
     LinkDown,
     LinkUp,
+    PositionLowered,
     RemovedWriterDrained,
     StreamReset,
 )
@@ -202,6 +203,19 @@ class StatusObserverTests(StatusObserverTestCase):
             self.assertEqual(self.writer().condition, Condition.STALLED)
             self.observer.observe(StreamReset("events", "w1", 50, 0))
             self.assertEqual(self.writer().condition, Condition.LIVE)
+
+    def test_position_lowered(self) -> None:
+        """
+        If a position moves back, the one that was announced is forgotten; what was lost
+        or skipped is not.
+        """
+        self.go_live(50)
+        self.known.announce("events", "w1", 60)
+        self.observer.observe(Discarded("events", "w1", DiscardReason.SKIPPED, 1))
+        self.observer.observe(PositionLowered("events", "w1", 50, 40))
+        writer = self.writer()
+        self.assertEqual((writer.position, writer.announced, writer.lag), (40, 40, 0))
+        self.assertEqual(writer.condition, Condition.STALLED)
 
     def test_undeclared_writer_is_drained(self) -> None:
         """A removed writer whose rows were delivered hides no undeclared writer."""
