@@ -22,7 +22,6 @@ from synapse_replication.pipeline.schemas import DAY, ROW_KEYS_SCHEMA, ROWS_SCHE
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.standard.row_types import EventsRowCodec
-from synapse_replication.streams.table import TableStream
 
 #: The columns of every stream's table that precede the columns of the rows' fields.
 KEY_COLUMNS: Final[Mapping[str, pa.DataType]] = {
@@ -61,7 +60,6 @@ _ARROW: Final[Mapping[str, pa.DataType]] = {
     "strings": pa.list_(pa.string()),
     "json": pa.string(),
 }
-_SPARK: Final = {"strings": "array<string>", "json": "string", "time": "timestamp"}
 
 
 class RowForm(enum.Enum):
@@ -102,11 +100,6 @@ class Column:
         metadata = {TYPE_METADATA: self.type} if marked else None
         return pa.field(self.name, _ARROW[self.type], metadata=metadata)
 
-    @property
-    def spark(self) -> str:
-        """The column in Spark's DDL."""
-        return f"`{self.name}` {_SPARK.get(self.type, self.type)}"
-
 
 @attrs.frozen
 class DatabaseTable:
@@ -140,15 +133,6 @@ class DatabaseTable:
         """
         schema = self.arrow_schema.append(pa.field(DAY, pa.date32()))
         return pa.schema(map(_described, schema))
-
-    @property
-    def spark_ddl(self) -> str:
-        """The schema in Spark's DDL, in the order of :attr:`arrow_schema`."""
-        keys = (
-            "stream_id bigint NOT NULL, row_index int NOT NULL, "
-            "instance_name string NOT NULL, written_ts timestamp"
-        )
-        return ", ".join([keys, *(column.spark for column in self.columns)])
 
 
 def _described(field: pa.Field) -> pa.Field:
@@ -194,11 +178,6 @@ def table_of_codec(name: str, codec: RowCodec[Any]) -> DatabaseTable:
         merged.update({column.name: column for column in of_kind})
         kinds.append((kind, tuple(column.name for column in of_kind)))
     return DatabaseTable(name, tuple(merged.values()), tuple(kinds))
-
-
-def table_of_declaration(declaration: TableStream) -> DatabaseTable:
-    """Return the table of a stream that the configuration declares."""
-    return table_of_codec(declaration.name, declaration.description.codec)
 
 
 def standard_tables() -> dict[str, DatabaseTable]:

@@ -7,35 +7,20 @@ their rows can only be recorded from the wire.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import attrs
-import msgspec
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.tables import (
-    Column,
     DatabaseTable,
     standard_tables,
-    table_of_declaration,
+    table_of_codec,
 )
-from synapse_replication.storage.row_queries import RangeQuery, declared_query
+from synapse_replication.storage.row_queries import RowQuery, declared_query
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
-
-
-@attrs.frozen
-class CatalogQuery:
-    """One of the queries for a stream's rows.
-
-    :ivar distinct: whether the table may have several rows for one row of the stream.
-    """
-
-    range: RangeQuery
-    distinct: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -53,7 +38,7 @@ class CatalogStream:
     """
 
     table: DatabaseTable
-    queries: tuple[CatalogQuery, ...]
+    queries: tuple[RowQuery, ...]
     sequence: str
     positions_name: str | None
     negative: bool = False
@@ -75,7 +60,7 @@ def catalog_of(
     streams = {
         name: CatalogStream(
             table=tables[name],
-            queries=tuple(CatalogQuery(q.range, q.distinct) for q in queries),
+            queries=tuple(queries),
             sequence=STANDARD_STREAMS[name].sequence or "",
             positions_name=STANDARD_STREAMS[name].positions_name,
             negative=STANDARD_STREAMS[name].negative,
@@ -84,15 +69,16 @@ def catalog_of(
     }
     for stream in declared:
         if isinstance(stream, TableStream):
-            stream = _of_declaration(stream)
+            stream = stream_of(stream)
         streams[stream.name] = stream
     return streams
 
 
-def _of_declaration(declaration: TableStream) -> CatalogStream:
+def stream_of(declaration: TableStream) -> CatalogStream:
+    """Return the stream that a configuration declares."""
     return CatalogStream(
-        table=table_of_declaration(declaration),
-        queries=(CatalogQuery(declared_query(declaration).range, False),),
+        table=table_of_codec(declaration.name, declaration.description.codec),
+        queries=(declared_query(declaration),),
         sequence=declaration.sequence,
         positions_name=declaration.positions_name,
         negative=declaration.negative,
@@ -120,41 +106,3 @@ def select_streams(
             "configuration, and set the option 'config' to its path"
         )
     return [catalog[name] for name in dict.fromkeys(names)]
-
-
-def declared_to_json(declared: Iterable[TableStream]) -> str:
-    """Encode declared streams for a process that does not read the configuration."""
-    streams = [attrs.asdict(_of_declaration(stream)) for stream in declared]
-    return json.dumps(streams, default=msgspec.to_builtins)
-
-
-def declared_from_json(text: str) -> list[CatalogStream]:
-    """Decode the result of :func:`declared_to_json`."""
-    return [_from_dict(fields) for fields in json.loads(text)]
-
-
-def _from_dict(fields: dict[str, Any]) -> CatalogStream:
-    queries = tuple(
-        CatalogQuery(
-            RangeQuery(
-                **{
-                    **query["range"],
-                    "columns": tuple(query["range"]["columns"]),
-                    # A declared stream has no details.
-                    "details": (),
-                }
-            ),
-            query["distinct"],
-        )
-        for query in fields.pop("queries")
-    )
-    table = fields.pop("table")
-    return CatalogStream(
-        table=DatabaseTable(
-            table["name"],
-            tuple(Column(**column) for column in table["columns"]),
-            tuple((kind, tuple(names)) for kind, names in table["kinds"]),
-        ),
-        queries=queries,
-        **fields,
-    )

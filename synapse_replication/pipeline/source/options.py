@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
+import msgspec
 
 from synapse_replication.errors import PipelineError, TokenError, excerpt
 from synapse_replication.pipeline.settings import (
@@ -20,12 +21,12 @@ from synapse_replication.pipeline.settings import (
 from synapse_replication.pipeline.source.catalog import (
     CatalogStream,
     catalog_of,
-    declared_from_json,
-    declared_to_json,
     select_streams,
+    stream_of,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset, offsets_from_json
 from synapse_replication.pipeline.tables import RowForm
+from synapse_replication.streams.table import TableStream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
 EARLIEST = "earliest"
@@ -48,18 +49,21 @@ _NAMES = (
 )
 
 
+class _Deployment(msgspec.Struct):
+    """The part of a configuration that a process without it needs."""
+
+    writers: Mapping[str, tuple[str, ...]]
+    declared: tuple[CatalogStream, ...]
+
+
 def reader_options(settings: PipelineSettings) -> dict[str, str]:
     """Convert settings to options of the data source, for ``.options(**...)``."""
     from psycopg2.extensions import make_dsn
 
+    deployment = _Deployment(settings.writers, tuple(map(stream_of, settings.declared)))
     return {
         "dsn": make_dsn(**settings.conninfo),
-        "deployment": json.dumps(
-            {
-                "writers": {w: list(names) for w, names in settings.writers.items()},
-                "declared": json.loads(declared_to_json(settings.declared)),
-            }
-        ),
+        "deployment": msgspec.json.encode(deployment).decode(),
     }
 
 
@@ -131,7 +135,7 @@ class SourceOptions:
 
 def _deployment(
     given: Mapping[str, str],
-) -> tuple[PipelineSettings, Sequence[CatalogStream]]:
+) -> tuple[PipelineSettings, Sequence[TableStream | CatalogStream]]:
     if ("dsn" in given) is ("config" in given):
         raise PipelineError(
             "options dsn and config: set one of them, dsn to a connection string of "
@@ -139,19 +143,15 @@ def _deployment(
         )
     if "config" in given:
         settings = settings_of_config([given["config"]])
-        declared = declared_from_json(declared_to_json(settings.declared))
-        return settings, declared
+        return settings, settings.declared
     try:
         settings = settings_of_dsn(given["dsn"])
     except PipelineError as error:
         raise PipelineError(f"option dsn: {error}") from None
     if "deployment" not in given:
         return settings, []
-    deployment = json.loads(given["deployment"])
-    return (
-        attrs.evolve(settings, writers=deployment["writers"]),
-        declared_from_json(json.dumps(deployment["declared"])),
-    )
+    deployment = msgspec.json.decode(given["deployment"], type=_Deployment)
+    return attrs.evolve(settings, writers=deployment.writers), deployment.declared
 
 
 def _split_names(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:

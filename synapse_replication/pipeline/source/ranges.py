@@ -12,10 +12,11 @@ from typing import Final
 
 import attrs
 
-from synapse_replication.pipeline.source.catalog import CatalogQuery, CatalogStream
+from synapse_replication.pipeline.source.catalog import CatalogStream
 from synapse_replication.pipeline.source.offsets import Span
 from synapse_replication.pipeline.tables import KIND, Column
 from synapse_replication.storage.queries import identifier, literal
+from synapse_replication.storage.row_queries import RowQuery
 
 _SQL_TYPES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -118,7 +119,7 @@ def range_sql(
 
 def _select(
     stream: CatalogStream,
-    query: CatalogQuery,
+    query: RowQuery,
     columns: Sequence[Column],
     present: Present,
     sole_writer: str,
@@ -151,7 +152,7 @@ def _select(
     )
 
 
-def _details(query: CatalogQuery, present: Present, *, join_details: bool) -> str:
+def _details(query: RowQuery, present: Present, *, join_details: bool) -> str:
     details = query.range.details
     joins = join_details and all(detail.table in present.joinable for detail in details)
     return " ".join(detail.join if joins else detail.lookup for detail in details)
@@ -172,11 +173,11 @@ def _sort_key(column: Column) -> str:
     return f'{name} COLLATE "C"'
 
 
-def _column(query: CatalogQuery, column: str) -> str:
+def _column(query: RowQuery, column: str) -> str:
     return f"{query.range.alias}.{identifier(column)}"
 
 
-def _condition(query: CatalogQuery, span: Span, present: Present) -> str | None:
+def _condition(query: RowQuery, span: Span, present: Present) -> str | None:
     """Return the condition for a span; ``None`` if no row can satisfy it."""
     range_ = query.range
     id_ = _column(query, range_.id_column)
@@ -213,7 +214,7 @@ def _is_one_of(column: str, writers: Collection[str]) -> str:
 
 
 def ids_sql(
-    query: CatalogQuery,
+    query: RowQuery,
     span: Span,
     present: Present,
     *,

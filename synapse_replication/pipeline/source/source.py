@@ -46,15 +46,14 @@ class SynapseReplicationDataSource(DataSource):
         """Return the name to pass to ``format``."""
         return "synapse_replication"
 
-    def schema(self) -> StructType | str:
+    def schema(self) -> StructType:
         """Return the schema of the rows."""
         options = SourceOptions.parse(self.options)
         schema = options.form.schema
         if schema is None:
             assert options.streams is not None
             (stream,) = options.streams
-            # Return the DDL text unparsed: a Python worker has no session to parse it.
-            return options.catalog[stream].table.spark_ddl
+            schema = options.catalog[stream].table.arrow_schema
         return from_arrow_schema(schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.source.catalog import (
-    catalog_of,
-    declared_from_json,
-    declared_to_json,
-    select_streams,
-)
+from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.pipeline.source.catalog import catalog_of, select_streams
+from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.table import TableStream
 
@@ -60,10 +57,13 @@ class CatalogTests(SynchronousTestCase):
             )
 
     def test_for_a_process_without_the_configuration(self) -> None:
-        """Declared streams can be written as JSON and read back unchanged."""
-        read = declared_from_json(declared_to_json([ORDERS]))
-        self.assertEqual(read, [catalog_of([ORDERS])["orders"]])
-        self.assertEqual(catalog_of(read), catalog_of([ORDERS]))
+        """Declared streams are read back unchanged from the options of a reader."""
+        settings = PipelineSettings(
+            {"dbname": "synapse"}, {"orders": ("a",)}, (ORDERS,)
+        )
+        options = SourceOptions.parse(reader_options(settings))
+        self.assertEqual(options.catalog, catalog_of([ORDERS]))
+        self.assertEqual(options.declared_writers, {"orders": ("a",)})
 
 
 class SelectTests(SynchronousTestCase):
