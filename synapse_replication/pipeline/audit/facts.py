@@ -15,7 +15,6 @@ from synapse_replication.pipeline.audit.findings import AuditFinding, Kind, to_j
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
 from synapse_replication.storage.consistency import (
-    ConsistencyReport,
     Problem,
     ProblemKind,
     StreamState,
@@ -41,46 +40,50 @@ _KINDS: Final[Mapping[ProblemKind, Kind]] = MappingProxyType(
 
 
 @attrs.frozen(kw_only=True)
-class AuditFacts:
-    """The facts about the streams of a deployment.
+class AuditedStream:
+    """The facts about a stream; the first six are columns of the checks.
 
-    :ivar persisted: the names of streams whose ids a sequence of the database
-        allocates.
-    :ivar in_memory: the names of streams held in memory, whose tokens start again when
-        their writer restarts.
-    :ivar idempotent: the names of streams whose late rows are delivered.
-    :ivar nameless: the names of streams with a table that does not record the writer.
-    :ivar tables: the existing tables of each stream in ``persisted``.
-    :ivar last_allocated: the last id that the sequence of each stream has allocated.
-    :ivar reach: the greatest token in the sequence or the positions of each stream.
-    :ivar writers: the writers of each stream, from configuration and positions.
-    :ivar findings: the findings from comparing sequences, tables and positions.
+    :ivar stream: the name on the wire.
+    :ivar persisted: whether a sequence of the database allocates its ids.
+    :ivar in_memory: whether it is held in memory: its tokens start again when its
+        writer restarts.
+    :ivar idempotent: whether late rows are delivered.
+    :ivar tables: its existing tables, if it is persisted.
+    :ivar last_allocated: the last id that its sequence has allocated.
+    :ivar nameless: whether one of its tables does not record the writer.
+    :ivar reach: the greatest token in its sequence or its positions.
+    :ivar writers: its writers, from configuration and positions.
     """
 
-    persisted: frozenset[str]
-    in_memory: frozenset[str]
-    idempotent: frozenset[str]
-    nameless: frozenset[str]
-    tables: Mapping[str, Sequence[str]]
-    last_allocated: Mapping[str, int]
-    reach: Mapping[str, int]
-    writers: Mapping[str, frozenset[str]]
-    findings: Sequence[AuditFinding]
+    stream: str
+    persisted: bool
+    in_memory: bool
+    idempotent: bool
+    tables: tuple[str, ...] = ()
+    last_allocated: int | None = None
+    nameless: bool = False
+    reach: int = 0
+    writers: frozenset[str] = frozenset()
 
-    def sole_writers(self, received: Iterable[tuple[str, str]]) -> dict[str, str]:
-        """Return the writer of each nameless stream that has a single writer.
+    def sole_writer(self, received: Iterable[tuple[str, str]]) -> str | None:
+        """Return the writer of a nameless stream that has a single writer.
 
         :param received: pairs of a stream and a writer in recordings.
         """
-        writers = {name: set(self.writers[name]) for name in self.nameless}
-        for stream, writer in received:
-            if stream in writers:
-                writers[stream].add(writer)
-        return {
-            name: next(iter(names))
-            for name, names in writers.items()
-            if len(names) == 1
-        }
+        names = {*self.writers, *(w for stream, w in received if stream == self.stream)}
+        return names.pop() if self.nameless and len(names) == 1 else None
+
+
+@attrs.frozen
+class AuditFacts:
+    """The facts about a deployment.
+
+    :ivar streams: its streams by name.
+    :ivar findings: the findings from comparing sequences, tables and positions.
+    """
+
+    streams: Mapping[str, AuditedStream]
+    findings: Sequence[AuditFinding]
 
 
 def read_facts(settings: PipelineSettings) -> AuditFacts:
@@ -105,26 +108,29 @@ def read_facts(settings: PipelineSettings) -> AuditFacts:
         for state in report.streams
         if state.sequence_value is not None
     }
-    described = {stream.name: stream.description for stream in streams}
-    return AuditFacts(
-        persisted=frozenset(states),
-        in_memory=frozenset(n for n, d in described.items() if d.held_in_memory),
-        idempotent=frozenset(n for n, d in described.items() if d.idempotent),
-        nameless=frozenset(
-            name
-            for name, state in states.items()
-            if any(column.writer_column is None for column in state.stream.tables)
-        ),
-        tables={name: tuple(state.farthest) for name, state in states.items()},
-        last_allocated={
-            name: state.sequence_value or 0 for name, state in states.items()
-        },
-        reach={name: _reach(state) for name, state in states.items()},
-        writers={
-            name: frozenset(writer.instance_name for writer in state.writers)
-            for name, state in states.items()
-        },
-        findings=_findings(report, states),
+    found = {s.name: _audited(s, states.get(s.name)) for s in streams}
+    problems = [_finding(p, states.get(p.stream_name or "")) for p in report.problems]
+    return AuditFacts(found, problems)
+
+
+def _audited(
+    stream: StandardStream | TableStream, state: StreamState | None
+) -> AuditedStream:
+    audited = AuditedStream(
+        stream=stream.name,
+        persisted=state is not None,
+        in_memory=stream.description.held_in_memory,
+        idempotent=stream.description.idempotent,
+    )
+    if state is None:
+        return audited
+    return attrs.evolve(
+        audited,
+        tables=tuple(state.farthest),
+        last_allocated=state.sequence_value,
+        nameless=any(column.writer_column is None for column in state.stream.tables),
+        reach=_reach(state),
+        writers=frozenset(writer.instance_name for writer in state.writers),
     )
 
 
@@ -155,15 +161,6 @@ def _id_stream(
     # Without declared writers, every instance with a position is a writer.
     writers = settings.writers.get(stream.name) or stored.get(name, ())
     return id_stream_of(stream, () if stream.positions_name is None else writers)
-
-
-def _findings(
-    report: ConsistencyReport, states: Mapping[str, StreamState]
-) -> list[AuditFinding]:
-    return [
-        _finding(problem, states.get(problem.stream_name or ""))
-        for problem in report.problems
-    ]
 
 
 def _finding(problem: Problem, state: StreamState | None) -> AuditFinding:

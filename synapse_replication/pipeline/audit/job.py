@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -76,17 +77,6 @@ STREAMS_SCHEMA: Final = pa.schema(
         ("last_allocated", pa.int64()),
         ("sole_writer", pa.string()),
         ("tables", pa.list_(pa.string())),
-    ]
-)
-_PURGED_SCHEMA: Final = pa.schema(
-    [("stream", pa.string()), ("first_token", pa.int64()), ("last_token", pa.int64())]
-)
-_SENT_SCHEMA: Final = pa.schema(
-    [
-        ("stream", pa.string()),
-        ("instance_name", pa.string()),
-        ("stream_id", pa.int64()),
-        ("row_index", pa.int32()),
     ]
 )
 
@@ -216,20 +206,21 @@ class _Audit:
         # in between would seem to be ahead of its sequence.
         self._facts = facts = read_facts(self._settings)
         self._load_streams()
+        streams = facts.streams.values()
+        nameless = [each.stream for each in streams if each.nameless]
         archive = self._archive
-        stored = [packed(self._in_tables(), Source.TABLES, facts.nameless)]
+        stored = [packed(self._in_tables(), Source.TABLES, nameless)]
         if archive is not None:
-            rows = archive.rows(*_KEYS)
-            stored.append(packed(rows, Source.ARCHIVE, facts.nameless))
+            stored.append(packed(archive.rows(*_KEYS), Source.ARCHIVE, nameless))
         sent = self._workspace.sql(
             "SELECT stream, instance_name, token AS stream_id, 0::INTEGER AS row_index "
             "FROM tokens WHERE is_row"
         ).to_arrow_table()
         ids = notable_ids(
             stored,
-            pack(sent.cast(_SENT_SCHEMA).to_batches(), source=Source.WIRE),
+            pack(sent.to_batches(), source=Source.WIRE),
             self._spark,
-            facts.persisted,
+            [each.stream for each in streams if each.persisted],
             received=self._received(),
             archived={} if archive is None else archive.id_bounds(),
         )
@@ -253,22 +244,12 @@ class _Audit:
     # -- tables of the checks ----------------------------------------------------------
 
     def _load_streams(self) -> None:
-        facts = self._facts
         received = self._workspace.execute(
             "SELECT DISTINCT stream, instance_name FROM tokens"
         ).fetchall()
-        sole = facts.sole_writers(received)
         rows = [
-            {
-                "stream": name,
-                "persisted": name in facts.persisted,
-                "idempotent": name in facts.idempotent,
-                "in_memory": name in facts.in_memory,
-                "last_allocated": facts.last_allocated.get(name),
-                "sole_writer": sole.get(name),
-                "tables": list(facts.tables.get(name, ())),
-            }
-            for name in sorted(facts.persisted | facts.idempotent | facts.in_memory)
+            {**attrs.asdict(stream), "sole_writer": stream.sole_writer(received)}
+            for stream in self._facts.streams.values()
         ]
         table = pa.Table.from_pylist(rows, STREAMS_SCHEMA)
         load(self._workspace, "streams", STREAMS_SCHEMA, table.to_batches())
@@ -279,8 +260,9 @@ class _Audit:
         Rows above the writers' stored positions are included, because they may already
         be committed.
         """
-        reach = json.dumps(self._facts.reach)
-        return scan_rows(self._settings, *_KEYS, endingToken=reach)
+        streams = self._facts.streams.values()
+        reach = {each.stream: each.reach for each in streams if each.persisted}
+        return scan_rows(self._settings, *_KEYS, endingToken=json.dumps(reach))
 
     def _received(self) -> Bounds:
         """Return the least and the greatest received token of each stream."""
@@ -323,7 +305,7 @@ class _Audit:
     ) -> Iterator[tuple[str, Scan]]:
         # Ids of an archive or a recording may exceed those of the database. A read of
         # the database rejects such tokens.
-        reach = self._facts.reach[stream]
+        reach = self._facts.streams[stream].reach
         yield (
             "tables",
             scan_rows(
@@ -355,9 +337,11 @@ class _Audit:
                 for each in archive.damaged
             ),
         ]
-        rows_ = [dict(zip(_PURGED_SCHEMA.names, each, strict=True)) for each in ranges]
-        table = pa.Table.from_pylist(rows_, _PURGED_SCHEMA)
-        load(self._workspace, "purged", _PURGED_SCHEMA, table.to_batches())
+        self._workspace.execute(
+            "CREATE TABLE purged (stream TEXT, first_token BIGINT, last_token BIGINT)"
+        )
+        for each in ranges:
+            self._workspace.execute("INSERT INTO purged VALUES (?, ?, ?)", each)
 
 
 def _texts_of(batch: pa.RecordBatch, ids: pa.Array, source: str) -> pa.RecordBatch:

@@ -9,7 +9,11 @@ import attrs
 import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.audit.facts import AuditFacts, read_facts
+from synapse_replication.pipeline.audit.facts import (
+    AuditedStream,
+    AuditFacts,
+    read_facts,
+)
 from synapse_replication.pipeline.audit.findings import AuditFinding
 from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
 from synapse_replication.storage.schema.deltas import DELTAS
@@ -64,30 +68,40 @@ class FactsTests(SynchronousTestCase):
 
     def test_facts(self) -> None:
         """
-        Streams are grouped by their properties; streams without a table are omitted.
+        A stream has its properties; a stream without a sequence is not persisted.
         """
         self.sql("INSERT INTO stream_positions VALUES ('orders', 'a', -25)")
-        facts = self.facts()
-        self.assertEqual(facts.persisted, {"orders"})
-        self.assertEqual(facts.nameless, {"orders"})
-        self.assertEqual(facts.tables, {"orders": ("orders",)})
-        self.assertEqual(facts.last_allocated, {"orders": 20})
-        self.assertEqual(facts.reach, {"orders": 25})
-        self.assertEqual(facts.writers, {"orders": {"a"}})
-        self.assertIn("typing", facts.in_memory)
-        self.assertIn("caches", facts.idempotent)
+        streams = self.facts().streams
+        orders = AuditedStream(
+            stream="orders",
+            persisted=True,
+            in_memory=False,
+            idempotent=False,
+            tables=("orders",),
+            last_allocated=20,
+            nameless=True,
+            reach=25,
+            writers=frozenset({"a"}),
+        )
+        self.assertEqual(streams["orders"], orders)
+        self.assertEqual([n for n, s in streams.items() if s.persisted], ["orders"])
+        self.assertTrue(streams["typing"].in_memory)
+        self.assertTrue(streams["caches"].idempotent)
 
-    def test_sole_writers(self) -> None:
+    def test_sole_writer(self) -> None:
         """
         Rows without a writer are attributed to the sole writer; if there are two, to
         none.
         """
-        facts = self.facts()
-        self.assertEqual(facts.sole_writers([]), {"orders": "a"})
-        self.assertEqual(facts.sole_writers([("events", "b")]), {"orders": "a"})
-        self.assertEqual(facts.sole_writers([("orders", "b")]), {})
-        unknown = attrs.evolve(facts, writers={"orders": frozenset()})
-        self.assertEqual(unknown.sole_writers([("orders", "b")]), {"orders": "b"})
+        orders = self.facts().streams["orders"]
+        self.assertEqual(orders.sole_writer([]), "a")
+        self.assertEqual(orders.sole_writer([("events", "b")]), "a")
+        self.assertIsNone(orders.sole_writer([("orders", "b")]))
+        self.assertEqual(
+            attrs.evolve(orders, writers=frozenset()).sole_writer([("orders", "b")]),
+            "b",
+        )
+        self.assertIsNone(attrs.evolve(orders, nameless=False).sole_writer([]))
 
     def test_healthy(self) -> None:
         """If positions and sequence are consistent, there is no finding."""
@@ -135,7 +149,7 @@ class FactsTests(SynchronousTestCase):
         )
         facts = self.facts()
         self.assertEqual(facts.findings, [])
-        self.assertEqual(facts.writers["caches"], frozenset())
+        self.assertEqual(facts.streams["caches"].writers, frozenset())
 
     def test_without_positions(self) -> None:
         """A missing table of positions is reported once, for no particular stream."""
