@@ -18,10 +18,12 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
 )
+from typing_extensions import Self
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,12 +61,55 @@ def tasks_of(session: SparkSession) -> Tasks:
     )
 
 
-class JobProgress:
-    """The display of a job's steps, shown within its context. Not thread-safe.
+class Display:
+    """One line that is updated on a terminal, or lines with times in a log.
 
     :param out: where to write: a bar if it is a terminal, lines otherwise.
-    :param steps: the number of steps.
     :param now: returns monotonic time in s.
+    :param columns: the columns of the bar after its description.
+    :param transient: whether the bar disappears at the end.
+    """
+
+    def __init__(
+        self,
+        out: TextIO,
+        now: Callable[[], float],
+        *columns: ProgressColumn,
+        transient: bool = False,
+    ) -> None:
+        self._out = out
+        self._now = now
+        self._started = now()
+        self._bar: Progress | None = None
+        if out.isatty():
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                *columns,
+                console=Console(file=out),
+                transient=transient,
+            )
+            self._task = self._bar.add_task("starting", total=None, note="")
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _write(self, text: str) -> None:
+        self._out.write(f"{self._now() - self._started:8.1f} s  {text}\n")
+        self._out.flush()
+
+
+class JobProgress(Display):
+    """The display of a job's steps, shown within its context. Not thread-safe.
+
+    :param steps: the number of steps.
     :param unit: the plural of what is counted within a step.
     """
 
@@ -75,43 +120,26 @@ class JobProgress:
         now: Callable[[], float] = time.monotonic,
         unit: str = "tasks",
     ) -> None:
-        self._out = out
+        super().__init__(
+            out,
+            now,
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", style="dim"),
+            TimeElapsedColumn(),
+            transient=True,
+        )
         self._unit = unit
         self._steps = steps
-        self._now = now
-        self._started = now()
         self._number = 0
         self._name = ""
         self._failed = 0
-        self._counted = Tasks(0, 0)
-        self._read_tasks: Callable[[], Tasks] | None = None
+        self._counted = self._started
         self._stopped = threading.Event()
         self._watcher: threading.Thread | None = None
-        self._bar: Progress | None = None
-        if out.isatty():
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[unit]}", style="dim"),
-                TimeElapsedColumn(),
-                console=Console(file=out),
-                transient=True,
-            )
-            self._task = self._bar.add_task("", total=None, unit="")
-
-    def __enter__(self) -> JobProgress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
 
     def __exit__(self, *exception: object) -> None:
-        self._stopped.set()
-        if self._watcher is not None:
-            self._watcher.join()
-        if self._bar is not None:
-            self._bar.stop()
+        self.unwatch()
+        super().__exit__(*exception)
 
     def expect(self, steps: int) -> None:
         """Add steps that were unknown at the start of the job to the total."""
@@ -125,30 +153,27 @@ class JobProgress:
         self._number += 1
         self._name = name
         self._failed = 0
-        self._counted = Tasks(0, 0)
         if self._bar is None:
             self._write(self._step())
         else:
-            self._bar.reset(self._task, description=self._step(), total=None, unit="")
+            self._bar.reset(self._task, description=self._step(), total=None, note="")
 
     def watch(self, session: SparkSession) -> None:
         """Start a thread that shows the tasks of a session."""
-        self._start(lambda: tasks_of(session))
+        self._watcher = threading.Thread(target=self._watch, args=[session])
+        self._watcher.daemon = True
+        self._watcher.start()
 
     def count(self, done: int, total: int) -> None:
-        """Set the progress of the current step, which a thread shows at intervals.
+        """Show the progress of the current step, in a log only at intervals.
 
         :param done: the number of completed units.
         :param total: the number of all units of the step.
         """
-        self._counted = Tasks(done, total)
-        if self._watcher is None:
-            self._start(lambda: self._counted)
-
-    def _start(self, read_tasks: Callable[[], Tasks]) -> None:
-        self._read_tasks = read_tasks
-        self._watcher = threading.Thread(target=self._run, daemon=True)
-        self._watcher.start()
+        now = self._now()
+        if self._bar is not None or now - self._counted >= _LOG_INTERVAL:
+            self._counted = now
+            self.show(Tasks(done, total))
 
     def unwatch(self) -> None:
         """Stop the thread, for instance because the session is about to end."""
@@ -168,17 +193,16 @@ class JobProgress:
                 self._task,
                 completed=tasks.done,
                 total=tasks.total or None,
-                unit=self._unit if tasks.total else "",
+                note=self._unit if tasks.total else "",
             )
         elif tasks.total:
             left = tasks.total - tasks.done
             self._write(f"{self._step()}: {tasks.done} {self._unit} done, {left} left")
 
-    def _run(self) -> None:
+    def _watch(self, session: SparkSession) -> None:
         interval = _LOG_INTERVAL if self._bar is None else _BAR_INTERVAL
         while not self._stopped.wait(interval):
-            assert self._read_tasks is not None
-            self.show(self._read_tasks())
+            self.show(tasks_of(session))
 
     def _step(self) -> str:
         return f"step {self._number} of {self._steps}: {self._name}"
@@ -188,7 +212,3 @@ class JobProgress:
             self._write(text)
         else:
             self._bar.console.print(text, highlight=False)
-
-    def _write(self, text: str) -> None:
-        self._out.write(f"{self._now() - self._started:8.1f} s  {text}\n")
-        self._out.flush()

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TextIO
 
 import attrs
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import TextColumn
+
+from synapse_replication.pipeline.progress import Display
 
 
 @attrs.define
@@ -36,38 +37,15 @@ class Numbers:
     rows_per_second: float = 0.0
 
 
-class ArchiveProgress:
+class ArchiveProgress(Display):
     """The display, shown within its context.
 
     On a terminal, it updates one line, with a bar for the part of the rows that is
     archived. Otherwise, it writes a line for each event.
-
-    :param now: returns monotonic time in s.
     """
 
     def __init__(self, out: TextIO, now: Callable[[], float] = time.monotonic) -> None:
-        self._out = out
-        self._now = now
-        self._started = now()
-        self._bar: Progress | None = None
-        if out.isatty():
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[last]}", style="dim"),
-                console=Console(file=out),
-            )
-            self._task = self._bar.add_task("starting", total=None, last="")
-
-    def __enter__(self) -> ArchiveProgress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        super().__init__(out, now, TextColumn("{task.fields[note]}", style="dim"))
 
     def show(self, numbers: Numbers, event: str) -> None:
         """Show the totals and the last event.
@@ -75,9 +53,7 @@ class ArchiveProgress:
         :param event: the last event, in a few words.
         """
         if self._bar is None:
-            elapsed = self._now() - self._started
-            self._out.write(f"{elapsed:8.1f} s  {event}; {_total(numbers)}\n")
-            self._out.flush()
+            self._write(f"{event}; {_total(numbers)}")
             return
         behind = numbers.behind
         self._bar.update(
@@ -85,7 +61,7 @@ class ArchiveProgress:
             description=_total(numbers),
             completed=numbers.rows,
             total=None if behind is None else numbers.rows + behind,
-            last=event,
+            note=event,
         )
 
 
