@@ -40,7 +40,7 @@ from synapse_replication.pipeline.schemas import ARCHIVED_WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.spark.failures import short_failures
-from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, job_session
+from synapse_replication.pipeline.spark.session import job_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,11 +140,7 @@ def run_archive(
         def spark() -> SparkSession:
             reporter.show(numbers, "starting Spark")
             session = stack.enter_context(
-                job_session(
-                    "synapse-replication archive",
-                    master=settings.master,
-                    settings=SCHEDULES_ONLY,
-                )
+                job_session("synapse-replication archive", master=settings.master)
             )
             # Spark has installed its own.
             install_handlers()

@@ -56,7 +56,7 @@ from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.frames import scan_rows
 from synapse_replication.pipeline.spark.failures import short_failures
-from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, lazy_session
+from synapse_replication.pipeline.spark.session import lazy_session
 from synapse_replication.pipeline.workspace import load, open_workspace, rows_of
 
 if TYPE_CHECKING:
@@ -121,10 +121,7 @@ def run_audit(
         with (
             JobProgress(sys.stderr, STEPS) as progress,
             lazy_session(
-                "synapse-replication audit",
-                master=master,
-                settings=SCHEDULES_ONLY,
-                progress=progress,
+                "synapse-replication audit", master=master, progress=progress
             ) as spark,
         ):
             findings = audited(

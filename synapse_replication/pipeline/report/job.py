@@ -27,7 +27,7 @@ from synapse_replication.pipeline.report.report_data import ReportData
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.frames import scan_rows
 from synapse_replication.pipeline.spark.failures import short_failures
-from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, lazy_session
+from synapse_replication.pipeline.spark.session import lazy_session
 from synapse_replication.pipeline.workspace import load, open_workspace
 
 #: The number of steps in addition to those of an audit: count, draw.
@@ -67,10 +67,7 @@ def run_report(
         short_failures(),
         JobProgress(sys.stderr, _STEPS + AUDIT_STEPS * audits) as progress,
         lazy_session(
-            "synapse-replication report",
-            master=master,
-            settings=SCHEDULES_ONLY,
-            progress=progress,
+            "synapse-replication report", master=master, progress=progress
         ) as spark,
         open_workspace() as workspace,
     ):

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
+_FEW_OPTIMISATIONS = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
+
 _INSTALL_SPARK = "install it with: pip install 'synapse_replication[spark]'"
 
 
@@ -121,12 +123,12 @@ def job_session(
     app_name: str,
     *,
     master: str | None = None,
-    settings: Mapping[str, str] | None = None,
     progress: JobProgress | None = None,
 ) -> Iterator[SparkSession]:
     """Yield the session of :func:`make_session`, and stop it at the end of the context.
 
-    A session that existed before is yielded, but not stopped.
+    A session that existed before is yielded, but not stopped. The tasks of jobs work
+    mostly in Python, so Java's optimising compiler would cost more time than it saves.
 
     :param progress: shows the start of Spark as a step, and then Spark's tasks.
     """
@@ -136,7 +138,7 @@ def job_session(
     from pyspark.sql import SparkSession
 
     existed = SparkSession.getActiveSession() is not None
-    session = make_session(app_name, master=master, settings=settings)
+    session = make_session(app_name, master=master, settings=_FEW_OPTIMISATIONS)
     if progress is not None:
         progress.watch(session)
     try:
@@ -152,8 +154,7 @@ def job_session(
 def lazy_session(
     app_name: str,
     *,
-    master: str | None = None,
-    settings: Mapping[str, str] | None = None,
+    master: str | None,
     progress: JobProgress,
 ) -> Iterator[Callable[[], SparkSession]]:
     """Yield a function that returns the session of :func:`job_session`.
@@ -166,17 +167,10 @@ def lazy_session(
         def spark() -> SparkSession:
             progress.expect(1)
             return stack.enter_context(
-                job_session(
-                    app_name, master=master, settings=settings, progress=progress
-                )
+                job_session(app_name, master=master, progress=progress)
             )
 
         yield spark
-
-
-#: Settings for sessions that are short, or whose tasks work mostly in Python. In such
-#: sessions, Java's optimising compiler costs more time than it saves.
-SCHEDULES_ONLY = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
 
 
 def _settings() -> dict[str, str]:
