@@ -124,23 +124,27 @@ def find_recordings(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     files: dict[Path, None] = {}
     for given in paths:
         path = Path(given).absolute()
-        if path.is_dir():
-            found = sorted(
-                each
-                for each in path.rglob("*")
-                if each.name.endswith(SUFFIXES) and each.is_file()
+        found = recordings_in(path)
+        if not found:
+            raise PipelineError(
+                f"{path} contains no recording; the names of recordings end with "
+                f"{' or '.join(SUFFIXES)}"
             )
-            if not found:
-                raise PipelineError(
-                    f"{path} contains no recording; the names of recordings end with "
-                    f"{' or '.join(SUFFIXES)}"
-                )
-            files |= dict.fromkeys(found)
-        elif path.is_file():
-            files[path] = None
-        else:
-            raise PipelineError(f"the recording {path} does not exist")
+        files |= dict.fromkeys(found)
     return list(files)
+
+
+def recordings_in(path: Path) -> list[Path]:
+    """Return the recordings at any depth in a folder, or the given file.
+
+    :raises PipelineError: if the path does not exist.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise PipelineError(f"the recording {path} does not exist")
+    found = (each for each in path.rglob("*") if each.name.endswith(SUFFIXES))
+    return sorted(each for each in found if each.is_file())
 
 
 def _names(files: Sequence[Path]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Finds closed recordings, and plans which of them to archive: each only once.
+"""Archives closed recordings, each only once.
 
 A recording is identified by its name without its folder, so that it may be moved to
 another folder. The archive stores the size of each recording, to detect a recording
@@ -7,15 +7,24 @@ that was continued after it had been archived.
 
 from __future__ import annotations
 
+import datetime
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
+import pyarrow as pa
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.wire_lines import SUFFIXES
+from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
+from synapse_replication.pipeline.archive.store import ArchiveStore
+from synapse_replication.pipeline.scan import Batches
+from synapse_replication.pipeline.wire_lines import recordings_in, scan_recordings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 #: The maximum size of the recordings in a batch, in bytes, unless a single recording is
 #: larger.
@@ -52,18 +61,7 @@ def find_closed_recordings(
     """
     found: dict[str, Recording] = {}
     for given in paths:
-        path = Path(given).absolute()
-        if path.is_dir():
-            files = sorted(
-                each
-                for each in path.rglob("*")
-                if each.name.endswith(SUFFIXES) and each.is_file()
-            )
-        elif path.is_file():
-            files = [path]
-        else:
-            raise PipelineError(f"the recording {path} does not exist")
-        for file in files:
+        for file in recordings_in(Path(given).absolute()):
             other = found.setdefault(file.name, Recording(file, file.stat().st_size))
             if other.path != file:
                 raise PipelineError(
@@ -103,3 +101,37 @@ def plan_recordings(
             total += new[0].size
             batch.append(new.pop(0))
         yield batch
+
+
+def write_recordings(
+    spark: Callable[[], SparkSession],
+    store: ArchiveStore,
+    paths: Sequence[Path],
+    today: datetime.date,
+) -> list[WrittenFile]:
+    """Write recordings to files of the table of recorded commands.
+
+    Few lines are written by this process, others on executors. If a task fails, an
+    exception of Spark is raised; see
+    :func:`~synapse_replication.pipeline.spark.failures.short_failures`.
+
+    :param spark: returns the session.
+    :param today: the day to assign to commands whose time is unknown.
+    """
+    uri = store.wire_uri
+    schema = pa.schema([("file", pa.binary())])
+
+    def write(batches: Batches) -> Batches:
+        writer = DayWriter(store, uri, "received_ts", today)
+        for batch in batches:
+            if batch.num_rows:
+                writer.write(batch)
+        files = [pickle.dumps(file) for file in writer.close()]
+        yield pa.RecordBatch.from_pydict({"file": files}, schema=schema)
+
+    written = scan_recordings(paths).then(write, schema).collect(spark)
+    return [
+        pickle.loads(file)
+        for batch in written
+        for file in batch.column("file").to_pylist()
+    ]

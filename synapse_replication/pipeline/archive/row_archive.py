@@ -1,24 +1,26 @@
-"""Archives rows of the database in the tables of the archive."""
+"""Archives rows of the database in the tables of the archive.
+
+In each cycle, the driver plans once which rows to read, divides them into parts by id,
+and reads and commits the parts batch by batch, so that a crash loses little work and
+progress is visible. Each stream of a batch has a commit of its own.
+"""
 
 from __future__ import annotations
 
 import datetime
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.batches import Batch, batches_of
 from synapse_replication.pipeline.archive.damage import wrong_sizes
+from synapse_replication.pipeline.archive.failures import reason_of
+from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
-from synapse_replication.pipeline.archive.tasks import (
-    WrittenRows,
-    write_parts,
-    write_rows,
-)
 from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_positions,
@@ -32,7 +34,7 @@ from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.partitions import IDS_PER_TASK, Part, pack
 from synapse_replication.pipeline.source.planning import Planner
-from synapse_replication.pipeline.source.reading import SkippedId
+from synapse_replication.pipeline.source.reading import SkippedId, connected, read_part
 from synapse_replication.pipeline.spark.failures import short_failures
 
 if TYPE_CHECKING:
@@ -51,21 +53,36 @@ _STARTS: Final = 12
 
 
 @attrs.frozen
-class ArchivedBatch:
-    """A batch that was archived.
+class Batch:
+    """Parts that are read together.
 
-    :ivar rows: the number of rows of each stream.
-    :ivar files: the number of files.
-    :ivar skipped: the ids whose rows cannot be read because of their content.
-    :ivar seconds: the duration.
-    :ivar left: the number of complete ids that are left for the next batches.
+    :ivar offsets: the offset of each stream in ``parts``, after this batch.
     """
 
-    rows: Mapping[str, int]
-    files: int
-    skipped: Sequence[SkippedId]
-    seconds: float
-    left: int
+    parts: Sequence[Part]
+    offsets: Mapping[str, StreamOffset]
+
+    @property
+    def ids(self) -> int:
+        """The number of ids in the ranges of the parts, including ids without a row."""
+        return sum(part.size for part in self.parts)
+
+
+@attrs.frozen
+class WrittenRows:
+    """The rows of a task or of a batch.
+
+    :ivar files: the files of each stream.
+    :ivar skipped: the ids whose rows cannot be read because of their content.
+    """
+
+    files: dict[str, list[WrittenFile]] = attrs.Factory(dict)
+    skipped: list[SkippedId] = attrs.Factory(list)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The number of rows of each stream."""
+        return {name: sum(f.rows for f in files) for name, files in self.files.items()}
 
 
 class RowsArchiver:
@@ -107,13 +124,14 @@ class RowsArchiver:
 
     def archive(
         self,
-        done: Callable[[ArchivedBatch], object],
+        done: Callable[[WrittenRows, float, int], object],
         stopped: Callable[[], bool],
         report: Callable[[str], object],
     ) -> None:
         """Archive the rows that are complete at the time of the call.
 
-        :param done: called after each batch.
+        :param done: called after each batch, with its duration in s, and the number of
+            complete ids that are left for the next batches.
         :param stopped: called before each batch; returns whether to stop.
         :param report: called with further messages for the user.
         :raises PipelineError: if the database or the archive fails, the database has
@@ -128,9 +146,9 @@ class RowsArchiver:
             if stopped():
                 return
             begun = time.monotonic()
-            rows, files, skipped = self._write(batch, report)
+            written = self._write(batch, report)
             left -= batch.ids
-            done(ArchivedBatch(rows, files, skipped, time.monotonic() - begun, left))
+            done(written, time.monotonic() - begun, left)
         self.offsets.update(end)
 
     def _limit(self, left: int) -> int:
@@ -195,42 +213,110 @@ class RowsArchiver:
         self._tables[stream] = table
         return table
 
-    def _write(
-        self, batch: Batch, report: Callable[[str], object]
-    ) -> tuple[dict[str, int], int, list[SkippedId]]:
+    def _write(self, batch: Batch, report: Callable[[str], object]) -> WrittenRows:
         today = datetime.datetime.now(datetime.timezone.utc).date()
+        write = functools.partial(write_parts, self._store, self._conninfo, today)
         if batch.ids <= IDS_PER_TASK:
-            written = write_parts(self._store, self._conninfo, batch.parts, today)
+            written = write(batch.parts)
         else:
-            written = self._write_with_spark(batch, today, report)
+            written = self._write_with_spark(write, pack(batch.parts, None), report)
         self._watch(Point.WRITTEN)
         for stream in sorted(written.files):
             self._tables[stream].commit(written.files[stream], batch.offsets[stream])
             self._watch(Point.COMMITTED)
         self.offsets.update(batch.offsets)
         self._watch(Point.ALL_COMMITTED)
-        rows = {
-            stream: sum(file.rows for file in files)
-            for stream, files in written.files.items()
-        }
-        return rows, sum(map(len, written.files.values())), written.skipped
+        return written
 
     def _write_with_spark(
-        self, batch: Batch, today: datetime.date, report: Callable[[str], object]
+        self,
+        write: Callable[[Sequence[Part]], WrittenRows],
+        tasks: Sequence[Sequence[Part]],
+        report: Callable[[str], object],
     ) -> WrittenRows:
-        tasks = pack(batch.parts, None)
-        session = self._spark()
+        context = self._spark().sparkContext
         for attempt in range(1, _STARTS + 1):
             try:
                 with short_failures():
-                    return write_rows(
-                        session, self._store, self._conninfo, tasks, today
-                    )
+                    parts = context.parallelize(tasks, len(tasks))
+                    return _together(parts.map(write).collect())
             except PipelineError as error:
                 if _SLOW_START not in str(error) or attempt == _STARTS:
                     raise
                 report(f"workers are slow to start; attempt {attempt + 1} of {_STARTS}")
         raise AssertionError("unreachable")
+
+
+def _together(tasks: Iterable[WrittenRows]) -> WrittenRows:
+    found = WrittenRows()
+    for written in tasks:
+        for stream, files in written.files.items():
+            found.files.setdefault(stream, []).extend(files)
+        found.skipped.extend(written.skipped)
+    return found
+
+
+def batches_of(
+    parts: Iterable[Part],
+    start: Mapping[str, StreamOffset],
+    end: Mapping[str, StreamOffset],
+    limit: int,
+) -> Iterator[Batch]:
+    """Group parts into batches, one stream after another.
+
+    :param parts: the parts, which cover all rows between ``start`` and ``end``.
+    :param limit: the maximum number of ids in a batch, unless a single part has more.
+    """
+    ordered = sorted(parts, key=lambda p: (p.stream.name, p.span.low, p.span.high))
+    last = {part.stream.name: part for part in ordered}
+    batch: list[Part] = []
+    offsets: dict[str, StreamOffset] = {}
+    for part in ordered:
+        if batch and sum(each.size for each in batch) + part.size > limit:
+            yield Batch(batch, offsets)
+            batch, offsets = [], {}
+        batch.append(part)
+        name = part.stream.name
+        # All rows of the stream up to the last id of the part are in this batch or in
+        # earlier ones.
+        offsets[name] = (
+            end[name]
+            if part is last[name]
+            else start[name].towards(end[name], part.span.high)
+        )
+    if batch:
+        yield Batch(batch, offsets)
+
+
+def write_parts(
+    store: ArchiveStore,
+    conninfo: Mapping[str, Any],
+    today: datetime.date,
+    parts: Iterable[Part],
+) -> WrittenRows:
+    """Write rows from the database to files, in this process.
+
+    :param today: the day to assign to rows whose time of writing is unknown.
+    :raises PipelineError: if the database cannot be read, or a file cannot be written.
+    """
+    writers: dict[str, DayWriter] = {}
+    skipped: list[SkippedId] = []
+    try:
+        with connected(conninfo) as connection:
+            for part in parts:
+                stream = part.stream.name
+                if stream not in writers:
+                    writers[stream] = DayWriter(
+                        store, store.stream_uri(stream), "written_ts", today
+                    )
+                for batch in read_part(connection, conninfo, part, skipped=skipped):
+                    writers[stream].write(batch)
+        files = {stream: writer.close() for stream, writer in writers.items()}
+        return WrittenRows(files, skipped)
+    except OSError as error:
+        raise PipelineError(
+            f"the archive {store.uri} cannot be written: {reason_of(error)}"
+        ) from error
 
 
 def lag_of(

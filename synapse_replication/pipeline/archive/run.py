@@ -15,7 +15,6 @@ maintenance do not need it.
 from __future__ import annotations
 
 import datetime
-import functools
 import signal
 import threading
 import time
@@ -29,13 +28,13 @@ from prometheus_client import CollectorRegistry
 from synapse_replication.pipeline.archive.closed_recordings import (
     find_closed_recordings,
     plan_recordings,
+    write_recordings,
 )
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbers
-from synapse_replication.pipeline.archive.row_archive import ArchivedBatch, RowsArchiver
-from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
+from synapse_replication.pipeline.archive.row_archive import RowsArchiver, WrittenRows
+from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
-from synapse_replication.pipeline.archive.tasks import write_recordings
 from synapse_replication.pipeline.schemas import ARCHIVED_WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
@@ -125,92 +124,84 @@ def run_archive(
     :param watch: called at each :class:`Point`, for tests.
     :raises PipelineError: if the run cannot continue. No rows are lost.
     """
-    stopping = stopping or threading.Event()
-    options = settings.source_options()
-    store = open_store(settings.archive)
-    store.streams()
-    find_closed_recordings(settings.recordings)
-    numbers = Numbers()
-    with ExitStack() as stack:
-        install_handlers: Callable[[], None] = _do_nothing
-        if with_signals:
-            install_handlers = stack.enter_context(_set_by_signals(stopping))
-
-        @functools.cache
-        def spark() -> SparkSession:
-            reporter.show(numbers, "starting Spark")
-            session = stack.enter_context(
-                job_session("synapse-replication archive", master=settings.master)
-            )
-            # Spark has installed its own.
-            install_handlers()
-            return session
-
-        job = _Archive(
-            settings,
-            options,
-            store,
-            spark,
-            reporter,
-            metrics or ArchiveMetrics(CollectorRegistry()),
-            numbers,
-            stopping,
-            watch,
-        )
-        job.run()
-    return numbers
+    job = _Archive(
+        settings,
+        reporter,
+        metrics or ArchiveMetrics(CollectorRegistry()),
+        stopping or threading.Event(),
+        watch,
+    )
+    return job.run(with_signals=with_signals)
 
 
 class _Archive:
     def __init__(
         self,
         settings: ArchiveSettings,
-        options: SourceOptions | None,
-        store: ArchiveStore,
-        spark: Callable[[], SparkSession],
         reporter: ArchiveProgress,
         metrics: ArchiveMetrics,
-        numbers: Numbers,
         stopping: threading.Event,
         watch: Watch,
     ) -> None:
+        options = settings.source_options()
         self._settings = settings
-        self._store = store
-        self._spark = spark
+        self._store = open_store(settings.archive)
         self._reporter = reporter
         self._metrics = metrics
         self._stopping = stopping
         self._watch = watch
-        self._numbers = numbers
+        self._numbers = Numbers()
         self._rows = (
             None
             if options is None
-            else RowsArchiver(spark, store, options, settings.batch_ids, watch)
+            else RowsArchiver(
+                self._spark, self._store, options, settings.batch_ids, watch
+            )
         )
         self._wire: ArchiveTable | None = None
         self._batches_since_compaction = 0
         self._next_vacuum = time.monotonic() + _VACUUM_SECONDS
+        self._stack = ExitStack()
+        self._session: SparkSession | None = None
+        self._install_handlers: Callable[[], None] = _do_nothing
 
-    def run(self) -> None:
-        while True:
-            self._archive_recordings()
-            if self._rows is not None:
-                self._rows.archive(
-                    self._batch_done, self._stopping.is_set, self._report
-                )
-                self._show_lag(self._rows)
-            self._maintain(finished=True)
-            if self._settings.once or self._stopping.wait(self._settings.every):
-                break
+    def run(self, *, with_signals: bool) -> Numbers:
+        self._store.streams()
+        find_closed_recordings(self._settings.recordings)
+        with self._stack as stack:
+            if with_signals:
+                handlers = _set_by_signals(self._stopping)
+                self._install_handlers = stack.enter_context(handlers)
+            while True:
+                self._cycle()
+                if self._settings.once or self._stopping.wait(self._settings.every):
+                    return self._numbers
 
-    def _batch_done(self, batch: ArchivedBatch) -> None:
+    def _spark(self) -> SparkSession:
+        if self._session is None:
+            self._report("starting Spark")
+            self._session = self._stack.enter_context(
+                job_session("synapse-replication archive", master=self._settings.master)
+            )
+            # Spark has installed its own.
+            self._install_handlers()
+        return self._session
+
+    def _cycle(self) -> None:
+        self._archive_recordings()
+        if self._rows is not None:
+            self._rows.archive(self._batch_done, self._stopping.is_set, self._report)
+            self._show_lag(self._rows)
+        self._maintain(finished=True)
+
+    def _batch_done(self, batch: WrittenRows, seconds: float, left: int) -> None:
         assert self._rows is not None
         numbers, metrics = self._numbers, self._metrics
         rows = sum(batch.rows.values())
         numbers.batches += 1
         numbers.rows += rows
-        numbers.behind = batch.left
-        metrics.batch_seconds.observe(batch.seconds)
+        numbers.behind = left
+        metrics.batch_seconds.observe(seconds)
         numbers.skipped += len(batch.skipped)
         for skipped in batch.skipped:
             metrics.skipped.labels(skipped.stream).inc()
@@ -220,9 +211,10 @@ class _Archive:
         metrics.set_offsets(self._rows.offsets)
         self._batches_since_compaction += 1
         if rows:
-            numbers.rows_per_second = rows / batch.seconds
+            numbers.rows_per_second = rows / seconds
             metrics.rows_per_second.set(numbers.rows_per_second)
-            self._report(f"{rows:,} rows in {batch.files} files, {batch.seconds:.1f} s")
+            files = sum(map(len, batch.files.values()))
+            self._report(f"{rows:,} rows in {files} files, {seconds:.1f} s")
         self._maintain()
 
     def _show_lag(self, rows: RowsArchiver) -> None:
