@@ -65,13 +65,26 @@ class Resync(enum.Enum):
     FAILED = "failed"  #: no source: an attempt failed
 
 
-class CatchUpEvent(Struct, frozen=True):
-    """A catch-up, which fetches a writer's rows in ``(from_token, upto_token]``."""
+class Event(Struct, frozen=True):
+    """A momentary event."""
+
+
+class WriterEvent(Event, frozen=True):
+    """An event that concerns the rows of one writer of one stream."""
 
     stream_name: str
     instance_name: str
+
+
+class RangeEvent(WriterEvent, frozen=True):
+    """An event that concerns a writer's rows in ``(from_token, upto_token]``."""
+
     from_token: int
     upto_token: int
+
+
+class CatchUpEvent(RangeEvent, frozen=True):
+    """A catch-up, which fetches a writer's rows in ``(from_token, upto_token]``."""
 
 
 class ConnectionBuffers(Struct, frozen=True):
@@ -91,7 +104,7 @@ class ConnectionBuffers(Struct, frozen=True):
     kernel_read_buffer: int
 
 
-class PeerHeartbeat(Struct, frozen=True):
+class PeerHeartbeat(Event, frozen=True):
     """A peer's hello, heartbeat or goodbye.
 
     :ivar epoch: the peer's random id, chosen at each start.
@@ -116,7 +129,7 @@ class PeerHeartbeat(Struct, frozen=True):
     answers: bool = False
 
 
-class PeerSilent(Struct, frozen=True):
+class PeerSilent(Event, frozen=True):
     """A peer that is watched by another has fallen silent.
 
     :ivar seconds: for how long nothing has arrived from it.
@@ -127,14 +140,14 @@ class PeerSilent(Struct, frozen=True):
     seconds: float
 
 
-class LineRefused(Struct, frozen=True):
+class LineRefused(Event, frozen=True):
     """A line that was rejected because it is invalid or not allowed."""
 
     connection: str
     error: ProtocolError
 
 
-class RequestRefused(Struct, frozen=True):
+class RequestRefused(Event, frozen=True):
     """An HTTP request or connection that was refused.
 
     A request is refused, for instance, for a wrong secret; a connection, because
@@ -147,7 +160,7 @@ class RequestRefused(Struct, frozen=True):
     why: str
 
 
-class Discarded(Struct, frozen=True):
+class Discarded(WriterEvent, frozen=True):
     """Rows, a position or a repeated command that was not delivered.
 
     For a repeated command, ``stream_name`` is the command's name. If the reason is
@@ -155,20 +168,18 @@ class Discarded(Struct, frozen=True):
     metric label.
     """
 
-    stream_name: str
-    instance_name: str
     reason: DiscardReason
     count: int
 
 
-class ExtraFields(Struct, frozen=True):
+class ExtraFields(Event, frozen=True):
     """``count`` rows with unknown additional fields, from a newer peer."""
 
     stream_name: str
     count: int
 
 
-class StreamConnected(Struct, frozen=True):
+class StreamConnected(Event, frozen=True):
     """A writer became connected on a link.
 
     Its first POSITION, or a report or an epoch that preceded it, was handled.
@@ -179,7 +190,7 @@ class StreamConnected(Struct, frozen=True):
     instance_name: str
 
 
-class StreamReset(Struct, frozen=True):
+class StreamReset(WriterEvent, frozen=True):
     """This process's position moved back below rows that were delivered.
 
     The writer, which holds its rows in memory, has (or may have) restarted, or the
@@ -188,13 +199,11 @@ class StreamReset(Struct, frozen=True):
     back only as :class:`PositionLowered` says.
     """
 
-    stream_name: str
-    instance_name: str
     from_token: int
     to_token: int
 
 
-class PositionLowered(Struct, frozen=True):
+class PositionLowered(Event, frozen=True):
     """This process's position moved back, but not below rows that were delivered.
 
     The writer had been announced at a position that, as it seems now, it had not
@@ -207,45 +216,39 @@ class PositionLowered(Struct, frozen=True):
     to_token: int
 
 
-class PositionRefuted(Struct, frozen=True):
+class PositionRefuted(WriterEvent, frozen=True):
     """The source refuted a token that a writer seemed to have reached.
 
     :ivar token: the token in a POSITION, a row or a report.
     :ivar last_token: the last token that exists in the source.
     """
 
-    stream_name: str
-    instance_name: str
     token: int
     last_token: int
 
 
-class DatabaseSetBack(Struct, frozen=True):
+class DatabaseSetBack(WriterEvent, frozen=True):
     """The database was set back below this process's position.
 
     :ivar stored: the writer's position in the database.
     :ivar position: the position up to which this process had delivered rows.
     """
 
-    stream_name: str
-    instance_name: str
     stored: int
     position: int
 
 
-class AheadOfWriter(Struct, frozen=True):
+class AheadOfWriter(WriterEvent, frozen=True):
     """This process's position exceeds the writer's reported position.
 
     The writer's next rows would be discarded, up to this process's position.
     """
 
-    stream_name: str
-    instance_name: str
     position: int
     announced: int
 
 
-class CatchUpPage(Struct, frozen=True):
+class CatchUpPage(Event, frozen=True):
     """A page of a catch-up was delivered."""
 
     catch_up: CatchUpEvent
@@ -253,7 +256,7 @@ class CatchUpPage(Struct, frozen=True):
     upto_token: int
 
 
-class CatchUpStepEnded(Struct, frozen=True):
+class CatchUpStepEnded(Event, frozen=True):
     """A step of a catch-up ended or failed.
 
     :ivar seconds: its duration.
@@ -263,7 +266,7 @@ class CatchUpStepEnded(Struct, frozen=True):
     seconds: float
 
 
-class CatchUpFailed(Struct, frozen=True):
+class CatchUpFailed(Event, frozen=True):
     """The ``attempt``-th failure of a catch-up since its last progress.
 
     :ivar retry_in: the delay before the next attempt, in s.
@@ -275,39 +278,28 @@ class CatchUpFailed(Struct, frozen=True):
     retry_in: float
 
 
-class RemovedWriterFound(Struct, frozen=True):
+class RemovedWriterFound(RangeEvent, frozen=True):
     """A removed writer must be drained up to ``upto_token``."""
 
-    stream_name: str
-    instance_name: str
-    from_token: int
-    upto_token: int
 
-
-class RemovedWriterDrained(Struct, frozen=True):
+class RemovedWriterDrained(WriterEvent, frozen=True):
     """A removed writer's rows up to ``token`` were delivered."""
 
-    stream_name: str
-    instance_name: str
     token: int
 
 
-class Resynced(Struct, frozen=True):
+class Resynced(WriterEvent, frozen=True):
     """A catch-up that fetched pages ended, or an attempt failed; see ``kind``."""
 
-    stream_name: str
-    instance_name: str
     kind: Resync
 
 
-class BacklogRequested(Struct, frozen=True):
+class BacklogRequested(WriterEvent, frozen=True):
     """Rows were requested from a writer's backlog.
 
     :ivar error: the failure of the request; ``None`` if rows were returned.
     """
 
-    stream_name: str
-    instance_name: str
     error: ReplicationError | None
 
 
@@ -333,56 +325,42 @@ class RowsServed(Struct, frozen=True):
     headers: Mapping[str, str]
 
 
-class GapFound(Struct, frozen=True):
+class GapFound(RangeEvent, frozen=True):
     """Rows did not arrive although the writer reported their tokens.
 
     The rows are fetched.
     """
 
-    stream_name: str
-    instance_name: str
-    from_token: int
-    upto_token: int
 
-
-class UnannouncedFound(Struct, frozen=True):
+class UnannouncedFound(RangeEvent, frozen=True):
     """A writer persisted a position that it did not announce.
 
     The rows are fetched.
     """
 
-    stream_name: str
-    instance_name: str
-    from_token: int
-    upto_token: int
 
-
-class RowsUnannounced(Struct, frozen=True):
+class RowsUnannounced(WriterEvent, frozen=True):
     """Committed rows that their writer did not announce."""
 
-    stream_name: str
-    instance_name: str
     tokens: tuple[int, ...]
 
 
-class LateRows(Struct, frozen=True):
+class LateRows(WriterEvent, frozen=True):
     """Rows were delivered after rows with greater tokens.
 
     :class:`RowsUnannounced` has reported their tokens.
     """
 
-    stream_name: str
-    instance_name: str
     tokens: tuple[int, ...]
 
 
-class EpochChanged(Struct, frozen=True):
+class EpochChanged(Event, frozen=True):
     """A new current epoch of an instance, usually because it restarted."""
 
     instance_name: str
 
 
-class DuplicateInstance(Struct, frozen=True):
+class DuplicateInstance(Event, frozen=True):
     """Two processes seem to have the same instance name.
 
     :ivar places: their locations, as text for display; empty if unknown.
@@ -392,21 +370,21 @@ class DuplicateInstance(Struct, frozen=True):
     places: str
 
 
-class UnknownFields(Struct, frozen=True):
+class UnknownFields(Event, frozen=True):
     """Unknown fields in an extension message, from a newer peer."""
 
     connection: str
     count: int
 
 
-class RowsSent(Struct, frozen=True):
+class RowsSent(Event, frozen=True):
     """``count`` rows that the streamer sends, even if there is no link."""
 
     stream_name: str
     count: int
 
 
-class SendingFailed(Struct, frozen=True):
+class SendingFailed(Event, frozen=True):
     """A failure to fetch or send this instance's rows.
 
     Fetching is retried. If sending fails, a POSITION replaces the rows.
@@ -416,7 +394,7 @@ class SendingFailed(Struct, frozen=True):
     error: BaseException
 
 
-class CommandsDropped(Struct, frozen=True):
+class CommandsDropped(Event, frozen=True):
     """``count`` commands of one name that will never be sent."""
 
     command: str
@@ -432,27 +410,23 @@ class PositionWrite(Struct, frozen=True):
     token: int
 
 
-class PositionPersisted(Struct, frozen=True):
+class PositionPersisted(WriterEvent, frozen=True):
     """The database has persisted the position of this process as a writer."""
 
-    stream_name: str
-    instance_name: str
     token: int
 
 
-class PositionPersistFailed(Struct, frozen=True):
+class PositionPersistFailed(WriterEvent, frozen=True):
     """A failure to persist the position of this process. The write is retried.
 
     An :class:`OperationFailed` is also reported.
     """
 
-    stream_name: str
-    instance_name: str
     token: int
     error: BaseException
 
 
-class LinkUp(Struct, frozen=True):
+class LinkUp(Event, frozen=True):
     """A link is up; see ``ConnectionHandler.new_connection``.
 
     :ivar address: the peer's address if it connected to this process; otherwise empty.
@@ -462,7 +436,7 @@ class LinkUp(Struct, frozen=True):
     address: str = ""
 
 
-class LinkDown(Struct, frozen=True):
+class LinkDown(Event, frozen=True):
     """A link went down; ``why`` is text for display.
 
     :ivar address: as in :class:`LinkUp`.
@@ -474,7 +448,7 @@ class LinkDown(Struct, frozen=True):
     address: str = ""
 
 
-class ConnectFailed(Struct, frozen=True):
+class ConnectFailed(Event, frozen=True):
     """A failed attempt to connect, or that a lost link is retried.
 
     :ivar why: why it failed; empty if an established link was lost.
@@ -486,27 +460,27 @@ class ConnectFailed(Struct, frozen=True):
     retry_in: float
 
 
-class LinksChanged(Struct, frozen=True):
+class LinksChanged(Event, frozen=True):
     """The number of links of this process."""
 
     count: int
 
 
-class FeatureUnavailable(Struct, frozen=True):
+class FeatureUnavailable(Event, frozen=True):
     """An optional feature is not used, because a server rejects it."""
 
     feature: str
     why: str
 
 
-class ExternalCacheSet(Struct, frozen=True):
+class ExternalCacheSet(Event, frozen=True):
     """A write to the external cache, and its duration in s."""
 
     cache_name: str
     seconds: float
 
 
-class ExternalCacheGet(Struct, frozen=True):
+class ExternalCacheGet(Event, frozen=True):
     """A read of the external cache, and its duration in s."""
 
     cache_name: str
@@ -520,7 +494,7 @@ class BackgroundTask(Struct, frozen=True):
     description: str
 
 
-class OperationFailed(Struct, frozen=True):
+class OperationFailed(Event, frozen=True):
     """An error that cannot be raised to any caller.
 
     :ivar what: the activity that failed, for instance ``serving rows over HTTP``.
@@ -533,48 +507,4 @@ class OperationFailed(Struct, frozen=True):
 #: Work with a duration, of which an observer may make a span.
 Work: TypeAlias = (
     CatchUpEvent | RowsRequest | RowsServed | PositionWrite | BackgroundTask
-)
-
-#: A momentary event. A :class:`CatchUpEvent` is the start of a step of a catch-up.
-Event: TypeAlias = (
-    CatchUpEvent
-    | PeerHeartbeat
-    | PeerSilent
-    | LineRefused
-    | RequestRefused
-    | Discarded
-    | ExtraFields
-    | StreamConnected
-    | StreamReset
-    | PositionLowered
-    | PositionRefuted
-    | DatabaseSetBack
-    | AheadOfWriter
-    | CatchUpPage
-    | CatchUpFailed
-    | CatchUpStepEnded
-    | RemovedWriterFound
-    | RemovedWriterDrained
-    | Resynced
-    | BacklogRequested
-    | GapFound
-    | UnannouncedFound
-    | RowsUnannounced
-    | LateRows
-    | EpochChanged
-    | DuplicateInstance
-    | UnknownFields
-    | RowsSent
-    | SendingFailed
-    | CommandsDropped
-    | PositionPersisted
-    | PositionPersistFailed
-    | LinkUp
-    | LinkDown
-    | ConnectFailed
-    | LinksChanged
-    | FeatureUnavailable
-    | ExternalCacheSet
-    | ExternalCacheGet
-    | OperationFailed
 )

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
-from msgspec import Struct
 from twisted.internet.defer import maybeDeferred
 from twisted.python.failure import Failure
 from typing_extensions import override
@@ -42,57 +41,48 @@ MAX_INSTANCES = 1000
 CHECK_EVERY = 1.0
 
 
-class PeerOnline(Struct, frozen=True):
+class PeerOnline(events.Event, frozen=True):
     """Another instance appeared or returned; ``where`` is text for display."""
 
     instance_name: str
     where: str
 
 
-class PeerOffline(Struct, frozen=True):
+class PeerOffline(events.Event, frozen=True):
     """Another instance sent a goodbye, or its heartbeats stopped."""
 
     instance_name: str
 
 
-class CaughtUp(Struct, frozen=True):
+class CaughtUp(events.WriterEvent, frozen=True):
     """A writer has become live: none of its announced rows is missing here."""
 
-    stream_name: str
-    instance_name: str
 
-
-class CatchUpProgress(Struct, frozen=True):
+class CatchUpProgress(events.WriterEvent, frozen=True):
     """A catch-up began or resumed at ``from_token``, or has delivered a page.
 
     Rows up to ``position`` were delivered; the catch-up continues to ``upto_token``.
     """
 
-    stream_name: str
-    instance_name: str
     from_token: int
     position: int
     upto_token: int
 
 
-class Stalled(Struct, frozen=True):
+class Stalled(events.WriterEvent, frozen=True):
     """A writer has stalled; ``detail`` is text for display."""
 
-    stream_name: str
-    instance_name: str
     reason: StallReason
     detail: str
 
 
-class WriterRoleChanged(Struct, frozen=True):
+class WriterRoleChanged(events.WriterEvent, frozen=True):
     """A known instance started or stopped writing a stream."""
 
-    stream_name: str
-    instance_name: str
     is_writer: bool
 
 
-class ConfigurationReloaded(Struct, frozen=True):
+class ConfigurationReloaded(events.Event, frozen=True):
     """The configuration was reloaded, or the reload failed.
 
     :ivar problem: why the old configuration stays in use, as text for display; empty if
@@ -104,7 +94,7 @@ class ConfigurationReloaded(Struct, frozen=True):
     needs_restart: tuple[str, ...]
 
 
-class Stopping(Struct, frozen=True):
+class Stopping(events.Event, frozen=True):
     """The process begins to stop: its links are still up, and rows can be written."""
 
 
@@ -149,7 +139,7 @@ class ReplicationHooks(ReplicationObserver):
         self._snapshot = snapshot
         self._report = report
         self._callbacks: dict[type, list[Callable[[Any], object]]] = {}
-        self._waiting: dict[Hashable, HookEvent] = {}
+        self._waiting: dict[Hashable, events.Event] = {}
         self._discarded = 0
         self._delivery: DelayedCall | None = None
         self._is_started = False
@@ -215,7 +205,7 @@ class ReplicationHooks(ReplicationObserver):
 
     # -- delivery ---------------------------------------------------------------------
 
-    def _enqueue(self, event: HookEvent, key: Hashable = None) -> None:
+    def _enqueue(self, event: events.Event, key: Hashable = None) -> None:
         if not self._callbacks.get(type(event)):
             return
         # An event replaces a waiting event with the same key. An event without a key
@@ -241,7 +231,7 @@ class ReplicationHooks(ReplicationObserver):
         if discarded:
             self._report("delivering events to hooks", HooksOverflowError(discarded))
 
-    def _report_failure(self, failure: Failure, event: HookEvent) -> None:
+    def _report_failure(self, failure: Failure, event: events.Event) -> None:
         assert failure.value is not None
         self._report(f"a hook for {type(event).__name__}", failure.value)
 
@@ -252,18 +242,8 @@ class ReplicationHooks(ReplicationObserver):
         if isinstance(event, (events.PositionPersisted, events.PositionPersistFailed)):
             key = (type(event), event.stream_name, event.instance_name)
             self._enqueue(event, key)
-        elif isinstance(
-            event,
-            (
-                events.LinkUp,
-                events.LinkDown,
-                events.LateRows,
-                events.Resynced,
-                events.StreamReset,
-            ),
-        ):
-            self._enqueue(event)
         else:
+            self._enqueue(event)
             super().observe(event)
 
     @handles(events.CatchUpEvent)
