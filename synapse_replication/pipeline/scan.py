@@ -22,6 +22,9 @@ FEW_IDS: Final = 250_000
 #: The same for reading only the keys of rows, which takes about 1 s for a million.
 FEW_KEYS: Final = 10_000_000
 
+#: The number of tasks that read files, unless these are very large.
+TASKS: Final = 64
+
 Batches = Iterator[pa.RecordBatch]
 
 
@@ -97,7 +100,7 @@ def table_frame(session: SparkSession, table: pa.Table) -> DataFrame:
     return session.createDataFrame(table, from_arrow_schema(table.schema))
 
 
-def grouped(items: Sequence[Any], count: int) -> list[Sequence[Any]]:
+def grouped(items: Sequence[Any], count: int = TASKS) -> list[Sequence[Any]]:
     """Divide items among at most ``count`` tasks, adjacent items among different ones.
 
     Adjacent files have similar sizes.

@@ -24,7 +24,7 @@ import attrs
 import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, RemoteProtocolError
-from synapse_replication.pipeline.scan import Scan, grouped
+from synapse_replication.pipeline.scan import TASKS, Scan, grouped
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
 from synapse_replication.recordings.format import (
     MAX_LINE_BYTES,
@@ -52,9 +52,6 @@ _COUNTED_AT_ONCE: Final = 2**20
 #: The typical size of a line in bytes, and the typical ratio of compression.
 _LINE_BYTES: Final = 150
 _COMPRESSION: Final = 15
-
-#: The number of tasks for which recordings are not read in larger tasks.
-_TASKS: Final = 64
 
 
 @attrs.frozen
@@ -109,7 +106,7 @@ def scan_recordings(
         else:
             ranges += _divide(path, recording, length, range_bytes)
         lines += length // _LINE_BYTES
-    tasks = max(_TASKS, lines * _LINE_BYTES // range_bytes)
+    tasks = max(TASKS, lines * _LINE_BYTES // range_bytes)
     return Scan(WIRE_SCHEMA, grouped(ranges, tasks), _read_ranges, lines)
 
 

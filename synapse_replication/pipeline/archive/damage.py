@@ -8,14 +8,14 @@ file invalid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import attrs
 import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, excerpt
-from synapse_replication.pipeline.archive.log_files import MISSING
+from synapse_replication.pipeline.archive.log import MISSING
 from synapse_replication.pipeline.scan import Batches, Scan, grouped
 from synapse_replication.pipeline.schemas import DAY
 
@@ -105,47 +105,16 @@ def wrong_sizes(
     """
     sizes: dict[str, int] = {}
     for uri in {file.uri for file in files}:
-        sizes.update(_sizes(store, uri))
-    reasons = [
-        _wrong_size(file, sizes.get(f"{file.uri}/{file.path}")) for file in files
-    ]
-    return [
-        DamagedFile(file, reason)
-        for file, reason in zip(files, reasons, strict=True)
-        if reason is not None
-    ]
-
-
-def find_damage(
-    store: ArchiveStore, files: Sequence[ArchivedFile]
-) -> list[DamagedFile]:
-    """Return the damaged files, after reading all of them.
-
-    :raises PipelineError: if the store cannot be reached.
-    """
-    damaged = wrong_sizes(store, files)
-    found = {each.file for each in damaged}
+        sizes |= _sizes(store, uri)
+    found = []
     for file in files:
-        if file not in found and (reason := check_file(store, file)) is not None:
-            damaged.append(DamagedFile(file, reason))
-    return damaged
-
-
-def check_files(store: ArchiveStore, files: Sequence[ArchivedFile], tasks: int) -> Scan:
-    """Return a scan that reads files, and returns the damaged ones.
-
-    :return: ``file``, the index in ``files``, and ``reason``.
-    """
-    schema = pa.schema([("file", pa.int64()), ("reason", pa.string())])
-
-    def check(numbered: Iterable[tuple[int, ArchivedFile]]) -> Batches:
-        for number, file in numbered:
-            if (reason := check_file(store, file)) is not None:
-                found = {"file": [number], "reason": [reason]}
-                yield pa.RecordBatch.from_pydict(found, schema=schema)
-
-    rows = sum(file.rows for file in files)
-    return Scan(schema, grouped(list(enumerate(files)), tasks), check, rows)
+        size = sizes.get(f"{file.uri}/{file.path}")
+        if size is None:
+            found.append(DamagedFile(file, MISSING))
+        elif size != file.size:
+            reason = f"has {size} bytes instead of {file.size}"
+            found.append(DamagedFile(file, reason))
+    return found
 
 
 def _sizes(store: ArchiveStore, uri: str) -> dict[str, int]:
@@ -161,15 +130,34 @@ def _sizes(store: ArchiveStore, uri: str) -> dict[str, int]:
     return {uri + info.path[len(root) :]: info.size for info in infos if info.is_file}
 
 
-def _wrong_size(file: ArchivedFile, size: int | None) -> str | None:
-    if size is None:
-        return MISSING
-    if size != file.size:
-        return f"has {size} bytes instead of {file.size}"
-    return None
+def find_damage(
+    store: ArchiveStore,
+    files: Sequence[ArchivedFile],
+    collect: Callable[[Scan], Batches] = Scan.batches,
+) -> list[DamagedFile]:
+    """Read files, and return the damaged ones.
+
+    :param collect: returns the batches of a scan; by default, this process reads the
+        files.
+    """
+    schema = pa.schema([("file", pa.int64()), ("reason", pa.string())])
+
+    def check(numbered: Iterable[tuple[int, ArchivedFile]]) -> Batches:
+        for number, file in numbered:
+            if (reason := _check_file(store, file)) is not None:
+                found = {"file": [number], "reason": [reason]}
+                yield pa.RecordBatch.from_pydict(found, schema=schema)
+
+    rows = sum(file.rows for file in files)
+    scan = Scan(schema, grouped(list(enumerate(files))), check, rows)
+    return [
+        DamagedFile(files[row["file"]], row["reason"])
+        for batch in collect(scan)
+        for row in batch.to_pylist()
+    ]
 
 
-def check_file(store: ArchiveStore, file: ArchivedFile) -> str | None:
+def _check_file(store: ArchiveStore, file: ArchivedFile) -> str | None:
     """Read a file; return what is wrong, or ``None`` if the file is intact."""
     from pyarrow import parquet
 

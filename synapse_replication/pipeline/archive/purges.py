@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _ATTEMPTS: Final = 10
 
 _ENDS: Final = [("stream_id", "min"), ("stream_id", "max")]
+_LOW, _HIGH = "stream_id_min", "stream_id_max"
 
 
 @attrs.frozen
@@ -184,28 +185,20 @@ def _record(old: _OldFiles, stream: str, progress: JobProgress | None) -> bool:
 def _ranges(
     store: ArchiveStore, files: Sequence[ArchivedFile], progress: JobProgress | None
 ) -> list[PurgedRange]:
-    """Return the range of each writer's tokens in files of a stream."""
+    """Return the ranges of each writer's tokens in files of a stream."""
     from pyarrow import parquet
 
     filesystem, _ = store.filesystem()
-    found: dict[str, PurgedRange] = {}
+    found = []
     for number, file in enumerate(files):
         if progress is not None:
             progress.count(number, len(files))
         path = f"{store.path(file.uri)}/{file.path}"
         with parquet.ParquetFile(path, filesystem=filesystem) as opened:
             for batch in opened.iter_batches(columns=["instance_name", "stream_id"]):
-                ends = pa.Table.from_batches([batch]).group_by("instance_name")
-                for row in ends.aggregate(_ENDS).to_pylist():
-                    name, low, high = (
-                        row["instance_name"],
-                        row["stream_id_min"],
-                        row["stream_id_max"],
-                    )
-                    known = found.get(name, PurgedRange(file.table, name, low, high))
-                    found[name] = attrs.evolve(
-                        known,
-                        first_token=min(known.first_token, low),
-                        last_token=max(known.last_token, high),
-                    )
-    return [found[name] for name in sorted(found)]
+                writers = pa.Table.from_batches([batch]).group_by("instance_name")
+                found += [
+                    PurgedRange(file.table, row["instance_name"], row[_LOW], row[_HIGH])
+                    for row in writers.aggregate(_ENDS).to_pylist()
+                ]
+    return found

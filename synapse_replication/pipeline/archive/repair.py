@@ -22,9 +22,10 @@ from synapse_replication.pipeline.archive.damage import (
     ArchivedFile,
     DamagedFile,
     find_damage,
+    wrong_sizes,
 )
 from synapse_replication.pipeline.archive.files import DayWriter
-from synapse_replication.pipeline.archive.log_files import MISSING, damaged_log_files
+from synapse_replication.pipeline.archive.log import MISSING, damaged_log_files
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
 from synapse_replication.pipeline.archive.table import ArchiveTable
 from synapse_replication.pipeline.source.connections import (
@@ -115,7 +116,10 @@ def repair_archive(
         lost = replace_log_files(store, uri, log_files)
         schema = options.catalog[stream].table.archive_schema
         table = ArchiveTable(store, uri, stream, schema)
-        damaged = find_damage(store, table.files)
+        damaged = wrong_sizes(store, table.files)
+        bad = {each.file for each in damaged}
+        rest = [file for file in table.files if file not in bad]
+        damaged += find_damage(store, rest)
         for each in damaged:
             report(str(each))
         if damaged or log_files:

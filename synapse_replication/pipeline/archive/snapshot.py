@@ -23,8 +23,8 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import (
     ArchivedFile,
     DamagedFile,
-    check_files,
     files_of,
+    find_damage,
     wrong_sizes,
 )
 from synapse_replication.pipeline.archive.log import (
@@ -54,9 +54,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MAX_ID: Final = 2**63 - 1
-
-#: The maximum number of tasks that read files.
-_TASKS: Final = 64
 
 #: The day in the path of a file.
 _DAY: Final = re.compile(rf"{DAY}=(\d{{4}}-\d\d-\d\d)/")
@@ -110,13 +107,8 @@ class Snapshot:
         :param spark: returns the session; called if there are many rows.
         """
         files = [*self.files, *self.wire_files]
-        found = check_files(self.store, files, _TASKS).collect(spark, FEW_KEYS)
-        damaged = [
-            DamagedFile(files[row["file"]], row["reason"])
-            for batch in found
-            for row in batch.to_pylist()
-        ]
-        return self._without(damaged)
+        collect = functools.partial(Scan.collect, spark=spark, few=FEW_KEYS)
+        return self._without(find_damage(self.store, files, collect))
 
     def _without(self, damaged: Iterable[DamagedFile]) -> Snapshot:
         all_damaged = [*self.damaged, *damaged]
@@ -197,7 +189,7 @@ class Snapshot:
     ) -> Scan:
         read = functools.partial(_read_files, self.store, schema, convert)
         ids = sum(file.rows for file in files)
-        return Scan(schema, grouped(files, _TASKS), read, ids)
+        return Scan(schema, grouped(files), read, ids)
 
 
 def open_snapshot(

@@ -23,7 +23,7 @@ import attrs
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.failures import reason_of
-from synapse_replication.pipeline.archive.log_files import damaged_log_files
+from synapse_replication.pipeline.archive.log import damaged_log_files
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
