@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 import pyarrow as pa
+from pyarrow import parquet
+from pyarrow.fs import FileSelector
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.log import MISSING
@@ -118,8 +120,6 @@ def wrong_sizes(
 
 
 def _sizes(store: ArchiveStore, uri: str) -> dict[str, int]:
-    from pyarrow.fs import FileSelector
-
     filesystem, _ = store.filesystem()
     root = store.path(uri)
     selector = FileSelector(root, recursive=True, allow_not_found=True)
@@ -159,8 +159,6 @@ def find_damage(
 
 def _check_file(store: ArchiveStore, file: ArchivedFile) -> str | None:
     """Read a file; return what is wrong, or ``None`` if the file is intact."""
-    from pyarrow import parquet
-
     filesystem, _ = store.filesystem()
     path = f"{store.path(file.uri)}/{file.path}"
     try:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import parquet
 
 from synapse_replication.durable import sync_folder
 from synapse_replication.pipeline.archive.store import ArchiveStore
@@ -26,8 +27,6 @@ from synapse_replication.pipeline.schemas import DAY
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction
-    from pyarrow.parquet import ParquetWriter
-
 #: The maximum number of files that a :class:`DayWriter` has open. To open a further
 #: file, it closes the least recently used one.
 _OPEN_DAYS: Final = 16
@@ -150,13 +149,11 @@ class _OpenFile:
     def __init__(
         self, path: str, full_path: str, filesystem: Any, schema: pa.Schema
     ) -> None:
-        from pyarrow import parquet
-
         self.path = path
         self.rows = 0
         self.statistics: dict[str, tuple[int, int]] = {}
         self._sink = filesystem.open_output_stream(full_path)
-        self._writer: ParquetWriter = parquet.ParquetWriter(
+        self._writer = parquet.ParquetWriter(
             self._sink, schema, compression="zstd", write_page_checksum=True
         )
 

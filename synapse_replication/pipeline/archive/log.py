@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import pyarrow as pa
+from pyarrow import parquet
+from pyarrow.fs import FileSelector, FileSystem
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.source.offsets import StreamOffset
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
-    from pyarrow.fs import FileSystem
-
 #: The application id of the transactions of batches.
 APPLICATION: Final = "synapse_replication.archive"
 
@@ -231,8 +231,6 @@ def damaged_log_files(filesystem: FileSystem, path: str) -> list[tuple[str, str]
 
     :param path: the path of the table.
     """
-    from pyarrow.fs import FileSelector
-
     selector = FileSelector(f"{path}/_delta_log", allow_not_found=True)
     commits: dict[int, str] = {}
     checkpoints: dict[int, str] = {}
@@ -267,8 +265,6 @@ def _unreadable(
 
 
 def _read_checkpoint(file: Any) -> None:
-    from pyarrow import parquet
-
     parquet.read_table(file)
 
 

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
+from pyarrow import parquet
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import ArchivedFile, files_of
@@ -33,8 +36,6 @@ from synapse_replication.pipeline.archive.store import ArchiveStore, open_archiv
 from synapse_replication.pipeline.schemas import DAY
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
-
     from synapse_replication.pipeline.progress import JobProgress
 
 #: The maximum number of attempts to purge a table. An attempt fails if, for instance,
@@ -78,8 +79,6 @@ def purge_archive(
     :raises PipelineError: if the archive does not exist, cannot be read or written, or
         the old days of a table change during each attempt to purge it.
     """
-    from deltalake.exceptions import DeltaError
-
     store = open_archive(archive)
     uris: dict[str | None, str] = {s: store.stream_uri(s) for s in store.streams()}
     uris[None] = store.wire_uri
@@ -140,8 +139,6 @@ class _OldFiles:
 
 
 def _purge(old: _OldFiles, progress: JobProgress | None) -> list[OldDay]:
-    from deltalake.exceptions import CommitFailedError
-
     table = old.table
     for attempt in range(_ATTEMPTS):
         days = old.days()
@@ -186,8 +183,6 @@ def _ranges(
     store: ArchiveStore, files: Sequence[ArchivedFile], progress: JobProgress | None
 ) -> list[PurgedRange]:
     """Return the ranges of each writer's tokens in files of a stream."""
-    from pyarrow import parquet
-
     filesystem, _ = store.filesystem()
     found = []
     for number, file in enumerate(files):

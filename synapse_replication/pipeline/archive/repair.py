@@ -16,6 +16,7 @@ from typing import Final
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import parquet
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import (
@@ -246,8 +247,6 @@ def _keys(
     store: ArchiveStore, files: Iterable[ArchivedFile], low: int, high: int
 ) -> pa.Table:
     """Return the keys of the rows with tokens in a range, from intact files."""
-    from pyarrow import parquet
-
     filesystem, _ = store.filesystem()
     found = []
     for file in files:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import parquet
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import (
@@ -286,8 +287,6 @@ def _read_files(
     files: Iterable[ArchivedFile],
 ) -> Batches:
     """Read files. Columns that a file lacks become null."""
-    from pyarrow import parquet
-
     filesystem, _ = store.filesystem()
     for file in files:
         day = datetime.date.fromisoformat(_DAY.findall(file.path)[0])

@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import attrs
+import pyarrow as pa
+from pyarrow import fs
+from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.failures import reason_of
@@ -27,8 +30,6 @@ from synapse_replication.pipeline.archive.log import damaged_log_files
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-    from pyarrow.fs import FileSystem
-
 _STREAMS: Final = "streams"
 _WIRE: Final = "wire"
 
@@ -87,8 +88,6 @@ class ArchiveStore:
 
         :raises PipelineError: if the store cannot be reached.
         """
-        from pyarrow.fs import FileSelector, FileType
-
         filesystem, root = self.filesystem()
         selector = FileSelector(f"{root}/{_STREAMS}", allow_not_found=True)
         try:
@@ -144,9 +143,6 @@ class ArchiveStore:
 
         :raises PipelineError: if the URI is invalid, or its scheme is unknown.
         """
-        import pyarrow as pa
-        from pyarrow import fs
-
         if self.is_local:
             return fs.LocalFileSystem(), self.uri
         if self.uri.startswith("s3://"):
@@ -172,8 +168,6 @@ class ArchiveStore:
 
 
 def _s3(options: Mapping[str, str]) -> FileSystem:
-    from pyarrow import fs
-
     given: dict[str, Any] = {}
     endpoint = options.get("AWS_ENDPOINT_URL_S3") or options.get("AWS_ENDPOINT_URL")
     if endpoint:

@@ -14,10 +14,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 import pyarrow as pa
+from deltalake import DeltaTable, Schema, WriterProperties
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import RemoveAction
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import ArchivedFile, files_of
@@ -37,10 +40,6 @@ from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.descriptions import describe_table
 from synapse_replication.pipeline.schemas import DAY
 from synapse_replication.pipeline.source.offsets import StreamOffset
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
-    from deltalake.transaction import RemoveAction
 
 _logger = logging.getLogger(__name__)
 
@@ -138,8 +137,6 @@ class ArchiveTable:
         :raises PipelineError: if the store fails, or if another driver has committed a
             batch, either before this batch, which is then not added, or just after it.
         """
-        from deltalake.exceptions import CommitFailedError
-
         table = self._table or self._create()
         self._check_batch(table)
         batch = self.state.batch + 1
@@ -228,9 +225,6 @@ class ArchiveTable:
             compacted.
         :raises PipelineError: if the store fails.
         """
-        from deltalake import WriterProperties
-        from deltalake.exceptions import CommitFailedError
-
         done = Compaction()
         if self._table is None:
             return done
@@ -283,9 +277,6 @@ class ArchiveTable:
     # -- the table ---------------------------------------------------------------------
 
     def _create(self) -> DeltaTable:
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
-
         indexed = [name for name in WITH_STATISTICS if name in self._schema.names]
         try:
             # Another driver may create the table at the same time. Both then use the
@@ -316,9 +307,6 @@ class ArchiveTable:
         :raises PipelineError: if a column has another type, another process changes
             the table at the same time, or the store fails.
         """
-        from deltalake import Schema
-        from deltalake.exceptions import CommitFailedError
-
         wanted = Schema.from_arrow(self._schema).fields
         known = {field.name: field for field in table.schema().fields}
         for field in wanted:
@@ -358,8 +346,6 @@ class ArchiveTable:
 
     @contextlib.contextmanager
     def _explaining_failures(self) -> Iterator[None]:
-        from deltalake.exceptions import DeltaError
-
         try:
             yield
         except (DeltaError, OSError) as error:
@@ -372,7 +358,5 @@ class ArchiveTable:
 
 
 def _removal(file: ArchivedFile) -> RemoveAction:
-    from deltalake.transaction import RemoveAction
-
     now = int(time.time() * 1000)
     return RemoveAction(file.path, True, now, file.size, {DAY: file.day})

@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import psycopg2
+
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.bootstrap.plan import Change, Found, StreamHistory
 from synapse_replication.pipeline.settings import PipelineSettings
@@ -41,8 +43,6 @@ def connected(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
 
     :raises PipelineError: if the connection fails, or the database rejects a statement.
     """
-    import psycopg2
-
     try:
         connection = psycopg2.connect(
             **{

@@ -29,18 +29,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import attrs
+from psycopg2.extensions import cursor
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.catalog import CatalogStream
 from synapse_replication.pipeline.source.offsets import Span, StreamOffset
 from synapse_replication.pipeline.source.ranges import Present, ids_sql
 from synapse_replication.storage.queries import identifier
-
-if TYPE_CHECKING:
-    from psycopg2.extensions import cursor
 
 #: How long to wait for transactions that write ``caches``, in s.
 LOCK_PATIENCE = 5.0

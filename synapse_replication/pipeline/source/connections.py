@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import connection, cursor
 
 from synapse_replication.errors import PipelineError
-
-if TYPE_CHECKING:
-    from psycopg2.extensions import connection, cursor
 
 #: The timeout for connecting, in s.
 CONNECT_TIMEOUT = 10
@@ -125,8 +125,6 @@ def connect(conninfo: Mapping[str, Any]) -> connection:
 
     :raises PipelineError: if the database cannot be reached, or refuses the connection.
     """
-    import psycopg2
-
     try:
         opened: connection = psycopg2.connect(
             **{
@@ -155,8 +153,6 @@ def reading(
     :param walk_indexes: whether the planner must use index scans where possible.
     :raises PipelineError: if the database cannot be reached or a statement fails.
     """
-    import psycopg2
-
     with closing(connect(conninfo)) as opened, opened.cursor() as txn:
         try:
             begin(txn, timeout, walk_indexes=walk_indexes)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import msgspec
+from psycopg2.extensions import make_dsn
 
 from synapse_replication.errors import PipelineError, TokenError, excerpt
 from synapse_replication.pipeline.settings import (
@@ -58,8 +59,6 @@ class _Deployment(msgspec.Struct):
 
 def reader_options(settings: PipelineSettings) -> dict[str, str]:
     """Convert settings to options of the data source, for ``.options(**...)``."""
-    from psycopg2.extensions import make_dsn
-
     deployment = _Deployment(settings.writers, tuple(map(stream_of, settings.declared)))
     return {
         "dsn": make_dsn(**settings.conninfo),

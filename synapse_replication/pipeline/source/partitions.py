@@ -10,16 +10,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
+from psycopg2.extensions import cursor
 
 from synapse_replication.pipeline.source.catalog import CatalogStream
 from synapse_replication.pipeline.source.offsets import Span, StreamOffset, spans
 from synapse_replication.pipeline.source.ranges import Present, ids_sql
-
-if TYPE_CHECKING:
-    from psycopg2.extensions import cursor
 
 #: The number of ids for which a separate task pays off.
 IDS_PER_TASK = 250_000

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+from psycopg2.extensions import cursor
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.catalog import CatalogStream, select_streams
@@ -31,9 +32,6 @@ from synapse_replication.pipeline.source.options import (
 from synapse_replication.pipeline.source.partitions import Part, narrow, pack, split
 from synapse_replication.pipeline.source.pushdown import EVERYTHING, Wanted
 from synapse_replication.pipeline.source.ranges import Present
-
-if TYPE_CHECKING:
-    from psycopg2.extensions import cursor
 
 _START = StreamOffset()
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import numpy as np
+import psycopg2
 import pyarrow as pa
+from psycopg2.extensions import make_dsn
 from pyspark.sql.datasource import InputPartition
 
 from synapse_replication.errors import PipelineError, excerpt
@@ -126,7 +128,6 @@ def connected(conninfo: Mapping[str, Any]) -> Iterator[Connection]:
     """
     import adbc_driver_manager
     from adbc_driver_postgresql import dbapi
-    from psycopg2.extensions import make_dsn
 
     given = {
         "connect_timeout": CONNECT_TIMEOUT,
@@ -215,8 +216,6 @@ def _explain(conninfo: Mapping[str, Any], part: Part) -> SkippedId | None:
 
     :raises PipelineError: if the reason is not the content of the rows.
     """
-    import psycopg2
-
     span = part.span
     sql = range_sql(part.stream, span, part.present, part.sole_writer)
     try:

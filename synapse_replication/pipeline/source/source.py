@@ -12,8 +12,8 @@ opens its own connection. Neither the driver nor the tasks use a Twisted reactor
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+import pyarrow
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -33,9 +33,6 @@ from synapse_replication.pipeline.source.reading import (
     read_parts,
 )
 from synapse_replication.pipeline.source.streaming import RowsStreamReader
-
-if TYPE_CHECKING:
-    import pyarrow
 
 
 class SynapseReplicationDataSource(DataSource):

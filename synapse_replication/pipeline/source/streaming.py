@@ -8,8 +8,10 @@ nothing. Offsets never decrease, and never exceed what is complete
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow
+from psycopg2.extensions import cursor
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -36,10 +38,6 @@ from synapse_replication.pipeline.source.reading import (
     partitions_of,
     read_parts,
 )
-
-if TYPE_CHECKING:
-    import pyarrow
-    from psycopg2.extensions import cursor
 
 _Offsets = Mapping[str, StreamOffset]
 
