@@ -10,8 +10,7 @@ import psycopg2
 
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.partitions import Part
-from synapse_replication.pipeline.source.planning import Planner
-from synapse_replication.pipeline.source.pushdown import EVERYTHING, Wanted
+from synapse_replication.pipeline.source.planning import EVERYTHING, Planner, Wanted
 from synapse_replication.pipeline.source.reading import read_parts
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres

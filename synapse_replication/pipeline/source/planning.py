@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -22,7 +22,7 @@ from synapse_replication.pipeline.source.connections import (
     pinned,
     reading,
 )
-from synapse_replication.pipeline.source.offsets import StreamOffset, spans
+from synapse_replication.pipeline.source.offsets import Span, StreamOffset, spans
 from synapse_replication.pipeline.source.options import (
     EARLIEST,
     LATEST,
@@ -30,10 +30,62 @@ from synapse_replication.pipeline.source.options import (
     parse_token,
 )
 from synapse_replication.pipeline.source.partitions import Part, narrow, pack, split
-from synapse_replication.pipeline.source.pushdown import EVERYTHING, Wanted
 from synapse_replication.pipeline.source.ranges import Present
 
 _START = StreamOffset()
+
+
+@attrs.frozen
+class Wanted:
+    """The rows that a query can use.
+
+    :ivar streams: the streams; ``None`` for all.
+    :ivar writers: the writers; ``None`` for all.
+    :ivar low: the lower bound of the tokens, exclusive.
+    :ivar high: the upper bound of the tokens, inclusive; ``None`` for no bound.
+    """
+
+    streams: frozenset[str] | None = None
+    writers: frozenset[str] | None = None
+    low: int = -1
+    high: int | None = None
+
+    def only_streams(self, names: Iterable[str]) -> Wanted:
+        """Return a copy restricted to these streams."""
+        return attrs.evolve(self, streams=_intersect(self.streams, names))
+
+    def only_writers(self, names: Iterable[str]) -> Wanted:
+        """Return a copy restricted to rows of these writers."""
+        return attrs.evolve(self, writers=_intersect(self.writers, names))
+
+    def only_ids(self, low: int | None = None, high: int | None = None) -> Wanted:
+        """Return a copy restricted to tokens in ``(low, high]``."""
+        lows = [self.low] if low is None else [self.low, low]
+        highs = [bound for bound in (self.high, high) if bound is not None]
+        return attrs.evolve(self, low=max(lows), high=min(highs, default=None))
+
+    def of_span(self, span: Span, sole_writer: str) -> Span | None:
+        """Return the part of a span that is needed; ``None`` if that part is empty.
+
+        :param sole_writer: the writer of rows whose table does not record the writer.
+        """
+        low = max(span.low, self.low)
+        high = span.high if self.high is None else min(span.high, self.high)
+        if low >= high:
+            return None
+        span = attrs.evolve(span, low=low, high=high)
+        if self.writers is None:
+            return span
+        span = span.only(self.writers, nameless=sole_writer in self.writers)
+        return span if span.writers or span.nameless else None
+
+
+#: All rows: no condition.
+EVERYTHING = Wanted()
+
+
+def _intersect(old: Collection[str] | None, new: Iterable[str]) -> frozenset[str]:
+    return frozenset(new) if old is None else frozenset(old).intersection(new)
 
 
 @attrs.frozen

@@ -15,7 +15,6 @@ import numpy as np
 import psycopg2
 import pyarrow as pa
 from psycopg2.extensions import make_dsn
-from pyspark.sql.datasource import InputPartition
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.json_rows import json_rows
@@ -28,7 +27,6 @@ from synapse_replication.pipeline.source.connections import (
     session_settings,
 )
 from synapse_replication.pipeline.source.partitions import Part
-from synapse_replication.pipeline.source.planning import Plan
 from synapse_replication.pipeline.source.ranges import range_sql
 from synapse_replication.pipeline.tables import KEY_COLUMNS
 from synapse_replication.storage.queries import literal
@@ -55,30 +53,6 @@ class SkippedId:
 
     def __str__(self) -> str:
         return f"{self.stream}: skipped {self.where}: {self.reason}"
-
-
-class RowsPartition(InputPartition):
-    """The parts that one task reads.
-
-    :ivar conninfo: libpq's parameters; they may contain a password.
-    :ivar parts: the parts, which are read one after the other.
-    """
-
-    def __init__(self, conninfo: Mapping[str, Any], parts: Sequence[Part]) -> None:
-        super().__init__(None)
-        self.conninfo = conninfo
-        self.parts = tuple(parts)
-
-    def __repr__(self) -> str:
-        return f"RowsPartition({[(p.stream.name, p.span) for p in self.parts]})"
-
-
-def partitions_of(plan: Plan) -> list[RowsPartition]:
-    """Return a partition for each task; if there are no tasks, one without parts.
-
-    If the list were empty, Spark would add a partition that is not a RowsPartition.
-    """
-    return [RowsPartition(plan.conninfo, parts) for parts in plan.tasks or [()]]
 
 
 def read_parts(

@@ -7,13 +7,19 @@
 docs/pipeline.rst describes the options and guarantees. The driver plans the ranges to
 read and divides them into partitions. A task receives a partition as plain data, and
 opens its own connection. Neither the driver nor the tasks use a Twisted reactor.
+
+Spark persists the offsets of a streaming query in its checkpoint and passes them to the
+reader, which persists nothing. Offsets never decrease, and never exceed what is
+complete (:mod:`synapse_replication.pipeline.source.completeness`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow
+from psycopg2.extensions import cursor
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -22,17 +28,58 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
-from synapse_replication.pipeline.source.options import SourceOptions
-from synapse_replication.pipeline.source.planning import Planner
-from synapse_replication.pipeline.source.pushdown import EVERYTHING, push_filters
-from synapse_replication.pipeline.source.reading import (
-    RowsPartition,
-    partitions_of,
-    read_parts,
+from synapse_replication.pipeline.source.connections import (
+    PLAN_TIMEOUT,
+    pinned,
+    reading,
 )
-from synapse_replication.pipeline.source.streaming import RowsStreamReader
+from synapse_replication.pipeline.source.offsets import (
+    StreamOffset,
+    offsets_from_json,
+    offsets_to_json,
+)
+from synapse_replication.pipeline.source.options import LATEST, SourceOptions
+from synapse_replication.pipeline.source.partitions import Part, cut_by_rows
+from synapse_replication.pipeline.source.planning import (
+    EVERYTHING,
+    Plan,
+    Planner,
+    Selection,
+)
+from synapse_replication.pipeline.source.pushdown import push_filters
+from synapse_replication.pipeline.source.reading import read_parts
+
+
+class RowsPartition(InputPartition):
+    """The parts that one task reads.
+
+    :ivar conninfo: libpq's parameters; they may contain a password.
+    :ivar parts: the parts, which are read one after the other.
+    """
+
+    def __init__(self, conninfo: Mapping[str, Any], parts: Sequence[Part]) -> None:
+        super().__init__(None)
+        self.conninfo = conninfo
+        self.parts = tuple(parts)
+
+    def __repr__(self) -> str:
+        return f"RowsPartition({[(p.stream.name, p.span) for p in self.parts]})"
+
+
+def partitions_of(plan: Plan) -> list[RowsPartition]:
+    """Return a partition for each task; if there are no tasks, one without parts.
+
+    If the list were empty, Spark would add a partition that is not a RowsPartition.
+    """
+    return [RowsPartition(plan.conninfo, parts) for parts in plan.tasks or [()]]
 
 
 class SynapseReplicationDataSource(DataSource):
@@ -101,3 +148,124 @@ class PushdownReader(RowsReader):
         """Accept the filters that :func:`push_filters` can apply; yield the others."""
         self._wanted, left = push_filters(self._wanted, filters)
         yield from left
+
+
+_Offsets = Mapping[str, StreamOffset]
+
+
+class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the rows after ``startingToken``, as far as they are complete.
+
+    :param options: the validated options.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._planner = Planner(options, continuous=True)
+        self._selections: list[Selection] = []
+        # Upper bounds of the read: endingToken, and, with the trigger availableNow, the
+        # offset at the start of the run.
+        self._ends: list[_Offsets] = []
+        self._newest: dict[str, Any] | None = None
+        self._checked = False
+
+    # -- offsets -----------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the initial offset of a query without a checkpoint."""
+        with self._reading() as txn:
+            selections = self._select(txn)
+            return offsets_to_json(
+                self._planner.resolve(txn, selections, "startingToken")
+            )
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Record the current end of the streams as the end of the query."""
+        with self._reading() as txn:
+            self._ends.append(self._planner.latest(txn, self._select(txn)))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return ``maxRowsPerTrigger`` as the limit of a batch; no limit if not set."""
+        if self._options.max_rows is None:
+            return ReadAllAvailable()
+        return ReadMaxRows(self._options.max_rows)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the end offset of the next batch.
+
+        :raises PipelineError: if the database cannot be reached, ``start`` is ahead of
+            it, or it is unknown which rows are complete.
+        """
+        begun = offsets_from_json(start)
+        with self._reading() as txn:
+            selections = self._select(txn)
+            at = _starts(selections, begun)
+            if not self._checked:
+                for selection in selections:
+                    offset = at[selection.stream.name]
+                    self._planner.check_not_ahead(
+                        txn, selection, offset, "the checkpoint"
+                    )
+                self._checked = True
+            end = self._planner.latest(txn, selections, at)
+            # Retain the offsets of streams that are in the checkpoint but no longer
+            # read.
+            self._newest = offsets_to_json({**begun, **end})
+            for bound in self._ends:
+                end = {
+                    name: at[name].advance(end[name].retreat(bound[name]))
+                    for name in end
+                }
+            if isinstance(limit, ReadMaxRows):
+                streams = [(s.stream, s.present) for s in selections]
+                end = cut_by_rows(txn, streams, at, end, limit.max_rows)
+        return offsets_to_json({**begun, **end})
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the offset up to which rows are complete, for Spark's metrics.
+
+        :return: ``None`` before the first call of :meth:`latestOffset`.
+        """
+        return self._newest
+
+    # -- rows --------------------------------------------------------------------------
+
+    def partitions(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> Sequence[InputPartition]:
+        """Divide a batch into tasks."""
+        begun, ended = offsets_from_json(start), offsets_from_json(end)
+        with self._reading() as txn:
+            # A batch that Spark repeats may lack streams that were added after it was
+            # planned.
+            selections = [s for s in self._select(txn) if s.stream.name in ended]
+            at = _starts(selections, begun)
+            tasks = self._planner.cut(txn, selections, at, ended)
+            plan = Plan(pinned(self._options.conninfo, txn.connection), tasks)
+        return partitions_of(plan)
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """Read the rows of one task."""
+        assert isinstance(partition, RowsPartition)
+        schema = self._options.form.schema
+        return read_parts(partition.conninfo, partition.parts, schema)
+
+    # -- the database ------------------------------------------------------------------
+
+    def _reading(self) -> Any:
+        return reading(self._options.conninfo, PLAN_TIMEOUT)
+
+    def _select(self, txn: cursor) -> list[Selection]:
+        if not self._selections:
+            self._selections = self._planner.select(txn)
+            if self._options.ending_token != LATEST:
+                ends = self._planner.resolve(txn, self._selections, "endingToken")
+                self._ends.append(ends)
+        return self._selections
+
+
+def _starts(
+    selections: Sequence[Selection], offsets: _Offsets
+) -> dict[str, StreamOffset]:
+    names = [selection.stream.name for selection in selections]
+    return {name: offsets.get(name, StreamOffset()) for name in names}

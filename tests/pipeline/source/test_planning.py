@@ -14,8 +14,7 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
-from synapse_replication.pipeline.source.planning import Planner
-from synapse_replication.pipeline.source.pushdown import Wanted
+from synapse_replication.pipeline.source.planning import Planner, Wanted
 from tests.pipeline.histories import (
     ORDERS,
     extract_dsn,

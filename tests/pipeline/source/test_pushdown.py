@@ -17,11 +17,8 @@ from pyspark.sql.datasource import (
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source.offsets import Span
-from synapse_replication.pipeline.source.pushdown import (
-    EVERYTHING,
-    Wanted,
-    push_filters,
-)
+from synapse_replication.pipeline.source.planning import EVERYTHING, Wanted
+from synapse_replication.pipeline.source.pushdown import push_filters
 
 ALL = Span(0, 100, ("a", "b"), others=True, nameless=True, known=("a", "b"))
 

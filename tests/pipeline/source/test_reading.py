@@ -12,11 +12,8 @@ from synapse_replication.pipeline.source import partitions
 from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Plan
-from synapse_replication.pipeline.source.reading import (
-    RowsPartition,
-    partitions_of,
-    read_parts,
-)
+from synapse_replication.pipeline.source.reading import read_parts
+from synapse_replication.pipeline.source.source import RowsPartition, partitions_of
 from synapse_replication.pipeline.tables import RowForm
 from tests.pipeline.histories import extract_dsn, history_dsn, plan
 

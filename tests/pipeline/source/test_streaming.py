@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.source.streaming`, on PostgreSQL."""
+"""Tests for :mod:`synapse_replication.pipeline.source.source`, on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.source.completeness import CompletenessReader
 from synapse_replication.pipeline.source.frames import latest_token
 from synapse_replication.pipeline.source.options import SourceOptions
-from synapse_replication.pipeline.source.streaming import RowsStreamReader
+from synapse_replication.pipeline.source.source import RowsStreamReader
 from synapse_replication.pipeline.tables import standard_tables
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.shared_session import shared_session
