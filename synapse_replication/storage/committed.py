@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synapse_replication.storage import queries
-from synapse_replication.storage.id_streams import Lookup, find_lookups
+from synapse_replication.storage.id_streams import Lookup, exists, find_lookups
 from synapse_replication.storage.row_queries import (
     RangeQuery,
     declared_query,
@@ -97,9 +97,4 @@ def writers_of(txn: Any, each: RangeQuery) -> list[str]:
 
 def existing_ranges(txn: Any, ranges: Sequence[RangeQuery]) -> list[RangeQuery]:
     """Return the queries whose tables exist."""
-    found = []
-    for each in ranges:
-        txn.execute(queries.TABLE_EXISTS, {"table": queries.identifier(each.table)})
-        if txn.fetchone()[0]:
-            found.append(each)
-    return found
+    return [each for each in ranges if exists(txn, queries.identifier(each.table))]

@@ -32,6 +32,7 @@ from synapse_replication.errors import StorageError
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import (
     IdStream,
+    exists,
     farthest_id,
     read_sequence,
 )
@@ -124,7 +125,7 @@ def examine(txn: Any, streams: Mapping[str, IdStream]) -> ConsistencyReport:
     """
     problems: list[Problem] = []
     states: list[StreamState] = []
-    has_table = _exists(txn, "stream_positions")
+    has_table = exists(txn, "stream_positions")
     if not has_table:
         problems.append(
             Problem(
@@ -137,14 +138,14 @@ def examine(txn: Any, streams: Mapping[str, IdStream]) -> ConsistencyReport:
     elif not _is_unique(txn):
         problems.append(_index_problem())
     for name, stream in streams.items():
-        if not _exists(txn, queries.identifier(stream.sequence)):
+        if not exists(txn, queries.identifier(stream.sequence)):
             states.append(StreamState(name, stream, None, {}, ()))
             continue
         # Read the sequence after the tables, so that it covers every row read.
         farthest = {
             column.table: farthest_id(txn, stream, column) or 0
             for column in stream.tables
-            if _exists(txn, queries.identifier(column.table))
+            if exists(txn, queries.identifier(column.table))
         }
         stored = _read_stored(txn, stream) if has_table and stream.writers else []
         last = read_sequence(txn, stream.sequence)
@@ -189,11 +190,6 @@ def repair(
 
 def _moves_a_sequence(problem: Problem) -> bool:
     return problem.kind in (ProblemKind.SEQUENCE_BEHIND, ProblemKind.POSITION_AHEAD)
-
-
-def _exists(txn: Any, name: str) -> bool:
-    txn.execute("SELECT to_regclass(%s) IS NOT NULL", (name,))
-    return bool(txn.fetchone()[0])
 
 
 def _is_unique(txn: Any) -> bool:

@@ -124,6 +124,15 @@ def check_tables(txn: Any, stream: IdStream) -> None:
         txn.execute(queries.no_ids(column))
 
 
+def exists(txn: Any, name: str) -> bool:
+    """Return whether a table or sequence exists.
+
+    :param name: its name, quoted if necessary.
+    """
+    txn.execute(queries.TABLE_EXISTS, {"table": name})
+    return bool(txn.fetchone()[0])
+
+
 def read_sequence(txn: Any, sequence: str) -> int:
     """Return the last id that a sequence allocated.
 

@@ -41,7 +41,7 @@ TIMELINE = """
 #: The stored positions of all writers of all streams.
 ALL_POSITIONS = "SELECT stream_name, instance_name, stream_id FROM stream_positions"
 
-#: Whether a table exists.
+#: Whether a table or sequence exists.
 TABLE_EXISTS = "SELECT to_regclass(%(table)s) IS NOT NULL"
 
 #: Store the initial position of a writer, unless it has one.

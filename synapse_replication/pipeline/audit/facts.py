@@ -14,13 +14,14 @@ import attrs
 from synapse_replication.pipeline.audit.findings import AuditFinding, Kind, to_json
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
+from synapse_replication.storage import queries
 from synapse_replication.storage.consistency import (
     Problem,
     ProblemKind,
     StreamState,
     examine,
 )
-from synapse_replication.storage.id_streams import IdStream, id_stream_of
+from synapse_replication.storage.id_streams import IdStream, exists, id_stream_of
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
     StandardStream,
@@ -141,13 +142,10 @@ def _reach(state: StreamState) -> int:
 
 
 def _stored_writers(txn: Any) -> dict[str, list[str]]:
-    txn.execute("SELECT to_regclass('stream_positions') IS NOT NULL")
     writers: dict[str, list[str]] = {}
-    if txn.fetchone()[0]:
-        txn.execute(
-            "SELECT stream_name, instance_name FROM stream_positions ORDER BY 1, 2"
-        )
-        for stream, writer in txn.fetchall():
+    if exists(txn, "stream_positions"):
+        txn.execute(queries.ALL_POSITIONS)
+        for stream, writer, _ in sorted(txn.fetchall()):
             writers.setdefault(stream, []).append(writer)
     return writers
 

@@ -10,12 +10,12 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import psycopg2
-
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.bootstrap.plan import Change, Found, StreamHistory
 from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.pipeline.source.connections import connect, explained
 from synapse_replication.storage import queries
+from synapse_replication.storage.id_streams import exists, read_sequence
 from synapse_replication.storage.schema.deltas import DELTAS
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
@@ -43,26 +43,9 @@ def connected(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
 
     :raises PipelineError: if the connection fails, or the database rejects a statement.
     """
-    try:
-        connection = psycopg2.connect(
-            **{
-                "connect_timeout": 10,
-                "application_name": "synapse_replication pipeline",
-                **conninfo,
-            }
-        )
-    except psycopg2.Error as error:
-        raise PipelineError(
-            f"cannot connect to the database: {str(error).strip()}"
-        ) from error
-    with contextlib.closing(connection):
-        connection.set_session(readonly=readonly)
-        try:
-            yield connection
-        except psycopg2.Error as error:
-            raise PipelineError(
-                f"the database reported an error: {str(error).strip()}"
-            ) from error
+    with contextlib.closing(connect(conninfo)) as connection, explained(conninfo):
+        connection.set_session(isolation_level="READ COMMITTED", readonly=readonly)
+        yield connection
 
 
 def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistory]:
@@ -76,10 +59,8 @@ def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistor
         stream.
     """
     stored: dict[str, dict[str, int]] = {}
-    if _exists(cursor, "stream_positions"):
-        cursor.execute(
-            "SELECT stream_name, instance_name, stream_id FROM stream_positions"
-        )
+    if exists(cursor, "stream_positions"):
+        cursor.execute(queries.ALL_POSITIONS)
         for name, writer, stream_id in cursor.fetchall():
             if writer in stored.setdefault(name, {}):
                 raise PipelineError(
@@ -101,9 +82,9 @@ def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistor
         tables = tuple(
             column
             for column in stream.id_columns
-            if _exists(cursor, queries.identifier(column.table))
+            if exists(cursor, queries.identifier(column.table))
         )
-        if not tables or not _exists(cursor, queries.identifier(stream.sequence)):
+        if not tables or not exists(cursor, queries.identifier(stream.sequence)):
             continue
         histories.append(
             StreamHistory(
@@ -113,7 +94,7 @@ def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistor
                 tables=tables,
                 negative=stream.negative,
                 writers=settings.writers.get(stream.name),
-                sequence_value=_sequence_value(cursor, stream.sequence),
+                sequence_value=read_sequence(cursor, stream.sequence),
                 stored=stored.get(name, {}),
                 farthest={},
             )
@@ -199,17 +180,6 @@ def write_positions(
                         f"the position of {change.instance_name} in {change.stream} "
                         "has advanced since it was read; nothing was written"
                     )
-
-
-def _exists(cursor: Any, name: str) -> bool:
-    cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (name,))
-    return bool(cursor.fetchone()[0])
-
-
-def _sequence_value(cursor: Any, sequence: str) -> int:
-    cursor.execute(queries.sequence_state(sequence))
-    last_value, is_called = cursor.fetchone()
-    return int(last_value) if is_called else int(last_value) - 1
 
 
 def _farthest_sql(column: IdColumn, *, negative: bool) -> str:

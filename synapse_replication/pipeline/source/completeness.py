@@ -37,7 +37,9 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.catalog import CatalogStream
 from synapse_replication.pipeline.source.offsets import Span, StreamOffset
 from synapse_replication.pipeline.source.ranges import Present, ids_sql
-from synapse_replication.storage.queries import identifier
+from synapse_replication.storage import queries
+from synapse_replication.storage.id_streams import exists, read_sequence
+from synapse_replication.streams.table import IdColumn
 
 #: How long to wait for transactions that write ``caches``, in s.
 LOCK_PATIENCE = 5.0
@@ -76,34 +78,12 @@ _JOINABLE = """
     )
 """
 
-_POSITIONS = """
-    SELECT instance_name, stream_id FROM stream_positions WHERE stream_name = %s
-"""
-
-_HOLDERS = """
-    SELECT virtualtransaction FROM pg_locks
-    WHERE locktype = 'relation' AND relation = to_regclass(%s)
-      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-      AND mode = 'RowExclusiveLock' AND pid IS DISTINCT FROM pg_backend_pid()
-"""
-
-# Finds each writer by one lookup in the index, without reading all rows.
-_WRITERS = """
-    WITH RECURSIVE known (writer) AS (
-        SELECT min({writer}) FROM {table}
-        UNION ALL
-        SELECT (SELECT min({writer}) FROM {table} WHERE {writer} > known.writer)
-        FROM known WHERE known.writer IS NOT NULL
-    )
-    SELECT writer FROM known WHERE writer IS NOT NULL
-"""
-
 
 def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Present]:
     """Look up each stream's tables, columns and indexes in the system catalogue."""
     streams = list(streams)
     tables = {q.range.table: q.range for s in streams for q in s.queries}
-    names = {identifier(table): table for table in tables}
+    names = {queries.identifier(table): table for table in tables}
     txn.execute(_TABLES, (list(names),))
     written, by_id, by_writer = set(), set(), set()
     found = set()
@@ -142,10 +122,9 @@ def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:
     """Return the stream's positions in ``stream_positions``, as tokens of 0 or more."""
     if stream.positions_name is None:
         return {}
-    txn.execute("SELECT to_regclass('stream_positions') IS NOT NULL")
-    if txn.fetchall() != [(True,)]:
+    if not exists(txn, "stream_positions"):
         return {}
-    txn.execute(_POSITIONS, (stream.positions_name,))
+    txn.execute(queries.POSITIONS, {"stream_name": stream.positions_name})
     sign = -1 if stream.negative else 1
     # The stored position of a stream without rows may have the opposite sign.
     return {writer: max(sign * id_, 0) for writer, id_ in txn.fetchall()}
@@ -157,13 +136,9 @@ def last_allocated_id(txn: cursor, stream: CatalogStream) -> int | None:
     :return: the first id minus one if the sequence has allocated none; ``None`` if the
         sequence does not exist.
     """
-    name = identifier(stream.sequence)
-    txn.execute("SELECT to_regclass(%s) IS NOT NULL", (name,))
-    if txn.fetchall() != [(True,)]:
+    if not exists(txn, queries.identifier(stream.sequence)):
         return None
-    txn.execute(f"SELECT last_value, is_called FROM {name}")
-    ((last, called),) = txn.fetchall()
-    return int(last) if called else int(last) - 1
+    return read_sequence(txn, stream.sequence)
 
 
 @attrs.define
@@ -255,13 +230,14 @@ class CompletenessReader:
 
     @staticmethod
     def _holders(txn: cursor, stream: CatalogStream) -> set[str]:
-        txn.execute(_HOLDERS, (identifier(stream.sequence),))
+        sequences = {"tables": [queries.identifier(stream.sequence)]}
+        txn.execute(queries.INSERTING_TRANSACTIONS, sequences)
         return {transaction for (transaction,) in txn.fetchall()}
 
 
 def _greatest_sql(table: str, id_column: str) -> str:
-    id_ = identifier(id_column)
-    return f"SELECT greatest(max({id_}), -min({id_})) FROM {identifier(table)}"
+    id_ = queries.identifier(id_column)
+    return f"SELECT greatest(max({id_}), -min({id_})) FROM {queries.identifier(table)}"
 
 
 def find_writers(txn: cursor, stream: CatalogStream, present: Present) -> set[str]:
@@ -270,10 +246,7 @@ def find_writers(txn: cursor, stream: CatalogStream, present: Present) -> set[st
     for query in stream.queries:
         range_ = query.range
         if range_.table in present.by_writer and range_.writer_column is not None:
-            names = {
-                "table": identifier(range_.table),
-                "writer": identifier(range_.writer_column),
-            }
-            txn.execute(_WRITERS.format(**names))
+            column = IdColumn(range_.table, range_.id_column, range_.writer_column)
+            txn.execute(queries.writers_of_table(column))
             writers.update(writer for (writer,) in txn.fetchall())
     return writers

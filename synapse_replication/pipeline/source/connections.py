@@ -1,7 +1,7 @@
 """Read-only connections of Spark's driver, with time limits and short error messages.
 
 The tasks that read rows open their own connections, and apply :func:`session_settings`
-to them. ``pipeline bootstrap`` does not use this module.
+to them.
 """
 
 from __future__ import annotations
@@ -153,15 +153,28 @@ def reading(
     :param walk_indexes: whether the planner must use index scans where possible.
     :raises PipelineError: if the database cannot be reached or a statement fails.
     """
-    with closing(connect(conninfo)) as opened, opened.cursor() as txn:
-        try:
-            begin(txn, timeout, walk_indexes=walk_indexes)
-            yield txn
-        except psycopg2.Error as error:
-            reason = " ".join(str(error).split())
-            raise PipelineError(
-                f"a query to the database ({describe(conninfo)}) failed: {reason}"
-            ) from error
+    with (
+        closing(connect(conninfo)) as opened,
+        opened.cursor() as txn,
+        explained(conninfo),
+    ):
+        begin(txn, timeout, walk_indexes=walk_indexes)
+        yield txn
+
+
+@contextmanager
+def explained(conninfo: Mapping[str, Any]) -> Iterator[None]:
+    """Name the database in the errors of statements within the context.
+
+    :raises PipelineError: if a statement fails.
+    """
+    try:
+        yield
+    except psycopg2.Error as error:
+        reason = " ".join(str(error).split())
+        raise PipelineError(
+            f"a query to the database ({describe(conninfo)}) failed: {reason}"
+        ) from error
 
 
 def begin(txn: cursor, timeout: float, *, walk_indexes: bool) -> None:

@@ -31,6 +31,7 @@ from synapse_replication.pipeline.source.options import (
 )
 from synapse_replication.pipeline.source.partitions import Part, narrow, pack, split
 from synapse_replication.pipeline.source.ranges import Present
+from synapse_replication.storage.id_streams import exists
 
 _START = StreamOffset()
 
@@ -294,8 +295,7 @@ class Planner:
 
 def _instance_names(txn: cursor) -> Callable[[int], str]:
     def name_of(instance_id: int) -> str:
-        txn.execute("SELECT to_regclass('instance_map') IS NOT NULL")
-        if txn.fetchall() != [(True,)]:
+        if not exists(txn, "instance_map"):
             raise LookupError(instance_id)
         txn.execute(
             "SELECT instance_name FROM instance_map WHERE instance_id = %s",

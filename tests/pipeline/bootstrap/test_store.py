@@ -173,13 +173,13 @@ class PositionStoreTests(SynchronousTestCase):
         message.
         """
         with (
-            self.assertRaisesRegex(PipelineError, "reported an error: .*read-only"),
+            self.assertRaisesRegex(PipelineError, "failed: .*read-only"),
             connected(self.settings.conninfo, readonly=True) as connection,
             connection.cursor() as cursor,
         ):
             cursor.execute("DELETE FROM orders")
         with (
-            self.assertRaisesRegex(PipelineError, "cannot connect"),
+            self.assertRaisesRegex(PipelineError, "cannot be reached"),
             connected({**self.settings.conninfo, "dbname": "none"}, readonly=True),
         ):
             pass
