@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from synapse_replication.errors import PipelineError
@@ -18,3 +22,21 @@ def new_folder(out: str) -> Path:
     if not folder.parent.is_dir():
         raise PipelineError(f"{folder.parent} is not a folder: create it first")
     return folder
+
+
+@contextlib.contextmanager
+def filled(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder, which gets its name once the context has ended.
+
+    :raises PipelineError: if the folder exists and is not empty, or cannot be written.
+    """
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    try:
+        temporary.mkdir()
+        yield temporary
+        # This fails if another process has created a folder of that name with files.
+        temporary.rename(folder)
+    except OSError as error:
+        raise PipelineError(f"cannot write {folder}: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import click
 
@@ -63,9 +64,12 @@ def export_command(
     Without --stream, the content of each row is JSON in the column named row: an array
     in jsonl, the text of an array in csv and parquet.
     """
-    from synapse_replication.pipeline.archive.export_job import run_export
+    from synapse_replication.pipeline.archive.export_job import export_rows
+    from synapse_replication.pipeline.progress import JobProgress
 
-    rows = run_export(archive, out, format_, where, stream=stream)
+    with JobProgress(sys.stderr, 1) as progress:
+        progress.begin("write rows")
+        rows = export_rows(archive, out, format_, where, stream=stream)
     if as_json:
         click.echo(json.dumps({"rows": rows, "folder": out, "format": format_}))
     else:

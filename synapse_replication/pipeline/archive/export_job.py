@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +10,7 @@ import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
-from synapse_replication.pipeline.folders import new_folder
-from synapse_replication.pipeline.progress import JobProgress
+from synapse_replication.pipeline.folders import filled, new_folder
 from synapse_replication.pipeline.schemas import ARCHIVED_ROWS_SCHEMA
 from synapse_replication.pipeline.workspace import batches_as, open_workspace
 
@@ -24,23 +20,6 @@ OPTIONS = {
     "csv": "FORMAT csv, HEADER",
     "jsonl": "FORMAT json",
 }
-
-
-def run_export(
-    archive: str,
-    out: str,
-    format_: str,
-    where: str | None,
-    *,
-    stream: str | None = None,
-) -> int:
-    """Export rows of an archive, show the progress, and return the number of rows.
-
-    The arguments and the exceptions are those of :func:`export_rows`.
-    """
-    with JobProgress(sys.stderr, 1) as progress:
-        progress.begin("write rows")
-        return export_rows(archive, out, format_, where, stream=stream)
 
 
 def export_rows(
@@ -65,18 +44,8 @@ def export_rows(
     folder = new_folder(out)
     snapshot = open_snapshot(archive).intact()
     schema, rows = _rows(snapshot, stream)
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    try:
-        temporary.mkdir()
-        path = temporary / f"rows.{format_}"
-        count = _write(schema, rows, path, format_, where)
-        # This fails if another process has created a folder of that name with files.
-        temporary.rename(folder)
-    except OSError as error:
-        raise PipelineError(f"cannot write {folder}: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return count
+    with filled(folder) as temporary:
+        return _write(schema, rows, temporary / f"rows.{format_}", format_, where)
 
 
 def _rows(

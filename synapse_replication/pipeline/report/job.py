@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
 from synapse_replication.pipeline.audit.job import STEPS as AUDIT_STEPS, audited
 from synapse_replication.pipeline.audit.report import read_findings
-from synapse_replication.pipeline.folders import new_folder
+from synapse_replication.pipeline.folders import filled, new_folder
 from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.report.counts import (
@@ -111,17 +108,10 @@ def write_report(data: ReportData, folder: Path) -> None:
     from synapse_replication.pipeline.report.plots import draw_plots
 
     plots = draw_plots(data)
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    try:
-        temporary.mkdir()
+    with filled(folder) as temporary:
         (temporary / "report.html").write_text(render_page(data, plots), "utf-8")
         for plot in plots:
             (temporary / f"{plot.name}.png").write_bytes(plot.png)
-        temporary.rename(folder)
-    except OSError as error:
-        raise PipelineError(f"cannot write {folder}: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _sources(
