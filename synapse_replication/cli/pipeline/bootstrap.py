@@ -37,11 +37,14 @@ def bootstrap_command(settings: PipelineSettings, write: bool, as_json: bool) ->
     --json. No position is decreased.
     """
     from synapse_replication.pipeline.bootstrap.job import (
-        run_bootstrap,
+        read_bootstrap,
         write_bootstrap,
     )
+    from synapse_replication.pipeline.progress import JobProgress
 
-    found = run_bootstrap(settings)
+    with JobProgress(sys.stderr, 1) as progress:
+        progress.begin("find the last row of each writer")
+        found = read_bootstrap(settings)
     to_write = sum(change.is_written for change in found.changes)
     if not as_json:
         _print(found, settings)

@@ -1,28 +1,48 @@
-"""The job that computes positions from the rows in the tables."""
+"""The job that computes positions from the rows in the tables.
+
+The functions use psycopg2 and block. Only :func:`read_farthest` reads whole tables,
+with one query for each: the server divides a large table among its parallel workers.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.bootstrap.plan import (
     Change,
+    Found,
     StreamHistory,
     check_histories,
     plan_positions,
 )
-from synapse_replication.pipeline.bootstrap.store import (
-    check_no_writers,
-    connected,
-    read_farthest,
-    read_histories,
-    write_positions,
-)
-from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.pipeline.source.connections import connect, explained
+from synapse_replication.storage import queries
+from synapse_replication.storage.id_streams import exists, read_sequence
+from synapse_replication.storage.schema.deltas import DELTAS
+from synapse_replication.streams.standard.registry import (
+    STANDARD_STREAMS,
+    StandardStream,
+)
+from synapse_replication.streams.table import IdColumn, TableStream
+
+_WRITING = """
+    SELECT DISTINCT c.relname, coalesce('process ' || l.pid, 'prepared')
+    FROM pg_locks AS l
+    JOIN pg_class AS c ON c.oid = l.relation
+    WHERE l.mode = 'RowExclusiveLock' AND l.granted
+        AND l.database =
+            (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND l.relation IN (SELECT to_regclass(name) FROM unnest(%(relations)s) AS name)
+        AND l.pid IS DISTINCT FROM pg_backend_pid()
+"""
+
+_LOCK_TABLE = "LOCK TABLE stream_positions IN SHARE ROW EXCLUSIVE MODE"
 
 
 @attrs.frozen
@@ -36,16 +56,6 @@ class Bootstrap:
     histories: Sequence[StreamHistory]
     changes: Sequence[Change]
     without_writer: Mapping[str, int]
-
-
-def run_bootstrap(settings: PipelineSettings) -> Bootstrap:
-    """Compute the positions of all writers, and show the progress.
-
-    :raises PipelineError: if :func:`read_bootstrap` raises it.
-    """
-    with JobProgress(sys.stderr, 1) as progress:
-        progress.begin("find the last row of each writer")
-        return read_bootstrap(settings)
 
 
 def read_bootstrap(settings: PipelineSettings) -> Bootstrap:
@@ -93,3 +103,159 @@ def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
         connection.cursor() as cursor,
     ):
         write_positions(cursor, settings, found.histories, found.changes)
+
+
+@contextlib.contextmanager
+def connected(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
+    """Open a connection, and close it at the end of the context.
+
+    :raises PipelineError: if the connection fails, or the database rejects a statement.
+    """
+    with contextlib.closing(connect(conninfo)) as connection, explained(conninfo):
+        connection.set_session(isolation_level="READ COMMITTED", readonly=readonly)
+        yield connection
+
+
+def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistory]:
+    """Return the state of each stream that can have rows in ``stream_positions``.
+
+    A stream is omitted if its sequence or all its tables are missing. A stream without
+    rows in ``stream_positions`` is included. The results lack the greatest tokens,
+    which :func:`read_farthest` reads.
+
+    :raises PipelineError: if ``stream_positions`` has two rows for a writer of a
+        stream.
+    """
+    stored: dict[str, dict[str, int]] = {}
+    if exists(cursor, "stream_positions"):
+        cursor.execute(queries.ALL_POSITIONS)
+        for name, writer, stream_id in cursor.fetchall():
+            if writer in stored.setdefault(name, {}):
+                raise PipelineError(
+                    f"stream_positions has two rows for {writer} of {name}; run "
+                    "'synapse-replication positions repair' first"
+                )
+            stored[name][writer] = stream_id
+    histories = []
+    streams: list[StandardStream | TableStream] = [
+        *STANDARD_STREAMS.values(),
+        *settings.declared,
+    ]
+    for stream in streams:
+        name = stream.positions_name
+        if name is None or stream.sequence is None:
+            # A stream held in memory, or one that all instances write, has no
+            # positions.
+            continue
+        tables = tuple(
+            column
+            for column in stream.id_columns
+            if exists(cursor, queries.identifier(column.table))
+        )
+        if not tables or not exists(cursor, queries.identifier(stream.sequence)):
+            continue
+        histories.append(
+            StreamHistory(
+                name=stream.name,
+                positions_name=name,
+                sequence=stream.sequence,
+                tables=tables,
+                negative=stream.negative,
+                writers=settings.writers.get(stream.name),
+                sequence_value=read_sequence(cursor, stream.sequence),
+                stored=stored.get(name, {}),
+                farthest={},
+            )
+        )
+    return histories
+
+
+def check_no_writers(
+    cursor: Any, before: Sequence[StreamHistory], now: Sequence[StreamHistory]
+) -> None:
+    """Check that no writer is active. A running but idle writer is not detected.
+
+    :param before: the histories as read at the beginning.
+    :param now: the same histories, read again.
+    :raises PipelineError: if a writer is active. The message lists the evidence.
+    """
+    signs = []
+    for old, new in zip(before, now, strict=True):
+        if old.sequence_value != new.sequence_value:
+            signs.append(
+                f"sequence {new.sequence} changed from {old.sequence_value} to "
+                f"{new.sequence_value}"
+            )
+        elif old.stored != new.stored:
+            signs.append(f"positions of {new.name} changed")
+    tables = {column.table for history in now for column in history.tables}
+    # A transaction that allocated an id but has not written its row yet holds a lock
+    # on the sequence.
+    sequences = {history.sequence for history in now}
+    names = map(queries.identifier, {*tables, *sequences, "stream_positions"})
+    cursor.execute(_WRITING, {"relations": list(names)})
+    signs += [
+        f"a transaction ({owner}) is writing to {table}"
+        for table, owner in sorted(cursor.fetchall())
+    ]
+    if signs:
+        raise PipelineError(
+            f"writers are running: {'; '.join(signs[:5])}. Rows that they have not "
+            "committed yet could be skipped; stop all writers, and try again"
+        )
+
+
+def read_farthest(cursor: Any, histories: Iterable[StreamHistory]) -> Iterator[Found]:
+    """Read the greatest token of each writer in each table."""
+    for history in histories:
+        for column in history.tables:
+            cursor.execute(_farthest_sql(column, negative=history.negative))
+            for writer, token in cursor.fetchall():
+                if token is not None:
+                    yield history.name, column.table, writer, token
+
+
+def write_positions(
+    cursor: Any,
+    settings: PipelineSettings,
+    before: Sequence[StreamHistory],
+    changes: Sequence[Change],
+) -> None:
+    """Write positions, if none has changed since the histories were read.
+
+    The caller commits the transaction.
+
+    :raises PipelineError: if a writer is running, or a position would decrease.
+    """
+    cursor.execute("SET LOCAL lock_timeout = '10s'")
+    cursor.execute(queries.LOCK_POSITIONS)
+    cursor.execute(DELTAS[0])
+    cursor.execute(_LOCK_TABLE)
+    check_no_writers(cursor, before, read_histories(cursor, settings))
+    for history in before:
+        for change in changes:
+            if change.stream == history.name and change.is_written:
+                cursor.execute(
+                    queries.upsert_position(history.negative),
+                    {
+                        "stream_name": change.positions_name,
+                        "instance_name": change.instance_name,
+                        "stream_id": change.new,
+                    },
+                )
+                if cursor.rowcount != 1:
+                    raise PipelineError(
+                        f"the position of {change.instance_name} in {change.stream} "
+                        "has advanced since it was read; nothing was written"
+                    )
+
+
+def _farthest_sql(column: IdColumn, *, negative: bool) -> str:
+    id_, table = map(queries.identifier, (column.id_column, column.table))
+    greatest = f"-min({id_})" if negative else f"max({id_})"
+    source = f"FROM {table} WHERE {id_} {'<' if negative else '>'} 0"
+    if column.writer_column is None:
+        # If the id is indexed, the server looks up its greatest value.
+        return f"SELECT NULL, {greatest} {source}"
+    writer = queries.identifier(column.writer_column)
+    return f"SELECT {writer}, {greatest} {source} GROUP BY 1"

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.bootstrap.store`, on a real database.
+"""Tests for :mod:`synapse_replication.pipeline.bootstrap.job`, on a real database.
 
 The whole bootstrap is tested in ``test_job``.
 """
@@ -10,17 +10,17 @@ import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.bootstrap.plan import (
-    Change,
-    PlannedChange,
-    StreamHistory,
-)
-from synapse_replication.pipeline.bootstrap.store import (
+from synapse_replication.pipeline.bootstrap.job import (
     check_no_writers,
     connected,
     read_farthest,
     read_histories,
     write_positions,
+)
+from synapse_replication.pipeline.bootstrap.plan import (
+    Change,
+    PlannedChange,
+    StreamHistory,
 )
 from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
 from synapse_replication.streams.table import TableStream
