@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from synapse_replication.pipeline.archive.damage import DamagedFile
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
@@ -51,13 +50,17 @@ from synapse_replication.pipeline.audit.sightings import Source, pack
 from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.scan import Scan
-from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.frames import scan_rows
 from synapse_replication.pipeline.spark.failures import short_failures
 from synapse_replication.pipeline.spark.session import lazy_session
-from synapse_replication.pipeline.workspace import load, open_workspace, rows_of
+from synapse_replication.pipeline.workspace import (
+    batches_as,
+    load,
+    open_workspace,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,13 +88,17 @@ LINE_COLUMNS: Final = (
     *("recording", "line_number", "t", "command", "stream", "instance_name", "token"),
     "prev_token",
 )
-_TEXT_COLUMNS: Final = ("stream_id", "row_index", "row")
-_TEXTS_SCHEMA: Final = pa.schema(
-    [
-        *(ROWS_SCHEMA.field(name) for name in ("stream", *_TEXT_COLUMNS)),
-        pa.field("source", pa.string()),
-    ]
-)
+
+#: The range of the sampled ids of each stream.
+_RANGES: Final = """
+SELECT stream, min(stream_id) AS first, max(stream_id) AS last
+FROM sampled GROUP BY stream
+"""
+
+_SAMPLED_TEXTS: Final = """
+INSERT INTO texts SELECT stream, stream_id, row_index, "row", ?
+FROM found SEMI JOIN sampled USING (stream, stream_id)
+"""
 
 #: The columns of rows by which ids are compared.
 _KEYS: Final = ("instance_name", "stream_id", "row_index")
@@ -274,28 +281,20 @@ class _Audit:
 
         Only the range of each stream that contains these ids is read.
         """
-        wanted = rows_of(
-            self._workspace,
+        workspace = self._workspace
+        workspace.execute(
             f"""
-            SELECT stream, min(stream_id) AS first, max(stream_id) AS last,
-              list(stream_id) AS ids
-            FROM (
-              SELECT DISTINCT stream, stream_id FROM lost
+            CREATE TABLE sampled AS SELECT DISTINCT stream, stream_id FROM lost
               QUALIFY row_number() OVER (
-                PARTITION BY recording, line_number ORDER BY stream_id) <= {SAMPLES})
-            GROUP BY stream
-            """,
+                PARTITION BY recording, line_number ORDER BY stream_id) <= {SAMPLES};
+            CREATE TABLE texts (
+              stream TEXT, stream_id BIGINT, row_index INTEGER, "row" TEXT, source TEXT)
+            """
         )
-        texts = (
-            batch
-            for each in wanted
-            for source, scan in self._rows_between(
-                each["stream"], each["first"], each["last"]
-            )
-            for batch in scan.batches()
-            for batch in [_texts_of(batch, pa.array(each["ids"]), source)]
-        )
-        load(self._workspace, "texts", _TEXTS_SCHEMA, texts)
+        for each in rows_of(workspace, _RANGES):
+            for source, scan in self._rows_between(**each):
+                with batches_as(workspace, "found", scan.schema, scan.batches()):
+                    workspace.execute(_SAMPLED_TEXTS, [source])
 
     def _rows_between(
         self, stream: str, first: int, last: int
@@ -307,7 +306,7 @@ class _Audit:
             "tables",
             scan_rows(
                 self._settings,
-                *_TEXT_COLUMNS,
+                *("stream_id", "row_index", "row"),
                 streams=stream,
                 startingToken=str(min(first - 1, reach)),
                 endingToken=str(min(last, reach)),
@@ -318,15 +317,15 @@ class _Audit:
 
     def _load_archived(self, archive: Snapshot) -> None:
         """Load the rows of repeated ids, and the ranges that may be missing."""
-        repeated = self._workspace.sql(
-            "SELECT DISTINCT stream_id FROM ids WHERE repeated"
-        ).to_arrow_table()["stream_id"]
+        workspace = self._workspace
+        (count,) = rows_of(workspace, "SELECT count(*) AS n FROM ids WHERE repeated")
         scan = archive.rows(*_KEYS)
-        rows = (
-            batch.filter(pc.is_in(batch.column("stream_id"), repeated))
-            for batch in (scan.batches() if len(repeated) else ())
-        )
-        load(self._workspace, "archived", scan.schema, rows)
+        rows = scan.batches() if count["n"] else ()
+        with batches_as(workspace, "found", scan.schema, rows):
+            workspace.execute(
+                "CREATE TABLE archived AS SELECT found.* FROM found "
+                "SEMI JOIN (FROM ids WHERE repeated) USING (stream, stream_id)"
+            )
         ranges: list[tuple[str, int, int]] = [
             *((p.stream, p.first_token, p.last_token) for p in archive.purged),
             *(
@@ -334,19 +333,11 @@ class _Audit:
                 for each in archive.damaged
             ),
         ]
-        self._workspace.execute(
+        workspace.execute(
             "CREATE TABLE purged (stream TEXT, first_token BIGINT, last_token BIGINT)"
         )
         for each in ranges:
-            self._workspace.execute("INSERT INTO purged VALUES (?, ?, ?)", each)
-
-
-def _texts_of(batch: pa.RecordBatch, ids: pa.Array, source: str) -> pa.RecordBatch:
-    """Return the content of the rows that have some ids."""
-    chosen = batch.filter(pc.is_in(batch.column("stream_id"), ids))
-    columns = [chosen.column(name) for name in _TEXTS_SCHEMA.names[:-1]]
-    sources = pa.repeat(pa.scalar(source), chosen.num_rows)
-    return pa.RecordBatch.from_arrays([*columns, sources], schema=_TEXTS_SCHEMA)
+            workspace.execute("INSERT INTO purged VALUES (?, ?, ?)", each)
 
 
 def _damaged_file(damaged: DamagedFile) -> AuditFinding:
