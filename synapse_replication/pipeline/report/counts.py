@@ -90,10 +90,7 @@ class ReportInputs:
 
     def fetch(self, to: Callable[..., _T], sql: str, **parameters: Any) -> list[_T]:
         """Run a query, and convert its rows."""
-        return [
-            to(**{name: _utc(value) for name, value in row.items()})
-            for row in rows_of(self.workspace, sql, **parameters)
-        ]
+        return [to(**row) for row in rows_of(self.workspace, sql, **parameters)]
 
 
 def collect_report(
@@ -185,7 +182,7 @@ def _span(
     inputs: ReportInputs,
 ) -> tuple[datetime.datetime | None, datetime.datetime | None]:
     (span,) = rows_of(inputs.workspace, queries.SPAN)
-    return _utc(span["first"]), _utc(span["last"])
+    return span["first"], span["last"]
 
 
 def _add_findings(data: ReportData, findings: Iterable[AuditFinding]) -> ReportData:
@@ -213,13 +210,6 @@ def _add_findings(data: ReportData, findings: Iterable[AuditFinding]) -> ReportD
         ],
         finding_count=dict(Counter(finding.severity.value for finding in findings)),
     )
-
-
-def _utc(value: Any) -> Any:
-    """Convert a time to UTC; return any other value unchanged."""
-    if isinstance(value, datetime.datetime):
-        return value.astimezone(datetime.timezone.utc)
-    return value
 
 
 def _window(

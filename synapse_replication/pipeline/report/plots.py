@@ -6,8 +6,9 @@ Each plot has a bounded number of series and points.
 from __future__ import annotations
 
 import datetime
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
@@ -38,6 +39,8 @@ from synapse_replication.pipeline.report.report_data import (
 _MAX_PANELS = 6
 _MAX_LAG_PANELS = 4
 _MAX_BARS = 12
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 def draw_plots(data: ReportData) -> list[Plot]:
@@ -115,17 +118,12 @@ def _stacked(
     *,
     relative: bool = False,
 ) -> Figure:
-    by_series: dict[str, Counter[int]] = defaultdict(Counter)
-    for count in counts:
-        name = count.stream if count.stream in colours else OTHERS
-        by_series[name][count.start] += count.rows
+    by_series = _series(((c.stream, c.start, c.rows) for c in counts), colours)
     figure, (axes,) = make_panels(style, 1, height=3.4)
     starts = sorted({start for counter in by_series.values() for start in counter})
     base = [0] * len(starts)
-    for name in (*colours, OTHERS):
-        if name not in by_series:
-            continue
-        heights = [by_series[name][start] for start in starts]
+    for name, counter in by_series.items():
+        heights = [counter[start] for start in starts]
         axes.bar(
             [moment(start) for start in starts],
             heights,
@@ -156,21 +154,18 @@ def _writers(
     # Show a window without rows as zero.
     steps = range(starts[0], starts[-1] + window_s, window_s)
     for axes, stream in zip(panels, streams, strict=True):
-        by_writer: dict[str, Counter[int]] = defaultdict(Counter)
-        for count in counts:
-            if count.stream == stream:
-                known = count.instance_name in writers
-                name = count.instance_name if known else OTHERS
-                by_writer[name][count.start] += count.rows
-        for name in (*writers, OTHERS):
-            if name in by_writer:
-                axes.plot(
-                    [moment(step) for step in steps],
-                    [by_writer[name][step] for step in steps],
-                    label=name,
-                    color=colour_of(style, name, writers),
-                    linewidth=1.4,
-                )
+        of_stream = (count for count in counts if count.stream == stream)
+        by_writer = _series(
+            ((c.instance_name, c.start, c.rows) for c in of_stream), writers
+        )
+        for name, counter in by_writer.items():
+            axes.plot(
+                [moment(step) for step in steps],
+                [counter[step] for step in steps],
+                label=name,
+                color=colour_of(style, name, writers),
+                linewidth=1.4,
+            )
         axes.set_title(stream)
         axes.set_ylim(bottom=0)
         use_time(style, axes)
@@ -186,15 +181,9 @@ def _shares(
     figure, (axes,) = make_panels(style, 1, height=0.9 + 0.3 * len(streams))
     offsets = range(len(streams))
     left = [0.0] * len(streams)
-    for name in (*writers, OTHERS):
-        of_writer = _sum(
-            (t.stream, t.rows)
-            for t in totals
-            if t.stream in streams
-            and (t.instance_name if t.instance_name in writers else OTHERS) == name
-        )
-        if not of_writer:
-            continue
+    shown = (total for total in totals if total.stream in streams)
+    by_writer = _series(((t.instance_name, t.stream, t.rows) for t in shown), writers)
+    for name, of_writer in by_writer.items():
         widths = [100 * of_writer[stream] / rows[stream] for stream in streams]
         axes.barh(
             offsets,
@@ -269,6 +258,20 @@ def _lags(style: Style, lags: Sequence[LagLine], whole: Sequence[LagLine]) -> Fi
         use_time(style, axes)
     add_legend(figure, panels, style)
     return figure
+
+
+def _series(
+    items: Iterable[tuple[str, _Key, int]], known: Sequence[str]
+) -> dict[str, Counter[_Key]]:
+    """Sum numbers by series and key.
+
+    :param items: the series, the key, and the number.
+    :param known: the series in order; all others are one series.
+    """
+    found: dict[str, Counter[_Key]] = {name: Counter() for name in (*known, OTHERS)}
+    for name, key, number in items:
+        found[name if name in known else OTHERS][key] += number
+    return {name: counter for name, counter in found.items() if counter}
 
 
 def _sum(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
