@@ -15,8 +15,11 @@ from psycopg2.extensions import connection, cursor
 
 from synapse_replication.errors import PipelineError
 
-#: The timeout for connecting, in s.
-CONNECT_TIMEOUT = 10
+#: libpq's parameters that apply unless a configuration has others.
+DEFAULTS: Mapping[str, Any] = {
+    "connect_timeout": 10,
+    "application_name": "synapse-replication pipeline",
+}
 
 #: The timeout of a statement that queries positions and ids, in s.
 PLAN_TIMEOUT = 60
@@ -126,21 +129,24 @@ def connect(conninfo: Mapping[str, Any]) -> connection:
     :raises PipelineError: if the database cannot be reached, or refuses the connection.
     """
     try:
-        opened: connection = psycopg2.connect(
-            **{
-                "connect_timeout": CONNECT_TIMEOUT,
-                "application_name": "synapse-replication pipeline",
-                **conninfo,
-            }
-        )
+        opened: connection = psycopg2.connect(**{**DEFAULTS, **conninfo})
     except psycopg2.OperationalError as error:
-        reason = " ".join(str(error).split())
-        raise PipelineError(
-            f"the database ({describe(conninfo)}) cannot be reached: {reason}; is it "
-            "running, can this machine reach it, and are user and password right?"
-        ) from None
+        raise unreachable(conninfo, error) from None
     opened.set_session(isolation_level="REPEATABLE READ", readonly=True)
     return opened
+
+
+def unreachable(conninfo: Mapping[str, Any], error: Exception) -> PipelineError:
+    """Return the error for a connection that failed."""
+    return PipelineError(
+        f"the database ({describe(conninfo)}) cannot be reached: {in_one_line(error)}; "
+        "is it running, can this machine reach it, and are user and password right?"
+    )
+
+
+def in_one_line(error: Exception) -> str:
+    """Return the text of an error without line ends."""
+    return " ".join(str(error).split())
 
 
 @contextmanager
@@ -158,7 +164,9 @@ def reading(
         opened.cursor() as txn,
         explained(conninfo),
     ):
-        begin(txn, timeout, walk_indexes=walk_indexes)
+        settings = session_settings(timeout, walk_indexes=walk_indexes)
+        for name, value in settings.items():
+            txn.execute(f"SET LOCAL {name} = '{value}'")
         yield txn
 
 
@@ -171,17 +179,10 @@ def explained(conninfo: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except psycopg2.Error as error:
-        reason = " ".join(str(error).split())
         raise PipelineError(
-            f"a query to the database ({describe(conninfo)}) failed: {reason}"
+            f"a query to the database ({describe(conninfo)}) failed: "
+            f"{in_one_line(error)}"
         ) from error
-
-
-def begin(txn: cursor, timeout: float, *, walk_indexes: bool) -> None:
-    """Apply the settings for reading to the current transaction."""
-    settings = session_settings(timeout, walk_indexes=walk_indexes)
-    for name, value in settings.items():
-        txn.execute(f"SET LOCAL {name} = '{value}'")
 
 
 def session_settings(timeout: float, *, walk_indexes: bool) -> dict[str, str]:

@@ -20,11 +20,13 @@ from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.json_rows import json_rows
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.source.connections import (
-    CONNECT_TIMEOUT,
+    DEFAULTS,
     READ_TIMEOUT,
     describe,
+    in_one_line,
     reading,
     session_settings,
+    unreachable,
 )
 from synapse_replication.pipeline.source.partitions import Part
 from synapse_replication.pipeline.source.ranges import range_sql
@@ -103,18 +105,10 @@ def connected(conninfo: Mapping[str, Any]) -> Iterator[Connection]:
     import adbc_driver_manager
     from adbc_driver_postgresql import dbapi
 
-    given = {
-        "connect_timeout": CONNECT_TIMEOUT,
-        "application_name": "synapse-replication pipeline",
-        **conninfo,
-    }
     try:
-        opened = dbapi.connect(make_dsn(**given))
+        opened = dbapi.connect(make_dsn(**{**DEFAULTS, **conninfo}))
     except adbc_driver_manager.Error as error:
-        raise PipelineError(
-            f"the database ({describe(conninfo)}) cannot be reached: {_reason(error)}; "
-            "is it running, can this machine reach it, and are user and password right?"
-        ) from None
+        raise unreachable(conninfo, error) from None
     with closing(opened):
         yield opened
 
@@ -241,7 +235,7 @@ def _query(
         except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
             raise PipelineError(
                 f"the query to the database ({describe(conninfo)}) failed: "
-                f"{_reason(error)}"
+                f"{in_one_line(error)}"
             ) from error
         finally:
             cursor.adbc_cancel()
@@ -304,7 +298,3 @@ def _shaped(
         ),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())
