@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import start_http_server
@@ -20,60 +21,44 @@ class ArchiveMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        labels = ("stream", "instance_name")
-        self.rows = Counter(
-            f"{_PREFIX}_rows", "Rows archived.", ("stream",), registry=registry
-        )
-        self.skipped = Counter(
-            f"{_PREFIX}_skipped_ids",
+        counter = partial(Counter, namespace=_PREFIX, registry=registry)
+        gauge = partial(Gauge, namespace=_PREFIX, registry=registry)
+        self.rows = counter("rows", "Rows archived.", ["stream"])
+        self.skipped = counter(
+            "skipped_ids",
             "Ids whose rows PostgreSQL cannot convert, and which are not archived.",
-            ("stream",),
-            registry=registry,
+            ["stream"],
         )
-        self.commands = Counter(
-            f"{_PREFIX}_wire_commands",
-            "Commands of recordings archived.",
-            registry=registry,
-        )
-        self.rows_per_second = Gauge(
-            f"{_PREFIX}_rows_per_second",
-            "Rows per second in the last batch with rows.",
-            registry=registry,
+        self.commands = counter("wire_commands", "Commands of recordings archived.")
+        self.rows_per_second = gauge(
+            "rows_per_second", "Rows per second in the last batch with rows."
         )
         self.batch_seconds = Histogram(
-            f"{_PREFIX}_batch_seconds",
+            "batch_seconds",
             "Duration of batches in seconds.",
+            namespace=_PREFIX,
             registry=registry,
             buckets=(0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600),
         )
-        self.position = Gauge(
-            f"{_PREFIX}_position",
+        self.position = gauge(
+            "position",
             "Token up to which a writer's rows are archived.",
-            labels,
-            registry=registry,
+            ["stream", "instance_name"],
         )
-        self.lag = Gauge(
-            f"{_PREFIX}_lag_ids",
+        self.lag = gauge(
+            "lag_ids",
             "Ids between the archived token and the writer's position in the database.",
-            labels,
-            registry=registry,
+            ["stream", "instance_name"],
         )
-        self.caught_up = Gauge(
-            f"{_PREFIX}_caught_up_timestamp_seconds",
+        self.caught_up = gauge(
+            "caught_up_timestamp_seconds",
             "Last time at which no writer was ahead of the archive, in seconds since "
             "1970.",
-            registry=registry,
         )
-        self.compacted = Counter(
-            f"{_PREFIX}_compacted_files",
-            "Small files that were merged into larger ones.",
-            registry=registry,
+        self.compacted = counter(
+            "compacted_files", "Small files that were merged into larger ones."
         )
-        self.vacuumed = Counter(
-            f"{_PREFIX}_vacuumed_files",
-            "Unused files that were removed.",
-            registry=registry,
-        )
+        self.vacuumed = counter("vacuumed_files", "Unused files that were removed.")
 
     def set_offsets(self, archived: Mapping[str, StreamOffset]) -> None:
         """Set the token up to which each writer's rows are archived."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
+from typing_extensions import Self
 
 #: The maximum number of lines, rows or ids that the evidence of one finding lists.
 SAMPLES: Final = 10
@@ -29,60 +29,43 @@ class Severity(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """The kind of a finding."""
+    """The kind of a finding.
+
+    :ivar severity: the severity of findings of this kind.
+    """
+
+    severity: Severity
+
+    def __new__(cls, value: str, severity: Severity = Severity.ERROR) -> Self:
+        """Take the name of the kind as its value."""
+        kind = object.__new__(cls)
+        kind._value_ = value
+        kind.severity = severity
+        return kind
 
     ANNOUNCED_ABSENT = "announced_absent"
     ROW_OUT_OF_ORDER = "row_out_of_order"
-    ROW_TWICE_ON_WIRE = "row_twice_on_wire"
+    ROW_TWICE_ON_WIRE = "row_twice_on_wire", Severity.WARNING
     ID_OF_TWO_WRITERS = "id_of_two_writers"
     SEQUENCE_BEHIND = "sequence_behind"
     POSITION_AHEAD = "position_ahead"
     TOKEN_AHEAD = "token_ahead"
     POSITION_WRONG_SIGN = "position_wrong_sign"
     POSITIONS_MISSING = "positions_missing"
-    POSITIONS_NOT_UNIQUE = "positions_not_unique"
-    UNKNOWN_WRITER = "unknown_writer"
+    POSITIONS_NOT_UNIQUE = "positions_not_unique", Severity.WARNING
+    UNKNOWN_WRITER = "unknown_writer", Severity.WARNING
     ROW_TWICE_IN_ARCHIVE = "row_twice_in_archive"
     COMMAND_TWICE_IN_ARCHIVE = "command_twice_in_archive"
     ROW_NOT_ARCHIVED = "row_not_archived"
     ARCHIVE_DAMAGED = "archive_damaged"
-    RECORDING_DAMAGED = "recording_damaged"
-    RECORDING_CUT_OFF = "recording_cut_off"
-    LATE_INVALIDATION = "late_invalidation"
-    ROW_NOT_SEEN = "row_not_seen"
-    ID_WITHOUT_ROW = "id_without_row"
-    ROW_GONE = "row_gone"
-    STREAM_RESET = "stream_reset"
+    RECORDING_DAMAGED = "recording_damaged", Severity.WARNING
+    RECORDING_CUT_OFF = "recording_cut_off", Severity.INFO
+    LATE_INVALIDATION = "late_invalidation", Severity.INFO
+    ROW_NOT_SEEN = "row_not_seen", Severity.INFO
+    ID_WITHOUT_ROW = "id_without_row", Severity.INFO
+    ROW_GONE = "row_gone", Severity.INFO
+    STREAM_RESET = "stream_reset", Severity.INFO
 
-    @property
-    def severity(self) -> Severity:
-        """The severity of findings of this kind."""
-        return SEVERITIES[self]
-
-
-_WARNINGS = (
-    Kind.ROW_TWICE_ON_WIRE,
-    Kind.POSITIONS_NOT_UNIQUE,
-    Kind.UNKNOWN_WRITER,
-    Kind.RECORDING_DAMAGED,
-)
-_INFOS = (
-    Kind.RECORDING_CUT_OFF,
-    Kind.LATE_INVALIDATION,
-    Kind.ROW_NOT_SEEN,
-    Kind.ID_WITHOUT_ROW,
-    Kind.ROW_GONE,
-    Kind.STREAM_RESET,
-)
-
-#: The severity of each kind.
-SEVERITIES: Final[Mapping[Kind, Severity]] = MappingProxyType(
-    {
-        **dict.fromkeys(Kind, Severity.ERROR),
-        **dict.fromkeys(_WARNINGS, Severity.WARNING),
-        **dict.fromkeys(_INFOS, Severity.INFO),
-    }
-)
 
 _BADNESS: Final = {severity: index for index, severity in enumerate(Severity)}
 

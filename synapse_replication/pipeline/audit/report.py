@@ -30,16 +30,15 @@ _MAX_EVIDENCE: Final = 600
 _PARQUET: Final = "findings.parquet"
 
 
-def print_json(findings: Iterable[AuditFinding], out: TextIO) -> Counts:
+def print_json(findings: Sequence[AuditFinding], out: TextIO) -> Counts:
     """Print all findings as one JSON object."""
-    counts: Counts = Counter()
-    out.write('{"findings": [')
-    separator = "\n"
-    for finding in findings:
-        counts[finding.severity] += 1
-        value = {**finding.to_row(), "evidence": json.loads(finding.evidence)}
-        out.write(separator + json.dumps(value))
-        separator = ",\n"
+    counts = Counter(finding.severity for finding in findings)
+    values = (
+        {**finding.to_row(), "evidence": json.loads(finding.evidence)}
+        for finding in findings
+    )
+    lines = ",".join(f"\n{json.dumps(value)}" for value in values)
+    out.write(f'{{"findings": [{lines}')
     numbers = {f"{each.value}s": counts[each] for each in Severity}
     out.write(f"\n], {json.dumps(numbers)[1:-1]}}}\n")
     return counts

@@ -35,12 +35,12 @@ def render_page(data: ReportData, plots: Sequence[Plot]) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        number=_number,
+        number="{:,}".format,
         times=_times,
         duration=_duration,
         moment=_moment,
         passed=_passed,
-        size=_window,
+        size=lambda seconds: _duration(seconds * 1000),
     )
     return environment.get_template("report.html").render(
         data=data,
@@ -83,10 +83,6 @@ def _worst(lags: Sequence[LagLine]) -> LagLine | None:
     return max(lags, key=lambda line: line.p99, default=None)
 
 
-def _number(value: int) -> str:
-    return f"{value:,}"
-
-
 def _moment(value: datetime.datetime | None) -> str:
     if value is None:
         return "unknown"
@@ -96,10 +92,6 @@ def _moment(value: datetime.datetime | None) -> str:
 def _passed(value: datetime.datetime | None) -> str:
     """Format a relative time, which is stored as a time after 1970-01-01."""
     return "unknown" if value is None else f"+{_duration(value.timestamp() * 1000)}"
-
-
-def _window(seconds: int) -> str:
-    return _duration(seconds * 1000)
 
 
 def _duration(milliseconds: float) -> str:
