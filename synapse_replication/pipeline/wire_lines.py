@@ -259,36 +259,32 @@ def _to_row(record: Record | RecordingError) -> tuple[Any, ...]:
         return (record.number, 0.0, None, "", *(None,) * 6, "")
     text = record.line.decode()
     received_us = None if record.time_ms is None else record.time_ms * 1000
-    head = (record.number, record.seconds, received_us, record.channel)
     command: commands.Command | None
     try:
         command = commands.parse_command_from_line(text)
     except RemoteProtocolError:
         command = None
+    of_stream: tuple[Any, ...] = (None,) * 5
     if isinstance(command, commands.RdataCommand):
-        return (
-            *head,
-            command.NAME,
+        of_stream = (
             command.stream_name,
             command.instance_name,
             command.token,
             None,
             text.split(" ", 4)[4],
-            text,
         )
-    if isinstance(command, commands.PositionCommand):
-        return (
-            *head,
-            command.NAME,
+    elif isinstance(command, commands.PositionCommand):
+        of_stream = (
             command.stream_name,
             command.instance_name,
             command.new_token,
             command.prev_token,
             None,
-            text,
         )
-    if commands.UserIpCommand.NAME in text or record.channel.endswith(
+    elif commands.UserIpCommand.NAME in text or record.channel.endswith(
         f"/{commands.UserIpCommand.NAME}"
     ):
         text = commands.UserIpCommand.NAME
-    return (*head, None if command is None else command.NAME, *(None,) * 5, text)
+    name = None if command is None else command.NAME
+    head = record.number, record.seconds, received_us, record.channel
+    return (*head, name, *of_stream, text)

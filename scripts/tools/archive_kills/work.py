@@ -28,6 +28,7 @@ def work(folder: str, kill: Kill | None) -> None:
     :param kill: a kill at a named point; ``None`` if this process performs none.
     """
     from synapse_replication.errors import PipelineError
+    from synapse_replication.pipeline.archive import table as tables
     from synapse_replication.pipeline.archive.progress import ArchiveProgress
     from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
     from synapse_replication.pipeline.settings import settings_of_dsn
@@ -40,6 +41,7 @@ def work(folder: str, kill: Kill | None) -> None:
         if kill is not None and point is kill.point and reached[point] == kill.nth:
             kill_process(os.getpid(), kill.victims)
 
+    tables.reached = watch
     try:
         run_archive(
             ArchiveSettings(
@@ -52,7 +54,6 @@ def work(folder: str, kill: Kill | None) -> None:
                 master="local[2]",
             ),
             ArchiveProgress(sys.stderr),
-            watch=watch,
         )
     except PipelineError as error:
         print(f"{_REFUSED}{error}", flush=True)  # noqa: T201

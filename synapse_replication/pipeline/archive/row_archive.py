@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive import table as tables
 from synapse_replication.pipeline.archive.damage import wrong_sizes
 from synapse_replication.pipeline.archive.failures import reason_of
 from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
-from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
+from synapse_replication.pipeline.archive.table import ArchiveTable, Point
 from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_positions,
@@ -103,12 +104,10 @@ class RowsArchiver:
         store: ArchiveStore,
         options: SourceOptions,
         batch_ids: int | None,
-        watch: Watch,
     ) -> None:
         self._spark = spark
         self._store = store
         self._options = options
-        self._watch = watch
         self._batch_ids = batch_ids
         self._planner = Planner(options, continuous=True)
         #: libpq's parameters for the tasks, from the last plan.
@@ -200,7 +199,7 @@ class RowsArchiver:
             end = self._planner.latest(txn, selections, start)
             parts = self._planner.parts(txn, selections, start, end)
             self._conninfo = pinned(self._options.conninfo, txn.connection)
-        self._watch(Point.PLANNED)
+        tables.reached(Point.PLANNED)
         return parts, start, end
 
     def _open(self, stream: str) -> ArchiveTable:
@@ -220,12 +219,12 @@ class RowsArchiver:
             written = write(batch.parts)
         else:
             written = self._write_with_spark(write, pack(batch.parts, None), report)
-        self._watch(Point.WRITTEN)
+        tables.reached(Point.WRITTEN)
         for stream in sorted(written.files):
             self._tables[stream].commit(written.files[stream], batch.offsets[stream])
-            self._watch(Point.COMMITTED)
+            tables.reached(Point.COMMITTED)
         self.offsets.update(batch.offsets)
-        self._watch(Point.ALL_COMMITTED)
+        tables.reached(Point.ALL_COMMITTED)
         return written
 
     def _write_with_spark(

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from prometheus_client import CollectorRegistry
 
+from synapse_replication.pipeline.archive import table as tables
 from synapse_replication.pipeline.archive.closed_recordings import (
     find_closed_recordings,
     plan_recordings,
@@ -34,7 +35,7 @@ from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbers
 from synapse_replication.pipeline.archive.row_archive import RowsArchiver, WrittenRows
 from synapse_replication.pipeline.archive.store import open_store
-from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
+from synapse_replication.pipeline.archive.table import ArchiveTable, Point
 from synapse_replication.pipeline.schemas import ARCHIVED_WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
@@ -112,7 +113,6 @@ def run_archive(
     *,
     stopping: threading.Event | None = None,
     with_signals: bool = False,
-    watch: Watch = _do_nothing,
 ) -> Numbers:
     """Archive until ``stopping`` is set or, with ``once``, for one cycle.
 
@@ -121,7 +121,6 @@ def run_archive(
         after all closed recordings.
     :param with_signals: whether SIGTERM and SIGINT end the run. This is possible only
         in the main thread.
-    :param watch: called at each :class:`Point`, for tests.
     :raises PipelineError: if the run cannot continue. No rows are lost.
     """
     job = _Archive(
@@ -129,7 +128,6 @@ def run_archive(
         reporter,
         metrics or ArchiveMetrics(CollectorRegistry()),
         stopping or threading.Event(),
-        watch,
     )
     return job.run(with_signals=with_signals)
 
@@ -141,7 +139,6 @@ class _Archive:
         reporter: ArchiveProgress,
         metrics: ArchiveMetrics,
         stopping: threading.Event,
-        watch: Watch,
     ) -> None:
         options = settings.source_options()
         self._settings = settings
@@ -149,14 +146,11 @@ class _Archive:
         self._reporter = reporter
         self._metrics = metrics
         self._stopping = stopping
-        self._watch = watch
         self._numbers = Numbers()
         self._rows = (
             None
             if options is None
-            else RowsArchiver(
-                self._spark, self._store, options, settings.batch_ids, watch
-            )
+            else RowsArchiver(self._spark, self._store, options, settings.batch_ids)
         )
         self._wire: ArchiveTable | None = None
         self._batches_since_compaction = 0
@@ -245,10 +239,10 @@ class _Archive:
             today = datetime.datetime.now(datetime.timezone.utc).date()
             with short_failures():
                 files = write_recordings(self._spark, self._store, paths, today)
-            self._watch(Point.WRITTEN)
+            tables.reached(Point.WRITTEN)
             sizes = {recording.name: recording.size for recording in recordings}
             wire.commit(files, recordings=sizes)
-            self._watch(Point.COMMITTED)
+            tables.reached(Point.COMMITTED)
             commands = sum(file.rows for file in files)
             self._numbers.commands += commands
             self._numbers.recordings += len(paths)
@@ -275,13 +269,13 @@ class _Archive:
             yield self._wire
 
     def _compact(self) -> None:
-        self._watch(Point.COMPACTING)
+        tables.reached(Point.COMPACTING)
         before = after = 0
         for table in self._tables():
-            done = table.compact(self._settings.compact_files)
-            before += done.before
-            after += done.after
-        self._watch(Point.COMPACTED)
+            merged, new = table.compact(self._settings.compact_files)
+            before += merged
+            after += new
+        tables.reached(Point.COMPACTED)
         if before:
             self._numbers.compacted_files += before
             self._metrics.compacted.inc(before)
@@ -294,7 +288,7 @@ class _Archive:
         removed = sum(
             table.vacuum(self._settings.retention_hours) for table in self._tables()
         )
-        self._watch(Point.VACUUMED)
+        tables.reached(Point.VACUUMED)
         if removed:
             self._metrics.vacuumed.inc(removed)
             self._report(f"{removed} unused files removed")
