@@ -9,7 +9,7 @@ file invalid.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import pyarrow as pa
@@ -98,6 +98,18 @@ def files_of(table: DeltaTable, uri: str, name: str) -> list[ArchivedFile]:
     return sorted(found, key=lambda file: file.path)
 
 
+def open_file(
+    store: ArchiveStore, file: ArchivedFile, **options: Any
+) -> parquet.ParquetFile:
+    """Open a file of an archive.
+
+    :param options: further arguments for pyarrow.
+    """
+    filesystem, _ = store.filesystem()
+    path = f"{store.path(file.uri)}/{file.path}"
+    return parquet.ParquetFile(path, filesystem=filesystem, **options)
+
+
 def wrong_sizes(
     store: ArchiveStore, files: Sequence[ArchivedFile]
 ) -> list[DamagedFile]:
@@ -159,15 +171,9 @@ def find_damage(
 
 def _check_file(store: ArchiveStore, file: ArchivedFile) -> str | None:
     """Read a file; return what is wrong, or ``None`` if the file is intact."""
-    filesystem, _ = store.filesystem()
-    path = f"{store.path(file.uri)}/{file.path}"
+    checks = {"pre_buffer": True, "page_checksum_verification": True}
     try:
-        with parquet.ParquetFile(
-            path,
-            filesystem=filesystem,
-            pre_buffer=True,
-            page_checksum_verification=True,
-        ) as opened:
+        with open_file(store, file, **checks) as opened:
             rows = sum(batch.num_rows for batch in opened.iter_batches())
     except FileNotFoundError:
         return MISSING

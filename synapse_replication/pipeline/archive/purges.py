@@ -20,10 +20,13 @@ import attrs
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
-from pyarrow import parquet
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.damage import ArchivedFile, files_of
+from synapse_replication.pipeline.archive.damage import (
+    ArchivedFile,
+    files_of,
+    open_file,
+)
 from synapse_replication.pipeline.archive.failures import reason_of
 from synapse_replication.pipeline.archive.log import (
     PurgedRange,
@@ -183,13 +186,11 @@ def _ranges(
     store: ArchiveStore, files: Sequence[ArchivedFile], progress: JobProgress | None
 ) -> list[PurgedRange]:
     """Return the ranges of each writer's tokens in files of a stream."""
-    filesystem, _ = store.filesystem()
     found = []
     for number, file in enumerate(files):
         if progress is not None:
             progress.count(number, len(files))
-        path = f"{store.path(file.uri)}/{file.path}"
-        with parquet.ParquetFile(path, filesystem=filesystem) as opened:
+        with open_file(store, file) as opened:
             for batch in opened.iter_batches(columns=["instance_name", "stream_id"]):
                 writers = pa.Table.from_batches([batch]).group_by("instance_name")
                 found += [

@@ -16,13 +16,13 @@ from typing import Final
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import parquet
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import (
     ArchivedFile,
     DamagedFile,
     find_damage,
+    open_file,
     wrong_sizes,
 )
 from synapse_replication.pipeline.archive.files import DayWriter
@@ -247,20 +247,13 @@ def _keys(
     store: ArchiveStore, files: Iterable[ArchivedFile], low: int, high: int
 ) -> pa.Table:
     """Return the keys of the rows with tokens in a range, from intact files."""
-    filesystem, _ = store.filesystem()
-    found = []
+    found = [_KEY_SCHEMA.empty_table()]
     for file in files:
         first, last = file.tokens or (low, high)
         if first <= high and last >= low:
-            path = f"{store.path(file.uri)}/{file.path}"
-            found.append(
-                parquet.read_table(
-                    path, columns=_KEY, filesystem=filesystem, partitioning=None
-                )
-            )
-    return pa.concat_tables(
-        [_KEY_SCHEMA.empty_table(), *(keys.cast(_KEY_SCHEMA) for keys in found)]
-    )
+            with open_file(store, file) as opened:
+                found.append(opened.read(columns=_KEY).cast(_KEY_SCHEMA))
+    return pa.concat_tables(found)
 
 
 def _stored(

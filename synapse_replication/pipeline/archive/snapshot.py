@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import functools
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import parquet
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import (
@@ -26,6 +24,7 @@ from synapse_replication.pipeline.archive.damage import (
     DamagedFile,
     files_of,
     find_damage,
+    open_file,
     wrong_sizes,
 )
 from synapse_replication.pipeline.archive.log import (
@@ -55,9 +54,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MAX_ID: Final = 2**63 - 1
-
-#: The day in the path of a file.
-_DAY: Final = re.compile(rf"{DAY}=(\d{{4}}-\d\d-\d\d)/")
 
 
 @attrs.frozen
@@ -287,14 +283,9 @@ def _read_files(
     files: Iterable[ArchivedFile],
 ) -> Batches:
     """Read files. Columns that a file lacks become null."""
-    filesystem, _ = store.filesystem()
     for file in files:
-        day = datetime.date.fromisoformat(_DAY.findall(file.path)[0])
-        with parquet.ParquetFile(
-            f"{store.path(file.uri)}/{file.path}",
-            filesystem=filesystem,
-            pre_buffer=True,
-        ) as opened:
+        day = datetime.date.fromisoformat(file.day)
+        with open_file(store, file, pre_buffer=True) as opened:
             names = [name for name in opened.schema_arrow.names if name in schema.names]
             for batch in opened.iter_batches(columns=names):
                 yield convert(file, _completed(batch, schema, day))
