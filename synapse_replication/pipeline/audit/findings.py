@@ -123,6 +123,17 @@ def worst_first(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
     return sorted(findings, key=key)
 
 
+def notes_of(
+    findings: Iterable[AuditFinding],
+) -> dict[tuple[str, str | None], list[AuditFinding]]:
+    """Return the findings that are not faults, by kind and stream."""
+    notes: dict[tuple[str, str | None], list[AuditFinding]] = {}
+    for finding in findings:
+        if finding.severity is Severity.INFO:
+            notes.setdefault((finding.kind.value, finding.stream), []).append(finding)
+    return notes
+
+
 def to_json(evidence: Mapping[str, Any]) -> str:
     """Convert evidence to a JSON object, without the fields whose values are null."""
     return json.dumps(_known(evidence))

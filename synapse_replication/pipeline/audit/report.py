@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from synapse_replication.durable import write_durably
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.audit.findings import AuditFinding, Severity
+from synapse_replication.pipeline.audit.findings import AuditFinding, Severity, notes_of
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
 from synapse_replication.text import printable
 
@@ -86,29 +86,23 @@ def print_findings(findings: Sequence[AuditFinding], out: TextIO) -> Counts:
 
     At most MAX_SHOWN errors and as many warnings are printed; all are counted.
     """
-    counts: Counts = Counter()
-    notes: dict[tuple[str, str], list[int]] = {}
-    for finding in findings:
-        severity = finding.severity
-        counts[severity] += 1
-        if severity is Severity.INFO:
-            key = finding.kind.value, finding.stream or "-"
-            note = notes.setdefault(key, [0, 0])
-            note[0] += 1
-            note[1] += finding.count
-        elif counts[severity] <= MAX_SHOWN:
+    counts = Counter(finding.severity for finding in findings)
+    for severity in (Severity.ERROR, Severity.WARNING):
+        for finding in [f for f in findings if f.severity is severity][:MAX_SHOWN]:
             _print_finding(finding, out)
-        elif counts[severity] == MAX_SHOWN + 1:
+        if counts[severity] > MAX_SHOWN:
             out.write(
                 f"(more {severity.value}s are in the output of --out and --json)\n"
             )
+    notes = {(k, s or "-"): found for (k, s), found in notes_of(findings).items()}
     if notes:
         out.write("Normal in a healthy deployment:\n")
         width = max(len(kind) for kind, _ in notes)
-        for (kind, stream), (number, affected) in sorted(notes.items()):
+        for (kind, stream), found in sorted(notes.items()):
+            affected = sum(finding.count for finding in found)
             out.write(
-                f"  {kind:<{width}}  {printable(stream)}: findings: {number}; affected "
-                f"rows, ids or lines: {affected}\n"
+                f"  {kind:<{width}}  {printable(stream)}: findings: {len(found)}; "
+                f"affected rows, ids or lines: {affected}\n"
             )
     out.write(
         f"{counts[Severity.ERROR]} errors, {counts[Severity.WARNING]} warnings, "

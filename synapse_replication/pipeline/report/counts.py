@@ -20,6 +20,7 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit.findings import (
     AuditFinding,
     Severity,
+    notes_of,
     worst_first,
 )
 from synapse_replication.pipeline.report import queries
@@ -187,17 +188,10 @@ def _span(
 
 def _add_findings(data: ReportData, findings: Iterable[AuditFinding]) -> ReportData:
     findings = worst_first(findings)
-    notes: dict[tuple[str, str | None], list[AuditFinding]] = {}
-    worst = []
-    for finding in findings:
-        if finding.severity is Severity.INFO:
-            key = finding.kind.value, finding.stream
-            notes.setdefault(key, []).append(finding)
-        else:
-            worst.append(finding)
+    faults = [each for each in findings if each.severity is not Severity.INFO]
     return attrs.evolve(
         data,
-        findings=worst[:MAX_FINDINGS],
+        findings=faults[:MAX_FINDINGS],
         notes=[
             Notes(
                 kind=kind,
@@ -206,7 +200,7 @@ def _add_findings(data: ReportData, findings: Iterable[AuditFinding]) -> ReportD
                 count=sum(finding.count for finding in found),
                 example=min(finding.message for finding in found),
             )
-            for (kind, stream), found in notes.items()
+            for (kind, stream), found in notes_of(findings).items()
         ],
         finding_count=dict(Counter(finding.severity.value for finding in findings)),
     )
