@@ -203,15 +203,13 @@ class StreamReset(WriterEvent, frozen=True):
     to_token: int
 
 
-class PositionLowered(Event, frozen=True):
+class PositionLowered(WriterEvent, frozen=True):
     """This process's position moved back, but not below rows that were delivered.
 
     The writer had been announced at a position that, as it seems now, it had not
     reached: rows may follow above ``to_token``. What was delivered stays valid.
     """
 
-    stream_name: str
-    instance_name: str
     from_token: int
     to_token: int
 
