@@ -243,18 +243,14 @@ def check_streams(names: Sequence[str], config: ProcessConfig) -> None:
     :raises click.BadParameter: if a name is neither that of a standard stream nor that
         of a declared stream.
     """
-    from synapse_replication.config.yaml_files import did_you_mean
+    from synapse_replication.config.yaml_files import hint_for
     from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
     known = {*STANDARD_STREAMS, *config.writers}
     for name in names:
         if name not in known:
-            meant = did_you_mean(name, sorted(known))
-            hint = (
-                f"did you mean {meant!r}?"
-                if meant
-                else f"the streams are {', '.join(sorted(known))}"
-            )
+            otherwise = f"the streams are {', '.join(sorted(known))}"
+            hint = hint_for(name, sorted(known), otherwise)
             raise click.BadParameter(
                 f"there is no stream {name!r}; {hint}", param_hint="'--stream'"
             )

@@ -19,7 +19,7 @@ from synapse_replication.config.yaml_files import (
     OWN_SECTION,
     KeyPath,
     MergedFiles,
-    did_you_mean,
+    hint_for,
     read_files,
 )
 from synapse_replication.errors import ConfigError
@@ -237,14 +237,8 @@ class _WriterChecks:
         for key, names in configured.items():
             path = ("stream_writers", key)
             if key not in known:
-                meant = did_you_mean(key, known)
-                self.report(
-                    path,
-                    "there is no such stream",
-                    f"did you mean {meant!r}?"
-                    if meant
-                    else f"write one of {', '.join(sorted(known))}",
-                )
+                hint = hint_for(key, sorted(known))
+                self.report(path, "there is no such stream", hint)
             if not names:
                 self.report(
                     path,
@@ -272,13 +266,11 @@ class _WriterChecks:
                     f"write {MAIN_INSTANCE}",
                 )
                 continue
-            meant = did_you_mean(name, self._known)
+            otherwise = f"add it: `instance_map: {{{name}: {{host: ..., port: ...}}}}`"
             self.report(
                 (*path, index),
                 f"instance {name!r} is not in instance_map",
-                f"did you mean {meant!r}?"
-                if meant
-                else f"add it: `instance_map: {{{name}: {{host: ..., port: ...}}}}`",
+                hint_for(name, self._known, otherwise),
             )
 
 

@@ -28,7 +28,7 @@ from synapse_replication.config.section_types import (
     StrictSection,
     invalid,
 )
-from synapse_replication.config.yaml_files import did_you_mean
+from synapse_replication.config.yaml_files import did_you_mean, hint_for
 
 #: The resources of HTTP listeners that this package serves. It ignores all others,
 #: except that a name similar to one of these is an error.
@@ -171,12 +171,9 @@ class ListenerSection(ForeignSection):
     @model_validator(mode="after")
     def _check_listener(self) -> ListenerSection:
         if self.type not in LISTENER_TYPES:
-            meant = did_you_mean(self.type, LISTENER_TYPES)
             raise invalid(
                 f"{self.type!r} is not a type of listener",
-                f"did you mean {meant!r}?"
-                if meant
-                else f"write one of {', '.join(LISTENER_TYPES)}",
+                hint_for(self.type, LISTENER_TYPES),
             )
         if (self.port is None) == (self.path is None):
             raise invalid(

@@ -15,7 +15,7 @@ from synapse_replication.config.section_types import (
     StrictSection,
     invalid,
 )
-from synapse_replication.config.yaml_files import did_you_mean
+from synapse_replication.config.yaml_files import hint_for
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -163,13 +163,11 @@ def _to_stream(value: Any) -> Any:
     """
     if isinstance(value, (TableStream, str)):
         if isinstance(value, str) and value not in STANDARD_STREAMS:
-            meant = did_you_mean(value, STANDARD_STREAMS)
+            known = ", ".join(STANDARD_STREAMS)
+            otherwise = f"declare it by its table, or write one of {known}"
             raise invalid(
                 f"{value!r} is not a standard stream",
-                f"did you mean {meant!r}?"
-                if meant
-                else "declare it by its table, or write one of "
-                + ", ".join(STANDARD_STREAMS),
+                hint_for(value, STANDARD_STREAMS, otherwise),
             )
         return value
     if not isinstance(value, dict):
@@ -184,12 +182,10 @@ def _to_stream(value: Any) -> Any:
     }
     for key in value:
         if key not in fields:
-            meant = did_you_mean(str(key), fields)
+            otherwise = f"write only {', '.join(fields)}"
             raise invalid(
                 f"{key!r} is not a key of a stream",
-                f"did you mean {meant!r}?"
-                if meant
-                else f"write only {', '.join(fields)}",
+                hint_for(str(key), fields, otherwise),
             )
     missing = [
         name

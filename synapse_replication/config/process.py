@@ -29,7 +29,7 @@ from synapse_replication.config.listener_safety import (
     why_unprotected,
 )
 from synapse_replication.config.models import ListenerSection, SharedFile
-from synapse_replication.config.own_section import FactorySection
+from synapse_replication.config.own_section import FactorySection, OwnSection
 from synapse_replication.config.redis import read_redis
 from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.config.sanity import (
@@ -71,28 +71,18 @@ _KEYS: Mapping[str, str] = MappingProxyType(
         "instances": "instance_map",
         "instance_name": "worker_name",
         "secret": "worker_replication_secret",
-        "fill_sink": f"{OWN_SECTION}.fill_sink",
-        "writer_lock": f"{OWN_SECTION}.writer_lock",
         "stores_user_ips": "run_background_tasks_on",
         "federation_senders": "federation_sender_instances",
         "torture_level": "replication_torture_level",
         "writers": "stream_writers",
         "allowed_hosts": f"{OWN_SECTION}.http.allowed_hosts",
         "backlog": f"{OWN_SECTION}.extension.enabled",
-        "command_sink": f"{OWN_SECTION}.command_sink",
-        "log_level": f"{OWN_SECTION}.log_level",
         "max_http_connections": f"{OWN_SECTION}.http.max_connections",
         "max_tcp_connections": f"{OWN_SECTION}.direct_tcp.max_connections",
-        "modules": f"{OWN_SECTION}.modules",
-        "receiving": f"{OWN_SECTION}.receiving",
-        "row_sink": f"{OWN_SECTION}.row_sink",
         "sink": f"{OWN_SECTION}.row_sink",
-        "streams": f"{OWN_SECTION}.streams",
         "tcp_connect": f"{OWN_SECTION}.direct_tcp.connect",
         "tcp_limit": f"{OWN_SECTION}.direct_tcp.max_pending_*",
         "tcp_listen": f"{OWN_SECTION}.direct_tcp.listen",
-        "tls": f"{OWN_SECTION}.tls",
-        "tracing": f"{OWN_SECTION}.tracing",
     }
 )
 
@@ -126,6 +116,8 @@ class ProcessConfig(ReplicationOptions):
         """Return the dotted key that sets an option."""
         if option == "listeners" and not self.is_main:
             return "worker_listeners"
+        if option in OwnSection.model_fields:
+            return f"{OWN_SECTION}.{option}"
         return _KEYS.get(option, option)
 
     @override

@@ -22,7 +22,7 @@ from synapse_replication.config.listener_safety import (
 )
 from synapse_replication.config.own_section import TracingSection
 from synapse_replication.config.tls import TlsConfig
-from synapse_replication.config.yaml_files import did_you_mean
+from synapse_replication.config.yaml_files import hint_for
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import InstanceLocation
@@ -287,8 +287,7 @@ class ReplicationOptions:
         ]
         for stream in self.streams:
             if isinstance(stream, str) and stream not in STANDARD_STREAMS:
-                meant = did_you_mean(stream, STANDARD_STREAMS)
-                hint = f"did you mean {meant!r}?" if meant else "pass its declaration"
+                hint = hint_for(stream, STANDARD_STREAMS, "pass its declaration")
                 yield "streams", f"{stream!r} is not a standard stream", hint
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield "streams", f"{name} is there twice", "rename or remove one of the two"

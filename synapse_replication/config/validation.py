@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from synapse_replication.config.models import (
-    LISTENER_TYPES,
-    SentinelSection,
-    SharedFile,
-)
-from synapse_replication.config.own_section import (
-    DirectTcpSection,
-    ExtensionSection,
-    FactorySection,
-    HttpSection,
-    OwnSection,
-    ReceivingSection,
-    TlsSection,
-    TracingSection,
-)
+from synapse_replication.config.models import LISTENER_TYPES, SharedFile
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
     KeyPath,
     MergedFiles,
-    did_you_mean,
+    hint_for,
 )
 from synapse_replication.errors import ConfigProblem
 
@@ -77,11 +63,7 @@ def _problem_of(details: ErrorDetails, merged: MergedFiles) -> ConfigProblem:
     if kind == "invalid":
         return merged.problem(path, str(context["problem"]), str(context["hint"]))
     if kind == "extra_forbidden":
-        known = _known_keys(path[:-1])
-        meant = did_you_mean(str(path[-1]), known)
-        hint = (
-            f"did you mean {meant!r}?" if meant else f"write one of {', '.join(known)}"
-        )
+        hint = hint_for(str(path[-1]), _known_keys(path[:-1]))
         return merged.problem(path, "there is no such key", hint)
     general = next((hint for start, hint in _HINTS if kind.startswith(start)), None)
     hint = _HINTS_OF_KEYS.get(str(path[-1])) or general or "see the documentation"
@@ -90,21 +72,16 @@ def _problem_of(details: ErrorDetails, merged: MergedFiles) -> ConfigProblem:
 
 
 def _known_keys(path: KeyPath) -> list[str]:
-    sections: dict[str, type[BaseModel]] = {
-        OWN_SECTION: OwnSection,
-        "direct_tcp": DirectTcpSection,
-        "extension": ExtensionSection,
-        "http": HttpSection,
-        "row_sink": FactorySection,
-        "command_sink": FactorySection,
-        "modules": FactorySection,
-        "sentinel": SentinelSection,
-        "tracing": TracingSection,
-        "tls": TlsSection,
-        "receiving": ReceivingSection,
-    }
-    name = next(step for step in reversed(path) if isinstance(step, str))
-    return sorted(sections[name].model_fields)
+    section: type[BaseModel] = SharedFile
+    for step in path:
+        if isinstance(step, str):
+            annotation = section.model_fields[step].annotation
+            section = next(
+                each
+                for each in (annotation, *get_args(annotation))
+                if isinstance(each, type) and issubclass(each, BaseModel)
+            )
+    return sorted(section.model_fields)
 
 
 def drop_invalid_sections(

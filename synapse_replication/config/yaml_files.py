@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -67,6 +67,17 @@ def did_you_mean(
     """Return the known word that a mistyped word resembles, if there is one."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=least_likeness)
     return close[0] if close else None
+
+
+def hint_for(word: str, known: Collection[str], otherwise: str = "") -> str:
+    """Return the hint for an unknown word: a known word that it resembles.
+
+    :param otherwise: the hint if it resembles none; by default, it lists all.
+    """
+    meant = did_you_mean(word, known)
+    if meant is not None:
+        return f"did you mean {meant!r}?"
+    return otherwise or f"write one of {', '.join(known)}"
 
 
 @attrs.frozen
