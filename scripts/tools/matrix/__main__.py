@@ -17,7 +17,10 @@ from scripts.tools.matrix.run import (
     run_row,
     update_table,
 )
-from synapse_replication.testing.server_binaries import find_postgres, find_redis
+from synapse_replication.testing.server_binaries import (
+    installed_postgres,
+    installed_redis,
+)
 
 _PATHS = click.Path(exists=True, path_type=Path)
 
@@ -30,14 +33,14 @@ _PATHS = click.Path(exists=True, path_type=Path)
     type=_PATHS,
     multiple=True,
     metavar="FILE",
-    help="A redis-server or valkey-server to test with, besides the default one.",
+    help="A redis-server or valkey-server to test with, besides the installed ones.",
 )
 @click.option(
     "--postgres",
     type=_PATHS,
     multiple=True,
     metavar="FOLDER",
-    help="A folder with a postgres to test with, besides the default one.",
+    help="A folder with a postgres to test with, besides the installed ones.",
 )
 @click.option(
     "--cache",
@@ -77,10 +80,13 @@ def matrix(
     ROW is for instance synapse-1.163 or python-3.10; by default, all rows run. The
     table is updated after each row. The exit status is 0 only if all tests passed.
     """
-    redis = tuple(dict.fromkeys((*redis, find_redis())))
-    postgres = tuple(dict.fromkeys((*postgres, find_postgres())))
     rows = {
-        row.name: row for row in all_rows(fast=fast, redis=redis, postgres=postgres)
+        row.name: row
+        for row in all_rows(
+            fast=fast,
+            redis=(*installed_redis(os.environ), *redis),
+            postgres=(*installed_postgres(os.environ), *postgres),
+        )
     }
     if unknown := set(names) - set(rows):
         raise click.BadParameter(

@@ -19,14 +19,13 @@ PYTHON = "3.11"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 _SYNAPSE = "tests.external.synapse"
-#: The tests with a real Synapse, by label; the last group is not in ``--fast``.
+#: The tests with a real Synapse, by label.
 SYNAPSE_TESTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "attach": (f"{_SYNAPSE}.test_attach",),
         "names": (f"{_SYNAPSE}.test_classes",),
         "drop-in": (f"{_SYNAPSE}.test_dropin",),
         "extension": (f"{_SYNAPSE}.test_extension",),
-        "own tests": (f"{_SYNAPSE}.test_suite",),
     }
 )
 FAST_SYNAPSE_TESTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -63,8 +62,9 @@ _SERVER_TESTS = {
     "processes": _PACKAGE_TESTS["processes"],
 }
 
-#: What the tests of the package's parts and with its servers import.
-_TESTS_NEED = ("hypothesis", "treq")
+#: What the tests of the package's parts and with its servers import. The lower bounds,
+#: which are those of ``setup.cfg``, are for the row with the oldest libraries.
+_TESTS_NEED = ("hypothesis >= 6.100", "treq >= 22.2")
 
 
 @attrs.frozen
@@ -78,11 +78,13 @@ class Row:
     :ivar lowest: whether to install the oldest versions that ``setup.cfg`` admits.
     :ivar environment: further environment variables of the tests.
     :ivar tests: the names of tests, by label.
+    :ivar own_tests: whether to run the short part of the homeserver's own tests.
     """
 
     component: str
     version: str
-    tests: Mapping[str, tuple[str, ...]]
+    tests: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    own_tests: bool = False
     python: str = PYTHON
     requirements: tuple[str, ...] = ()
     lowest: bool = False
@@ -91,7 +93,7 @@ class Row:
     @property
     def name(self) -> str:
         """The name by which the command line selects the row."""
-        return f"{self.component.lower()}-{self.version}"
+        return f"{self.component.lower().replace(' ', '-')}-{self.version}"
 
 
 def all_rows(
@@ -121,22 +123,25 @@ def _synapse_rows(fast: bool) -> Iterator[Row]:
     minors = sorted({(int(major), int(minor)) for major, minor in found})
     for major, minor in minors:
         if (major, minor) >= OLDEST_SYNAPSE:
+            release = f"{DISTRIBUTION}=={major}.{minor}.*"
             yield Row(
                 "Synapse",
                 f"{major}.{minor}",
                 FAST_SYNAPSE_TESTS if fast else SYNAPSE_TESTS,
-                # Some of the homeserver's own tests need more than it requires.
-                requirements=(
-                    f"{DISTRIBUTION}=={major}.{minor}.*",
-                    "lxml",
-                    "parameterized",
-                ),
+                requirements=(release,),
                 environment={"SYNAPSE_REPLICATION_EXTERNAL": "synapse"},
+            )
+            yield Row(
+                "Synapse tests",
+                f"{major}.{minor}",
+                own_tests=True,
+                # Some of these tests need more than the homeserver requires.
+                requirements=(release, "lxml", "parameterized"),
             )
 
 
 def _python_rows() -> Iterator[Row]:
-    more = (*_TESTS_NEED, "moto[server]", "setuptools")
+    more = (*_TESTS_NEED, "moto[server] >= 5.1", "setuptools >= 70.1")
     for version in PYTHONS:
         yield Row("Python", version, _PACKAGE_TESTS, python=version, requirements=more)
     yield Row(

@@ -21,6 +21,7 @@ TABLE = ROOT / "docs" / "compatibility.csv"
 _HEADER = ("Component", "Version", "With", "Result", "Date")
 _UV = (sys.executable, "-m", "uv")
 _SUMMARY = re.compile(r"^(PASSED|FAILED) \((.*)\)$", re.MULTILINE)
+_OWN_SUMMARY = re.compile(r"^stock \d+, ours \d+, lost (?P<lost>\d+)$", re.MULTILINE)
 _COUNT = re.compile(r"(\w+)=(\d+)")
 #: The packages that the column "With" names.
 _SHOWN = (DISTRIBUTION, "Twisted")
@@ -74,15 +75,18 @@ def run_row(row: Row, python: Path, logs: Path, timeout: float) -> Result:
 
     :param timeout: the time that one group may take, in s.
     """
+    folder = str(logs / f"_trial_temp_{row.name}")
+    trial = ("twisted.trial", "--rterrors", "--temp-directory", folder)
+    modules = {label: (*trial, *names) for label, names in row.tests.items()}
+    if row.own_tests:
+        modules["short"] = ("scripts.tools.synapse_suite", "--short", "--jobs", "2")
     outcomes, is_good = [], True
-    for label, names in row.tests.items():
-        log = logs / f"{row.name}-{label.replace(' ', '-')}.log"
-        command = [str(python), "-m", "twisted.trial", "--rterrors"]
-        command += ["--temp-directory", str(logs / f"_trial_temp_{row.name}"), *names]
+    for label, module in modules.items():
+        log = logs / f"{row.name}-{label}.log"
         with log.open("w") as output:
             try:
                 status = subprocess.run(
-                    command,
+                    [str(python), "-m", *module],
                     cwd=ROOT,
                     env={**os.environ, **row.environment},
                     stdin=subprocess.DEVNULL,
@@ -100,7 +104,12 @@ def run_row(row: Row, python: Path, logs: Path, timeout: float) -> Result:
 
 
 def summarize(output: str) -> tuple[str, bool]:
-    """Return the counts in the output of trial, and whether all tests passed."""
+    """Return the counts in a command's output, and whether no test failed.
+
+    :param output: the output of trial, or of the homeserver's own tests.
+    """
+    if own := _OWN_SUMMARY.search(output):
+        return own[0], own["lost"] == "0"
     found = list(_SUMMARY.finditer(output))
     if not found:
         return "did not end", False
@@ -151,4 +160,4 @@ def update_table(results: Iterable[Result], path: Path = TABLE) -> None:
 def _order(key: tuple[str, str]) -> tuple[bool, str, list[int]]:
     component, version = key
     numbers = [int(number) for number in re.findall(r"\d+", version)]
-    return component != "Synapse", component, numbers
+    return not component.startswith("Synapse"), component, numbers

@@ -14,7 +14,7 @@ _NAMED = 30
 
 
 def show(console: Console, version: str, comparisons: Sequence[Comparison]) -> None:
-    """Show the table, followed by the lost tests."""
+    """Show the table, followed by the lost tests and a line with the sums."""
     table = Table(
         title=f"Tests of matrix-synapse {version}, successes", title_justify="left"
     )
@@ -38,16 +38,27 @@ def show(console: Console, version: str, comparisons: Sequence[Comparison]) -> N
             )
         if len(each.lost) > _NAMED:
             console.print(f"{each.name}: {len(each.lost) - _NAMED} more are lost")
+    stock, ours, lost = _sums(comparisons)
+    console.print(f"stock {stock}, ours {ours}, lost {lost}")
 
 
 def _add(table: Table, name: str, comparisons: Sequence[Comparison]) -> None:
-    lost = sum(len(each.lost) for each in comparisons)
+    stock, ours, lost = _sums(comparisons)
     table.add_row(
         name,
         str(sum(len(each.stock.outcomes) for each in comparisons)),
-        str(sum(len(each.stock.successes) for each in comparisons)),
-        str(sum(len(each.ours.successes) for each in comparisons)),
+        str(stock),
+        str(ours),
         f"[bold red]{lost}[/]" if lost else "0",
         f"{sum(each.stock.seconds for each in comparisons):.0f}",
         f"{sum(each.ours.seconds for each in comparisons):.0f}",
+    )
+
+
+def _sums(comparisons: Sequence[Comparison]) -> tuple[int, int, int]:
+    """Return the numbers of successes on stock and on ours, and of lost tests."""
+    return (
+        sum(len(each.stock.successes) for each in comparisons),
+        sum(len(each.ours.successes) for each in comparisons),
+        sum(len(each.lost) for each in comparisons),
     )

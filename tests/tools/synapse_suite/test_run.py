@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from twisted.trial.unittest import SynchronousTestCase
 
+from scripts.tools.matrix.run import summarize
 from scripts.tools.synapse_suite.report import show
 from scripts.tools.synapse_suite.run import Comparison, ModuleRun
 
@@ -28,7 +29,13 @@ class ComparisonTests(SynchronousTestCase):
     def test_good(self) -> None:
         """A test that does not pass on stock need not pass on ours."""
         stock = {"a": "success", "b": "failure", "c": "skip"}
-        self.assertTrue(compare(stock, {"a": "success", "b": "error"}).is_good)
+        result = compare(stock, {"a": "success", "b": "error"})
+        self.assertTrue(result.is_good)
+        output = io.StringIO()
+        show(Console(file=output), "1.2.3", [result])
+        self.assertEqual(
+            summarize(output.getvalue()), ("stock 1, ours 1, lost 0", True)
+        )
 
     def test_lost(self) -> None:
         """
@@ -45,6 +52,7 @@ class ComparisonTests(SynchronousTestCase):
         text = output.getvalue()
         for line in ("lost: b (skip;", "lost: c (error;", "lost: d (not finished;"):
             self.assertIn(line, text)
+        self.assertEqual(summarize(text), ("stock 4, ours 2, lost 3", False))
 
     def test_nothing_ran(self) -> None:
         """Without a success on stock the comparison proves nothing."""
