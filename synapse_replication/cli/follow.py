@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO, TypeAlias
 
 import attrs
 from rich.console import Console
@@ -105,12 +105,8 @@ def parse_line(time: float, channel: str, line: bytes) -> ReceivedLine:
     return ReceivedLine(time, channel, text, name, command, error)
 
 
-class LinePrinter(Protocol):
-    """Prints one line."""
-
-    def __call__(self, received: ReceivedLine) -> None:
-        """Print a line."""
-        ...
+#: Prints one line.
+LinePrinter: TypeAlias = Callable[[ReceivedLine], None]
 
 
 class JsonPrinter:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from synapse_replication.dropin.generators import SequenceReader, generators
+from synapse_replication.dropin.generators import generators
 from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
@@ -103,7 +103,7 @@ class HostStream:
         writers: Iterable[str] = (),
         *,
         trusts_ids: bool = False,
-        ids: SequenceReader | None = None,
+        ids: MultiWriterIdGenerator | None = None,
         plausible_distance: int = PLAUSIBLE_DISTANCE,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -272,7 +272,9 @@ class HostStream:
         )
 
 
-def find_generator(instance_name: str, stream_name: str) -> SequenceReader | None:
+def find_generator(
+    instance_name: str, stream_name: str
+) -> MultiWriterIdGenerator | None:
     """Return the generator of a stream's ids, if it belongs to this package."""
     known = STANDARD_STREAMS.get(stream_name)
     if known is None or known.sequence is None:
@@ -329,7 +331,7 @@ class HostStreams:
         return {
             name: generator
             for name, generator in found.items()
-            if isinstance(generator, MultiWriterIdGenerator)
+            if generator is not None
         }
 
 

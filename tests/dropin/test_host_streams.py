@@ -94,7 +94,8 @@ class HostStreamTests(SynchronousTestCase):
         The announceable token is read again only after the mark of the ids has changed,
         or after some time, which is shorter while the sequence must be read.
         """
-        ids, now = FakeIds(), [5.0]
+        ids: Any = FakeIds()
+        now = [5.0]
         original = FakeStream("events", {"w": 7})
         stream = HostStream(original, "w", ids=ids, seconds=lambda: now[0])
         self.assertEqual(stream.minimal_local_current_token(), 7)
