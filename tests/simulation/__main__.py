@@ -159,6 +159,7 @@ def _report(results: Iterable[Result], total: int, started: float) -> int:
         sums["fallbacks"] += counts.fallbacks
         sums["repairs of sequences"] += counts.repairs
         sums["excused rows"] += result.excused_rows
+        sums["excused resets"] += result.excused_resets
         sums["hidden resets"] += len(counts.hidden_resets)
         sums["simulated s"] += round(result.simulated_seconds)
     click.echo("faults: " + _format(faults))

@@ -312,7 +312,7 @@ FOUND_BY: Mapping[str, int] = {
     "interleaved-batches": 14,
     "position-during-batch": 113,
     "gap-per-writer": 160,
-    "late position": 165,
+    "late position": 241,
     "unreadable-row": 22,
     "covered-rows": 175,
     "unregistered-id": 6,

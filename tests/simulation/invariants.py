@@ -23,7 +23,10 @@ memory, a position also moves back
 - if the delivered rows are of an earlier process of the writer: a slow link shows
   several starts long after they happened;
 - if the reader learns the writer's epoch, and did not know it when one of its links
-  changed: the writer may have restarted meanwhile.
+  changed: the writer may have restarted meanwhile;
+- once after a link was lost, if the reader does not know the writer's epoch: a lower
+  POSITION that was sent before and arrives later, on a slower link, could be that of a
+  restarted writer.
 
 The initial position of a reader of an idempotent stream may be greater than the
 writer's own, so it may move back, too.
@@ -102,6 +105,8 @@ class Reader:
     :ivar knows_epoch: returns whether the process knows a writer's epoch.
     :ivar unsure: the (stream, writer) pairs whose epoch it did not know when one of its
         links changed.
+    :ivar severed: the position when the process last lost a link, by (stream, writer):
+        a lower POSITION on a slower link looks like that of a restarted writer.
     """
 
     name: str
@@ -120,6 +125,7 @@ class Reader:
     left: dict[str, int] = attrs.Factory(dict)
     knows_epoch: Callable[[str], bool] = lambda _: False
     unsure: set[_Key] = attrs.Factory(set)
+    severed: dict[_Key, int] = attrs.Factory(dict)
 
 
 class Ledger:
@@ -141,6 +147,7 @@ class Ledger:
     :ivar excused_rows: the number of tokens whose rows may be missing: a false position
         hid them from a reader that was disconnected before the position was corrected,
         or they are not above a token that was delivered already.
+    :ivar excused_resets: the number of moves back that only a lost link explains.
     """
 
     def __init__(
@@ -165,7 +172,7 @@ class Ledger:
         self._all_are_doubted = False
         self._shown_doubted: set[str] = set()
         self.forged: dict[tuple[str, str, int], set[int]] = {}
-        self.excused_rows = 0
+        self.excused_rows = self.excused_resets = 0
         self._discarded: dict[_Key, set[int]] = {}
         self.discarded_tokens = 0
         self.late_tokens = 0
@@ -280,15 +287,19 @@ class Ledger:
                     f"{writer}, which now commits {token}"
                 )
 
-    def cut_off(self, name: str) -> None:
+    def cut_off(self, name: str, *, is_lost: bool = False) -> None:
         """Excuse the rows owed to a process of which a link changed.
 
         While the process is disconnected, the rows that a false position hides from it
         are announced to others. When the process reconnects, the writer may have
         reached the false position, which is then no longer recognisable as false.
+
+        :param is_lost: whether the process lost the link.
         """
         reader = self.readers.get(name)
         if reader is not None:
+            if is_lost:
+                reader.severed = dict(reader.positions)
             for key in list(reader.owed):
                 self._excuse(reader, key)
             reader.unsure.update(
@@ -531,8 +542,14 @@ class Ledger:
             or stream in self.moved
         )
         has_started = is_resettable and starts != reader.starts.get(key, 0)
-        is_unsure = key in reader.unsure and reader.knows_epoch(writer)
+        knows_epoch = stream in self._in_memory and reader.knows_epoch(writer)
+        is_unsure = key in reader.unsure and knows_epoch
         reader.unsure.discard(key)
+        may_be_late = (
+            reader.positions.get(key, 0) < reader.severed.pop(key, 0)
+            and stream in self._in_memory
+            and not knows_epoch
+        )
         if (
             self._is_stream_doubted(stream)
             or stream in self.disputed
@@ -541,6 +558,9 @@ class Ledger:
             or reader.left.pop(stream, current) != current
         ):
             reader.starts[key] = starts
+            return
+        if may_be_late:
+            self.excused_resets += 1
             return
         raise self._violation(
             f"{name} moves back in {stream} of {writer}, which did not start anew"

@@ -68,6 +68,7 @@ class Result:
     committed_rows: int
     applied_rows: int
     excused_rows: int
+    excused_resets: int
     messages: int
     agreed_after: float
     simulated_seconds: float
@@ -125,6 +126,7 @@ def _simulate(run: Run, seed: int) -> Result:
         cluster.ledger.committed_rows,
         cluster.ledger.applied_rows,
         cluster.ledger.excused_rows,
+        cluster.ledger.excused_resets,
         cluster.broker.messages,
         run.agreed_after,
         cluster.clock.rightNow,

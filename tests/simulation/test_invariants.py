@@ -166,6 +166,34 @@ class LedgerTests(SynchronousTestCase):
             "did not start anew", self.refused(self.ledger.reset, "r", "typing", "w")
         )
 
+    def test_reset_by_a_late_position(self) -> None:
+        """
+        After a link was lost, one lower POSITION may be that of a restarted writer,
+        unless the reader knows the writer's epoch, or rows cannot become void.
+        """
+        self.ledger.begin_epoch("w", {}, None, 1)
+        positions = {("typing", "w"): 7, ("events", "w"): 7}
+        self.reader = self.ledger.begin_epoch("r", positions, None, 2)
+        self.ledger.cut_off("r", is_lost=True)
+        self.ledger.position(self.reader, "typing", "w", 0)
+        self.ledger.reset("r", "typing", "w")
+        self.assertEqual(self.ledger.excused_resets, 1)
+        for stream, is_lost, knows_epoch in (
+            ("typing", False, False),
+            ("typing", True, True),
+            ("events", True, False),
+        ):
+            self.ledger.violations.clear()
+            self.reader.knows_epoch = lambda _, known=knows_epoch: known  # type: ignore[misc]
+            self.reader.positions[stream, "w"] = 7
+            self.ledger.cut_off("r", is_lost=is_lost)
+            self.reader.positions[stream, "w"] = 0
+            self.reader.unsure.clear()
+            self.assertIn(
+                "did not start anew",
+                self.refused(self.ledger.moved_back, "r", stream, "w"),
+            )
+
     def test_reset_after_a_change_of_writers(self) -> None:
         """A writer that is not the only one any more may announce less."""
         self.ledger.begin_epoch("w", {}, None)

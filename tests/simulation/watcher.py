@@ -89,7 +89,7 @@ class Watcher(ReplicationObserver):
     :param trace: called with a text for most kinds of events.
     :param unexpected: called with failures that no fault explains.
     :param cut_off: called with ``name`` when the process obtains or loses a link,
-        because it may have missed messages.
+        because it may have missed messages, and with ``is_lost=True`` if it lost it.
     :param reset: called with ``name``, a stream and its writer when the position of the
         process moved back below rows that were delivered.
     :param moved_back: the same when it moved back, but not below such rows.
@@ -101,7 +101,7 @@ class Watcher(ReplicationObserver):
         counts: Counts,
         trace: Callable[[str], object],
         unexpected: Callable[[str, BaseException], object],
-        cut_off: Callable[[str], object],
+        cut_off: Callable[..., object],
         reset: Callable[[str, str, str], object],
         moved_back: Callable[[str, str, str], object],
     ) -> None:
@@ -128,7 +128,7 @@ class Watcher(ReplicationObserver):
     def _connection_lost(self, event: LinkDown) -> None:
         self._trace(f"{self._name}: {event.connection} is lost: {event.why}")
         if event.connection != "redis_out":
-            self._cut_off(self._name)
+            self._cut_off(self._name, is_lost=True)
 
     @override
     def commands_sent(self, connection: str, command: str, count: int) -> None:
