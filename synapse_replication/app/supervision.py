@@ -10,8 +10,8 @@ See docs/operators-guide.rst.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -21,37 +21,13 @@ from synapse_replication.app.systemd import NotifySocket, SystemdNotifier
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import ConfigError
-from synapse_replication.instrumentation.status.model import ProcessStatus
-from synapse_replication.streams.backlog import BacklogOptions
+
+if TYPE_CHECKING:
+    # It needs the database driver.
+    from synapse_replication.app.service import Replication
 
 #: Attributes of :class:`ProcessConfig` that are not settings.
 _NOT_SETTINGS = frozenset({"files", "warnings"})
-
-
-class Process(Protocol):
-    """The process that :class:`SupervisedProcess` runs.
-
-    :ivar started: fires when the process is up; fails if it cannot start.
-    """
-
-    started: Deferred[None]
-
-    def startService(self) -> object:
-        """Start the process."""
-
-    def stopService(self) -> Any:
-        """Stop the process; a Deferred fires when it has stopped."""
-
-    def snapshot(self) -> ProcessStatus:
-        """Return the process's status."""
-
-    def resize_backlog(self, options: BacklogOptions) -> None:
-        """Apply new limits of the backlog."""
-
-    def configuration_reloaded(
-        self, problem: str, needs_restart: Sequence[str]
-    ) -> None:
-        """Report a reload; ``problem`` is empty if it succeeded."""
 
 
 def needs_restart(old: ProcessConfig, new: ProcessConfig) -> list[str]:
@@ -84,7 +60,7 @@ class SupervisedProcess:
 
     def __init__(
         self,
-        process: Process,
+        process: Replication,
         config: ProcessConfig,
         reactor: Any,
         read_config: Callable[[], ProcessConfig],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
@@ -14,7 +14,6 @@ from twisted.logger import capturedLogs, formatEvent
 
 from synapse_replication.app.service_runner import Reloadable, Runnable
 from synapse_replication.app.supervision import (
-    Process,
     SupervisedProcess,
     needs_restart,
 )
@@ -72,7 +71,6 @@ class FakeNotify(NotifySocket):
 
 
 if TYPE_CHECKING:
-    _process: type[Process] = FakeProcess
     _runnable: type[Runnable] = SupervisedProcess
     _reloadable: type[Reloadable] = SupervisedProcess
 
@@ -104,7 +102,7 @@ class SupervisedProcessTests(FilesMixin):
         self.addCleanup(self.notify.close)
         config = self.read_config()
         self.supervised = SupervisedProcess(
-            self.process,
+            cast(Any, self.process),
             config,
             Clock(),
             self.read_config,
@@ -246,7 +244,7 @@ class SupervisedProcessTests(FilesMixin):
     def test_without_a_manager(self) -> None:
         """Reloading works without systemd, too."""
         supervised = SupervisedProcess(
-            self.process,
+            cast(Any, self.process),
             self.read_config(),
             Clock(),
             self.read_config,
