@@ -99,18 +99,21 @@ class StatusReport:
     @_silence_since.default
     def _find_silence(self) -> float | None:
         """Return since when nothing has arrived, if several processes should speak."""
-        hearing = self.records.hearing
+        hearing, silent = self.records.hearing, self.limits.silent_after
+        if not hearing.is_up:
+            return None
+        heartbeats = (peer.heartbeat_at for peer in self._peers.values())
+        last = max((hearing.since, *heartbeats, *self._heard.values()))
+        # Those that had ended before the others were heard are not expected to speak.
         speaking = [
             peer
             for peer in self._peers.values()
             if not peer.is_leaving
             and not self._is_replaced(peer)
-            and peer.every < self.limits.silent_after
+            and peer.every < silent
+            and not peer.is_silent(hearing.since, last, silent)
         ]
-        if not hearing.is_up or len(speaking) < SEVERAL:
-            return None
-        heartbeats = (peer.heartbeat_at for peer in speaking)
-        return max(hearing.since, *heartbeats, *self._heard.values())
+        return last if len(speaking) >= SEVERAL else None
 
     @_newest_link.default
     def _find_newest_link(self) -> float:

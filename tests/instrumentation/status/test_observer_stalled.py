@@ -171,6 +171,23 @@ class StalledTests(StatusObserverTestCase):
         self.observer.observe(heartbeat_of("w2"))
         self.assertEqual(self.stalled()[0], StallReason.WRITER_GONE)
 
+    def test_two_of_many_fell_silent(self) -> None:
+        """If watchers report two instances, the link is not suspect: others speak."""
+        self.go_live()
+        for name in ("w1", "r1", "r2", "r3"):
+            self.observer.observe(replace(heartbeat_of(name), every=400))
+        self.clock.advance(20)
+        for name in ("r1", "r2"):
+            self.observer.observe(PeerSilent(name, "abc", 15))
+        for _ in range(4):
+            self.clock.advance(10)
+            self.observer.observe(replace(heartbeat_of("r3"), every=400))
+            self.assertIsNone(self.stalled()[0])
+            self.assertEqual(
+                [peer.instance_name for peer in self.snapshot().peers if peer.is_gone],
+                ["r1", "r2"],
+            )
+
     def test_catch_up_fails(self) -> None:
         """A catch-up that keeps failing is stalled since its first failure."""
         self.go_live()
