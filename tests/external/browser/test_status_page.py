@@ -20,11 +20,13 @@ from twisted.trial.unittest import TestCase
 
 from synapse_replication.app.http_limits import BoundedSite
 from synapse_replication.app.http_site import make_root
+from synapse_replication.app.status_page import MOST_SHOWN
 from synapse_replication.handlers.events import CatchUpEvent, CatchUpPage, PeerHeartbeat
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from tests.external import skip_reason
 from tests.external.browser.browser import PATIENCE, make_browser, wait_until
 from tests.support.known_readers import KnownReaders
+from tests.support.large_deployment import make_large_deployment
 
 skip = skip_reason("browser")
 
@@ -49,7 +51,9 @@ class StatusPageTests(TestCase):
         self.heartbeat()
         site = BoundedSite(
             make_root(
-                frozenset({"metrics"}), CollectorRegistry(), self.observer.snapshot
+                frozenset({"metrics"}),
+                CollectorRegistry(),
+                lambda: self.observer.snapshot(),
             )
         )
         self.port = reactor.listenTCP(0, site, interface="127.0.0.1")
@@ -124,7 +128,7 @@ class StatusPageTests(TestCase):
         self.observer.observe(CatchUpPage(event, 12_034, 42_034))
 
     def stop_writer(self) -> None:
-        self.observer.position_changed("events", "event_persister1", 128_211)
+        self.known.finish("events", "event_persister1", 128_211)
         message = PeerHeartbeat(
             "stream_writer1", "Vn3xk2", "0.1.0", "host7:4711", True, {}
         )
@@ -186,6 +190,31 @@ class StatusPageTests(TestCase):
             self.assertLess(row, 900)
 
         return self.in_browser("light", 390, steps)
+
+    def test_two_hundred_processes(self) -> Deferred[None]:
+        """With 40 writers of ten streams among 200 peers, the problems come first.
+
+        The screenshot is ``docs/images/status-page-large.png``. To make it again:
+        ``SYNAPSE_REPLICATION_SCREENSHOTS=docs/images tox -e browser --
+        tests.external.browser.test_status_page.StatusPageTests.test_two_hundred_processes``
+        """
+
+        def grow() -> None:
+            self.observer = make_large_deployment(self.clock)
+
+        def steps(browser: Any) -> None:
+            self.call_in_reactor(grow)
+            self.wait_for_text(browser, "10 of 400 streams stalled")
+            self.save_screenshot(browser, "status-page-large")
+            self.check_width(browser)
+            rows = browser.find_elements("css selector", "tr[data-writer]")
+            self.assertEqual(len(rows), MOST_SHOWN)
+            self.assertEqual(
+                rows[10].get_attribute("data-writer"), "events/stream_writer7"
+            )
+            self.assertIn("here (120)", browser.find_element("tag name", "body").text)
+
+        return self.in_browser("light", 1000, steps)
 
     def test_process_gone(self) -> Deferred[None]:
         """If its process has ended, the page states that the status is out of date."""
