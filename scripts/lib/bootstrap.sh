@@ -14,6 +14,11 @@
 
 set -eu
 
+# Let Python keep compiled modules, as in an installed package. Otherwise, each process
+# compiles all modules when it starts. That takes a fifth of its time to start and up to
+# 2 MiB of memory, and would be measured as well.
+unset PYTHONDONTWRITEBYTECODE
+
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
 venv=$root/.venv
 
