@@ -78,7 +78,7 @@ DEEP: Mapping[str, tuple[Kind, Bounds]] = {
     "database, lie": (Kind.DATABASE, _bounds(2, 1, 1, lies=1)),
     "claims": (Kind.DATABASE, Bounds(ids=2, links=1, lies=1, burst=1)),
     "claims, memory": (Kind.MEMORY, Bounds(ids=1, links=1, lies=1, burst=1)),
+    "three ids, two links": (Kind.DATABASE, _bounds(3, 2, 1)),
     "memory, two links, two ids": (Kind.MEMORY, _bounds(2, 2, 1, hellos=1)),
     "database, three ids, all faults": (Kind.DATABASE, _bounds(3, 1, 6)),
-    "three ids, two links": (Kind.DATABASE, _bounds(3, 2, 1)),
 }
