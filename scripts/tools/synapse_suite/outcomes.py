@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import sys
 from typing import Any, TextIO
 
@@ -110,4 +111,8 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    # Threads that tests left behind must not keep the process: some versions of the
+    # homeserver leave those of their pools.
+    os._exit(status)

@@ -12,8 +12,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 _ROOT = Path(__file__).resolve().parents[3]
 
+#: The time within which the process must end, in s.
+_TIMEOUT = 60.0
+
 _TESTS = """
 import os
+import threading
 from twisted.trial.unittest import TestCase
 
 class Tests(TestCase):
@@ -29,6 +33,8 @@ class Tests(TestCase):
     def test_e(self):
         if "ABORT" in os.environ:
             os.abort()
+        if "THREAD" in os.environ:
+            threading.Thread(target=threading.Event().wait).start()
 """
 
 
@@ -49,6 +55,7 @@ class OutcomesTests(SynchronousTestCase):
             env={**os.environ, "PYTHONPATH": str(_ROOT), **environ},
             capture_output=True,
             check=False,
+            timeout=_TIMEOUT,
         )
         lines = (folder / "outcomes.jsonl").read_text().splitlines()
         found = dict(json.loads(line) for line in lines)
@@ -70,3 +77,7 @@ class OutcomesTests(SynchronousTestCase):
         found = self.run_tests(ABORT="1")
         self.assertEqual(found["test_a"], "success")
         self.assertNotIn("test_e", found)
+
+    def test_thread(self) -> None:
+        """The process ends, although a test left a thread that never ends."""
+        self.assertEqual(self.run_tests(THREAD="1")["test_e"], "success")
