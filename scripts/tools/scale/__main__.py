@@ -2,7 +2,8 @@
 
 Theory of operation: the processes are real. They run until each has subscribed and
 received all rows; then one phase follows another. Of each phase, the CPU time of all
-processes, the time until all are subscribed and have all rows, and the messages through
+processes, the time until all are subscribed and have all rows, the requests at main and
+the longest turn of its reactor, the stalls that were logged, and the messages through
 Redis are printed. A message to all counts once; each process receives it.
 """
 
@@ -13,6 +14,7 @@ import os
 import time
 from collections.abc import Callable
 
+import attrs
 import click
 
 from scripts.tools.scale.deployment import Deployment
@@ -23,6 +25,23 @@ from scripts.tools.scale.traffic import Traffic
 LIMIT = 180.0
 #: How many processes are started at the same time.
 BATCH = 4
+#: How long after the last start the deployment is at rest, in s: an instance that
+#: writes nothing sends the first heartbeat 30 s after its hello.
+REST = 45.0
+#: The number of processes that are started one after another, to measure one start.
+EXTRA = 4
+
+
+@attrs.frozen
+class _Cost:
+    """What a phase cost.
+
+    :ivar lasted: the duration, in s.
+    :ivar spent: the CPU time of each process, in s.
+    """
+
+    lasted: float
+    spent: dict[str, float]
 
 
 class _Run:
@@ -31,10 +50,13 @@ class _Run:
         self._traffic = Traffic(deployment.redis.host, deployment.redis.port)
         self.is_good = True
 
-    def phase(self, name: str, act: Callable[[], object], *, settle: float) -> None:
+    def phase(
+        self, name: str, act: Callable[[], object], *, settle: float = 5.0
+    ) -> _Cost:
         """Do something, wait until all processes agree, and print what it cost."""
         deployment = self._deployment
-        self._traffic.take()
+        for take in (self._traffic.take, deployment.take_main, deployment.take_stalls):
+            take()
         before = deployment.processor_seconds()
         began = time.monotonic()
         act()
@@ -44,28 +66,35 @@ class _Run:
         agreed = deployment.wait(lambda: deployment.missing()[0] == 0, LIMIT)
         agreed += subscribed
         time.sleep(max(0.0, settle - (time.monotonic() - acted)))
-        spent = []
+        spent = {}
         for each, seconds in deployment.processor_seconds().items():
             earlier = before.get(each, 0.0)
             # A process that was restarted counts from 0.
-            spent.append(seconds - earlier if earlier <= seconds else seconds)
-        messages, size = self._traffic.take()
+            spent[each] = seconds - earlier if earlier <= seconds else seconds
         lasted = time.monotonic() - began
+        messages, size = self._traffic.take()
         kinds = ", ".join(
             f"{number} {kind} ({size[kind] // 1024} KiB)"
             for kind, number in messages.most_common()
         )
+        requests, turn = deployment.take_main()
+        stalls = ", ".join(
+            f"{number} {reason}" for reason, number in deployment.take_stalls().items()
+        )
         self.is_good &= math.isfinite(agreed)
         click.echo(
             f"{name}: subscribed after {subscribed:.1f} s, all rows after {agreed:.1f} "
-            f"s; CPU in {lasted:.0f} s: {sum(spent):.1f} s in all, {max(spent):.2f} s "
-            f"at most; {kinds or 'no messages'}"
+            f"s; CPU in {lasted:.0f} s: {sum(spent.values()):.1f} s in all, "
+            f"{max(spent.values()):.2f} s at most; main: {requests} requests, longest "
+            f"turn {turn * 1000:.0f} ms; stalls: {stalls or 'none'}; "
+            f"{kinds or 'no messages'}"
         )
+        return _Cost(lasted, spent)
 
-    def start(self, names: list[str]) -> None:
+    def start(self, names: list[str], at_once: int = BATCH) -> None:
         """Start processes, a few at a time; stop those that run."""
-        for number in range(0, len(names), BATCH):
-            batch = [self._deployment.processes[n] for n in names[number:][:BATCH]]
+        for number in range(0, len(names), at_once):
+            batch = [self._deployment.processes[n] for n in names[number:][:at_once]]
             for process in batch:
                 process.request_stop()
             for process in batch:
@@ -85,19 +114,16 @@ class _Run:
 def _perform(deployment: Deployment, seconds: float) -> bool:
     run = _Run(deployment)
     names = list(deployment.processes)
-    phases: list[tuple[str, Callable[[], object], float]] = [
-        ("start of all", lambda: run.start(names), 5.0),
-        ("idle", lambda: time.sleep(seconds), 0.0),
-        ("one more process", lambda: deployment.add("extra").start(), 5.0),
-        ("rows", lambda: _write_for(deployment, seconds), 0.0),
-        ("restart of Redis", lambda: _restart(deployment.redis), 5.0),
-        ("restart of PostgreSQL", lambda: _restart(deployment.postgres), 5.0),
-        ("main killed", lambda: run.kill(["master"]), 5.0),
-        ("a fifth killed", lambda: run.kill(names[1::5]), 5.0),
-        ("rolling restart", lambda: run.start(names), 5.0),
-    ]
-    for name, act, settle in phases:
-        run.phase(name, act, settle=settle)
+    run.phase("start of all", lambda: run.start(names))
+    run.phase("until all are at rest", lambda: time.sleep(REST), settle=0.0)
+    idle = run.phase("idle", lambda: time.sleep(seconds), settle=0.0)
+    _start_extra(run, deployment, idle)
+    run.phase("rows", lambda: _write_for(deployment, seconds), settle=0.0)
+    run.phase("restart of Redis", lambda: _restart(deployment.redis))
+    run.phase("restart of PostgreSQL", lambda: _restart(deployment.postgres))
+    run.phase("main killed", lambda: run.kill(["master"]))
+    run.phase("a fifth killed", lambda: run.kill(names[1::5]))
+    run.phase("rolling restart", lambda: run.start(names))
     memory = sorted(deployment.mebibytes())
     lost, doubled = deployment.missing()
     click.echo(
@@ -105,6 +131,23 @@ def _perform(deployment: Deployment, seconds: float) -> bool:
         f"doubled {doubled}; load {os.getloadavg()[0]:.1f}"
     )
     return run.is_good and lost == doubled == 0
+
+
+def _start_extra(run: _Run, deployment: Deployment, idle: _Cost) -> None:
+    """Start further processes, and print what a start costs the others."""
+    extra = [f"extra{number}" for number in range(EXTRA)]
+    for name in extra:
+        deployment.add(name)
+    cost = run.phase(
+        f"{EXTRA} more processes", lambda: run.start(extra, 1), settle=REST
+    )
+    own = sum(cost.spent.pop(name) for name in extra)
+    resting = sum(idle.spent.values()) / idle.lasted * cost.lasted
+    others = sum(cost.spent.values()) - resting
+    click.echo(
+        f"one start: {own / EXTRA:.2f} s of its own; of all others together "
+        f"{others / EXTRA:.2f} s more than while idle: {others / own:.2f} times as much"
+    )
 
 
 def _write_for(deployment: Deployment, seconds: float) -> None:
@@ -128,8 +171,12 @@ def main(processes: int, rate: float, seconds: float, simulated: bool) -> None:
     if simulated:
         started, received = count_messages(processes)
         click.echo(f"one more process causes: {dict(started)}")
-        rates = {kind: round(rate, 2) for kind, rate in received.items()}
-        click.echo(f"idle, each of {processes} receives in 1 s: {rates}")
+        for (since, until), rates in received.items():
+            text = ", ".join(f"{rate:.2f} {kind}" for kind, rate in rates.items())
+            click.echo(
+                f"{since} to {until} s after the last start, each of {processes} "
+                f"receives in 1 s: {text}"
+            )
         return
     deployment = Deployment(processes, rate)
     try:

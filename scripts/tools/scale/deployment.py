@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,30 @@ from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 #: the main process holds in memory.
 TABLES = ("first", "second")
 SERVER_NAME = "scale.example"
+#: The end of a log line about a stalled writer: the reason.
+_STALLED = re.compile(rb"ReplicationStalled, (\w+)\)")
 #: The interval at which the launcher looks whether something is done, in s.
 POLL = 0.1
+
+
+class _Tail:
+    """Reads the lines that are added to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def lines(self) -> Iterator[bytes]:
+        """Return the lines that were added since the last call."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                yield line
 
 
 class Journal:
@@ -34,23 +58,15 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+        self._tail = _Tail(path)
         self.rows: Counter[tuple[str, int]] = Counter()
 
     def read(self) -> None:
         """Read the lines that were added."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._offset += len(line)
-                entry = json.loads(line)
-                if entry["stream"] in TABLES and entry.get("rows"):
-                    self.rows[entry["stream"], entry["token"]] += len(entry["rows"])
+        for line in self._tail.lines():
+            entry = json.loads(line)
+            if entry["stream"] in TABLES and entry.get("rows"):
+                self.rows[entry["stream"], entry["token"]] += len(entry["rows"])
 
 
 class Deployment:
@@ -73,6 +89,8 @@ class Deployment:
         self._secret = secrets.token_hex(16)
         self.processes: dict[str, ReplicationProcess] = {}
         self.journals: dict[str, Journal] = {}
+        self._logs: dict[str, _Tail] = {}
+        self._meter = _Tail(self.directory / "meter")
         self._names = names
 
     def start_servers(self) -> None:
@@ -98,9 +116,11 @@ class Deployment:
         self._write(name, self._own(name))
         kind = "main" if name == "master" else "worker"
         files = ["-c", str(self._file("shared")), "-c", str(self._file(name))]
+        log = self.directory / f"{name}.log"
         process = self.processes[name] = ReplicationProcess(
-            name, [kind, *files], self._socket(name), self.directory / f"{name}.log"
+            name, [kind, *files], self._socket(name), log
         )
+        self._logs[name] = _Tail(log)
         self.journals[name] = Journal(self.directory / f"{name}.journal")
         return process
 
@@ -154,6 +174,30 @@ class Deployment:
             for name, process in self.processes.items()
             if process.pid and os.path.exists(f"/proc/{process.pid}")
         }
+
+    def take_main(self) -> tuple[int, float]:
+        """Return what main has recorded since the last call.
+
+        :return: the number of requests for rows, and the duration of the longest turn
+            of its reactor, in s.
+        """
+        requests, longest = 0, 0.0
+        for line in self._meter.lines():
+            what, value = line.split()
+            if what == b"request":
+                requests += 1
+            else:
+                longest = max(longest, float(value))
+        return requests, longest
+
+    def take_stalls(self) -> Counter[str]:
+        """Return how many lines about stalled writers were logged, by reason."""
+        return Counter(
+            match[1].decode()
+            for log in self._logs.values()
+            for line in log.lines()
+            if (match := _STALLED.search(line))
+        )
 
     def mebibytes(self) -> list[float]:
         """Return the resident memory of each process, in MiB."""
@@ -229,6 +273,13 @@ class Deployment:
                     },
                 }
             ]
+        if name == "master":
+            own["modules"].append(
+                {
+                    "module": "scripts.tools.scale.meter.make_meter",
+                    "config": {"path": str(self.directory / "meter")},
+                }
+            )
         names = {"listeners": _listeners(self._socket(name))}
         if name != "master":
             names = {"worker_listeners": names["listeners"]}

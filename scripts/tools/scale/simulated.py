@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 
 from tests.handlers.extended import Bus, ExtensionProcess, Published
 
-#: The simulated time between two starts, and that after which messages are counted, in
-#: s.
+#: The simulated time between two starts, in s.
 BETWEEN_STARTS = 0.25
-SETTLING = 400
-#: For how long messages are counted, in s.
-COUNTED = 600
+#: The ends of the periods in which messages are counted, in s after the last start.
+PERIODS = (1, 45, 165, 400, 600)
 
 
-def count_messages(count: int) -> tuple[Counter[str], Counter[str]]:
+def count_messages(
+    count: int,
+) -> tuple[Counter[str], dict[tuple[int, int], dict[str, float]]]:
     """Start instances one after another, a fifth of which write; then let them idle.
 
     :return: the messages that the last start causes, by kind, and those that each
-        instance receives in 1 s afterwards.
+        instance receives in 1 s, by period and kind.
     """
     bus = Bus()
     for number in range(count):
@@ -32,15 +33,23 @@ def count_messages(count: int) -> tuple[Counter[str], Counter[str]]:
     started = Counter(
         _kind(each) for each in bus.seen if last in (each.sender, each.to)
     )
-    bus.advance(SETTLING)
+    periods = list(pairwise(PERIODS))
+    return started, {period: _received(bus, period) for period in periods}
+
+
+def _received(bus: Bus, period: tuple[int, int]) -> dict[str, float]:
+    """Return how many messages of each kind an instance receives in 1 s."""
+    since, until = period
+    count = len(bus.processes)
     bus.seen.clear()
-    bus.advance(COUNTED)
+    bus.advance(until - since)
     received: Counter[str] = Counter()
     for each in bus.seen:
         received[_kind(each)] += 1 if each.to else count - 1
-    for kind in received:
-        received[kind] /= count * COUNTED  # type: ignore[assignment]
-    return started, received
+    return {
+        kind: number / count / (until - since)
+        for kind, number in received.most_common()
+    }
 
 
 def _kind(message: Published) -> str:
