@@ -76,19 +76,22 @@ def run_row(row: Row, python: Path, logs: Path, timeout: float) -> Result:
     :param timeout: the time that one group may take, in s.
     """
     folder = str(logs / f"_trial_temp_{row.name}")
-    trial = ("twisted.trial", "--rterrors", "--temp-directory", folder)
-    modules = {label: (*trial, *names) for label, names in row.tests.items()}
+    # With the oldest Twisted, "python -m twisted.trial" fails, and trial does not
+    # search this folder.
+    trial = (str(python.parent / "trial"), "--rterrors", "--temp-directory", folder)
+    commands = {label: (*trial, *names) for label, names in row.tests.items()}
     if row.own_tests:
-        modules["short"] = ("scripts.tools.synapse_suite", "--short", "--jobs", "2")
+        suite = (str(python), "-m", "scripts.tools.synapse_suite")
+        commands["short"] = (*suite, "--short", "--jobs", "2")
     outcomes, is_good = [], True
-    for label, module in modules.items():
+    for label, command in commands.items():
         log = logs / f"{row.name}-{label}.log"
         with log.open("w") as output:
             try:
                 status = subprocess.run(
-                    [str(python), "-m", *module],
+                    command,
                     cwd=ROOT,
-                    env={**os.environ, **row.environment},
+                    env={**os.environ, "PYTHONPATH": str(ROOT), **row.environment},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
