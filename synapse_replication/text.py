@@ -49,6 +49,15 @@ def outgoing_label(where: str, peer: str = "") -> str:
     return f"to {peer} at {address}" if peer else f"to {address}"
 
 
+def named_label(link: str, peer: str) -> str:
+    """Return the name of a link; if it leads to a server, with the server's name.
+
+    :param peer: the server's instance name, if it is known.
+    """
+    where = link.removeprefix(outgoing_label(""))
+    return link if where == link else outgoing_label(where, peer)
+
+
 def incoming_label(name: str, address: str) -> str:
     """Return the label of a link by its name and, if it is not empty, its address.
 

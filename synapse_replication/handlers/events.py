@@ -434,6 +434,16 @@ class LinkUp(Event, frozen=True):
     address: str = ""
 
 
+class PeerNamed(Event, frozen=True):
+    """The first message of the extension on a direct link states the peer's name.
+
+    A client states its name before its link is up; a server otherwise never does.
+    """
+
+    connection: str
+    instance_name: str
+
+
 class LinkDown(Event, frozen=True):
     """A link went down; ``why`` is text for display.
 

@@ -28,7 +28,7 @@ from synapse_replication.instrumentation.rate_limit import (
     RateLimit,
 )
 from synapse_replication.recent import RecentDict
-from synapse_replication.text import counted, incoming_label
+from synapse_replication.text import counted, incoming_label, named_label
 from synapse_replication.transport.failures import one_line
 from synapse_replication.wire.connection import CloseReason
 
@@ -252,6 +252,8 @@ class LoggingObserver(ReplicationObserver):
         self._monotonic = monotonic
         #: When each connection was first logged.
         self._known_since: RecentDict[str, float] = RecentDict(MAX_KEYS)
+        #: The instance at the other end of each direct link.
+        self._peers: RecentDict[str, str] = RecentDict(MAX_KEYS)
 
     @override
     def observe(self, event: events.Event) -> None:
@@ -314,12 +316,28 @@ class LoggingObserver(ReplicationObserver):
 
     @handles(events.LinkUp)
     def _connection_made(self, event: events.LinkUp) -> None:
+        self._peers.pop(event.connection, None)
         self._log_state_change(
             LogLevel.info,
             event.connection,
             "Connected: {label}",
-            label=incoming_label(event.connection, event.address),
+            label=self._label(event),
         )
+
+    @handles(events.PeerNamed)
+    def _peer_named(self, event: events.PeerNamed) -> None:
+        self._peers[event.connection] = peer = excerpt(event.instance_name)
+        if named_label(event.connection, peer) != event.connection:
+            self._log_state_change(
+                LogLevel.info,
+                event.connection,
+                "The server of the link {connection} is {peer}",
+                peer=peer,
+            )
+
+    def _label(self, event: events.LinkUp | events.LinkDown) -> str:
+        name = named_label(event.connection, self._peers.get(event.connection, ""))
+        return incoming_label(name, event.address)
 
     @handles(events.LinkDown)
     def _connection_lost(self, event: events.LinkDown) -> None:
@@ -327,7 +345,7 @@ class LoggingObserver(ReplicationObserver):
             LogLevel.info if event.reason in _ORDERLY else LogLevel.warn,
             event.connection,
             "Disconnected: {label}, {reason}: {why}",
-            label=incoming_label(event.connection, event.address),
+            label=self._label(event),
             reason=event.reason.value,
             why=event.why,
         )

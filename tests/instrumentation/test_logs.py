@@ -28,6 +28,7 @@ from synapse_replication.handlers.events import (
     LineRefused,
     LinkDown,
     LinkUp,
+    PeerNamed,
     PositionLowered,
     RequestRefused,
     RowsUnannounced,
@@ -220,6 +221,26 @@ class LoggingObserverTests(SynchronousTestCase):
                 ("warn", "Disconnected: redis, timed_out: 25 s of silence"),
                 ("info", "Connected: from w1 at 127.0.0.1:9001"),
                 ("info", "Disconnected: from w1 at 127.0.0.1:9001, clean: closed"),
+            ],
+        )
+
+    def test_server_is_named(self) -> None:
+        """The server of a link is named as soon as it has stated its name."""
+        server, client = "to 127.0.0.1:9001", "w2"
+        self.observer.observe(LinkUp(server))
+        self.observer.observe(PeerNamed(server, "w1"))
+        self.observer.observe(LinkDown(server, CloseReason.CLEAN, "closed"))
+        self.observer.observe(LinkUp(server))
+        self.observer.observe(LinkUp(client, "127.0.0.1:40112"))
+        self.observer.observe(PeerNamed(client, "w2"))
+        self.assertEqual(
+            [text for _, text in self.lines()],
+            [
+                "Connected: to 127.0.0.1:9001",
+                "The server of the link to 127.0.0.1:9001 is w1",
+                "Disconnected: to w1 at 127.0.0.1:9001, clean: closed",
+                "Connected: to 127.0.0.1:9001",
+                "Connected: from w2 at 127.0.0.1:40112",
             ],
         )
 

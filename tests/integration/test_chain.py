@@ -51,6 +51,10 @@ class ChainTests(DeploymentTestCase):
             port = self.ports[other]
             self.wait_for_line(name, f"Connected: to 127.0.0.1:{port}")
             self.wait_for_line(other, f"Connected: from {name} at 127.0.0.1:")
+            server = other.replace("main", "master")
+            self.wait_for_line(
+                name, f"The server of the link to 127.0.0.1:{port} is {server}"
+            )
 
     def wait_for_line(self, name: str, text: str) -> None:
         self.wait_until(f"{name} logs {text!r}", lambda: text in self.log_of(name))

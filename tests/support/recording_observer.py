@@ -33,6 +33,7 @@ _RECORDED: Mapping[type, str] = {
     events.UnannouncedFound: "unannounced",
     events.RowsUnannounced: "unannounced_rows",
     events.LateRows: "late_rows",
+    events.PeerNamed: "named",
     events.DuplicateInstance: "duplicates",
     events.OperationFailed: "failures",
 }
@@ -76,6 +77,7 @@ class RecordingObserver(ReplicationObserver):
     :ivar unannounced_rows: (stream, writer, tokens) that were not announced.
     :ivar late_rows: (stream, writer, tokens) that were delivered late.
     :ivar restarted: the names of restarted instances.
+    :ivar named: (connection, name) of each peer of a direct link.
     :ivar duplicates: (name, locations) of each duplicate instance.
     :ivar unknown: the number of unknown fields in messages of the extension.
     :ivar unavailable: (feature, reason) of each unavailable feature.
@@ -123,6 +125,7 @@ class RecordingObserver(ReplicationObserver):
         self.unannounced_rows: list[tuple[str, str, tuple[int, ...]]] = []
         self.late_rows: list[tuple[str, str, tuple[int, ...]]] = []
         self.restarted: list[str] = []
+        self.named: list[tuple[str, str]] = []
         self.duplicates: list[tuple[str, str]] = []
         self.unknown = 0
         self.drops: Counter[tuple[str, events.CommandDropReason]] = Counter()

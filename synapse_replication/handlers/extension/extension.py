@@ -61,6 +61,7 @@ from synapse_replication.handlers.events import (
     EpochChanged,
     LineRefused,
     PeerHeartbeat,
+    PeerNamed,
     PeerSilent,
     UnknownFields,
 )
@@ -485,7 +486,7 @@ class ReplicationExtension:
         if kind is MessageType.WATCH and status is EpochStatus.SAME:
             return
         if connection.is_direct:
-            self._peers[connection] = connection, name
+            self._name_peer(connection, name)
             if kind is MessageType.COMMAND:
                 self._handle_command(connection, message)
                 return
@@ -514,6 +515,11 @@ class ReplicationExtension:
         if is_leaving:
             self._epochs.leave(name, epoch)
         self._answer_hello(connection, message, is_new=status is not EpochStatus.SAME)
+
+    def _name_peer(self, connection: ExtensionConnection, name: str) -> None:
+        if connection not in self._peers:
+            self._observer.observe(PeerNamed(connection.name, name))
+        self._peers[connection] = connection, name
 
     # -- watched instances -------------------------------------------------------------
 

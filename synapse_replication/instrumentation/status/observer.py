@@ -371,8 +371,14 @@ class StatusObserver(ReplicationObserver):
             if not link.up:
                 link.since = self._monotonic()
             link.up += 1
-            link.why = ""
+            link.why = link.peer = ""
             link.address = event.address
+
+    @handles(events.PeerNamed)
+    def _peer_named(self, event: events.PeerNamed) -> None:
+        link = self._link(event.connection)
+        if link is not None:
+            link.peer = event.instance_name
 
     @handles(events.LinkDown)
     def _connection_lost(self, event: events.LinkDown) -> None:

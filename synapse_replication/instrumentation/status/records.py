@@ -225,12 +225,14 @@ class LinkRecord(Struct):
     :ivar up: the number of open connections.
     :ivar why: the reason for which no connection is open; empty if one is.
     :ivar address: the address of the last client; empty if the peer is a server.
+    :ivar peer: the instance at the other end, if it has stated its name.
     """
 
     since: float
     up: int = 0
     why: str = "not connected yet"
     address: str = ""
+    peer: str = ""
 
 
 class PeerRecord(Struct, frozen=True):

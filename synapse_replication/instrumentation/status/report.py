@@ -30,7 +30,7 @@ from synapse_replication.instrumentation.status.verdict import (
     is_replaced,
 )
 from synapse_replication.streams.reader import Reader, State
-from synapse_replication.text import incoming_label, outgoing_label
+from synapse_replication.text import incoming_label, named_label
 
 #: The reasons for which a writer counts as absent. An absent writer does not delay
 #: readiness, because it sends no rows.
@@ -266,20 +266,24 @@ class StatusReport:
         for name, link in sorted(self.records.links.items()):
             commands, size = queued.get(name, (0, 0))
             since = self.now - link.since
-            label = incoming_label(self._name_peer(name), link.address)
+            label = incoming_label(self._name_peer(name, link.peer), link.address)
             yield LinkStatus(label, link.up, since, link.why, commands, size)
 
-    def _name_peer(self, link: str) -> str:
-        """Return the name of a link, with that of the writer at its other end."""
-        address = link.removeprefix(outgoing_label(""))
-        names = {
+    def _name_peer(self, link: str, peer: str) -> str:
+        """Return the name of a link, with that of the instance at its other end.
+
+        :param peer: its name; if it is empty, that of the only writer heard is used.
+        """
+        names = {peer} if peer else self._heard_on(link)
+        return named_label(link, *names) if len(names) == 1 else link
+
+    def _heard_on(self, link: str) -> set[str]:
+        """Return the writers that were last heard on a link."""
+        return {
             instance_name
             for (_, instance_name), writer in self.records.writers.items()
             if writer.link == link
         }
-        if address == link or len(names) != 1:
-            return link
-        return outgoing_label(address, *names)
 
     def cut_off_for(self) -> float:
         """Return for how long the process has had no link, in s; 0 if it has one."""

@@ -499,6 +499,15 @@ class GapTests(ExtensionTests):
             if message.sender != "w":
                 self.assertNotIn("streams", json.loads(message.payload))
 
+    def test_peer_of_direct_link(self) -> None:
+        """The first message on a direct link names the peer."""
+        connection = self.writer.connection
+        assert connection is not None
+        for is_direct in (False, True, True):
+            connection.is_direct = is_direct
+            self.inject(type="hello", instance="x", epoch="x-epoch")
+        self.assertEqual(self.writer.observer.named, [(connection.name, "x")])
+
     def test_memory_streams_are_not_retained(self) -> None:
         """
         Rows of a stream held in memory are not retained a second time in the backlog.

@@ -14,6 +14,7 @@ from synapse_replication.handlers.events import (
     DuplicateInstance,
     LinkDown,
     LinkUp,
+    PeerNamed,
     PositionLowered,
     RemovedWriterDrained,
     StreamReset,
@@ -350,6 +351,21 @@ class StatusObserverTests(StatusObserverTestCase):
                 )
             self.observer.observe(LinkUp(link))
             self.assertIn(expected, [each.name for each in self.snapshot().links])
+
+    def test_server_states_its_name(self) -> None:
+        """A link to a server shows the name that the server has stated itself."""
+        link = "to 127.0.0.1:9001"
+        for name in ("w1", "w2"):
+            self.observer.position_announced(
+                "events", name, 7, link, AnnouncedBy.POSITION
+            )
+        for name in ("hub", ""):
+            self.observer.observe(LinkUp(link))
+            if name:
+                self.observer.observe(PeerNamed(link, name))
+                self.observer.observe(LinkDown(link, CloseReason.LOST, "lost"))
+            label = f"to {name} at 127.0.0.1:9001" if name else link
+            self.assertEqual([each.name for each in self.snapshot().links], [label])
 
     def test_instances(self) -> None:
         """
