@@ -88,6 +88,16 @@ class Scan:
         return numbers.mapInArrow(run, from_arrow_schema(self.schema))
 
 
+def to_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """Convert rows to a batch."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [
+        pa.array(values, field.type)
+        for values, field in zip(columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 def table_frame(session: SparkSession, table: pa.Table) -> DataFrame:
     """Return a frame of a few rows, which are part of the query plan.
 

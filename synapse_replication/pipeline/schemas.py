@@ -37,6 +37,17 @@ ROWS_SCHEMA: Final = pa.schema(
 #: A row of a stream without its content.
 ROW_KEYS_SCHEMA: Final = ROWS_SCHEMA.remove(ROWS_SCHEMA.get_field_index("row"))
 
+
+def with_texts(schema: pa.Schema, *columns: str) -> pa.Schema:
+    """Return ``stream`` and columns of a schema; other columns are texts."""
+    return pa.schema(
+        [
+            schema.field(name) if name in schema.names else pa.field(name, pa.string())
+            for name in ("stream", *columns)
+        ]
+    )
+
+
 #: A line of a recording. Each valid line contains one command of the wire.
 WIRE_SCHEMA: Final = pa.schema(
     [

@@ -24,7 +24,7 @@ import attrs
 import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, RemoteProtocolError
-from synapse_replication.pipeline.scan import TASKS, Scan, grouped
+from synapse_replication.pipeline.scan import TASKS, Scan, grouped, to_batch
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
 from synapse_replication.recordings.format import (
     MAX_LINE_BYTES,
@@ -202,21 +202,10 @@ def _read_ranges(ranges: Iterable[_Range]) -> Iterator[pa.RecordBatch]:
         for record in _records_of(each):
             rows.append((each.recording, *_to_row(record)))
             if len(rows) == _BATCH_LINES:
-                yield _to_batch(rows)
+                yield to_batch(rows, WIRE_SCHEMA)
                 rows.clear()
         if rows:
-            yield _to_batch(rows)
-
-
-def _to_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True))
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(values, field.type)
-            for values, field in zip(columns, WIRE_SCHEMA, strict=True)
-        ],
-        schema=WIRE_SCHEMA,
-    )
+            yield to_batch(rows, WIRE_SCHEMA)
 
 
 class _RangeLines:

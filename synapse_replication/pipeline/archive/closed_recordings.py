@@ -20,7 +20,7 @@ import pyarrow as pa
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
-from synapse_replication.pipeline.scan import Batches
+from synapse_replication.pipeline.scan import Batches, to_batch
 from synapse_replication.pipeline.wire_lines import recordings_in, scan_recordings
 
 if TYPE_CHECKING:
@@ -126,8 +126,7 @@ def write_recordings(
         for batch in batches:
             if batch.num_rows:
                 writer.write(batch)
-        files = [pickle.dumps(file) for file in writer.close()]
-        yield pa.RecordBatch.from_pydict({"file": files}, schema=schema)
+        yield to_batch([[pickle.dumps(file)] for file in writer.close()], schema)
 
     written = scan_recordings(paths).then(write, schema).collect(spark)
     return [

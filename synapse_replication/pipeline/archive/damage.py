@@ -18,7 +18,7 @@ from pyarrow.fs import FileSelector
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.log import MISSING
-from synapse_replication.pipeline.scan import Batches, Scan, grouped
+from synapse_replication.pipeline.scan import Batches, Scan, grouped, to_batch
 from synapse_replication.pipeline.schemas import DAY
 
 if TYPE_CHECKING:
@@ -157,8 +157,7 @@ def find_damage(
     def check(numbered: Iterable[tuple[int, ArchivedFile]]) -> Batches:
         for number, file in numbered:
             if (reason := _check_file(store, file)) is not None:
-                found = {"file": [number], "reason": [reason]}
-                yield pa.RecordBatch.from_pydict(found, schema=schema)
+                yield to_batch([(number, reason)], schema)
 
     rows = sum(file.rows for file in files)
     scan = Scan(schema, grouped(list(enumerate(files))), check, rows)

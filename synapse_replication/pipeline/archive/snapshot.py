@@ -40,6 +40,7 @@ from synapse_replication.pipeline.schemas import (
     ARCHIVED_ROWS_SCHEMA,
     ARCHIVED_WIRE_SCHEMA,
     DAY,
+    with_texts,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.tables import (
@@ -124,13 +125,7 @@ class Snapshot:
             ``room_id``, which are null for streams that lack them.
         :return: ``stream`` and ``columns``.
         """
-        keys = ARCHIVED_ROWS_SCHEMA
-        schema = pa.schema(
-            [
-                keys.field(name) if name in keys.names else pa.field(name, pa.string())
-                for name in ("stream", *columns)
-            ]
-        )
+        schema = with_texts(ARCHIVED_ROWS_SCHEMA, *columns)
         return self._scan(self.files, schema, _with_stream)
 
     def wire(self, *columns: str) -> Scan:

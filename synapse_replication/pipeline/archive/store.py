@@ -13,11 +13,10 @@ executors need no configuration.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import attrs
 import pyarrow as pa
@@ -37,8 +36,6 @@ _WIRE: Final = "wire"
 #: The prefixes of the environment variables that configure access to an object
 #: store.
 _ENVIRONMENT: Final = ("AWS_", "GOOGLE_", "AZURE_")
-
-_PLAIN = re.compile(rb"[A-Za-z0-9_.-]")
 
 
 def _environment(uri: str) -> dict[str, str]:
@@ -187,10 +184,7 @@ def _s3(options: Mapping[str, str]) -> FileSystem:
 
 def _folder_name(stream: str) -> str:
     """Encode a stream's name as a folder name that is safe in URIs and not hidden."""
-    encoded = "".join(
-        chr(byte) if _PLAIN.match(bytes([byte])) else f"~{byte:02X}"
-        for byte in stream.encode()
-    )
+    encoded = quote(stream, safe="").replace("~", "%7E").replace("%", "~")
     if encoded[:1] in ("_", "."):
         return f"~{ord(encoded[0]):02X}{encoded[1:]}"
     return encoded

@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from synapse_replication.pipeline.scan import to_batch
+
 #: The columns of packed sightings. All sightings of a stream with the same ``bucket``
 #: are compared in one task.
 PACKED_SCHEMA: Final = pa.schema(
@@ -64,14 +66,7 @@ def pack(
             found += _packed(
                 stream, of_stream, source, bucket_bits, named=stream not in nameless
             )
-        columns = list(zip(*found, strict=True)) or [()] * len(PACKED_SCHEMA)
-        yield pa.RecordBatch.from_arrays(
-            [
-                pa.array(values, field.type)
-                for values, field in zip(columns, PACKED_SCHEMA, strict=True)
-            ],
-            schema=PACKED_SCHEMA,
-        )
+        yield to_batch(found, PACKED_SCHEMA)
 
 
 def _packed(

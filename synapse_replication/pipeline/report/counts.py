@@ -14,7 +14,6 @@ from typing import Any, Final, TypeVar
 
 import attrs
 import duckdb
-import pyarrow as pa
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit.findings import (
@@ -37,7 +36,7 @@ from synapse_replication.pipeline.report.report_data import (
     choose_window,
     hide_names,
 )
-from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA
+from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA, with_texts
 from synapse_replication.pipeline.workspace import rows_of
 
 #: The maximum number of rooms, and of users, that are shown.
@@ -55,14 +54,7 @@ ROW_COLUMNS: Final = (
 )
 
 #: The table ``rows`` of :mod:`.queries`.
-ROWS: Final = pa.schema(
-    [
-        ROWS_SCHEMA.field(name)
-        if name in ROWS_SCHEMA.names
-        else pa.field(name, pa.string())
-        for name in ("stream", *ROW_COLUMNS)
-    ]
-)
+ROWS: Final = with_texts(ROWS_SCHEMA, *ROW_COLUMNS)
 
 #: The columns of recorded lines.
 LINE_COLUMNS: Final = tuple(

@@ -21,6 +21,7 @@ from synapse_replication.pipeline.report.counts import (
     collect_report,
 )
 from synapse_replication.pipeline.report.report_data import ReportData
+from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.frames import scan_rows
 from synapse_replication.pipeline.spark.failures import short_failures
@@ -81,16 +82,15 @@ def run_report(
         progress.begin("count rows and lines")
         load_lines(workspace, LINE_COLUMNS, recordings, archived, spark)
         has_wire = bool(recordings)
+        scan: Scan | None = None
         if archived is not None:
             has_wire = has_wire or bool(archived.wire_files)
-            load(workspace, "rows", ROWS, archived.rows(*ROW_COLUMNS).batches())
+            scan = archived.rows(*ROW_COLUMNS)
         elif settings is not None:
-            load(workspace, "rows", ROWS, scan_rows(settings, *ROW_COLUMNS).batches())
-        else:
-            load(workspace, "rows", ROWS, ())
-        has_rows = archived is not None or settings is not None
+            scan = scan_rows(settings, *ROW_COLUMNS)
+        load(workspace, "rows", ROWS, () if scan is None else scan.batches())
         sources = _sources(settings, archived, recordings, audits=audits)
-        inputs = ReportInputs(workspace, has_rows, has_wire, given, sources)
+        inputs = ReportInputs(workspace, scan is not None, has_wire, given, sources)
         data = collect_report(inputs, window_s=window, identify=identify)
         progress.begin("draw plots")
         write_report(data, folder)

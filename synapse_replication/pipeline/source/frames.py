@@ -6,10 +6,8 @@ import functools
 import json
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from synapse_replication.pipeline.scan import Scan
-from synapse_replication.pipeline.schemas import ROWS_SCHEMA
+from synapse_replication.pipeline.schemas import ROWS_SCHEMA, with_texts
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.offsets import offsets_to_json
@@ -52,13 +50,7 @@ def scan_rows(settings: PipelineSettings, *columns: str, **options: str) -> Scan
     """
     checked = SourceOptions.parse({**reader_options(settings), **options})
     plan = Planner(checked, continuous=False).batch()
-    known = ROWS_SCHEMA.names
-    schema = pa.schema(
-        [
-            ROWS_SCHEMA.field(name) if name in known else pa.field(name, pa.string())
-            for name in ("stream", *columns)
-        ]
-    )
+    schema = with_texts(ROWS_SCHEMA, *columns)
     read = functools.partial(read_parts, plan.conninfo, schema=schema)
     ids = sum(part.size for parts in plan.tasks for part in parts)
     return Scan(schema, plan.tasks, read, ids)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -62,20 +62,19 @@ class StreamOffset:
 
     def advance(self, other: StreamOffset) -> StreamOffset:
         """Return the least offset that covers all rows that either offset covers."""
-        return StreamOffset(
-            max(self.minimum, other.minimum),
-            {
-                writer: max(self.position(writer), other.position(writer))
-                for writer in {*self.writers, *other.writers}
-            },
-        )
+        return self._combine(other, max)
 
     def retreat(self, other: StreamOffset) -> StreamOffset:
         """Return the offset that covers exactly the rows that both offsets cover."""
+        return self._combine(other, min)
+
+    def _combine(
+        self, other: StreamOffset, choose: Callable[[int, int], int]
+    ) -> StreamOffset:
         return StreamOffset(
-            min(self.minimum, other.minimum),
+            choose(self.minimum, other.minimum),
             {
-                writer: min(self.position(writer), other.position(writer))
+                writer: choose(self.position(writer), other.position(writer))
                 for writer in {*self.writers, *other.writers}
             },
         )

@@ -75,6 +75,10 @@ class Part:
         """
         return self.is_indexed and not self.joins_details
 
+    def within(self, low: int, high: int) -> Part:
+        """Return the rows of the part between two ids."""
+        return attrs.evolve(self, span=attrs.evolve(self.span, low=low, high=high))
+
 
 def narrow(txn: cursor, part: Part) -> Part | None:
     """Trim the ids without rows at both ends of a part.
@@ -97,8 +101,7 @@ def narrow(txn: cursor, part: Part) -> Part | None:
             return part
     if not lows:
         return None
-    span = attrs.evolve(part.span, low=min(lows) - 1, high=max(highs))
-    return attrs.evolve(part, span=span)
+    return part.within(min(lows) - 1, max(highs))
 
 
 def split(parts: Iterable[Part], count: int | None) -> list[Part]:
@@ -125,10 +128,7 @@ def _cut(part: Part, target: int) -> list[Part]:
     count = -(-part.size // target)
     low = part.span.low
     cuts = [low + part.size * index // count for index in range(count + 1)]
-    return [
-        attrs.evolve(part, span=attrs.evolve(part.span, low=low, high=high))
-        for low, high in itertools.pairwise(cuts)
-    ]
+    return [part.within(low, high) for low, high in itertools.pairwise(cuts)]
 
 
 def pack(parts: Iterable[Part], count: int | None) -> list[tuple[Part, ...]]:

@@ -149,17 +149,13 @@ def read_part(
                 raise
             low, high = max(part.span.low, last[0] - 1), part.span.high
             if high - low == 1:
-                found = _explain(conninfo, _within(part, low, high))
+                found = _explain(conninfo, part.within(low, high))
                 if found is None:
                     raise
                 skipped.append(found)
                 continue
             middle = (low + high) // 2
-            todo += [_within(part, middle, high), _within(part, low, middle)]
-
-
-def _within(part: Part, low: int, high: int) -> Part:
-    return attrs.evolve(part, span=attrs.evolve(part.span, low=low, high=high))
+            todo += [part.within(middle, high), part.within(low, middle)]
 
 
 def _after(batch: pa.RecordBatch, last: tuple[int, int]) -> pa.RecordBatch:
