@@ -12,7 +12,7 @@ from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 
-from synapse_replication.streams.reader import TABLE, Event, State
+from synapse_replication.streams.reader import TABLE, ReaderEvent, State
 
 #: The centre of each state in the picture.
 PLACES: Final = {
@@ -26,9 +26,9 @@ PLACES: Final = {
 _HALF_WIDTH, _HALF_HEIGHT = 85, 20
 
 
-def changes() -> dict[tuple[State, State], list[Event]]:
+def changes() -> dict[tuple[State, State], list[ReaderEvent]]:
     """Return the events that lead from each state to each other one."""
-    found: dict[tuple[State, State], list[Event]] = {}
+    found: dict[tuple[State, State], list[ReaderEvent]] = {}
     for event, row in TABLE.items():
         for before, entry in row.items():
             for after in State:

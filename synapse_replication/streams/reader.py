@@ -75,7 +75,7 @@ class State(enum.Enum):
     PAUSED = "paused"  #: something is missing, and a timer runs
 
 
-class Event(enum.Enum):
+class ReaderEvent(enum.Enum):
     """An event of a writer, a link, an action or the driver."""
 
     LINK_UP = "a link came up"
@@ -216,7 +216,7 @@ class Advance(Struct, frozen=True):
 
 
 class Pause(Struct, frozen=True):
-    """Action: wait for ``seconds``, then report :attr:`Event.TIMER`."""
+    """Action: wait for ``seconds``, then report :attr:`ReaderEvent.TIMER`."""
 
     seconds: float
 
@@ -322,7 +322,7 @@ class ReaderPolicy(Struct, frozen=True):
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def _on(event: Event) -> Callable[[_Method], _Method]:
+def _on(event: ReaderEvent) -> Callable[[_Method], _Method]:
     """Check each call of a method against :data:`TABLE`."""
 
     def decorate(method: _Method) -> _Method:
@@ -456,7 +456,7 @@ class Reader:
 
     # -- links ------------------------------------------------------------------------
 
-    @_on(Event.LINK_UP)
+    @_on(ReaderEvent.LINK_UP)
     def link_up(self, link: Hashable) -> None:
         """Add a link. What the writer sends on it is not older than what it said.
 
@@ -477,7 +477,7 @@ class Reader:
         )
         self.links[link] = LinkState(0 if is_carried else said)
 
-    @_on(Event.LINK_LOST)
+    @_on(ReaderEvent.LINK_LOST)
     def link_lost(self, link: Hashable) -> None:
         """Remove a link. What is missing remains missing, and waits for a link.
 
@@ -515,7 +515,7 @@ class Reader:
         state.pending = pending
         return complete
 
-    @_on(Event.BATCH)
+    @_on(ReaderEvent.BATCH)
     def batch(self, link: Hashable, token: int, size: int) -> Verdict:
         """Decide about the rows of one token that arrived on a link.
 
@@ -551,7 +551,7 @@ class Reader:
             return Verdict.FETCH
         return Verdict.DELIVER
 
-    @_on(Event.LOST_ROWS)
+    @_on(ReaderEvent.LOST_ROWS)
     def lost_rows(self, link: Hashable) -> int:
         """Record that rows of the next batch were lost; return how many with them."""
         dropped = self.drop_unfinished(link)
@@ -568,7 +568,7 @@ class Reader:
         state.is_lossy |= dropped > 0
         return dropped
 
-    @_on(Event.OVERFLOW)
+    @_on(ReaderEvent.OVERFLOW)
     def overflow(self, token: int | None = None) -> None:
         """Deliver nothing that arrives before the next action; fetch it instead.
 
@@ -578,7 +578,7 @@ class Reader:
         if token is not None:
             self._miss(min(token - 1, self.position), token)
 
-    @_on(Event.UNREADABLE)
+    @_on(ReaderEvent.UNREADABLE)
     def unreadable(self, token: int) -> None:
         """Fetch a row that cannot be decoded from the stream's own source."""
         if self.page is None:
@@ -587,7 +587,7 @@ class Reader:
         self.page = self.request = None
         self.work.unreadable_upto = max(token, self.work.unreadable_upto or token)
 
-    @_on(Event.DELIVERY_FAILED)
+    @_on(ReaderEvent.DELIVERY_FAILED)
     def delivery_failed(self, tokens: Sequence[int]) -> int:
         """Fetch the rows that the sink rejected, after a pause.
 
@@ -600,7 +600,7 @@ class Reader:
 
     # -- announcements ----------------------------------------------------------------
 
-    @_on(Event.POSITION)
+    @_on(ReaderEvent.POSITION)
     def announced(self, link: Hashable, prev: int, new: int, now: float) -> Finding:
         """Handle a POSITION: the writer has no rows in ``(prev, new]``.
 
@@ -649,7 +649,7 @@ class Reader:
         work.empty_upto = new
         return Finding.EXPECTED
 
-    @_on(Event.REPORT)
+    @_on(ReaderEvent.REPORT)
     def reported(self, link: Hashable, token: int, now: float) -> Finding:
         """Handle a report that the writer has sent all rows up to ``token``."""
         state = self.links[link]
@@ -671,7 +671,7 @@ class Reader:
             return self._below(link, token, contradicts)
         return Finding.NOTHING
 
-    @_on(Event.STORED)
+    @_on(ReaderEvent.STORED)
     def stored(self, token: int) -> Finding:
         """Handle a position that the writer persisted and may not have announced.
 
@@ -682,7 +682,7 @@ class Reader:
         self._claim(token)
         return Finding.GAP
 
-    @_on(Event.EPOCH)
+    @_on(ReaderEvent.EPOCH)
     def epoch_reported(
         self, link: Hashable, token: int, epoch: str, *, has_restarted: bool
     ) -> Finding:
@@ -763,7 +763,7 @@ class Reader:
         has_caught_up = any(s.heard >= self.position for s in from_start)
         return True if has_caught_up else None
 
-    @_on(Event.REMOVED)
+    @_on(ReaderEvent.REMOVED)
     def removed(self, upto: int, *, is_deleted: bool) -> Finding:
         """Fetch the last rows of a writer that announces nothing any more.
 
@@ -789,7 +789,7 @@ class Reader:
 
     # -- results of actions -----------------------------------------------------------
 
-    @_on(Event.PAGE)
+    @_on(ReaderEvent.PAGE)
     def page_fetched(self, fetch: Fetch, result: StreamUpdateResult) -> Page | None:
         """Return the rows to deliver now; ``None`` if the page is not wanted.
 
@@ -854,7 +854,7 @@ class Reader:
         if self.empty is not None:
             self.empty.settle(token)
 
-    @_on(Event.PAGE_DELIVERED)
+    @_on(ReaderEvent.PAGE_DELIVERED)
     def page_delivered(self) -> None:
         """Record that all rows of the page were delivered."""
         work, page = self.work, self.page
@@ -868,7 +868,7 @@ class Reader:
         work.empty_upto = max(work.empty_upto, page.upto_token)
         self.page = None
 
-    @_on(Event.REWOUND)
+    @_on(ReaderEvent.REWOUND)
     def rewound(self, epoch: str | None = None) -> None:
         """Record that the position was rewound, and that an epoch began, if any."""
         work = self.work
@@ -879,7 +879,7 @@ class Reader:
         self.empty = None
         self._begin_epoch(epoch)
 
-    @_on(Event.EPOCH_BEGUN)
+    @_on(ReaderEvent.EPOCH_BEGUN)
     def epoch_begun(self, epoch: str) -> None:
         """Record that an epoch began without a rewind."""
         self._begin_epoch(epoch)
@@ -893,7 +893,7 @@ class Reader:
         if work.epoch == epoch:
             work.epoch = None
 
-    @_on(Event.ADVANCED)
+    @_on(ReaderEvent.ADVANCED)
     def advanced(self, target: int, now: float) -> None:
         """Record that the position was advanced to ``target``.
 
@@ -918,12 +918,12 @@ class Reader:
         ):
             self._finish()
 
-    @_on(Event.FAILED)
+    @_on(ReaderEvent.FAILED)
     def failed(self) -> int:
         """Pause after a failed action; return the failures since the last progress."""
         return self._pause()
 
-    @_on(Event.TIMER)
+    @_on(ReaderEvent.TIMER)
     def timer_due(self) -> None:
         """End a pause."""
         if self.work is not None and self.work.pace is Pace.PAUSED:
@@ -931,7 +931,7 @@ class Reader:
 
     # -- actions ----------------------------------------------------------------------
 
-    @_on(Event.NEXT)
+    @_on(ReaderEvent.NEXT)
     def next(self, now: float) -> Action | None:
         """Return the next action; ``None`` if there is none until the next event.
 
@@ -1231,167 +1231,170 @@ _W, _L, _D, _F, _V, _P = State
 _ALL = tuple(State)
 _SAME: Final = None
 
-#: Rows of the table: an event, states, what happens, and the states that may follow,
-#: or the same state.
-_ROWS: Final[Sequence[tuple[Event, Sequence[State], str, Sequence[State] | None]]] = (
-    (Event.LINK_UP, (_W, _L, _D, _F, _V), "The link waits for POSITION.", _SAME),
-    (Event.LINK_UP, (_P,), "The first link ends the pause.", (_D, _P)),
-    (Event.LINK_LOST, (_L,), "Rows of the other links are still live.", (_W, _L)),
-    (Event.LINK_LOST, (_W, _D, _F, _P), "What is missing remains missing.", _SAME),
-    (
-        Event.BATCH,
-        (_L,),
-        "The rows are delivered, or are old, or a catch-up for them begins.",
-        (_L, _D),
-    ),
-    (Event.BATCH, (_D, _P), "The rows are to be fetched, or are old.", _SAME),
-    (
-        Event.BATCH,
-        (_F,),
-        "The same. If pages before this one lack these rows, it is given up.",
-        (_D, _F),
-    ),
-    (
-        Event.BATCH,
-        (_V,),
-        "The same. A page that lacks these rows is given up.",
-        (_D, _V),
-    ),
-    (Event.LOST_ROWS, _ALL, "The next batch on the link is to be fetched.", _SAME),
-    (Event.POSITION, (_W,), "The link opens.", (_D,)),
-    (
-        Event.POSITION,
-        (_L,),
-        "The position is to advance or, if the link contradicts itself, to be lowered.",
-        (_L, _D),
-    ),
-    (Event.POSITION, (_D,), "The target rises, or the stream begins anew.", _SAME),
-    (
-        Event.POSITION,
-        (_F,),
-        "The target rises, or the stream begins anew without the page.",
-        (_D, _F),
-    ),
-    (
-        Event.POSITION,
-        (_V,),
-        "The target rises, or the stream begins anew without the page.",
-        (_D, _V),
-    ),
-    (Event.POSITION, (_P,), "The target rises, and the pause ends.", (_D,)),
-    (Event.REPORT, (_W,), "The link opens, unless the token is too low.", (_W, _D)),
-    (
-        Event.REPORT,
-        (_L,),
-        "The position is to advance or, if the link contradicts itself, to be lowered.",
-        (_L, _D),
-    ),
-    (Event.REPORT, (_D,), "The target rises.", _SAME),
-    (
-        Event.REPORT,
-        (_F,),
-        "The target rises. If the link opens, the stream may begin anew.",
-        (_D, _F),
-    ),
-    (
-        Event.REPORT,
-        (_V,),
-        "The target rises. If the link opens, the stream may begin anew.",
-        (_D, _V),
-    ),
-    (
-        Event.REPORT,
-        (_P,),
-        "The target rises. If the link opens, the stream may begin anew.",
-        (_D, _P),
-    ),
-    (Event.STORED, (_W,), "Rows up to the token are to be fetched.", (_W, _D)),
-    (Event.STORED, (_L,), "Rows up to the token are to be fetched.", (_L, _D)),
-    (Event.STORED, (_D, _F, _P), "The target rises.", _SAME),
-    (Event.EPOCH, (_W,), "The epoch, or the stream anew, is to begin.", (_W, _D)),
-    (Event.EPOCH, (_L,), "The epoch, or the stream anew, is to begin.", (_L, _D)),
-    (Event.EPOCH, (_D,), "The epoch, or the stream anew, is to begin.", _SAME),
-    (
-        Event.EPOCH,
-        (_F,),
-        "The same. A page that may be of another epoch is given up.",
-        (_D, _F),
-    ),
-    (
-        Event.EPOCH,
-        (_V,),
-        "The same. A page that may be of another epoch is given up.",
-        (_D, _V),
-    ),
-    (Event.EPOCH, (_P,), "The epoch, or the stream anew, is to begin.", (_D, _P)),
-    (Event.REMOVED, (_W,), "Its last rows are to be fetched.", (_W, _D)),
-    (Event.REMOVED, (_L,), "Its last rows are to be fetched.", (_L, _D)),
-    (Event.REMOVED, (_D, _P), "The target rises to its last token.", _SAME),
-    (
-        Event.REMOVED,
-        (_F,),
-        "The target rises to its last token. The first time, the page is given up.",
-        (_D, _F),
-    ),
-    (Event.OVERFLOW, (_W, _L), "What arrives is to be fetched.", (_D,)),
-    (Event.OVERFLOW, (_D, _F, _P), "What arrives is fetched anyway.", _SAME),
-    (
-        Event.OVERFLOW,
-        (_V,),
-        "What arrives is fetched anyway; a row that the page lacks makes it obsolete.",
-        (_V, _D),
-    ),
-    (Event.UNREADABLE, (_L, _D), "The row is to be fetched from the source.", (_D,)),
-    (Event.UNREADABLE, (_P,), "The row is to be fetched from the source.", _SAME),
-    (
-        Event.UNREADABLE,
-        (_V,),
-        "The page is given up, and is to be fetched from the source.",
-        (_D,),
-    ),
-    (Event.DELIVERY_FAILED, (_L, _D, _P), "The rows are to be fetched later.", (_P,)),
-    (
-        Event.PAGE,
-        (_F,),
-        "The page is checked. If it is wanted, its delivery begins.",
-        (_D, _V),
-    ),
-    (
-        Event.PAGE_DELIVERED,
-        (_V,),
-        "The rows of the page are not missing any more.",
-        (_D, _F),
-    ),
-    (Event.REWOUND, (_D,), "The position is lower.", _SAME),
-    (Event.EPOCH_BEGUN, (_D, _F, _V), "The epoch is known.", _SAME),
-    (
-        Event.ADVANCED,
-        (_D,),
-        "The position is higher. If nothing is missing, the catch-up ends.",
-        (_W, _L, _D),
-    ),
-    (Event.FAILED, (_D, _F, _V), "The catch-up pauses.", (_P,)),
-    (Event.TIMER, (_W, _L, _D, _F), "Nothing: the pause ended before.", _SAME),
-    (Event.TIMER, (_P,), "The pause ends.", (_D,)),
-    (
-        Event.NEXT,
-        (_D,),
-        "The position or the epoch changes, a page is fetched, a pause begins, or the "
-        "catch-up ends.",
-        (_W, _L, _D, _F, _P),
-    ),
-    (Event.NEXT, (_V,), "The page after this one is requested.", _SAME),
-    (Event.NEXT, (_W, _L, _F, _P), "Nothing, except to report.", _SAME),
-)
+_Row: TypeAlias = tuple[Sequence[State], str, Sequence[State] | None]
+
+#: For each event: states, what happens in them, and the states that may follow, or the
+#: same state.
+_ROWS: Final[Mapping[ReaderEvent, Sequence[_Row]]] = {
+    ReaderEvent.LINK_UP: [
+        ((_W, _L, _D, _F, _V), "The link waits for POSITION.", _SAME),
+        ((_P,), "The first link ends the pause.", (_D, _P)),
+    ],
+    ReaderEvent.LINK_LOST: [
+        ((_L,), "Rows of the other links are still live.", (_W, _L)),
+        ((_W, _D, _F, _P), "What is missing remains missing.", _SAME),
+    ],
+    ReaderEvent.BATCH: [
+        (
+            (_L,),
+            "The rows are delivered, or are old, or a catch-up for them begins.",
+            (_L, _D),
+        ),
+        ((_D, _P), "The rows are to be fetched, or are old.", _SAME),
+        (
+            (_F,),
+            "The same. If pages before this one lack these rows, it is given up.",
+            (_D, _F),
+        ),
+        ((_V,), "The same. A page that lacks these rows is given up.", (_D, _V)),
+    ],
+    ReaderEvent.LOST_ROWS: [
+        (_ALL, "The next batch on the link is to be fetched.", _SAME),
+    ],
+    ReaderEvent.POSITION: [
+        ((_W,), "The link opens.", (_D,)),
+        (
+            (_L,),
+            "The position is to advance or, if the link contradicts itself, to be "
+            "lowered.",
+            (_L, _D),
+        ),
+        ((_D,), "The target rises, or the stream begins anew.", _SAME),
+        (
+            (_F,),
+            "The target rises, or the stream begins anew without the page.",
+            (_D, _F),
+        ),
+        (
+            (_V,),
+            "The target rises, or the stream begins anew without the page.",
+            (_D, _V),
+        ),
+        ((_P,), "The target rises, and the pause ends.", (_D,)),
+    ],
+    ReaderEvent.REPORT: [
+        ((_W,), "The link opens, unless the token is too low.", (_W, _D)),
+        (
+            (_L,),
+            "The position is to advance or, if the link contradicts itself, to be "
+            "lowered.",
+            (_L, _D),
+        ),
+        ((_D,), "The target rises.", _SAME),
+        (
+            (_F,),
+            "The target rises. If the link opens, the stream may begin anew.",
+            (_D, _F),
+        ),
+        (
+            (_V,),
+            "The target rises. If the link opens, the stream may begin anew.",
+            (_D, _V),
+        ),
+        (
+            (_P,),
+            "The target rises. If the link opens, the stream may begin anew.",
+            (_D, _P),
+        ),
+    ],
+    ReaderEvent.STORED: [
+        ((_W,), "Rows up to the token are to be fetched.", (_W, _D)),
+        ((_L,), "Rows up to the token are to be fetched.", (_L, _D)),
+        ((_D, _F, _P), "The target rises.", _SAME),
+    ],
+    ReaderEvent.EPOCH: [
+        ((_W,), "The epoch, or the stream anew, is to begin.", (_W, _D)),
+        ((_L,), "The epoch, or the stream anew, is to begin.", (_L, _D)),
+        ((_D,), "The epoch, or the stream anew, is to begin.", _SAME),
+        ((_F,), "The same. A page that may be of another epoch is given up.", (_D, _F)),
+        ((_V,), "The same. A page that may be of another epoch is given up.", (_D, _V)),
+        ((_P,), "The epoch, or the stream anew, is to begin.", (_D, _P)),
+    ],
+    ReaderEvent.REMOVED: [
+        ((_W,), "Its last rows are to be fetched.", (_W, _D)),
+        ((_L,), "Its last rows are to be fetched.", (_L, _D)),
+        ((_D, _P), "The target rises to its last token.", _SAME),
+        (
+            (_F,),
+            "The target rises to its last token. The first time, the page is given up.",
+            (_D, _F),
+        ),
+    ],
+    ReaderEvent.OVERFLOW: [
+        ((_W, _L), "What arrives is to be fetched.", (_D,)),
+        ((_D, _F, _P), "What arrives is fetched anyway.", _SAME),
+        (
+            (_V,),
+            "What arrives is fetched anyway; a row that the page lacks makes it "
+            "obsolete.",
+            (_V, _D),
+        ),
+    ],
+    ReaderEvent.UNREADABLE: [
+        ((_L, _D), "The row is to be fetched from the source.", (_D,)),
+        ((_P,), "The row is to be fetched from the source.", _SAME),
+        ((_V,), "The page is given up, and is to be fetched from the source.", (_D,)),
+    ],
+    ReaderEvent.DELIVERY_FAILED: [
+        ((_L, _D, _P), "The rows are to be fetched later.", (_P,)),
+    ],
+    ReaderEvent.PAGE: [
+        ((_F,), "The page is checked. If it is wanted, its delivery begins.", (_D, _V)),
+    ],
+    ReaderEvent.PAGE_DELIVERED: [
+        ((_V,), "The rows of the page are not missing any more.", (_D, _F)),
+    ],
+    ReaderEvent.REWOUND: [
+        ((_D,), "The position is lower.", _SAME),
+    ],
+    ReaderEvent.EPOCH_BEGUN: [
+        ((_D, _F, _V), "The epoch is known.", _SAME),
+    ],
+    ReaderEvent.ADVANCED: [
+        (
+            (_D,),
+            "The position is higher. If nothing is missing, the catch-up ends.",
+            (_W, _L, _D),
+        ),
+    ],
+    ReaderEvent.FAILED: [
+        ((_D, _F, _V), "The catch-up pauses.", (_P,)),
+    ],
+    ReaderEvent.TIMER: [
+        ((_W, _L, _D, _F), "Nothing: the pause ended before.", _SAME),
+        ((_P,), "The pause ends.", (_D,)),
+    ],
+    ReaderEvent.NEXT: [
+        (
+            (_D,),
+            "The position or the epoch changes, a page is fetched, a pause begins, or "
+            "the catch-up ends.",
+            (_W, _L, _D, _F, _P),
+        ),
+        ((_V,), "The page after this one is requested.", _SAME),
+        ((_W, _L, _F, _P), "Nothing, except to report.", _SAME),
+    ],
+}
 
 
-def _make_table() -> dict[Event, dict[State, Entry]]:
-    table: dict[Event, dict[State, Entry]] = {event: {} for event in Event}
-    for event, states, effect, following in _ROWS:
-        for state in states:
-            table[event][state] = Entry(effect, following or (state,))
+def _make_table() -> dict[ReaderEvent, dict[State, Entry]]:
+    table: dict[ReaderEvent, dict[State, Entry]] = {event: {} for event in ReaderEvent}
+    for event, rows in _ROWS.items():
+        for states, effect, following in rows:
+            for state in states:
+                table[event][state] = Entry(effect, following or (state,))
     return table
 
 
 #: For each event and each state in which it may happen, what happens.
-TABLE: Mapping[Event, Mapping[State, Entry]] = _make_table()
+TABLE: Mapping[ReaderEvent, Mapping[State, Entry]] = _make_table()

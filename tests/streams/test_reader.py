@@ -19,12 +19,12 @@ from synapse_replication.streams.reader import (
     BeginEpoch,
     Connected,
     Entry,
-    Event,
     Fetch,
     Finding,
     Finished,
     Pause,
     Reader,
+    ReaderEvent,
     ReaderPolicy,
     Refuted,
     Rewind,
@@ -789,7 +789,7 @@ class TableTests(SynchronousTestCase):
             driven.reader.overflow()
 
     def check_that_a_row_is_fetched(
-        self, event: Event, state: State, entry: Entry | None
+        self, event: ReaderEvent, state: State, entry: Entry | None
     ) -> None:
         """Change an entry of the table: rows that then arrive are fetched."""
         driven = Driven()
@@ -813,12 +813,12 @@ class TableTests(SynchronousTestCase):
 
     def test_recovery_from_an_unexpected_event(self) -> None:
         """If the error is reported, the event is handled as if all was missing."""
-        self.check_that_a_row_is_fetched(Event.BATCH, State.LIVE, None)
+        self.check_that_a_row_is_fetched(ReaderEvent.BATCH, State.LIVE, None)
 
     def test_recovery_from_an_unexpected_state(self) -> None:
         """So are those that follow, after a state that is not expected."""
         entry = Entry("A defect.", (State.WAITING,))
-        self.check_that_a_row_is_fetched(Event.BATCH, State.LIVE, entry)
+        self.check_that_a_row_is_fetched(ReaderEvent.BATCH, State.LIVE, entry)
 
     def test_recovery_during_a_catch_up(self) -> None:
         """What was found to be empty is fetched again, too."""
@@ -843,7 +843,7 @@ class TableTests(SynchronousTestCase):
 
     def test_every_event(self) -> None:
         """Each event is expected in some state, and each effect is described."""
-        for event in Event:
+        for event in ReaderEvent:
             self.assertTrue(TABLE[event], event)
             for entry in TABLE[event].values():
                 self.assertRegex(entry.effect, r"\w\.$")

@@ -36,7 +36,7 @@ from synapse_replication.streams import reader as machine
 _NONE = 0xFFFFFFFF
 
 #: An event of the machine, and the states before and after it.
-Call: TypeAlias = tuple[machine.Event, machine.State, machine.State]
+Call: TypeAlias = tuple[machine.ReaderEvent, machine.State, machine.State]
 
 _FrozenWorld: TypeAlias = tuple[Frozen, int, list[int]]
 _OTHER = object()
@@ -430,7 +430,7 @@ def replaced(bounds: Bounds, calls: set[Call]) -> Iterator[None]:
 class _Recorder:
     """The states that may follow, which records those that do."""
 
-    event: machine.Event
+    event: machine.ReaderEvent
     before: machine.State
     expected: Container[machine.State]
     calls: set[Call]
