@@ -34,7 +34,7 @@ EXTRA = 4
 
 @attrs.frozen
 class _Cost:
-    """What a phase cost.
+    """The cost of a phase.
 
     :ivar lasted: the duration, in s.
     :ivar spent: the CPU time of each process, in s.
