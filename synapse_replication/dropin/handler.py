@@ -13,7 +13,7 @@ from synapse_replication.dropin.backlogs import make_backlog, make_partial_resyn
 from synapse_replication.dropin.extension import make_extension
 from synapse_replication.dropin.foreign import ForeignConnection
 from synapse_replication.dropin.host_code import make_yieldable
-from synapse_replication.dropin.notifier import combine_notifications
+from synapse_replication.dropin.notifier import combine_notifications, favour_streamer
 from synapse_replication.dropin.observer import monitoring_of, observer_of
 from synapse_replication.dropin.position_check import start_host_position_check
 from synapse_replication.dropin.redis_factories import close, connect_subscriber
@@ -87,6 +87,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         hs.get_replication_streamer()
         if not hs.config.redis.redis_enabled:
             return
+        favour_streamer(hs)
         reactor = hs.get_reactor()
         outbound = hs.get_outbound_redis_connection()
         factory = connect_subscriber(hs, outbound, channels)

@@ -7,17 +7,25 @@ in a background process of the host, and together these comparisons cost the mai
 process more than receiving the row. Nothing is missed if several notifications are
 combined: a part reads all changes since it last ran.
 
-So notifications are combined until the next turn of the reactor. The notifier does not
-have a reactor at first: the constructor of this package's command handler supplies the
-homeserver's. Before that, and with a stock command handler, the notifier notifies all
-parts immediately.
+So notifications are combined until the next turn of the reactor. Once replication runs,
+only the streamer, which other processes wait for, is notified each time. The other
+parts (the user directory, the statistics, the presence of users who joined, delayed
+events) are notified in the next turn, too, but at most once in :data:`PAUSE`.
+
+The notifier does not have a reactor at first: the constructor of this package's command
+handler supplies the homeserver's. Before that, and with a stock command handler, the
+notifier notifies all parts immediately.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
+
+#: The minimum time between two notifications of a part other than the streamer, in s.
+PAUSE = 0.1
 
 
 def with_combining(original: Any) -> Any:
@@ -26,15 +34,24 @@ def with_combining(original: Any) -> Any:
     class ReplicationNotifier(original):  # type: ignore[misc]
         """The host's notifier, changed to combine notifications.
 
-        After :meth:`combine`, it calls its callbacks at most once per reactor turn.
+        After :meth:`combine`, it calls its callbacks at most once per reactor turn, and
+        after :meth:`favour`, all but one of them about once in :data:`PAUSE` at most.
         """
 
         _reactor: IReactorTime | None = None
         _is_due = False
+        _favoured: Callable[[], object] | None = None
+        # When all callbacks may be called again, in s, and whether they will be then.
+        _pause_ends = 0.0
+        _is_postponed = False
 
         def combine(self, reactor: IReactorTime) -> None:
             """Begin to combine notifications. Call it in the reactor's thread."""
             self._reactor = reactor
+
+        def favour(self, callback: Callable[[], object]) -> None:
+            """Begin to call all callbacks but this one less often."""
+            self._favoured = callback
 
         def notify_replication(self) -> None:
             """Notify all parts in the next turn of the reactor.
@@ -45,11 +62,23 @@ def with_combining(original: Any) -> Any:
                 super().notify_replication()
             elif not self._is_due:
                 self._is_due = True
-                self._reactor.callLater(0, self._notify)
+                self._reactor.callLater(0, self._notify, self._reactor)
 
-        def _notify(self) -> None:
+        def _notify(self, reactor: IReactorTime) -> None:
             # Reset the flag first: a callback may cause another notification.
             self._is_due = False
+            wait = self._pause_ends - reactor.seconds()
+            if self._favoured is None or (wait <= 0 and not self._is_postponed):
+                self._notify_all(reactor)
+                return
+            self._favoured()
+            if not self._is_postponed:
+                self._is_postponed = True
+                reactor.callLater(wait, self._notify_all, reactor)
+
+        def _notify_all(self, reactor: IReactorTime) -> None:
+            self._is_postponed = False
+            self._pause_ends = reactor.seconds() + PAUSE
             super().notify_replication()
 
     return ReplicationNotifier
@@ -60,3 +89,13 @@ def combine_notifications(hs: Any) -> None:
     combine = getattr(hs.get_replication_notifier(), "combine", None)
     if combine is not None:
         combine(hs.get_reactor())
+
+
+def favour_streamer(hs: Any) -> None:
+    """Let a homeserver's notifier notify the streamer first, if it has been replaced.
+
+    Call this function when replication between processes starts.
+    """
+    favour = getattr(hs.get_replication_notifier(), "favour", None)
+    if favour is not None:
+        favour(hs.get_replication_streamer().on_notifier_poke)

@@ -7,7 +7,11 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.notifier import combine_notifications, with_combining
+from synapse_replication.dropin.notifier import (
+    PAUSE,
+    combine_notifications,
+    with_combining,
+)
 from tests.dropin.host import FakeHomeserver, HostNotifier
 
 
@@ -64,6 +68,28 @@ class CombiningTests(SynchronousTestCase):
         for _ in range(5):
             self.clock.advance(0)
         self.assertEqual(self.calls, [0.0, 0.0, 0.0])
+
+    def test_favoured_callback(self) -> None:
+        """
+        A favoured callback is called in the next turn, as before; the others in the
+        next turn too, but not again until the pause has ended.
+        """
+        favoured: list[float] = []
+        self.notifier.add_replication_callback(
+            callback := lambda: favoured.append(self.clock.seconds())
+        )
+        self._combine()
+        self.notifier.favour(callback)
+        for _ in range(5):
+            self.notifier.notify_replication()
+            self.clock.advance(PAUSE / 4)
+        self.assertEqual(favoured, [PAUSE * n / 4 for n in (1, 2, 3, 4, 5, 5)])
+        self.assertEqual(self.calls, [PAUSE / 4, PAUSE * 5 / 4])
+        self.clock.advance(PAUSE)
+        self.assertEqual(len(self.calls), 2)
+        self.notifier.notify_replication()
+        self.clock.advance(0)
+        self.assertEqual(len(self.calls), 3)
 
     def test_a_failing_callback(self) -> None:
         """After a callback failed, later notifications are delivered."""
