@@ -38,9 +38,8 @@ from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 _UNKNOWN_WRITER = ""
 
 #: How long this process's position in a stream is reused, in s, while ``get_mark()`` of
-#: the id generator returns the same value: ``REUSE_SECONDS`` while the known value of
-#: the sequence limits the position, otherwise ``KEEP_SECONDS``.
-KEEP_SECONDS, REUSE_SECONDS = 10.0, 0.9
+#: the id generator returns the same value.
+KEEP_SECONDS = 10.0
 
 
 class HostRowCodec(RowCodec[Any]):
@@ -218,9 +217,7 @@ class HostStream:
             )
             token = int(self.original.current_token(self._instance_name))
             self._own_token = min(token, abs(announceable))
-            is_settled = self._own_token == token
-            self._own_due = now + (KEEP_SECONDS if is_settled else REUSE_SECONDS)
-            self._own_mark = mark
+            self._own_due, self._own_mark = now + KEEP_SECONDS, mark
         return self._own_token
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:

@@ -10,14 +10,14 @@ from twisted.internet.protocol import ServerFactory
 from typing_extensions import override
 
 from synapse_replication.dropin.host_code import host_attribute
-from synapse_replication.dropin.host_streams import declared_writers
+from synapse_replication.dropin.host_streams import declared_writers, ids_are_ours
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.sending import streamer
 
-#: The interval at which idle streams are checked in a process that is the only writer
-#: of its streams, in s. Their positions change only with writes of the process, of
-#: which the host notifies the streamer. Each check takes 0.4 ms.
-SOLE_WRITER_INTERVAL = 10.0
+#: The interval at which idle streams are checked, in s, if the host notifies the
+#: streamer of each change of its positions: after writes of this process, and, if this
+#: package supplies the ids, when it learns of those of others. A check takes 0.4 ms.
+NOTIFIED_INTERVAL = 10.0
 
 
 class DropInProtocolFactory(ServerFactory):
@@ -51,7 +51,7 @@ class DropInStreamer(streamer.ReplicationStreamer):
             declared_writers(hs.config.worker, stream.description.name)
             for stream in handler.host.streams.get_streams_to_replicate()
         ]
-        if max(map(len, writers), default=0) <= 1:
-            options = replace(options, announce_interval=SOLE_WRITER_INTERVAL)
+        if ids_are_ours() or max(map(len, writers), default=0) <= 1:
+            options = replace(options, announce_interval=NOTIFIED_INTERVAL)
         super().__init__(handler.host, handler.sender, observer_of(hs), options=options)
         self.start()

@@ -7,7 +7,8 @@ exceeds the new value.
 
 An instance may also announce another writer's id as its own position, but only after it
 has read a value of the sequence at or above that id. It reads the sequence at most once
-per :data:`CHECK_SECONDS`, apart from reads for implausible ids.
+per :data:`CHECK_SECONDS`, apart from reads for implausible ids; a read that is needed
+earlier takes place at the end of that time.
 
 The sequence may be behind announced ids after a failover to a standby, or if an
 instance announced an id that was never allocated. If the distance is plausible, a
@@ -26,7 +27,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import ImplausiblePositionError
-from synapse_replication.handlers.interfaces import Clock
+from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_streams import IdStream, read_sequence
@@ -41,7 +42,7 @@ CHECK_SECONDS = 1.0
 
 #: The interval, in s, at which a sequence is read even if no announced id exceeds its
 #: known value: after a failover to a standby, the sequence may be behind that value.
-RECHECK_SECONDS = 30.0
+RECHECK_SECONDS = 120.0
 
 
 class SequenceCheck:
@@ -75,6 +76,7 @@ class SequenceCheck:
         self._is_running = False
         self._not_before = -CHECK_SECONDS
         self._due = clock.seconds() + RECHECK_SECONDS
+        self._postponed: DelayedCall | None = None
         #: Announced positions that are far beyond the sequence, by writer.
         self._held_back: dict[str, int] = {}
 
@@ -116,7 +118,13 @@ class SequenceCheck:
 
     def start_if_due(self, *, is_needed: bool) -> None:
         """Read the sequence if needed, or if the last read was long ago."""
-        if is_needed or self._clock.seconds() >= self._due:
+        now = self._clock.seconds()
+        if is_needed and now < self._not_before:
+            # A read in progress may have begun before the id was allocated.
+            if self._postponed is None or not self._postponed.active():
+                delay = self._not_before - now
+                self._postponed = self._clock.call_later(delay, self.start)
+        elif is_needed or now >= self._due:
             self.start()
 
     def _read(self, txn: Any) -> int:

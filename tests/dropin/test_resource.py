@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.dropin.id_generators import DropInIdGenerator
 from synapse_replication.dropin.resource import (
-    SOLE_WRITER_INTERVAL,
+    NOTIFIED_INTERVAL,
     DropInProtocolFactory,
 )
 from synapse_replication.wire.commands import PositionCommand, RdataCommand
@@ -47,10 +50,16 @@ class ResourceTests(SynchronousTestCase):
 
     def test_interval(self) -> None:
         """
-        The position of an idle stream is checked every second if it has other writers;
-        otherwise, less often.
+        The position of an idle stream is checked every second if it has other writers
+        and the host's own ids; otherwise, less often.
         """
-        for writers, interval in ((["w", "w2"], 1.0), (["w"], SOLE_WRITER_INTERVAL)):
+        for writers, ids, interval in (
+            (["w", "w2"], object, 1.0),
+            (["w"], object, NOTIFIED_INTERVAL),
+            (["w", "w2"], DropInIdGenerator, NOTIFIED_INTERVAL),
+        ):
+            module = sys.modules["synapse.storage.util.id_generators"]
+            self.patch(module, "MultiWriterIdGenerator", ids)
             hs = HostWithHandler("w")
             hs.config.worker.writers.events = writers
             handler = hs.get_replication_command_handler()

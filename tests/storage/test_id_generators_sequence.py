@@ -114,6 +114,29 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual((self.ids.get_announceable_token(), self.poked), (9, 1))
         self.assertEqual(self.database.descriptions, ["check_sequence"])
 
+    def test_position_beyond_sequence_soon_after_a_read(self) -> None:
+        """
+        A sequence that has just been read, or is being read, is read again later, once.
+        """
+        self.with_sequence()
+        self.database.sequence = 8
+        self.ids.advance("other", 8)
+        self.assertEqual(self.ids.get_announceable_token(), 7)
+        self.database.run()
+        self.database.sequence = 10
+        for token in (9, 10):
+            self.ids.advance("other", token)
+            self.assertEqual(self.ids.get_announceable_token(), 7)
+        self.database.answer()
+        self.assertEqual(self.ids.get_announceable_token(), 7)
+        self.assertEqual(self.database.descriptions, ["check_sequence"])
+        for _ in range(2):
+            self.reactor.advance(CHECK_SECONDS)
+            self.database.settle()
+        self.assertEqual(self.ids.get_announceable_token(), 10)
+        self.assertEqual(self.poked, 2)
+        self.assertEqual(self.database.descriptions, ["check_sequence"] * 2)
+
     def test_position_need_not_follow_others(self) -> None:
         """
         If the position need not follow other writers, the sequence is read only when
