@@ -68,6 +68,18 @@ class Clock(Protocol):
         ...
 
 
+def until_multiple(clock: Clock, every: float) -> float:
+    """Return the time until about ``every`` s from now, in s.
+
+    It is the time until a multiple of ``every`` on the wall clock, so that periodic
+    work with the same interval takes place in one turn of the reactor.
+
+    :return: more than half of ``every``, at most one and a half times ``every``.
+    """
+    left = every - clock.time_msec() / 1000 % every
+    return left if left > every / 2 else left + every
+
+
 class BackgroundRunner(Protocol):
     """Function that starts a background task.
 

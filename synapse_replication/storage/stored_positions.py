@@ -43,7 +43,7 @@ from twisted.python.failure import Failure
 from synapse_replication.errors import StorageError
 from synapse_replication.handlers.events import DatabaseSetBack
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.interfaces import Clock, DelayedCall
+from synapse_replication.handlers.interfaces import Clock, DelayedCall, until_multiple
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage import queries
 from synapse_replication.storage.committed import (
@@ -57,9 +57,9 @@ from synapse_replication.storage.row_queries import RangeQuery
 #: How long a stored position must be ahead before its rows are fetched, in s.
 GRACE: Final = 2.0
 
-#: The fraction of the interval by which it varies at random, so that the processes of
-#: a deployment do not query at the same time.
-JITTER: Final = 0.2
+#: The fraction of the interval by which a query is delayed at most, at random, so that
+#: the processes of a deployment do not query at the same time.
+JITTER: Final = 0.4
 
 #: The number of reads that are skipped in a row if all writers report their positions.
 SKIPPED: Final = 5
@@ -229,10 +229,10 @@ class StoredPositionCheck:
 
     def _schedule(self) -> None:
         if self._is_running:
-            factor = self._uniform(1 - JITTER, 1 + JITTER)
-            self._timer = self._clock.call_later(self._interval * factor, self._read)
+            delay = until_multiple(self._clock, self._interval)
+            self._timer = self._clock.call_later(delay, self._sample)
 
-    def _read(self) -> None:
+    def _sample(self) -> None:
         self._samples.append(
             {
                 (name, writer): self._handler.known_position(name, writer)
@@ -244,6 +244,10 @@ class StoredPositionCheck:
             self._schedule()
             return
         self._skipped = 0
+        delay = self._uniform(0, JITTER * self._interval)
+        self._timer = self._clock.call_later(delay, self._read)
+
+    def _read(self) -> None:
         ranges, samples = self._ranges_to_verify(), list(self._samples)
         self._database.transact(
             "read_stored_positions",

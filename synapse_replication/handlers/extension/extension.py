@@ -294,16 +294,18 @@ class ReplicationExtension:
         now, every = self._clock.seconds(), self._idle_interval()
         # Peers expect the interval that was stated to them.
         left = min(every, self._stated) - (now - self._last_heartbeat)
-        if left < MIN_DELAY:
-            # Because of rounding, a timer may be due slightly too early.
-            left = 0.0
+        # Because of rounding, a timer may be due slightly too early.
+        is_due = left < MIN_DELAY
         self._ask_watchers(now)
         # Reschedule first, so that an exception cannot stop the timer.
         if self._has_advanced:
             self._tick_later(options.busy_interval)
+        elif not is_due:
+            self._tick_later(left)
         else:
-            self._tick_later(left if left > 0 else every)
-        if self._has_advanced or left <= 0:
+            # A late tick does not postpone the next one.
+            self._tick_later(every + max(left, -every / 2))
+        if self._has_advanced or is_due:
             self._send_heartbeat()
 
     def _idle_interval(self) -> int:
@@ -778,6 +780,10 @@ class ReplicationExtension:
             # Many that started at the same time find at the same time that they are
             # many. Spread their heartbeats.
             self._last_heartbeat -= self._phase * every
+        elif every == self._options.idle_interval:
+            # Few processes send theirs at the same time: each peer then receives them
+            # in one turn of its reactor.
+            self._last_heartbeat -= self._clock.time_msec() / 1000 % every
         self._stated = every
         self._send_message(MessageType.HEARTBEAT)
 

@@ -415,7 +415,8 @@ class GapTests(ExtensionTests):
         """Only writers answer a hello, and only to the instance that sent it."""
         for number in range(20):
             ExtensionProcess(self.bus, f"r{number}")
-        self.bus.advance(30)
+        # A moment at which nobody asks its watchers.
+        self.bus.advance(32)
         before = len(self.bus.seen)
         new = ExtensionProcess(self.bus, "new")
         self.bus.advance(1)
