@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import attrs
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from twisted.application.service import MultiService, Service
 from twisted.internet.defer import CancelledError, Deferred
@@ -416,7 +416,7 @@ class Replication(Service):
             self._epochs, self._client.get_backlog, self._clock, observer
         )
         handler = ReplicationCommandHandler(
-            host, observer, options=attrs.evolve(options, partial=partial)
+            host, observer, options=replace(options, partial=partial)
         )
         extension = ReplicationExtension(
             host,

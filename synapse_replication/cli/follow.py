@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, TextIO, TypeAlias
 
 import attrs
+from msgspec.structs import asdict, replace
 from rich.console import Console
 from rich.text import Text
 from twisted.logger import Logger
@@ -100,7 +101,7 @@ def parse_line(time: float, channel: str, line: bytes) -> ReceivedLine:
         if name == UserIpCommand.NAME:
             text = f"{name} {_MASK}"
     if isinstance(command, UserIpCommand):
-        command = attrs.evolve(command, access_token=_MASK)
+        command = replace(command, access_token=_MASK)
         text = encode_command(command).decode()
     return ReceivedLine(time, channel, text, name, command, error)
 
@@ -128,7 +129,7 @@ class JsonPrinter:
             "command": received.name,
         }
         if received.command is not None:
-            entry |= attrs.asdict(received.command)  # type: ignore[arg-type]
+            entry |= asdict(received.command)
         else:
             entry["error"] = received.error
         self._out.write(encode_json(entry).decode() + "\n")

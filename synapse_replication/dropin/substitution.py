@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.errors import ReplicationError
 
@@ -35,8 +35,7 @@ class SubstitutionError(ReplicationError):
         super().__init__("\n".join(self.problems))
 
 
-@attrs.frozen
-class Substitution:
+class Substitution(Struct, frozen=True):
     """One name of the host and its replacement.
 
     :ivar part: the part of the host, selectable by an operator, that contains the name.

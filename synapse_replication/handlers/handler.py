@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import attrs
+from msgspec import Struct, field
 
 from synapse_replication.errors import (
     LocalProtocolError,
@@ -61,8 +61,7 @@ from synapse_replication.wire.rdata import (
 )
 
 
-@attrs.frozen
-class HandlerOptions:
+class HandlerOptions(Struct, frozen=True):
     """Options of a command handler.
 
     :ivar passive: whether to send nothing at all, not even REPLICATE.
@@ -77,7 +76,7 @@ class HandlerOptions:
 
     passive: bool = False
     expects_links: bool = True
-    receiver: ReceiverOptions = attrs.field(factory=ReceiverOptions)
+    receiver: ReceiverOptions = field(default_factory=ReceiverOptions)
     partial: PartialResync | None = None
     writers: DeclaredWriters | None = None
 

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, cast
 
-import attrs
 import msgspec
 import twisted.web.client
 from hyperlink import URL, DecodedURL
@@ -71,8 +70,7 @@ CONNECT_TIMEOUT = 10.0
 _SECRET_HINT = "configure the same replication secret for both processes"
 
 
-@attrs.frozen
-class InstanceLocation:
+class InstanceLocation(msgspec.Struct, frozen=True):
     """The address at which an instance serves HTTP replication.
 
     :ivar host: host name or IP address; ``None`` for a Unix socket.

@@ -36,8 +36,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-import attrs
 import psycopg2
+from msgspec import Struct
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import StorageError
@@ -101,8 +101,7 @@ def _read_timeline(txn: Any) -> str | None:
     return str(timeline)
 
 
-@attrs.frozen
-class _Found:
+class _Found(Struct, frozen=True):
     """The result of one read.
 
     :ivar tables: the queries whose tables exist.

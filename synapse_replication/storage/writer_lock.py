@@ -21,8 +21,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-import attrs
 import psycopg2
+from msgspec import Struct
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
@@ -59,8 +59,7 @@ _HOLDER = """
 _log = Logger()
 
 
-@attrs.frozen
-class _Session:
+class _Session(Struct, frozen=True):
     """The session that holds the lock, as PostgreSQL shows it."""
 
     pid: int

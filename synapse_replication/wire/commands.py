@@ -14,12 +14,11 @@ Notes on the format of USER_SYNC:
 
 from __future__ import annotations
 
-import abc
 from functools import lru_cache
 from typing import Any, ClassVar, Final, NoReturn
 
-import attrs
 import msgspec
+from msgspec import Struct
 from typing_extensions import override
 
 from synapse_replication.errors import (
@@ -72,28 +71,26 @@ def check_name(name: str) -> str:
     return name
 
 
-class Command(abc.ABC):
+class Command(Struct, frozen=True):
     """A command: the parsed form of one line."""
-
-    __slots__ = ()
 
     #: The first word of the line.
     NAME: ClassVar[str]
 
     @classmethod
-    @abc.abstractmethod
     def from_line(cls, line: str) -> Command:
         """Parse the part of a line after the command's name and the space.
 
         :raises UnparsableLineError: if the line is not valid for this command.
         """
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def to_line(self) -> str:
         """Return the part of the line after the command's name and the space.
 
         :raises LocalProtocolError: if a field cannot be encoded as JSON.
         """
+        raise NotImplementedError
 
     def encode(self) -> bytes:
         """Return the whole line, without its end.
@@ -210,8 +207,7 @@ OLDER_WRITER: Final = "master"
 _SAFE_DIGITS: Final = 18
 
 
-@attrs.frozen
-class _TextCommand(Command):
+class _TextCommand(Command, frozen=True):
     """A command with one field, the remainder of the line."""
 
     data: str
@@ -224,48 +220,43 @@ class _TextCommand(Command):
         return self.data
 
 
-class _WordCommand(_TextCommand):
+class _WordCommand(_TextCommand, frozen=True):
     """A command with one field without spaces."""
-
-    __slots__ = ()
 
     @classmethod
     def from_line(cls, line: str) -> _WordCommand:
         return cls(cls._name(line))
 
 
-class ServerCommand(_WordCommand):
+class ServerCommand(_WordCommand, frozen=True):
     """The homeserver's name: the first line that the server's end of a TCP link sends.
 
     :ivar data: the homeserver's name.
     """
 
-    __slots__ = ()
     NAME = "SERVER"
 
 
-class NameCommand(_TextCommand):
+class NameCommand(_TextCommand, frozen=True):
     """The client's name, a label for the connection; the server requires it.
 
     :ivar data: the name of the client's instance, or another label.
     """
 
-    __slots__ = ()
     NAME = "NAME"
 
 
-class PingCommand(_TextCommand):
+class PingCommand(_TextCommand, frozen=True):
     """Keep-alive.
 
     :ivar data: arbitrary; usually the time in ms since 1970. An instance that speaks
         the extension may append :data:`~synapse_replication.wire.extension.PING_MARK`.
     """
 
-    __slots__ = ()
     NAME = "PING"
 
 
-class ErrorCommand(_TextCommand):
+class ErrorCommand(_TextCommand, frozen=True):
     """Report of an error, such as a violation of the protocol or a timeout.
 
     The sender then closes the connection.
@@ -273,42 +264,37 @@ class ErrorCommand(_TextCommand):
     :ivar data: a text for display.
     """
 
-    __slots__ = ()
     NAME = "ERROR"
 
 
-class RemoteServerUpCommand(_WordCommand):
+class RemoteServerUpCommand(_WordCommand, frozen=True):
     """Notice that a remote homeserver can be reached again.
 
     :ivar data: the remote homeserver's name.
     """
 
-    __slots__ = ()
     NAME = "REMOTE_SERVER_UP"
 
 
-class NewActiveTaskCommand(_WordCommand):
+class NewActiveTaskCommand(_WordCommand, frozen=True):
     """Request to run a scheduled task.
 
     :ivar data: the task's id.
     """
 
-    __slots__ = ()
     NAME = "NEW_ACTIVE_TASK"
 
 
-class CancelTaskCommand(_WordCommand):
+class CancelTaskCommand(_WordCommand, frozen=True):
     """Request to stop a scheduled task.
 
     :ivar data: the task's id.
     """
 
-    __slots__ = ()
     NAME = "CANCEL_TASK"
 
 
-@attrs.frozen
-class ReplicateCommand(Command):
+class ReplicateCommand(Command, frozen=True):
     """Request for the positions of the streams that the receiving instance writes.
 
     Over Redis, every instance receives it; over direct TCP, only the server.
@@ -326,8 +312,7 @@ class ReplicateCommand(Command):
         return ""
 
 
-@attrs.frozen
-class PositionCommand(Command):
+class PositionCommand(Command, frozen=True):
     """Notice that a writer advanced without rows in ``(prev_token, new_token]``.
 
     Older peers omit the previous token, or also the writer.
@@ -366,10 +351,7 @@ class PositionCommand(Command):
         )
 
 
-# Not frozen: setting the fields of a frozen class takes as long as decoding the row,
-# and this is by far the most frequent command.
-@attrs.define
-class RdataCommand(Command):
+class RdataCommand(Command, frozen=True):
     """One row of a stream.
 
     Received rows are parsed in bulk by :mod:`synapse_replication.wire.rdata` instead.
@@ -448,8 +430,7 @@ def _rdata_head(stream_name: str, instance_name: str) -> bytes:
     return encode_text(RdataCommand.NAME, f"RDATA {stream_name} {instance_name} ")
 
 
-@attrs.frozen
-class FederationAckCommand(Command):
+class FederationAckCommand(Command, frozen=True):
     """A federation sender's acknowledgement of rows of the ``federation`` stream.
 
     :ivar instance_name: the federation sender; ``None`` in the older form.
@@ -473,8 +454,7 @@ class FederationAckCommand(Command):
         return f"{self.instance_name} {self.token}"
 
 
-@attrs.frozen
-class LockReleasedCommand(Command):
+class LockReleasedCommand(Command, frozen=True):
     """Notice that a lock was released: instances waiting for it may try to acquire it.
 
     :ivar instance_name: the instance that held it.
@@ -504,8 +484,7 @@ _LOCK_FIELDS = msgspec.json.Decoder(tuple[str, str, str])
 _USER_IP_FIELDS = msgspec.json.Decoder(tuple[str, str, str, str | None, int])
 
 
-@attrs.frozen
-class UserSyncCommand(Command):
+class UserSyncCommand(Command, frozen=True):
     """Notice that a user started, continues or stopped syncing with an instance.
 
     :ivar instance_id: the random id of the instance's epoch.
@@ -554,8 +533,7 @@ class UserSyncCommand(Command):
         )
 
 
-@attrs.frozen
-class ClearUserSyncsCommand(Command):
+class ClearUserSyncsCommand(Command, frozen=True):
     """Notice that no user syncs with an instance any more.
 
     :ivar instance_id: the random id of the instance's epoch.
@@ -574,8 +552,7 @@ class ClearUserSyncsCommand(Command):
         return self.instance_id
 
 
-@attrs.frozen
-class UserIpCommand(Command):
+class UserIpCommand(Command, frozen=True):
     """Notice of a user's request. Over Redis, it is sent on a channel of its own.
 
     :ivar user_id: contains no spaces.
@@ -585,7 +562,7 @@ class UserIpCommand(Command):
 
     NAME: ClassVar[str] = "USER_IP"
     user_id: str
-    access_token: str = attrs.field(repr=lambda _: "<secret>")
+    access_token: str
     ip: str
     user_agent: str
     device_id: str | None
@@ -596,6 +573,12 @@ class UserIpCommand(Command):
     def from_line(cls, line: str) -> UserIpCommand:
         user_id, text = cls._words(line, 2)
         return cls(user_id, *decode_fields(cls, _USER_IP_FIELDS, text))
+
+    @override
+    def __repr__(self) -> str:
+        names = [name for name in self.__struct_fields__ if name != "access_token"]
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"UserIpCommand({fields})"
 
     @override
     def to_line(self) -> str:
@@ -619,8 +602,7 @@ class UserIpCommand(Command):
 _CACHE_KEYS = msgspec.json.Decoder(list[Any] | None)
 
 
-@attrs.frozen
-class RemovePusherCommand(Command):
+class RemovePusherCommand(Command, frozen=True):
     """Request to remove a pusher; only older peers send it.
 
     :ivar app_id: contains no spaces.
@@ -647,8 +629,7 @@ class RemovePusherCommand(Command):
         return f"{self.app_id} {self.push_key} {self.user_id}"
 
 
-@attrs.frozen
-class InvalidateCacheCommand(Command):
+class InvalidateCacheCommand(Command, frozen=True):
     """Notice that an entry of a cache, or the whole cache, is stale.
 
     Only older peers send it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import attrs
+from msgspec.structs import replace
 
 from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.handler import (
@@ -89,7 +90,7 @@ def receiving(
     )
     host = RecordingHost(stream, *more)
     options = receiver or ReceiverOptions()
-    options = attrs.evolve(options, backoff=Backoff(1.0, 8.0, jitter=lambda: 0.0))
+    options = replace(options, backoff=Backoff(1.0, 8.0, jitter=lambda: 0.0))
     handler = ReplicationCommandHandler(
         host, observer or host.observer, options=HandlerOptions(receiver=options)
     )

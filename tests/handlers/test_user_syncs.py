@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import attrs
+from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.user_syncs import (
@@ -14,7 +14,7 @@ from synapse_replication.handlers.user_syncs import (
 from synapse_replication.wire.commands import UserSyncCommand
 
 START = UserSyncCommand("w1", "@u:hs", "D", True, 1_000_000)
-END = attrs.evolve(START, is_syncing=False)
+END = replace(START, is_syncing=False)
 
 
 class UserSyncDeduplicatorTests(SynchronousTestCase):
@@ -27,7 +27,7 @@ class UserSyncDeduplicatorTests(SynchronousTestCase):
         """The same state with an equal, slightly later or earlier time is a repeat."""
         self.assertFalse(self.syncs.is_repeat(START, 0))
         for change in (0, RESOLUTION_MS - 1, -5000):
-            later = attrs.evolve(START, last_sync_ms=START.last_sync_ms + change)
+            later = replace(START, last_sync_ms=START.last_sync_ms + change)
             self.assertTrue(self.syncs.is_repeat(later, 1))
 
     def test_changes_are_no_repeat(self) -> None:
@@ -36,10 +36,10 @@ class UserSyncDeduplicatorTests(SynchronousTestCase):
         """
         self.assertFalse(self.syncs.is_repeat(START, 0))
         for other in (
-            attrs.evolve(START, user_id="@v:hs"),
-            attrs.evolve(START, device_id=None),
-            attrs.evolve(START, instance_id="w2"),
-            attrs.evolve(START, last_sync_ms=START.last_sync_ms + RESOLUTION_MS),
+            replace(START, user_id="@v:hs"),
+            replace(START, device_id=None),
+            replace(START, instance_id="w2"),
+            replace(START, last_sync_ms=START.last_sync_ms + RESOLUTION_MS),
             END,
             START,
             END,
@@ -56,7 +56,7 @@ class UserSyncDeduplicatorTests(SynchronousTestCase):
 
     def test_forgotten(self) -> None:
         """After ``forget`` or ``forget_process``, the same state is not a repeat."""
-        other = attrs.evolve(START, instance_id="w2")
+        other = replace(START, instance_id="w2")
         self.syncs.is_repeat(START, 0)
         self.syncs.is_repeat(other, 0)
         self.syncs.forget(START)
@@ -68,8 +68,8 @@ class UserSyncDeduplicatorTests(SynchronousTestCase):
     def test_bounded(self) -> None:
         """Beyond the limit, the oldest states are forgotten."""
         for number in range(MAX_REMEMBERED + 1):
-            user = attrs.evolve(START, user_id=f"@u{number}:hs")
+            user = replace(START, user_id=f"@u{number}:hs")
             self.assertFalse(self.syncs.is_repeat(user, 0))
         self.assertTrue(self.syncs.is_repeat(user, 0))
-        oldest = attrs.evolve(START, user_id="@u0:hs")
+        oldest = replace(START, user_id="@u0:hs")
         self.assertFalse(self.syncs.is_repeat(oldest, 0))

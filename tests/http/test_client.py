@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import attrs
+from msgspec.structs import replace
 from treq.testing import RequestTraversalAgent
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -317,7 +317,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
     def test_url(self) -> None:
         """Errors show the URL, including that of TLS or of a Unix socket."""
         for location, shown in (
-            (attrs.evolve(WRITER, tls=True), "https://writer.example:9093/_synapse/"),
+            (replace(WRITER, tls=True), "https://writer.example:9093/_synapse/"),
             (InstanceLocation("::1", 80), "http://[::1]/_synapse/"),
             (InstanceLocation(path="/run/w.sock"), "unix:/run/w.sock:/_synapse/"),
         ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import attrs
+from msgspec import Struct, field
 
 from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.events import Discarded, DiscardReason
@@ -21,8 +22,7 @@ from synapse_replication.streams.stream import CheckedStream, Stream, StreamDesc
 from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 
 
-@attrs.frozen
-class ReceiverOptions:
+class ReceiverOptions(Struct, frozen=True):
     """The limits and retry settings of a received stream.
 
     :ivar max_queue_size: the largest size of the stream's queue, and of an unfinished
@@ -47,7 +47,7 @@ class ReceiverOptions:
     max_batch_rows: int = 10_000
     break_after_rows: int = 2_000
     break_after_seconds: float = 0.01
-    backoff: Backoff = attrs.field(factory=Backoff)
+    backoff: Backoff = field(default_factory=Backoff)
     reverts_positions: bool = True
     plausible_distance: int = PLAUSIBLE_DISTANCE
     position_check_seconds: float = 5.0

@@ -14,7 +14,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import StreamDescription
@@ -26,8 +26,7 @@ _ROW_TYPES = "synapse_replication.streams.standard.row_types"
 MAIN_INSTANCE = "master"
 
 
-@attrs.frozen(kw_only=True)
-class StandardStream:
+class StandardStream(Struct, frozen=True, kw_only=True):
     """One of the streams that every Synapse deployment has.
 
     :ivar name: the name on the wire.
