@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -79,7 +79,10 @@ def _known_keys(path: KeyPath) -> list[str]:
             section = next(
                 each
                 for each in (annotation, *get_args(annotation))
-                if isinstance(each, type) and issubclass(each, BaseModel)
+                # On Python 3.10, list[str] is an instance of type.
+                if get_origin(each) is None
+                and isinstance(each, type)
+                and issubclass(each, BaseModel)
             )
     return sorted(section.model_fields)
 

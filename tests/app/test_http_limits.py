@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import twisted
 from twisted.internet.address import IPv4Address, UNIXAddress
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IAddress
@@ -145,7 +146,11 @@ class ManyRequestsTests(SiteTestCase):
         while turns:
             turns.pop(0)()
             found.append(answered())
-        self.assertEqual(found, [[0, 0], [1, 0], [1, 1], [2, 1], [3, 1]])
+        fair = [[0, 0], [1, 0], [1, 1], [2, 1], [3, 1]]
+        # Old versions of Twisted pass on all requests of one read at once.
+        as_read = [[0, 0], [1, 0], [2, 0], [3, 0], [3, 1]]
+        is_old = int(twisted.__version__.split(".")[0]) < 23
+        self.assertIn(found, [fair, as_read] if is_old else [fair])
 
     def test_client_that_does_not_read(self) -> None:
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import Service
@@ -56,6 +57,15 @@ def make_recorder(host: Any, config: dict[str, Any]) -> Recorder:
     return _recorder
 
 
+class _RunningReactor(MemoryReactorClock):
+    """A reactor that runs, as older versions of Twisted do not simulate."""
+
+    def callWhenRunning(
+        self, callable: Callable[..., object], *args: Any, **kw: Any
+    ) -> None:
+        callable(*args, **kw)
+
+
 class ReplicationTests(FilesMixin):
     def setUp(self) -> None:
         super().setUp()
@@ -63,8 +73,7 @@ class ReplicationTests(FilesMixin):
         _recorder = self.recorder = Recorder()
         self.recorder.calls = []
         self.recorder.stopping = None
-        self.reactor = MemoryReactorClock()
-        self.reactor.run()
+        self.reactor = _RunningReactor()
 
     def make(self, **more: Any) -> Replication:
         name = f"{__name__}.make_recorder"
@@ -194,8 +203,7 @@ class ReplicationTests(FilesMixin):
     def test_port_in_use(self) -> None:
         """The error names the key of the listener that cannot listen."""
         for port, key in ((80, "listeners"), (9000, "synapse_replication.direct_tcp")):
-            self.reactor = MemoryReactorClock()
-            self.reactor.run()
+            self.reactor = _RunningReactor()
             listen = self.reactor.listenTCP
 
             def listen_tcp(

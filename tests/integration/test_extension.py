@@ -218,8 +218,8 @@ class ExtensionTests(TestCase):
         old, new = self.id(), f"{self.id()}/replication_ext"
         redis = PrivateRedis(
             acl=[
-                f"user old on >secret +@all ~* &{old}",
-                f"user new on >secret +@all ~* &{old} &{new}",
+                f"user old on >secret +@all ~* resetchannels &{old}",
+                f"user new on >secret +@all ~* resetchannels &{old} &{new}",
             ]
         ).start()
         self.addCleanup(redis.stop)
