@@ -5,8 +5,8 @@ each round. They run at the same time, and perform the same client operations in
 alternating blocks; while one side performs a block, the other is idle. The user and
 system time of each process is measured during the blocks of its own side.
 
-When idle, both sides do nothing at the same time; the CPU time and the resident memory
-of each process are measured.
+When idle, both sides do nothing at the same time; the CPU time and the memory of each
+process are measured.
 
 Whole rounds of one side after the other differ by more than the sides do, because the
 load of a shared machine changes, and with it the share of the processors' caches.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -172,7 +173,7 @@ def measure_idle(
 ) -> list[Result]:
     """Measure both sides while no client does anything.
 
-    :return: for each process and for their sum, the CPU time and the resident memory.
+    :return: for each process and for their sum, the CPU time and the memory.
     """
     seconds = QUICK_IDLE_FOR if quick else IDLE_FOR
     units = (Unit.CPU_SECONDS, Unit.MEBIBYTES)
@@ -230,7 +231,7 @@ def _measure_idle_round(
                 for process, spent in side.processor_seconds().items()
             }
             result[name, Unit.MEBIBYTES] = {
-                each: resident_mebibytes(process.pid)
+                each: proportional_mebibytes(process.pid)
                 for each, process in side.deployment.processes.items()
             }
         return result
@@ -240,6 +241,17 @@ def resident_mebibytes(pid: int) -> float:
     """Return the resident memory of a process, in MiB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def proportional_mebibytes(pid: int) -> float:
+    """Return the memory of a process, in MiB.
+
+    It is the proportional set size: what several processes share, such as a library, is
+    divided among them, so that the sum is the memory of all of them.
+    """
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text("utf-8")
+    (kibibytes,) = re.findall(r"^Pss:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(kibibytes) / 1024
 
 
 def _compare(totals: Mapping[str, float]) -> str:
