@@ -38,8 +38,8 @@ from synapse_replication.storage.committed import (
     newest_tokens,
     writers_of,
 )
-from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.row_queries import RangeQuery
+from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.wire.commands import Command, PositionCommand, RdataCommand
 

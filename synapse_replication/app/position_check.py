@@ -9,8 +9,8 @@ from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage.committed import ranges_of
-from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.stored_positions import StoredPositionCheck
+from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.standard.registry import StandardStream
 from synapse_replication.streams.table import TableStream
 

@@ -19,12 +19,6 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger, STDLibLogObserver
 
 from synapse_replication.app.observers import ProcessObservers
-from synapse_replication.app.systemd import (
-    NotifySocket,
-    SystemdNotifier,
-    open_notify_socket,
-    watchdog_interval,
-)
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.host_streams import declared_writers
 from synapse_replication.dropin.settings import DropInSettings
@@ -36,6 +30,7 @@ from synapse_replication.instrumentation.status.model import encode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
 
 if TYPE_CHECKING:
+    from synapse_replication.app.systemd import NotifySocket, SystemdNotifier
     from synapse_replication.app.tracing_export import SpanExport
 
 #: Streams that are announced only if other instances send to remote servers.
@@ -106,6 +101,14 @@ class Monitoring(ProcessObservers):
         return None if self._spans is None else self._spans.stop(self._reactor)
 
     def _start_systemd(self) -> None:
+        if "NOTIFY_SOCKET" not in os.environ:
+            return
+        from synapse_replication.app.systemd import (
+            SystemdNotifier,
+            open_notify_socket,
+            watchdog_interval,
+        )
+
         try:
             self._notify = open_notify_socket(os.environ)
             feed_every = watchdog_interval(os.environ, os.getpid())

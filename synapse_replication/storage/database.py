@@ -35,7 +35,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import psycopg2
 import psycopg2.errors
@@ -84,33 +84,6 @@ class Transaction(psycopg2.extensions.cursor):
         That includes the rollback of an attempt that is repeated afterwards.
         """
         self.exception_callbacks.append(lambda: func(*args))
-
-
-class TransactionRunner(Protocol):
-    """Interface for running transactions: a :class:`Database`, or a host's adapter."""
-
-    def transact(
-        self,
-        description: str,
-        func: Callable[[Any], T],
-        *,
-        autocommit: bool = False,
-    ) -> Deferred[T]:
-        """Run ``func(cursor)`` in a transaction; see :meth:`Database.transact`."""
-        ...
-
-
-@runtime_checkable
-class SettlingRunner(Protocol):
-    """Additional interface of a runner whose transactions can outlive its results.
-
-    A transaction whose result was cancelled, or whose connection was lost, may still
-    commit. Without this interface, its ids are released at once.
-    """
-
-    def settled(self) -> Deferred[None]:
-        """Return a Deferred that fires when the transactions open now have ended."""
-        ...
 
 
 def connect(

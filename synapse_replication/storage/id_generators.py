@@ -57,7 +57,6 @@ from twisted.internet.interfaces import IReactorFromThreads
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.storage.database import SettlingRunner, TransactionRunner
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.locked_positions import LockedPositions
 from synapse_replication.storage.round_trips import (
@@ -68,6 +67,7 @@ from synapse_replication.storage.round_trips import (
 )
 from synapse_replication.storage.sequence_check import SequenceCheck
 from synapse_replication.storage.sequences import fetch_ids, load_positions
+from synapse_replication.storage.transactions import SettlingRunner, TransactionRunner
 from synapse_replication.streams.writer_positions import WriterPositions
 
 T = TypeVar("T")

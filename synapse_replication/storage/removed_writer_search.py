@@ -34,7 +34,6 @@ from twisted.logger import Logger
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.storage import queries
-from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_streams import (
     IdStream,
     Lookup,
@@ -42,6 +41,7 @@ from synapse_replication.storage.id_streams import (
     read_sequence,
 )
 from synapse_replication.storage.sequences import read_stored_positions
+from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.streams.table import IdColumn
 

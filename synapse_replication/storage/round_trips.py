@@ -33,9 +33,9 @@ from synapse_replication.handlers.events import (
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage import queries
-from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.locked_positions import LockedPositions
+from synapse_replication.storage.transactions import TransactionRunner
 
 T = TypeVar("T")
 

@@ -29,9 +29,9 @@ from twisted.python.failure import Failure
 from synapse_replication.errors import ImplausiblePositionError
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.sequences import skip_ids
+from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.writer_positions import WriterPositions
 
 _log = Logger()

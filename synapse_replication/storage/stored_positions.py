@@ -51,8 +51,8 @@ from synapse_replication.storage.committed import (
     existing_ranges,
     newest_tokens,
 )
-from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.row_queries import RangeQuery
+from synapse_replication.storage.transactions import TransactionRunner
 
 #: How long a stored position must be ahead before its rows are fetched, in s.
 GRACE: Final = 2.0

@@ -29,7 +29,7 @@ from twisted.logger import Logger
 from synapse_replication.backoff import Backoff
 from synapse_replication.errors import StorageError
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
-from synapse_replication.storage.database import TransactionRunner
+from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.transport.failures import one_line
 
 #: How long to wait for a lock that another process holds, in s.
