@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twisted.internet.defer import Deferred
 
@@ -34,14 +34,15 @@ from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
+from synapse_replication.http.client import (
+    HttpCatchUpClient,
+    InstanceLocation,
+    make_agent,
+)
+from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.streams.stream import StreamUpdateResult
-
-if TYPE_CHECKING:
-    # Most processes never need them, and importing them takes memory.
-    from synapse_replication.http.client import HttpCatchUpClient, InstanceLocation
-    from synapse_replication.http.resource import ReplicationResource
 
 #: The key of the main process in ``instance_map``.
 _MAIN_IN_MAP = "main"
@@ -83,8 +84,6 @@ def _make_resource(hs: Any) -> ReplicationResource | None:
     if not isinstance(handler, ReplicationCommandHandler):
         # The host's own handler has no backlog and no status.
         return None
-    from synapse_replication.http.resource import ReplicationResource
-
     ours: Any = handler
     return ReplicationResource(
         ours.host.streams,
@@ -174,8 +173,6 @@ class _Writers:
         return await make_yieldable(Deferred.fromCoroutine(asking))
 
     def _make_client(self) -> HttpCatchUpClient:
-        from synapse_replication.http.client import HttpCatchUpClient, make_agent
-
         hs = self._hs
         reactor, worker = hs.get_reactor(), hs.config.worker
         locations = instance_locations(worker.instance_map)
@@ -203,23 +200,12 @@ class _Writers:
 
 def instance_locations(instance_map: Mapping[str, Any]) -> dict[str, InstanceLocation]:
     """Return the addresses in a host's ``instance_map``, by instance name."""
-    from synapse_replication.http.client import InstanceLocation
-
     return {
-        _instance_name(key): InstanceLocation(
+        MAIN_INSTANCE if name == _MAIN_IN_MAP else name: InstanceLocation(
             getattr(location, "host", None),
             getattr(location, "port", None),
             getattr(location, "tls", False),
             getattr(location, "path", None),
         )
-        for key, location in instance_map.items()
+        for name, location in instance_map.items()
     }
-
-
-def instance_names(instance_map: Mapping[str, Any]) -> list[str]:
-    """Return the names of the instances in a host's ``instance_map``."""
-    return [_instance_name(key) for key in instance_map]
-
-
-def _instance_name(key: str) -> str:
-    return MAIN_INSTANCE if key == _MAIN_IN_MAP else key

@@ -177,6 +177,7 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
         # The host's tests use this attribute.
         self._db = db
         self._gauge = _position_gauge(stream_name, server_name)
+        self._is_shared = instance_name in writers and len(writers) > 1
         self._next_local_id = itertools.count(positions.max_finished + 1)
         super().__init__(
             database,
@@ -193,8 +194,15 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
             generators[instance_name, sequence_name] = self
 
     def advance(self, instance_name: str, new_id: int) -> None:
-        """Record that all ids of a writer up to ``new_id`` are finished."""
+        """Record that all ids of a writer up to ``new_id`` are finished.
+
+        The host is notified if this process shares the stream with other writers, and
+        its own position follows: the host itself does not notify of all rows.
+        """
+        before = self.get_mark()
         super().advance(instance_name, new_id)
+        if self._is_shared and self.get_mark() != before:
+            self._on_finished()
         self._report_position()
 
     def _handle_finished(self) -> Deferred[None]:

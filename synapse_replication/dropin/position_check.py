@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from synapse_replication.app.position_check import start_position_check
-from synapse_replication.dropin.backlogs import instance_names
+from synapse_replication.dropin.backlogs import instance_locations
 from synapse_replication.dropin.host_streams import declared_writers
 from synapse_replication.dropin.id_generators import HostDatabase
 from synapse_replication.dropin.observer import observer_of
@@ -46,6 +46,6 @@ def start_host_position_check(
         epochs,
         streams,
         {name: declared_writers(worker, name) for name in streams},
-        instance_names(worker.instance_map),
+        instance_locations(worker.instance_map),
         interval=DropInSettings.from_environ(os.environ).position_check_seconds,
     )

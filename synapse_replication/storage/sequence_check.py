@@ -77,6 +77,8 @@ class SequenceCheck:
         self._not_before = -CHECK_SECONDS
         self._due = clock.seconds() + RECHECK_SECONDS
         self._postponed: DelayedCall | None = None
+        # Whether a position that may be announced waits for the next value.
+        self._is_awaited = False
         #: Announced positions that are far beyond the sequence, by writer.
         self._held_back: dict[str, int] = {}
 
@@ -117,14 +119,27 @@ class SequenceCheck:
         )
 
     def start_if_due(self, *, is_needed: bool) -> None:
-        """Read the sequence if needed, or if the last read was long ago."""
+        """Read the sequence if needed, or if the last read was long ago.
+
+        A needed read takes place after the end of one in progress, which may have begun
+        before the id was allocated, and is repeated until it succeeds.
+        """
         now = self._clock.seconds()
-        if is_needed and now < self._not_before:
-            # A read in progress may have begun before the id was allocated.
-            if self._postponed is None or not self._postponed.active():
-                delay = self._not_before - now
-                self._postponed = self._clock.call_later(delay, self.start)
+        self._is_awaited = self._is_awaited or is_needed
+        if is_needed and (self._is_running or now < self._not_before):
+            self._postpone(max(self._not_before - now, 0.0))
         elif is_needed or now >= self._due:
+            self.start()
+
+    def _postpone(self, delay: float) -> None:
+        if self._postponed is None or not self._postponed.active():
+            self._postponed = self._clock.call_later(delay, self._start_postponed)
+
+    def _start_postponed(self) -> None:
+        self._postponed = None
+        if self._is_running:
+            self._postpone(CHECK_SECONDS)
+        else:
             self.start()
 
     def _read(self, txn: Any) -> int:
@@ -145,7 +160,7 @@ class SequenceCheck:
         return last
 
     def _succeeded(self, last: int, held_back: Mapping[str, int]) -> None:
-        self._is_running = False
+        self._is_running = self._is_awaited = False
         with self._locked() as positions:
             is_news = positions.set_allocated(last) or bool(held_back)
             for instance_name, id_ in held_back.items():
@@ -170,5 +185,5 @@ class SequenceCheck:
         self._observer.failure(
             f"reading sequence {self._stream.sequence}", failure.value
         )
-        if self._held_back:
-            self._clock.call_later(CHECK_SECONDS, self.start)
+        if self._held_back or self._is_awaited:
+            self._postpone(CHECK_SECONDS)

@@ -5,7 +5,7 @@ Tests for the ids of a host, on SQLite; tests.external.synapse has those on Post
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,7 +60,9 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
     def _poke(self) -> None:
         self.pokes += 1
 
-    def _make(self, *, positive: bool = True) -> DropInIdGenerator:
+    def _make(
+        self, *, positive: bool = True, writers: Sequence[str] = ("master",)
+    ) -> DropInIdGenerator:
         return DropInIdGenerator(
             db_conn=_Connection(self.connection),
             db=_Pool(self.hs, self.connection),
@@ -70,7 +72,7 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
             instance_name="master",
             tables=[("foo", "writer", "stream_id")],
             sequence_name="foo_seq",
-            writers=["master"],
+            writers=writers,
             positive=positive,
         )
 
@@ -96,6 +98,20 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
             self.connection.execute("SELECT * FROM stream_positions").fetchall(),
             [("foo", "master", 2)],
         )
+
+    def test_position_follows_others(self) -> None:
+        """
+        The streamer is notified if the position of this process follows that of another
+        writer, and only then.
+        """
+        ids = self._make(writers=["master", "w2"])
+        ids.advance("w2", 2)
+        self.assertEqual(self.pokes, 1)
+        ids.advance("w2", 2)
+        ids.advance("undeclared", 5)
+        self.assertEqual(self.pokes, 1)
+        self._make().advance("master", 9)
+        self.assertEqual(self.pokes, 1)
 
     def test_continues_after_greatest_id(self) -> None:
         """Ids continue after the greatest id in the tables, in either direction."""
