@@ -55,6 +55,9 @@ from synapse_replication.streams.pages import (
 from synapse_replication.streams.rows import decode_json, encode_json_rows
 from synapse_replication.streams.stream import JsonValue, Stream
 
+#: The time after which rows that could not be fetched are fetched again, in s.
+RETRY_SECONDS = 1.0
+
 _DESCRIPTION = "replication_streamer"
 _TASK = BackgroundTask(_DESCRIPTION)
 
@@ -136,10 +139,11 @@ class ReplicationStreamer:
 
     def _poll(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.
-        self._tick = self._host.clock.call_later(
-            self._options.announce_interval, self._poll
-        )
+        self._poll_later(self._options.announce_interval)
         self.on_notifier_poke()
+
+    def _poll_later(self, delay: float) -> None:
+        self._tick = self._host.clock.call_later(delay, self._poll)
 
     def on_notifier_poke(self) -> None:
         """Start sending new rows. The call is cheap, and may be made at any time."""
@@ -227,7 +231,13 @@ class ReplicationStreamer:
                     unfinished.append(stream)
             except Exception as error:  # noqa: BLE001 -- reported to the observer
                 self._observer.observe(SendingFailed(stream.description.name, error))
+                self._retry_soon()
         return unfinished
+
+    def _retry_soon(self) -> None:
+        if self._tick is not None and self._options.announce_interval > RETRY_SECONDS:
+            self._tick.cancel()
+            self._poll_later(RETRY_SECONDS)
 
     def _has_work(self, stream: Stream) -> bool:
         # Most streams have no work; this check is cheaper than starting a coroutine.

@@ -6,7 +6,7 @@ import attrs
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.events import DiscardReason
-from synapse_replication.handlers.sending.streamer import StreamerOptions
+from synapse_replication.handlers.sending.streamer import RETRY_SECONDS, StreamerOptions
 from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
 from synapse_replication.testing.doubles import MemoryConnection
 from tests.handlers.sending.streamer_case import RecordingBacklog, StreamerTestCase
@@ -373,14 +373,19 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(other.take(), [])
 
     def test_a_source_that_fails(self) -> None:
-        """If a fetch fails, it is retried after 1 s, and the rows are sent once."""
+        """
+        If a fetch fails, it is retried after 1 s, however rarely idle streams are
+        checked, and the rows are sent once.
+        """
+        self.build(StreamerOptions(announce_interval=10.0))
+        self.connection.take()
         self.events.is_held = True
         self.write(1, "a")
         self.events.fail(CatchUpError("down"))
         self.assertEqual(len(self.host.observer.sending_failures), 1)
         self.assertEqual(self.connection.take(), [])
         self.events.is_held = False
-        self.host.reactor.advance(1)
+        self.host.reactor.advance(RETRY_SECONDS)
         self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
 
     def test_a_row_that_is_not_json(self) -> None:
