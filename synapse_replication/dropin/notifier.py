@@ -10,7 +10,8 @@ combined: a part reads all changes since it last ran.
 So notifications are combined until the next turn of the reactor. Once replication runs,
 only the streamer, which other processes wait for, is notified each time. The other
 parts (the user directory, the statistics, the presence of users who joined, delayed
-events) are notified in the next turn, too, but at most once in :data:`PAUSE`.
+events, forgotten rooms) are notified in the next turn, too, but at most once in
+:data:`PAUSE`.
 
 The notifier does not have a reactor at first: the constructor of this package's command
 handler supplies the homeserver's. Before that, and with a stock command handler, the
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 #: The minimum time between two notifications of a part other than the streamer, in s.
 PAUSE = 0.1
@@ -41,9 +42,9 @@ def with_combining(original: Any) -> Any:
         _reactor: IReactorTime | None = None
         _is_due = False
         _favoured: Callable[[], object] | None = None
-        # When all callbacks may be called again, in s, and whether they will be then.
+        # When all callbacks may be called again, in s, and the call that does so.
         _pause_ends = 0.0
-        _is_postponed = False
+        _postponed: IDelayedCall | None = None
 
         def combine(self, reactor: IReactorTime) -> None:
             """Begin to combine notifications. Call it in the reactor's thread."""
@@ -68,16 +69,18 @@ def with_combining(original: Any) -> Any:
             # Reset the flag first: a callback may cause another notification.
             self._is_due = False
             wait = self._pause_ends - reactor.seconds()
-            if self._favoured is None or (wait <= 0 and not self._is_postponed):
+            # The wait is longer than the pause if the clock was set back.
+            if self._favoured is None or not 0 < wait <= PAUSE:
                 self._notify_all(reactor)
                 return
+            if self._postponed is None:
+                self._postponed = reactor.callLater(wait, self._notify_all, reactor)
             self._favoured()
-            if not self._is_postponed:
-                self._is_postponed = True
-                reactor.callLater(wait, self._notify_all, reactor)
 
         def _notify_all(self, reactor: IReactorTime) -> None:
-            self._is_postponed = False
+            postponed, self._postponed = self._postponed, None
+            if postponed is not None and postponed.active():
+                postponed.cancel()
             self._pause_ends = reactor.seconds() + PAUSE
             super().notify_replication()
 

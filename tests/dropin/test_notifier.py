@@ -83,13 +83,25 @@ class CombiningTests(SynchronousTestCase):
         for _ in range(5):
             self.notifier.notify_replication()
             self.clock.advance(PAUSE / 4)
-        self.assertEqual(favoured, [PAUSE * n / 4 for n in (1, 2, 3, 4, 5, 5)])
+        self.assertEqual(favoured, [PAUSE * n / 4 for n in (1, 2, 3, 4, 5)])
         self.assertEqual(self.calls, [PAUSE / 4, PAUSE * 5 / 4])
         self.clock.advance(PAUSE)
         self.assertEqual(len(self.calls), 2)
         self.notifier.notify_replication()
         self.clock.advance(0)
         self.assertEqual(len(self.calls), 3)
+
+    def test_clock_set_back(self) -> None:
+        """If the clock is set back during a pause, all callbacks are called again."""
+        self._combine()
+        self.notifier.favour(lambda: None)
+        for _ in range(2):
+            self.notifier.notify_replication()
+            self.clock.advance(0)
+        self.clock.rightNow -= 3600
+        self.notifier.notify_replication()
+        self.clock.advance(0)
+        self.assertEqual(self.calls, [0.0, -3600.0])
 
     def test_a_failing_callback(self) -> None:
         """After a callback failed, later notifications are delivered."""
