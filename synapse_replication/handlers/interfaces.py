@@ -74,10 +74,11 @@ def until_multiple(clock: Clock, every: float) -> float:
     It is the time until a multiple of ``every`` on the wall clock, so that periodic
     work with the same interval takes place in one turn of the reactor.
 
-    :return: more than half of ``every``, at most one and a half times ``every``.
+    :return: more than a tenth of ``every``, at most 1.1 times ``every``: a timer may
+        fire slightly too early.
     """
     left = every - clock.time_msec() / 1000 % every
-    return left if left > every / 2 else left + every
+    return left if left > every / 10 else left + every
 
 
 class BackgroundRunner(Protocol):
