@@ -575,9 +575,13 @@ class UserIpCommand(Command, frozen=True):
         return cls(user_id, *decode_fields(cls, _USER_IP_FIELDS, text))
 
     @override
-    def __repr__(self) -> str:
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
         names = [name for name in self.__struct_fields__ if name != "access_token"]
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return [(name, getattr(self, name)) for name in names]
+
+    @override
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
         return f"UserIpCommand({fields})"
 
     @override

@@ -322,6 +322,7 @@ class CommandTests(SynchronousTestCase):
         command = UserIpCommand("@u:x", "syt_secret", "10.1.0.1", "ua", None, 5)
         self.assertNotIn("syt_secret", repr(command))
         self.assertNotIn("syt_secret", str(command))
+        self.assertNotIn("syt_secret", str(command.__rich_repr__()))
         self.assertIn("10.1.0.1", repr(command))
 
     def test_frozen(self) -> None:
