@@ -664,7 +664,6 @@ class Reader:
             self._claim(token)
             return Finding.EXPECTED
         if token > self.position:
-            self._begin()
             self._claim(token)
             return Finding.GAP
         if token < self.position:
