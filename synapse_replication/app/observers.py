@@ -9,7 +9,7 @@ from twisted.logger import Logger
 
 from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.interfaces import Clock, DelayedCall, until_multiple
+from synapse_replication.handlers.interfaces import Clock, DelayedCall, until_next
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
@@ -109,7 +109,7 @@ class ProcessObservers:
 
     def _sample(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.
-        delay = until_multiple(self._clock, SAMPLE_EVERY)
+        delay = until_next(self._clock, SAMPLE_EVERY)
         self._sampling = self._clock.call_later(delay, self._sample)
         self.status.sample()
         self._stuck_ids.check()

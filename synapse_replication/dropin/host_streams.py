@@ -38,8 +38,9 @@ from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 _UNKNOWN_WRITER = ""
 
 #: How long this process's position in a stream is reused, in s, while ``get_mark()`` of
-#: the id generator returns the same value.
-KEEP_SECONDS = 10.0
+#: the id generator returns the same value: ``REUSE_SECONDS`` while the known value of
+#: the sequence limits the position, otherwise ``KEEP_SECONDS``.
+KEEP_SECONDS, REUSE_SECONDS = 10.0, 0.9
 
 
 class HostRowCodec(RowCodec[Any]):
@@ -93,6 +94,8 @@ class HostStream:
         writer's current token.
     :param seconds: returns the time in s, for instance that of the reactor.
     :ivar original: the host's own object.
+    :ivar is_limited: whether the known value of the sequence limits the position that
+        this process announces, so that the sequence must be read.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class HostStream:
         self._own_token = 0
         self._own_mark: tuple[int | None, ...] | None = None
         self._own_due = 0.0
+        self.is_limited = False
         self._plausible_distance = plausible_distance
         self._ids = ids
         self._read_sequence = None if ids is None else ids.get_max_allocated_token
@@ -212,12 +216,13 @@ class HostStream:
         # Read the mark before the position, so that no later change is missed.
         mark, now = ids.get_mark(), self._seconds()
         if mark != self._own_mark or now >= self._own_due:
-            announceable = ids.get_announceable_token(
-                follows_others=not self.description.announce_own_moves_only
-            )
+            follows_others = not self.description.announce_own_moves_only
+            announceable = ids.get_announceable_token(follows_others=follows_others)
             token = int(self.original.current_token(self._instance_name))
             self._own_token = min(token, abs(announceable))
-            self._own_due, self._own_mark = now + KEEP_SECONDS, mark
+            self.is_limited = follows_others and self._own_token < token
+            reused_for = REUSE_SECONDS if self.is_limited else KEEP_SECONDS
+            self._own_due, self._own_mark = now + reused_for, mark
         return self._own_token
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:

@@ -7,8 +7,7 @@ exceeds the new value.
 
 An instance may also announce another writer's id as its own position, but only after it
 has read a value of the sequence at or above that id. It reads the sequence at most once
-per :data:`CHECK_SECONDS`, apart from reads for implausible ids; a read that is needed
-earlier takes place at the end of that time.
+per :data:`CHECK_SECONDS`, apart from reads for implausible ids.
 
 The sequence may be behind announced ids after a failover to a standby, or if an
 instance announced an id that was never allocated. If the distance is plausible, a
@@ -27,7 +26,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import ImplausiblePositionError
-from synapse_replication.handlers.interfaces import Clock, DelayedCall
+from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.sequences import skip_ids
@@ -76,9 +75,6 @@ class SequenceCheck:
         self._is_running = False
         self._not_before = -CHECK_SECONDS
         self._due = clock.seconds() + RECHECK_SECONDS
-        self._postponed: DelayedCall | None = None
-        # Whether a position that may be announced waits for the next value.
-        self._is_awaited = False
         #: Announced positions that are far beyond the sequence, by writer.
         self._held_back: dict[str, int] = {}
 
@@ -119,27 +115,8 @@ class SequenceCheck:
         )
 
     def start_if_due(self, *, is_needed: bool) -> None:
-        """Read the sequence if needed, or if the last read was long ago.
-
-        A needed read takes place after the end of one in progress, which may have begun
-        before the id was allocated, and is repeated until it succeeds.
-        """
-        now = self._clock.seconds()
-        self._is_awaited = self._is_awaited or is_needed
-        if is_needed and (self._is_running or now < self._not_before):
-            self._postpone(max(self._not_before - now, 0.0))
-        elif is_needed or now >= self._due:
-            self.start()
-
-    def _postpone(self, delay: float) -> None:
-        if self._postponed is None or not self._postponed.active():
-            self._postponed = self._clock.call_later(delay, self._start_postponed)
-
-    def _start_postponed(self) -> None:
-        self._postponed = None
-        if self._is_running:
-            self._postpone(CHECK_SECONDS)
-        else:
+        """Read the sequence if needed, or if the last read was long ago."""
+        if is_needed or self._clock.seconds() >= self._due:
             self.start()
 
     def _read(self, txn: Any) -> int:
@@ -160,7 +137,7 @@ class SequenceCheck:
         return last
 
     def _succeeded(self, last: int, held_back: Mapping[str, int]) -> None:
-        self._is_running = self._is_awaited = False
+        self._is_running = False
         with self._locked() as positions:
             is_news = positions.set_allocated(last) or bool(held_back)
             for instance_name, id_ in held_back.items():
@@ -185,5 +162,5 @@ class SequenceCheck:
         self._observer.failure(
             f"reading sequence {self._stream.sequence}", failure.value
         )
-        if self._held_back or self._is_awaited:
-            self._postpone(CHECK_SECONDS)
+        if self._held_back:
+            self._clock.call_later(CHECK_SECONDS, self.start)

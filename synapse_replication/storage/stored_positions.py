@@ -43,7 +43,7 @@ from twisted.python.failure import Failure
 from synapse_replication.errors import StorageError
 from synapse_replication.handlers.events import DatabaseSetBack
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.interfaces import Clock, DelayedCall, until_multiple
+from synapse_replication.handlers.interfaces import Clock, DelayedCall, until_next
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage import queries
 from synapse_replication.storage.committed import (
@@ -228,7 +228,7 @@ class StoredPositionCheck:
 
     def _schedule(self) -> None:
         if self._is_running:
-            delay = until_multiple(self._clock, self._interval)
+            delay = until_next(self._clock, self._interval)
             self._timer = self._clock.call_later(delay, self._sample)
 
     def _sample(self) -> None:

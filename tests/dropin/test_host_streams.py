@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.host_streams import (
     KEEP_SECONDS,
+    REUSE_SECONDS,
     HostRowCodec,
     HostStream,
     HostStreams,
@@ -91,7 +92,7 @@ class HostStreamTests(SynchronousTestCase):
     def test_announced_is_reused(self) -> None:
         """
         The announceable token is read again only after the mark of the ids has changed,
-        or after some time.
+        or after some time, which is shorter while the sequence must be read.
         """
         ids: Any = FakeIds()
         now = [5.0]
@@ -103,15 +104,15 @@ class HostStreamTests(SynchronousTestCase):
         ids.mark += 1
         self.assertEqual(stream.minimal_local_current_token(), 8)
         original.tokens["w"] = 9
-        now[0] += KEEP_SECONDS - 0.1
+        now[0] += REUSE_SECONDS
         self.assertEqual(stream.minimal_local_current_token(), 8)
         self.assertEqual(ids.reads, [True] * 2)
-        now[0] += 0.1
+        now[0] += KEEP_SECONDS - REUSE_SECONDS
         # The announceable token does not exceed that of the generator.
         self.assertEqual(stream.minimal_local_current_token(), 8)
         self.assertEqual(ids.reads, [True] * 3)
         ids.token = 9
-        now[0] += KEEP_SECONDS
+        now[0] += REUSE_SECONDS
         self.assertEqual(stream.minimal_local_current_token(), 9)
         self.assertEqual(ids.reads, [True] * 4)
         caches = HostStream(FakeStream("caches"), "w", ids=ids)

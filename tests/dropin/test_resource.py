@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -73,6 +74,26 @@ class ResourceTests(SynchronousTestCase):
             hs.reactor.advance(0.2)
             self.assertIn(PositionCommand("events", "w", 5, 9), connection.sent)
             self.events.local_token = self.events.tokens["w"] = 5
+
+    def test_limited_position(self) -> None:
+        """While a sequence must be read, the streams are checked every second."""
+        module = sys.modules["synapse.storage.util.id_generators"]
+        self.patch(module, "MultiWriterIdGenerator", DropInIdGenerator)
+        self.handler.new_connection(self.connection)
+        streamer = self.hs.get_replication_streamer()
+        self.connection.sent.clear()
+        stream: Any = self.handler.host.streams.get_streams()["events"]
+        stream.is_limited = True
+        streamer.on_notifier_poke()
+        for token in (9, 10):
+            self.events.local_token = self.events.tokens["w"] = token
+            self.hs.reactor.advance(1)
+            self.assertEqual(self.connection.sent.pop().new_token, token)
+        stream.is_limited = False
+        self.hs.reactor.advance(1)
+        self.events.local_token = self.events.tokens["w"] = 11
+        self.hs.reactor.advance(NOTIFIED_INTERVAL - 1)
+        self.assertEqual(self.connection.sent, [])
 
     def test_server_factory(self) -> None:
         """The factory creates the host's server protocol, with the host's handler."""

@@ -114,61 +114,6 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual((self.ids.get_announceable_token(), self.poked), (9, 1))
         self.assertEqual(self.database.descriptions, ["check_sequence"])
 
-    def test_position_beyond_sequence_soon_after_a_read(self) -> None:
-        """
-        A sequence that has just been read, or is being read, is read again later, once.
-        """
-        self.with_sequence()
-        self.database.sequence = 8
-        self.ids.advance("other", 8)
-        self.assertEqual(self.ids.get_announceable_token(), 7)
-        self.database.run()
-        self.database.sequence = 10
-        for token in (9, 10):
-            self.ids.advance("other", token)
-            self.assertEqual(self.ids.get_announceable_token(), 7)
-        self.database.answer()
-        self.assertEqual(self.ids.get_announceable_token(), 7)
-        self.assertEqual(self.database.descriptions, ["check_sequence"])
-        for _ in range(2):
-            self.reactor.advance(CHECK_SECONDS)
-            self.database.settle()
-        self.assertEqual(self.ids.get_announceable_token(), 10)
-        self.assertEqual(self.poked, 2)
-        self.assertEqual(self.database.descriptions, ["check_sequence"] * 2)
-
-    def test_awaited_read_fails(self) -> None:
-        """A read that a position waits for is repeated, although nobody asks again."""
-        self.with_sequence()
-        self.database.sequence = 9
-        self.ids.advance("other", 9)
-        self.ids.get_announceable_token()
-        self.database.failing = True
-        self.database.settle()
-        self.reactor.advance(CHECK_SECONDS)
-        self.database.settle()
-        self.database.failing = False
-        self.reactor.advance(CHECK_SECONDS)
-        self.database.settle()
-        self.assertEqual((self.ids.get_announceable_token(), self.poked), (9, 1))
-        self.assertEqual(len(self.observer.failures), 2)
-        self.reactor.advance(CHECK_SECONDS)
-        self.assertEqual(self.database.descriptions, ["check_sequence"] * 3)
-
-    def test_read_that_takes_long(self) -> None:
-        """A sequence that is needed during a read is read after the end of that."""
-        self.with_sequence()
-        for token in (9, 10):
-            self.database.sequence = token
-            self.ids.advance("other", token)
-            self.ids.get_announceable_token()
-        self.reactor.advance(CHECK_SECONDS)
-        self.assertEqual(self.database.descriptions, ["check_sequence"])
-        self.database.settle()
-        self.reactor.advance(CHECK_SECONDS)
-        self.database.settle()
-        self.assertEqual(self.database.descriptions, ["check_sequence"] * 2)
-
     def test_position_need_not_follow_others(self) -> None:
         """
         If the position need not follow other writers, the sequence is read only when

@@ -55,7 +55,8 @@ from synapse_replication.streams.pages import (
 from synapse_replication.streams.rows import decode_json, encode_json_rows
 from synapse_replication.streams.stream import JsonValue, Stream
 
-#: The time after which rows that could not be fetched are fetched again, in s.
+#: The time after which streams are checked again if something is left to do, for
+#: instance rows that could not be fetched, in s.
 RETRY_SECONDS = 1.0
 
 _DESCRIPTION = "replication_streamer"
@@ -119,6 +120,7 @@ class ReplicationStreamer:
         self._partial_pages: dict[str, tuple[int, Page]] = {}
         self._waiters: list[Deferred[None]] = []
         self._tick: DelayedCall | None = None
+        self._tick_due = 0.0
         sender.call_when_ready(self._resume)
 
     def start(self) -> None:
@@ -143,7 +145,15 @@ class ReplicationStreamer:
         self.on_notifier_poke()
 
     def _poll_later(self, delay: float) -> None:
+        self._tick_due = self._host.clock.seconds() + delay
         self._tick = self._host.clock.call_later(delay, self._poll)
+
+    def retry_soon(self) -> None:
+        """Check the streams again after :data:`RETRY_SECONDS` at the latest."""
+        left = self._tick_due - self._host.clock.seconds()
+        if self._tick is not None and left > RETRY_SECONDS:
+            self._tick.cancel()
+            self._poll_later(RETRY_SECONDS)
 
     def on_notifier_poke(self) -> None:
         """Start sending new rows. The call is cheap, and may be made at any time."""
@@ -231,13 +241,8 @@ class ReplicationStreamer:
                     unfinished.append(stream)
             except Exception as error:  # noqa: BLE001 -- reported to the observer
                 self._observer.observe(SendingFailed(stream.description.name, error))
-                self._retry_soon()
+                self.retry_soon()
         return unfinished
-
-    def _retry_soon(self) -> None:
-        if self._tick is not None and self._options.announce_interval > RETRY_SECONDS:
-            self._tick.cancel()
-            self._poll_later(RETRY_SECONDS)
 
     def _has_work(self, stream: Stream) -> bool:
         # Most streams have no work; this check is cheaper than starting a coroutine.
