@@ -26,6 +26,7 @@ from synapse_replication.instrumentation.status.verdict import (
     PeerFacts,
     WriterFacts,
     diagnose,
+    heard_until,
     is_gone,
     is_replaced,
 )
@@ -231,14 +232,14 @@ class StatusReport:
             elif name in names or not facts.is_leaving:
                 can_hear = hearing.is_up and not self._is_silent()
                 since = hearing.since if can_hear else self.now
-                silent = self.limits.silent_after
+                until = heard_until(self.now, self._silence_since)
                 yield PeerStatus(
                     name,
                     peer.heartbeat.epoch,
                     peer.heartbeat.version,
                     peer.heartbeat.where,
                     self.now - peer.seen,
-                    is_gone(facts, since, self.now, silent),
+                    is_gone(facts, since, until, self.limits.silent_after),
                 )
 
     def _is_replaced(self, peer: PeerFacts) -> bool:

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from synapse_replication.handlers.epochs import USUAL_EVERY
 from synapse_replication.instrumentation.status.model import Condition, StallReason
 from synapse_replication.instrumentation.status.records import (
     StatusLimits,
@@ -121,6 +122,17 @@ def is_gone(peer: PeerFacts, hearing_since: float, now: float, silent: float) ->
     return peer.is_leaving or peer.is_silent(hearing_since, now, silent)
 
 
+def heard_until(now: float, silence_since: float | None) -> float:
+    """Return the time up to which the absence of a heartbeat says anything, in s.
+
+    If nothing arrives from any of several processes, the link may be dead: a writer
+    whose last heartbeat preceded the last message by some seconds has not stopped.
+
+    :param silence_since: see :class:`WriterFacts`.
+    """
+    return now if silence_since is None else min(now, silence_since + USUAL_EVERY)
+
+
 def is_replaced(peer: PeerFacts, hearing_since: float) -> bool:
     """Return whether a process lives that sends no heartbeats any more.
 
@@ -179,7 +191,8 @@ def _gone(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
     peer, hearing = facts.peer, facts.hearing_since
     if peer is None or hearing is None or facts.is_removed:
         return None
-    if not is_gone(peer, hearing, now, limits.silent_after):
+    until = heard_until(now, facts.silence_since)
+    if not is_gone(peer, hearing, until, limits.silent_after):
         return None
     how = "announced its exit" if peer.is_leaving else "no longer sends heartbeats"
     return peer.heartbeat_at, f"{facts.instance_name} {how}"

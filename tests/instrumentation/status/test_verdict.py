@@ -203,7 +203,16 @@ class DiagnoseTests(SynchronousTestCase):
         """If everybody is silent, the link is suspect, and not each writer."""
         peer = PeerFacts(984.0)
         self.check(StallReason.NO_LINK, 984.0, peer=peer, silence_since=984.0)
-        self.check(StallReason.WRITER_GONE, peer=peer, silence_since=990.0)
+        self.check(StallReason.WRITER_GONE, peer=peer, silence_since=995.0)
+
+    def test_link_dies_after_a_heartbeat(self) -> None:
+        """
+        A writer is not gone because others were heard for some seconds longer before
+        the link died.
+        """
+        peer = PeerFacts(984.0)
+        self.check(Condition.LIVE, peer=peer, silence_since=987.0)
+        self.check(Condition.LIVE, peer=peer, silence_since=993.9)
 
     def test_rows_written_during_an_outage(self) -> None:
         """The sink has as long as always to handle rows once they can arrive."""
