@@ -21,15 +21,20 @@ from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.dropin.synapse_host import SynapseHost
 from synapse_replication.handlers import handler
 from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.extension.extension import FEW_PEERS
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.storage.stored_positions import StoredPositionCheck
+from synapse_replication.streams.reader import State
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
 from synapse_replication.wire import commands
 
 #: The timeout for connecting to Redis, in s.
 _CONNECT_TIMEOUT = 30.0
+#: The time after which positions are requested once more, in s: soon enough that no
+#: writer that answers is regarded as stalled.
+ASK_AGAIN = 7.0
 #: The timeout of each step of the shutdown, in s.
 _DRAIN_TIMEOUT = 5.0
 
@@ -213,9 +218,27 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         """Add a connection of this package, or any object with ``send_command``."""
         if isinstance(connection, (BaseReplicationStreamProtocol, RedisSubscriber)):
             super().new_connection(connection)
+            if isinstance(connection, RedisSubscriber):
+                self.host.clock.call_later(ASK_AGAIN, self._ask_again, connection)
             return
         foreign = self._foreign[connection] = ForeignConnection(connection)
         self.add_connection(foreign)
+
+    def _ask_again(self, connection: RedisSubscriber) -> None:
+        """Request positions once more if a stock process has not announced its own.
+
+        A stock process that is not subscribed yet misses the first request, and what it
+        announces while it cannot publish is discarded.
+        """
+        if (
+            connection in self.sender.links
+            and len(self._epochs) <= FEW_PEERS
+            and any(
+                reader.state is State.WAITING and self._epochs.epoch_of(name) is None
+                for (_, name), reader in self.readers().items()
+            )
+        ):
+            self.sender.send_to(connection, commands.ReplicateCommand())
 
     def lost_connection(self, connection: Any) -> None:
         """Remove a connection."""

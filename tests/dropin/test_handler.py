@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.handler import DropInCommandHandler
+from synapse_replication.dropin.handler import ASK_AGAIN, DropInCommandHandler
+from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.streams.writer_positions import WriterPositions
 from synapse_replication.wire.commands import (
     FederationAckCommand,
@@ -23,6 +25,18 @@ from tests.dropin.host import (
     SingleCommandConnection,
     fake_modules,
 )
+
+
+class _Subscriber(RedisSubscriber):
+    """A subscription that stores what is sent on it."""
+
+    name = "redis"
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send_command(self, cmd: Any) -> None:
+        self.sent.append(cmd)
 
 
 class HandlerTests(SynchronousTestCase):
@@ -51,6 +65,43 @@ class HandlerTests(SynchronousTestCase):
         self.assertTrue(self.handler.connected())
         self.handler.lost_connection(self.connection)
         self.assertFalse(self.handler.connected())
+
+    def test_unanswered_request(self) -> None:
+        """
+        Positions are requested once more if a writer without the extension has not
+        announced its own after some time.
+        """
+        replicate = ReplicateCommand()
+        positions = [
+            PositionCommand("typing", "master", 2, 2),
+            PositionCommand("events", "master", 1, 1),
+        ]
+        for epoch, answers, expected in (
+            (None, positions, []),
+            (None, positions[:1], [replicate]),
+            ("epoch", [], []),
+        ):
+            subscriber = _Subscriber()
+            self.handler.new_connection(subscriber)
+            self.assertIn(replicate, subscriber.sent)
+            subscriber.sent.clear()
+            for answer in answers:
+                self.handler.on_POSITION(subscriber, answer)
+            epochs = Mock(epoch_of=Mock(return_value=epoch), __len__=lambda _: 1)
+            self.patch(self.handler, "_epochs", epochs)
+            self.hs.reactor.advance(2 * ASK_AGAIN)
+            self.assertEqual(subscriber.sent, expected, (epoch, answers))
+            self.handler.lost_connection(subscriber)
+
+    def test_request_on_a_lost_connection(self) -> None:
+        """Nothing is requested again on a connection that was lost."""
+        subscriber = _Subscriber()
+        self.handler.new_connection(subscriber)
+        self.handler.on_POSITION(subscriber, PositionCommand("events", "master", 1, 1))
+        self.handler.lost_connection(subscriber)
+        subscriber.sent.clear()
+        self.hs.reactor.advance(2 * ASK_AGAIN)
+        self.assertEqual(subscriber.sent, [])
 
     def test_positions(self) -> None:
         """
