@@ -18,6 +18,7 @@ from synapse_replication.instrumentation.status.model import (
     describe_writer,
 )
 from synapse_replication.instrumentation.status.records import (
+    LinkRecord,
     StatusLimits,
     StatusRecords,
     WriterRecord,
@@ -192,8 +193,8 @@ class StatusReport:
     def _facts(
         self, key: tuple[str, str], writer: WriterRecord, reader: Reader | None
     ) -> WriterFacts:
-        hearing, links = self.records.hearing, self.records.links
-        link = links.get(writer.link)
+        hearing = self.records.hearing
+        link_name, link = self._link_of(key[1], writer)
         is_down = link is not None and not link.up
         work = None if reader is None else reader.work
         return WriterFacts(
@@ -207,10 +208,30 @@ class StatusReport:
             waiting_since=max(writer.since, hearing.since, self._newest_link),
             process_heard_at=self._heard.get(key[1]),
             link_down_since=link.since if link is not None and is_down else None,
-            link_detail="" if link is None else link.why,
+            link_detail="" if link is None else f"{link_name}: {link.why}",
             silence_since=self._silence_since,
             peer=self._peers.get(key[1]),
         )
+
+    def _link_of(
+        self, instance_name: str, writer: WriterRecord
+    ) -> tuple[str, LinkRecord | None]:
+        """Return the link on which a writer was last heard, and its name.
+
+        If only heartbeats were heard, it is a link to the writer itself.
+        """
+        links = self.records.links
+        if writer.link in links:
+            return writer.link, links[writer.link]
+        direct = [
+            (bool(link.up), link.since, name)
+            for name, link in links.items()
+            if instance_name in (name, link.peer)
+        ]
+        if not direct:
+            return "", None
+        name = max(direct)[-1]
+        return name, links[name]
 
     def _is_silent(self) -> bool:
         since = self._silence_since

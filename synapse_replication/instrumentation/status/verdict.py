@@ -77,7 +77,7 @@ class WriterFacts(Struct, frozen=True, kw_only=True):
     :ivar process_heard_at: when its process was last heard, in any stream.
     :ivar link_down_since: since when the link on which the writer was last heard has
         been down; ``None`` if it is up.
-    :ivar link_detail: why it is down.
+    :ivar link_detail: its name, and why it is down.
     :ivar silence_since: since when nothing has arrived from any of several processes
         that send heartbeats, so that the link itself is suspect; ``None`` if it is not.
     :ivar peer: the writer's process; ``None`` if it sent no heartbeats.
@@ -175,7 +175,7 @@ def _deaf(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
 def _link_down(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
     if facts.state is not State.WAITING or facts.link_down_since is None:
         return None
-    return facts.link_down_since, f"{facts.record.link}: {facts.link_detail}"
+    return facts.link_down_since, facts.link_detail
 
 
 def _silence(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:

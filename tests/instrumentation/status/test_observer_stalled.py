@@ -13,6 +13,7 @@ from synapse_replication.handlers.events import (
     LinkDown,
     LinksChanged,
     LinkUp,
+    PeerNamed,
     PeerSilent,
     PositionRefuted,
 )
@@ -157,6 +158,26 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.writer().condition, Condition.LIVE)
         self.clock.advance(1)
         self.assertEqual(self.stalled()[:2], (StallReason.WRITER_GONE, 16))
+
+    def test_killed_after_its_first_heartbeat(self) -> None:
+        """
+        A writer whose links broke is on no link, even if only its heartbeat has been
+        heard.
+        """
+        links = ("w1", "to 127.0.0.1:9001")
+        self.known.link_up()
+        for link in links:
+            self.observer.observe(LinkUp(link))
+        self.observer.observe(PeerNamed(links[1], "w1"))
+        self.clock.advance(1)
+        self.observer.observe(heartbeat_of(events=(100, 0.0)))
+        self.clock.advance(1)
+        for link in links:
+            self.observer.observe(LinkDown(link, CloseReason.CLEAN, "closed"))
+        self.clock.advance(11)
+        reason, stalled_for, detail = self.stalled()
+        self.assertEqual((reason, stalled_for), (StallReason.NO_LINK, 11))
+        self.assertEqual(detail, "w1: closed")
 
     def test_everybody_is_silent(self) -> None:
         """If several instances fall silent at once, none of them is said to be gone."""
