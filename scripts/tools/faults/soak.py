@@ -99,7 +99,7 @@ class Findings:
         if seconds >= NEXT_ROW_TIMEOUT:
             found.append(f"after {fault}, a writer's next row took {seconds:.0f} s")
         for (name, what), values in self.samples.items():
-            warm, end = _compared(what, values)
+            warm, end = _compared(values)
             if what in POOLS:
                 if end > POOLS[what]:
                     found.append(
@@ -128,7 +128,7 @@ class Findings:
             f"the next row after a fault: {seconds:.1f} s at most (after {fault})",
         ]
         for (name, what), values in self.samples.items():
-            warm, end = _compared(what, values)
+            warm, end = _compared(values)
             allowed = f"; {POOLS[what]} allowed" if what in POOLS else ""
             lines.append(
                 f"{what} of {name}: {warm:.1f} after the warm-up, {max(values):.1f} at "
@@ -137,15 +137,15 @@ class Findings:
         return lines
 
 
-def _compared(what: str, values: Sequence[float]) -> tuple[float, float]:
-    """Return what is compared: of the samples after the warm-up, and of the last ones.
+def _compared(values: Sequence[float]) -> tuple[float, float]:
+    """Return the medians of the samples after the warm-up, and of the last ones.
 
-    Of memory, it is the median. Of a count, it is the minimum, because replaced links
-    only add to what is held for ever.
+    A link that a fault has just broken lowers a count at one moment, and one that is
+    being replaced raises it.
     """
     begin = int(len(values) * WARM_UP)
-    of = statistics.median if what == MEMORY else min
-    return of(values[begin : begin + COMPARED]), of(values[-COMPARED:])
+    first, last = values[begin : begin + COMPARED], values[-COMPARED:]
+    return statistics.median(first), statistics.median(last)
 
 
 def run_soak(
