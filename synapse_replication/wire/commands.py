@@ -556,7 +556,7 @@ class UserIpCommand(Command, frozen=True):
     """Notice of a user's request. Over Redis, it is sent on a channel of its own.
 
     :ivar user_id: contains no spaces.
-    :ivar access_token: secret, and therefore omitted from the ``repr``.
+    :ivar access_token: secret, and therefore masked in the ``repr``.
     :ivar last_seen: the time of the request, in ms since 1970.
     """
 
@@ -581,7 +581,9 @@ class UserIpCommand(Command, frozen=True):
 
     @override
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        shown = {name: repr(getattr(self, name)) for name in self.__struct_fields__}
+        shown["access_token"] = "<secret>"
+        fields = ", ".join(f"{name}={value}" for name, value in shown.items())
         return f"UserIpCommand({fields})"
 
     @override
