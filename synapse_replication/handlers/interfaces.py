@@ -77,14 +77,14 @@ AFTER_HEARTBEATS = 1.0
 def until_next(clock: Clock, every: float) -> float:
     """Return the time until about ``every`` s from now, in s.
 
-    It is the time until :data:`AFTER_HEARTBEATS` after a multiple of ``every`` on the
-    wall clock, so that periodic work with the same interval takes place in one turn of
-    the reactor.
+    It is the time until :data:`AFTER_HEARTBEATS` after a multiple of ``every`` in the
+    clock's time, so that periodic work with the same interval takes place in one turn
+    of the reactor.
 
     :return: more than a tenth of ``every``, at most 1.1 times ``every``: a timer may
         fire slightly too early.
     """
-    left = every - (clock.time_msec() / 1000 - AFTER_HEARTBEATS) % every
+    left = every - (clock.seconds() - AFTER_HEARTBEATS) % every
     return left if left > every / 10 else left + every
 
 

@@ -781,9 +781,9 @@ class ReplicationExtension:
             # many. Spread their heartbeats.
             self._last_heartbeat -= self._phase * every
         elif every == self._options.idle_interval:
-            # Few processes send theirs at the same time: each peer then receives them
-            # in one turn of its reactor.
-            self._last_heartbeat -= self._clock.time_msec() / 1000 % every
+            # The processes of a host, whose reactors have the same time, send theirs at
+            # the same moment: each peer then receives them in one turn of its reactor.
+            self._last_heartbeat -= self._last_heartbeat % every
         self._stated = every
         self._send_message(MessageType.HEARTBEAT)
 
