@@ -95,7 +95,7 @@ def combine_notifications(hs: Any) -> None:
 
 
 def favour_streamer(hs: Any) -> None:
-    """Let a homeserver's notifier notify the streamer first, if it has been replaced.
+    """Let a homeserver's notifier, if it has been replaced, favour the streamer.
 
     Call this function when replication between processes starts.
     """

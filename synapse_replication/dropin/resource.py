@@ -47,13 +47,13 @@ class DropInStreamer(streamer.ReplicationStreamer):
         options = streamer.StreamerOptions(
             torture_level=getattr(hs.config.server, "replication_torture_level", 0) or 0
         )
+        self._written = handler.host.streams.get_streams_to_replicate()
         writers = [
             declared_writers(hs.config.worker, stream.description.name)
-            for stream in handler.host.streams.get_streams_to_replicate()
+            for stream in self._written
         ]
         if ids_are_ours() or max(map(len, writers), default=0) <= 1:
             options = replace(options, announce_interval=NOTIFIED_INTERVAL)
-        self._written = handler.host.streams.get_streams_to_replicate()
         super().__init__(handler.host, handler.sender, observer_of(hs), options=options)
         self.start()
 

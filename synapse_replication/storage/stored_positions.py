@@ -43,8 +43,9 @@ from twisted.python.failure import Failure
 from synapse_replication.errors import StorageError
 from synapse_replication.handlers.events import DatabaseSetBack
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.interfaces import Clock, DelayedCall, until_next
+from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.periodic import until_next
 from synapse_replication.storage import queries
 from synapse_replication.storage.committed import (
     committed_tokens,

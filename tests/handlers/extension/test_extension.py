@@ -444,6 +444,23 @@ class GapTests(ExtensionTests):
         positions = Counter(m.sender for m in seen if not m.is_extension)
         self.assertEqual(positions.keys() & {"events", "w"}, set())
 
+    def test_idle_writers_send_at_the_same_time(self) -> None:
+        """The heartbeats of idle writers coincide, whenever the writers started."""
+        self.bus.advance(2.25)
+        events = ExtensionProcess(self.bus, "events", writes=["events"])
+        # Processes of one host have the same time.
+        events.host.reactor.rightNow = self.writer.host.reactor.seconds()
+        self.bus.advance(30)
+        sent: dict[str, list[int]] = {"w": [], "events": []}
+        for number in range(40):
+            before = len(self.bus.seen)
+            self.bus.advance(0.25)
+            for message in self.bus.seen[before:]:
+                if message.is_extension and message.sender in sent:
+                    sent[message.sender].append(number)
+        self.assertEqual(len(sent["w"]), 2)
+        self.assertEqual(sent["w"], sent["events"])
+
     def test_answers_are_bounded(self) -> None:
         """Not every repeated hello of a peer is answered."""
         self.bus.advance(10)
