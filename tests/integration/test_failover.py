@@ -54,7 +54,11 @@ class SetBackTestCase(DeploymentTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.worker["synapse_replication"]["receiving"] = {"position_check_seconds": 1}
+        # wait_for_read() would take a comparison of main for one of the reader.
+        for config, seconds in ((self.main, 0), (self.worker, 1)):
+            config["synapse_replication"]["receiving"] = {
+                "position_check_seconds": seconds
+            }
 
     def count(self) -> int:
         """Return the number of tokens of ``notes`` in the journal."""
@@ -82,7 +86,7 @@ class SetBackTestCase(DeploymentTestCase):
                 execute(
                     self.dsn,
                     "SELECT 1 FROM pg_stat_activity WHERE query LIKE "
-                    "'%pg_walfile_name%' AND pid <> pg_backend_pid() "
+                    "'%pg_walfile_name%' AND state = 'idle' "
                     f"AND query_start > '{began}'",
                 )
             ),
