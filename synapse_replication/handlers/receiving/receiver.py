@@ -130,8 +130,6 @@ class StreamReceiver:
         self._queue: DrainedQueue[_Item] = DrainedQueue(
             context, self._consume, self._give_up
         )
-        #: How often the items of a full queue were given up.
-        self._times_full = 0
         self._writers = Writers(context)
         self._search = RemovedWriterSearch(context, self._enqueue_removed)
         decoder = RowDecoder(context)
@@ -139,7 +137,12 @@ class StreamReceiver:
             context, decoder, self._enqueue_internal, self._search.request
         )
         self._rows = RowHandler(
-            context, self._writers, decoder, self._catch_ups, self._park
+            context,
+            self._writers,
+            decoder,
+            self._catch_ups,
+            self._park,
+            self._give_up_behind,
         )
 
     # -- links ------------------------------------------------------------------------
@@ -344,9 +347,9 @@ class StreamReceiver:
         If later items were given up meanwhile, the end of an unfinished batch was among
         them, so the batch is dropped.
         """
-        times = self._times_full
+        times = self._rows.times_full
         await waiting
-        if self._times_full != times:
+        if self._rows.times_full != times:
             for group in groups:
                 reader = self._writers.find(group.instance_name).reader
                 if link in reader.links:
@@ -496,7 +499,7 @@ class StreamReceiver:
 
         :return: the items that remain in the queue.
         """
-        self._times_full += 1
+        self._rows.times_full += 1
         kept = []
         given_up: dict[str, None] = {}
         for queued in waiting:
@@ -511,12 +514,16 @@ class StreamReceiver:
                 item.groups() if isinstance(item, InterleavedGroup) else (item,)
             ):
                 given_up[each.instance_name] = None
-                self._give_up_parked(self._writers.find(each.instance_name))
-                self._give_up_item(link, each)
+                self._give_up_behind(link, each)
         for name in given_up:
             step = Step(self._writers.find(name), is_timer=False)
             kept.append(Queued(step, 1, ROW_OVERHEAD))
         return kept
+
+    def _give_up_behind(self, link: Link, item: RdataGroup | Announcement) -> None:
+        """Give up an item, and before it what of its writer is parked."""
+        self._give_up_parked(self._writers.find(item.instance_name))
+        self._give_up_item(link, item)
 
     def _give_up_item(self, link: Link, item: RdataGroup | Announcement) -> None:
         writer = self._writers.get(item.instance_name)

@@ -8,6 +8,10 @@ plausible, ascending and above the reader's position, and every row can be decod
 About each batch of any other slice, the reader decides.
 
 The slices of rows of several writers are decoded as a whole, too.
+
+While the sink handles rows, the queue may overflow, and later rows are given up. The
+rest of the rows in progress is then given up, too: the beginning of its batch may have
+been dropped with the later rows.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ class RowHandler:
     Use it in the reactor's thread only.
 
     :param park: stores rows of a writer until its page was fetched.
+    :param give_up: has rows fetched that are not handled.
+    :ivar times_full: how often the items of a full queue were given up.
     """
 
     def __init__(
@@ -45,12 +51,15 @@ class RowHandler:
         decoder: RowDecoder,
         catch_ups: CatchUps,
         park: Callable[[Writer, Link, RdataGroup], None],
+        give_up: Callable[[Link, RdataGroup], None],
     ) -> None:
         self._context = context
         self._writers = writers
         self._decoder = decoder
         self._catch_ups = catch_ups
         self._park = park
+        self._give_up = give_up
+        self.times_full = 0
 
     # -- one writer -------------------------------------------------------------------
 
@@ -73,25 +82,39 @@ class RowHandler:
     async def _handle_slices(
         self, writer: Writer, link: Link, group: RdataGroup
     ) -> None:
-        pacer = self._context.pacer
+        pacer, times_full = self._context.pacer, self.times_full
         for start in range(0, len(group.rows), SLICE):
             if start and pacer.is_due():
                 await pacer.take_break()
             tokens = group.tokens[start : start + SLICE]
             rows = group.rows[start : start + SLICE]
-            if writer.reader.request is not None:
+            if self.times_full != times_full or writer.reader.request is not None:
                 rest = RdataGroup(
                     group.stream_name,
                     group.instance_name,
                     group.tokens[start:],
                     group.rows[start:],
                 )
-                self._park(writer, link, rest)
+                waiting = self._handle_rest(link, rest, times_full)
+                if waiting is not None:
+                    await waiting
                 return
             waiting = self._handle_slice(writer, link, tokens, rows)
             if waiting is not None:
                 await waiting
             pacer.count(len(rows))
+
+    def _handle_rest(
+        self, link: Link, rest: RdataGroup, times_full: int
+    ) -> Awaitable[None] | None:
+        """Handle rows after others that arrived with them, or give them up.
+
+        :param times_full: :attr:`times_full` before the others were handled.
+        """
+        if self.times_full == times_full:
+            return self.handle(link, rest)
+        self._give_up(link, rest)
+        return self._catch_ups.proceed(self._writers.find(rest.instance_name))
 
     def _handle_slice(
         self, writer: Writer, link: Link, tokens: list[Any], rows: list[bytes]
@@ -162,7 +185,7 @@ class RowHandler:
         # The positions to report later, not once per row: at the next break, before a
         # slice that is not decoded as a whole, or at the end.
         moved: dict[str, int] = {}
-        pacer = self._context.pacer
+        pacer, times_full = self._context.pacer, self.times_full
         for start in range(0, len(group.rows), SLICE):
             if start and pacer.is_due():
                 self._report_positions(moved)
@@ -174,10 +197,11 @@ class RowHandler:
             if typed is None:
                 self._report_positions(moved)
                 for of_writer in part.groups():
-                    if (waiting := self.handle(link, of_writer)) is not None:
+                    waiting = self._handle_rest(link, of_writer, times_full)
+                    if waiting is not None:
                         await waiting
             else:
-                await self._handle_typed(link, part, typed, moved)
+                await self._handle_typed(link, part, typed, moved, times_full)
             pacer.count(len(part.rows))
         self._report_positions(moved)
 
@@ -199,11 +223,13 @@ class RowHandler:
         part: InterleavedGroup,
         typed: list[Any],
         moved: dict[str, int],
+        times_full: int,
     ) -> None:
         """Deliver the rows of live writers; handle other rows one at a time.
 
         :param part: the rows; each is a batch of its own.
         :param moved: updated with the positions of live writers, to be reported later.
+        :param times_full: see :meth:`_handle_rest`.
         """
         name, on_rdata = self._context.name, self._context.sink.on_rdata
         find = self._writers.find
@@ -224,7 +250,8 @@ class RowHandler:
             if position is None or token <= position:
                 moved.pop(instance_name, None)
                 single = RdataGroup(name, instance_name, [token], [part.rows[index]])
-                if (waiting := self.handle(link, single)) is not None:
+                waiting = self._handle_rest(link, single, times_full)
+                if waiting is not None:
                     await waiting
                 continue
             if instance_name in ledgers:

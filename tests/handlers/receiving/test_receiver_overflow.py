@@ -5,8 +5,9 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.receiving.context import ReceiverOptions
+from synapse_replication.handlers.receiving.row_handler import SLICE
 from synapse_replication.testing.doubles import SourceStream
-from tests.handlers.fixtures import Row, receiving
+from tests.handlers.fixtures import Receiving, Row, receiving
 
 
 class OverflowTests(SynchronousTestCase):
@@ -95,6 +96,71 @@ class OverflowTests(SynchronousTestCase):
             fixture.texts(),
             [("a", 1, ["a"]), ("w", 2, texts), ("w", 3, ["3"]), ("w", 4, ["4"])],
         )
+
+    def test_rest_of_a_batch_behind_another_writer_is_fetched(self) -> None:
+        """
+        If rows after it are dropped meanwhile, the end of a batch that arrived with
+        rows of another writer is not delivered without its beginning.
+        """
+        stored = [("a", 1, ["a"]), ("w", 2, ["0", "1"]), ("w", 3, ["2", "3"])]
+        fixture = self.connected(stored)
+        fixture.receive('RDATA events w batch ["0"]', 'RDATA events w 2 ["1"]')
+        fixture.receive('RDATA events w batch ["0"]')
+        fixture.host.rows.is_held = True
+        fixture.receive(
+            'RDATA events a 1 ["a"]',
+            'RDATA events w 2 ["1"]',
+            'RDATA events w batch ["2"]',
+        )
+        fixture.receive(*['RDATA events w 3 ["3"]'] * 2)
+        fixture.receive(*['RDATA events w 3 ["3"]'] * 2)
+        self.check(fixture, stored)
+
+    def test_rest_of_a_slice_is_fetched(self) -> None:
+        """
+        The same, if the batch began in an earlier slice of the same rows, and the sink
+        failed.
+        """
+        texts = [str(n) for n in range(SLICE)]
+        stored = [("w", 1, ["a"]), ("w", 2, texts), ("w", 3, ["3"] * 4)]
+        fixture = self.connected(stored)
+        whole = [f'RDATA events w batch ["{text}"]' for text in texts]
+        whole[-1] = f'RDATA events w 2 ["{texts[-1]}"]'
+        fixture.receive(*whole)
+        fixture.host.rows.is_held = True
+        fixture.receive('RDATA events w 1 ["a"]', *whole)
+        for _ in range(3):
+            fixture.receive('RDATA events w batch ["3"]')
+        for _ in range(3):
+            fixture.receive('RDATA events w 3 ["3"]')
+        self.check(fixture, stored, RuntimeError())
+
+    def connected(self, stored: list[tuple[str, int, list[str]]]) -> Receiving:
+        """Make a reader with a small queue, of a stream that has these rows."""
+        fixture = receiving(
+            receiver=ReceiverOptions(max_queue_size=200), idempotent=True
+        )
+        fixture.receive("POSITION events a 0 0", "POSITION events w 0 0")
+        for writer, token, texts in stored:
+            fixture.stream.persist(writer, token, *([text] for text in texts))
+        return fixture
+
+    def check(
+        self,
+        fixture: Receiving,
+        stored: list[tuple[str, int, list[str]]],
+        error: Exception | None = None,
+    ) -> None:
+        """Check that all rows of each token are delivered together, if several times.
+
+        :param error: the failure of the sink that handles rows.
+        """
+        fixture.host.rows.is_held = False
+        fixture.host.rows.release(error)
+        fixture.host.reactor.advance(5)
+        delivered = fixture.texts()
+        self.assertEqual([each for each in delivered if each not in stored], [])
+        self.assertEqual([each for each in stored if each not in delivered], [])
 
     def test_dropped_reset(self) -> None:
         """A writer's reset is handled even if its POSITION was dropped."""
