@@ -248,9 +248,9 @@ class ReplicationExtension:
         #: The answer to another process with the name of this one, or to an accusation.
         self._contradicting: DelayedCall | None = None
         self._contradicted_at = -math.inf
-        #: The instances that wait for an answer, each with its link; ``None`` for one
-        #: that has no channel of its own.
-        self._asking: set[tuple[ExtensionConnection, str] | None] = set()
+        #: The instances that wait for an answer, each with its link, in the order in
+        #: which they asked; ``None`` for one that has no channel of its own.
+        self._asking: dict[tuple[ExtensionConnection, str] | None, None] = {}
         self._has_stopped = False
         self._watches = Watches(self.epoch)
         self._last_watch = -math.inf
@@ -641,7 +641,7 @@ class ReplicationExtension:
         """Send a heartbeat to an instance that asked for it; ``None`` for all."""
         if self._has_stopped:
             return
-        self._asking.add(asking)
+        self._asking[asking] = None
         due = self._last_answer + self._options.answer_interval
         wait = due - self._clock.seconds()
         if wait <= 0 or at_once:
@@ -653,7 +653,7 @@ class ReplicationExtension:
         if self._answering is not None and self._answering.active():
             self._answering.cancel()
         self._last_answer = self._clock.seconds()
-        asking, self._asking = self._asking, set()
+        asking, self._asking = self._asking, {}
         if None in asking or len(asking) > MOST_ALONE:
             self._send_heartbeat()
             return
