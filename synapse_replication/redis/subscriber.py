@@ -199,8 +199,8 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
                 self.subscribed()
         elif isinstance(reply, txredisapi.ResponseError) and self._unconfirmed:
             self.abort(f"Redis rejects SUBSCRIBE: {reply}")
-        elif isinstance(reply, list):
-            # The reply to PING.
+        elif isinstance(reply, list) or reply == b"PONG":
+            # The reply to PING; a subscriber gets a string from other servers.
             self._stop_pong_timer()
         else:
             # The replies to AUTH and SELECT.

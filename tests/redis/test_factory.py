@@ -71,13 +71,20 @@ class KeepAliveTests(SynchronousTestCase):
         self.assertFalse(any(t.aborted for t in memory.transports))
 
     def test_alive(self) -> None:
-        """A connection with answers stays open."""
+        """
+        A connection with answers stays open. A subscriber's answer is a list, and from
+        other servers than Redis also a string.
+        """
         memory = MemoryLink()
         memory.establish()
-        for _ in range(10):
+        for pong in (
+            b"*2\r\n$4\r\npong\r\n$0\r\n\r\n",
+            b"+PONG\r\n",
+            b"$4\r\nPONG\r\n",
+        ) * 3:
             memory.reactor.advance(30)
             memory.deliver_data(0, b"+PONG\r\n")
-            memory.deliver_data(1, b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
+            memory.deliver_data(1, pong)
             self.assertEqual([t.take() for t in memory.transports], [[_PING]] * 2)
         self.assertFalse(any(t.aborted for t in memory.transports))
 
