@@ -10,6 +10,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.servers import PrivateRedis
@@ -147,3 +148,37 @@ class StatusTests(SynchronousTestCase):
         )
         self.deployment.halt()
         self.assertEqual(self.deployment.problems(), {})
+
+    def test_stuck_id(self) -> None:
+        """
+        An id that waits for another session is named with its stream and writer, that
+        session, its query and how to end it.
+        """
+        chat = Chat.begin(self.deployment)
+        event_id = chat.send_messages(1)
+        eventually("status 0", lambda: self.status()[0])
+        reader = chat.bob.at(self.deployment.processes["writer1"].api)
+        blocker = psycopg2.connect(**self.deployment.database)
+        self.addCleanup(blocker.close)
+        with blocker.cursor() as cursor:
+            cursor.execute("LOCK TABLE receipts_linearized IN EXCLUSIVE MODE")
+        reading = threading.Thread(
+            target=reader.read_up_to, args=(chat.room_id, event_id)
+        )
+        reading.start()
+        self.addCleanup(reading.join)
+        self.addCleanup(blocker.rollback)
+        # The session is looked for after the id was found.
+        eventually(
+            "the session", lambda: "pg_terminate_backend(" not in self.status()[1]
+        )
+        code, text = self.status()
+        self.assertEqual(code, 1)
+        shown = " ".join(text.split())
+        self.assertRegex(shown, "id [0-9]+ of receipts, written by writer1, is ")
+        pid = blocker.info.backend_pid
+        self.assertIn(f"session {pid} of ", shown)
+        self.assertIn("query LOCK TABLE receipts_linearized", shown)
+        self.assertIn(f"pg_terminate_backend({pid})", shown)
+        blocker.rollback()
+        eventually("status 0 again", lambda: self.status()[0])
