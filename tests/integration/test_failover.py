@@ -11,6 +11,7 @@ from typing import Any
 import psycopg2
 from typing_extensions import override
 
+from synapse_replication.storage.stored_positions import JITTER
 from synapse_replication.testing.servers import PrivatePostgres, shared_postgres
 from tests.integration.deployment import _SCHEMA, DeploymentTestCase
 
@@ -78,8 +79,12 @@ class SetBackTestCase(DeploymentTestCase):
         return token
 
     def wait_for_read(self) -> None:
-        """Wait until the reader has compared its positions with the database."""
-        ((began,),) = execute(self.dsn, "SELECT now()")
+        """Wait until the reader has compared its positions with the database.
+
+        It records them before the query, by at most :data:`JITTER` of its interval of
+        1 s.
+        """
+        ((began,),) = execute(self.dsn, f"SELECT now() + interval '{JITTER} s'")
         self.wait_until(
             "a comparison",
             lambda: bool(
