@@ -7,6 +7,6 @@ archive of its rows (``archive/``), and messages of the extension (``extension.j
 To add a release, record them from its wheel, and commit the file; the tests run with
 each file in this folder::
 
-    pip wheel --no-deps git+file://$PWD@v0.1.0
+    pip wheel --no-deps git+file://$PWD@93f13da0
     python -m tests.compatibility.record synapse_replication-0.1.0-py3-none-any.whl
 """
