@@ -144,9 +144,7 @@ def archive_database(
             for batch in read_part(connection, options.conninfo, part):
                 for changed in change(stream, batch).to_batches():
                     writer.write(changed)
-            open_table(store, stream).commit(
-                writer.close(), StreamOffset(part.span.high)
-            )
+            open_table(store, stream).commit(writer.close(), StreamOffset(part.high))
 
 
 def keys_of(folder: Path | str | ArchiveStore) -> list[Key]:

@@ -24,9 +24,8 @@ from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import READ_TIMEOUT, reading
 from synapse_replication.pipeline.source.frames import read_rows
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
-from synapse_replication.pipeline.source.partitions import Part
 from synapse_replication.pipeline.source.planning import Planner
-from synapse_replication.pipeline.source.ranges import range_sql
+from synapse_replication.pipeline.source.ranges import Part, range_sql
 from synapse_replication.pipeline.source.reading import connected
 from synapse_replication.pipeline.tables import RowForm
 
@@ -116,13 +115,7 @@ def _by_jdbc(session: SparkSession, settings: PipelineSettings) -> int:
     """Read the same columns with the same queries, using the Java driver."""
     by_stream: dict[str, list[DataFrame]] = {}
     for part in _parts(settings):
-        sql = range_sql(
-            part.stream,
-            part.span,
-            part.present,
-            part.sole_writer,
-            join_details=part.joins_details,
-        )
+        sql = range_sql(part)
         frame = session.read.format("jdbc").options(
             **_jdbc_options(settings), dbtable=f"({sql}) AS found"
         )
@@ -223,13 +216,7 @@ def _json_queries(settings: PipelineSettings) -> Iterator[tuple[str, bool]]:
     With each query, yield whether it walks indexes.
     """
     for part in _parts(settings):
-        sql = range_sql(
-            part.stream,
-            part.span,
-            part.present,
-            part.sole_writer,
-            join_details=part.joins_details,
-        )
+        sql = range_sql(part)
         names = ", ".join(f'"{column.name}"' for column in part.stream.table.columns)
         yield (
             f"SELECT stream_id, instance_name, json_build_array({names})::text, "

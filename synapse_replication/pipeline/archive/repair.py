@@ -173,11 +173,6 @@ class _Hole:
     end: StreamOffset
     days: frozenset[str] | None = None
 
-    @property
-    def low(self) -> int:
-        """The least token that a row can have."""
-        return min(self.start.minimum, *self.start.writers.values(), 2**62) + 1
-
 
 def _repair(
     store: ArchiveStore,
@@ -201,7 +196,7 @@ def _repair(
     writer = DayWriter(store, table.uri, "written_ts", first_day)
     written_keys: list[pa.Table] = []
     for hole in holes:
-        known = _keys(store, intact, hole.low, hole.end.furthest)
+        known = _keys(store, intact, hole.start.least + 1, hole.end.furthest)
         for rows in _stored(options, table.name, hole, report):
             lacking = _without(rows, pa.concat_tables([known, *written_keys]))
             if hole.days is None:

@@ -33,8 +33,9 @@ from synapse_replication.pipeline.source.connections import (
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
-from synapse_replication.pipeline.source.partitions import IDS_PER_TASK, Part, pack
+from synapse_replication.pipeline.source.partitions import IDS_PER_TASK, pack
 from synapse_replication.pipeline.source.planning import Planner
+from synapse_replication.pipeline.source.ranges import Part
 from synapse_replication.pipeline.source.reading import SkippedId, connected, read_part
 from synapse_replication.pipeline.spark.failures import short_failures
 
@@ -266,7 +267,7 @@ def batches_of(
     :param parts: the parts, which cover all rows between ``start`` and ``end``.
     :param limit: the maximum number of ids in a batch, unless a single part has more.
     """
-    ordered = sorted(parts, key=lambda p: (p.stream.name, p.span.low, p.span.high))
+    ordered = sorted(parts, key=lambda p: (p.stream.name, p.low, p.high))
     last = {part.stream.name: part for part in ordered}
     batch: list[Part] = []
     offsets: dict[str, StreamOffset] = {}
@@ -281,7 +282,7 @@ def batches_of(
         offsets[name] = (
             end[name]
             if part is last[name]
-            else start[name].towards(end[name], part.span.high)
+            else start[name].towards(end[name], part.high)
         )
     if batch:
         yield Batch(batch, offsets)

@@ -35,8 +35,8 @@ from psycopg2.extensions import cursor
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.catalog import CatalogStream
-from synapse_replication.pipeline.source.offsets import Span, StreamOffset
-from synapse_replication.pipeline.source.ranges import Present, ids_sql
+from synapse_replication.pipeline.source.offsets import StreamOffset
+from synapse_replication.pipeline.source.ranges import Present, Selection, ids_sql
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import exists, read_sequence
 from synapse_replication.streams.table import IdColumn
@@ -160,17 +160,18 @@ class CompletenessReader:
     sleep: Callable[[float], None] = attrs.field(default=time.sleep, kw_only=True)
 
     def survey(
-        self, txn: cursor, stream: CatalogStream, present: Present, start: StreamOffset
+        self, txn: cursor, selection: Selection, start: StreamOffset
     ) -> StreamOffset:
         """Return the offset up to which a stream is complete, but at least ``start``.
 
         :raises PipelineError: if the offset cannot be determined.
         """
+        stream = selection.stream
         if stream.positions_name is None and self.continuous:
             return start.advance(StreamOffset(self._bound_by_locks(txn, stream)))
         stored = stored_positions(txn, stream)
         if not stored:
-            return start.advance(self._without_positions(txn, stream, present))
+            return start.advance(self._without_positions(txn, selection))
         minimum = min(stored.values())
         declared = self.declared.get(stream.name, ()) if self.continuous else ()
         waited_for = {
@@ -180,19 +181,18 @@ class CompletenessReader:
         }
         return start.advance(StreamOffset(minimum, {**waited_for, **stored}))
 
-    def _without_positions(
-        self, txn: cursor, stream: CatalogStream, present: Present
-    ) -> StreamOffset:
-        everything = Span(0, 2**62, (), others=True, nameless=True, known=())
+    def _without_positions(self, txn: cursor, selection: Selection) -> StreamOffset:
+        stream, present = selection.stream, selection.present
+        everything = selection.between(StreamOffset(), StreamOffset(2**62))
         greatest = 0
         for query in stream.queries:
             if query.range.table in present.by_id:
-                sql = ids_sql(query, everything, present, limit=1, last=True)
+                sql = ids_sql(everything, query, limit=1, last=True)
             elif query.range.table in present.tables:
                 sql = _greatest_sql(query.range.table, query.range.id_column)
             else:
                 continue
-            txn.execute(sql or "")
+            txn.execute(sql)
             greatest = max(greatest, *(abs(id_ or 0) for (id_,) in txn.fetchall()), 0)
         if greatest and self.continuous:
             raise PipelineError(
@@ -240,12 +240,12 @@ def _greatest_sql(table: str, id_column: str) -> str:
     return f"SELECT greatest(max({id_}), -min({id_})) FROM {queries.identifier(table)}"
 
 
-def find_writers(txn: cursor, stream: CatalogStream, present: Present) -> set[str]:
+def find_writers(txn: cursor, selection: Selection) -> set[str]:
     """Return the writers in the tables of ``present.by_writer``."""
     writers: set[str] = set()
-    for query in stream.queries:
+    for query in selection.stream.queries:
         range_ = query.range
-        if range_.table in present.by_writer and range_.writer_column is not None:
+        if range_.table in selection.present.by_writer and range_.writer_column:
             column = IdColumn(range_.table, range_.id_column, range_.writer_column)
             txn.execute(queries.writers_of_table(column))
             writers.update(writer for (writer,) in txn.fetchall())

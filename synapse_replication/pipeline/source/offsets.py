@@ -8,9 +8,8 @@ later. This module uses neither a database nor Spark.
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -56,9 +55,19 @@ class StreamOffset:
         """The greatest position of any writer."""
         return max(self.minimum, *self.writers.values(), 0)
 
+    @property
+    def least(self) -> int:
+        """The least position of any writer."""
+        return min(self.minimum, *self.writers.values(), _MAX_ID)
+
     def position(self, writer: str) -> int:
         """Return the position of a writer."""
         return self.writers.get(writer, self.minimum)
+
+    def naming(self, writers: Iterable[str]) -> StreamOffset:
+        """Return an equal offset that contains further writers."""
+        names = {*writers, *self.writers}
+        return StreamOffset(self.minimum, {w: self.position(w) for w in names})
 
     def advance(self, other: StreamOffset) -> StreamOffset:
         """Return the least offset that covers all rows that either offset covers."""
@@ -153,70 +162,3 @@ def offsets_from_json(value: Any) -> dict[str, StreamOffset]:
         except PipelineError as error:
             raise PipelineError(f"stream {excerpt(name)}: {error}") from error
     return offsets
-
-
-@attrs.frozen
-class Span:
-    """The rows of some writers between two ids.
-
-    :ivar low: the exclusive lower bound.
-    :ivar high: the inclusive upper bound.
-    :ivar writers: the writers whose rows are included.
-    :ivar others: whether rows of writers that are not in ``known`` are included.
-    :ivar nameless: whether rows without a writer are included.
-    :ivar known: all writers that the offsets of the read contain.
-    """
-
-    low: int
-    high: int
-    writers: tuple[str, ...]
-    others: bool
-    nameless: bool
-    known: tuple[str, ...]
-
-    def only(self, writers: Collection[str], *, nameless: bool) -> Span:
-        """Restrict the span to some writers.
-
-        :param nameless: whether rows without a writer belong to one of these writers.
-        """
-        return attrs.evolve(
-            self,
-            writers=tuple(w for w in self.writers if w in writers),
-            others=False,
-            nameless=self.nameless and nameless,
-        )
-
-
-def spans(start: StreamOffset, end: StreamOffset) -> list[Span]:
-    """Divide the rows between two offsets into spans with a constant set of writers.
-
-    Each row that ``end`` covers and ``start`` does not is in exactly one span. Spans
-    are in ascending order.
-    """
-    known = tuple(sorted({*start.writers, *end.writers}))
-    ranges = {w: (start.position(w), end.position(w)) for w in known}
-    cuts = sorted(
-        {
-            start.minimum,
-            end.minimum,
-            *(cut for low_high in ranges.values() for cut in low_high),
-        }
-    )
-    found: list[Span] = []
-    for low, high in itertools.pairwise(cuts):
-        writers = tuple(
-            w for w in known if ranges[w][0] <= low and high <= ranges[w][1]
-        )
-        others = start.minimum <= low and high <= end.minimum
-        if not writers and not others:
-            continue
-        previous = found[-1] if found else None
-        if (
-            previous is not None
-            and previous.high == low
-            and (previous.writers, previous.others) == (writers, others)
-        ):
-            found[-1] = attrs.evolve(previous, high=high)
-        else:
-            found.append(Span(low, high, writers, others, others, known))
-    return found

@@ -1,8 +1,8 @@
 """Divides the rows to read into parts for tasks, without reading them.
 
-A part is a span of a stream: the rows of some writers between two ids. All rows of one
-token are in the same part. The bounds are found by single lookups in the indexes of
-ids; a part of a stream with a table that has no such index is not narrowed.
+All rows of one token are in the same part. The bounds are found by single lookups in
+the indexes of ids; a part of a stream with a table that has no such index is not
+narrowed.
 """
 
 from __future__ import annotations
@@ -10,74 +10,18 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
-import attrs
 from psycopg2.extensions import cursor
 
-from synapse_replication.pipeline.source.catalog import CatalogStream
-from synapse_replication.pipeline.source.offsets import Span, StreamOffset, spans
-from synapse_replication.pipeline.source.ranges import Present, ids_sql
+from synapse_replication.pipeline.source.offsets import StreamOffset
+from synapse_replication.pipeline.source.ranges import Part, Selection, ids_sql
 
 #: The number of ids for which a separate task pays off.
 IDS_PER_TASK = 250_000
 
-#: The minimum number of ids in a part for which details (columns of further tables) are
-#: joined. For a smaller part, they are looked up row by row. In a part of this size, up
-#: to five lookups per row would take several times as long as all other work.
-IDS_TO_JOIN = 20_000
-
 #: The maximum number of tasks, unless the option ``numPartitions`` is set. It is
 #: approximate, because dividing several parts may add one task for each of them.
 MAX_TASKS = 400
-
-#: The work of reading a row with details, as a multiple of a row without details. It
-#: was measured with typed columns of events and of receipts.
-_DETAILS_WORK: Final = 3
-
-
-@attrs.frozen
-class Part:
-    """A span of a stream."""
-
-    stream: CatalogStream
-    present: Present
-    span: Span
-    sole_writer: str
-
-    @property
-    def size(self) -> int:
-        """The number of ids in the span's range, including ids without a row."""
-        return self.span.high - self.span.low
-
-    @property
-    def work(self) -> int:
-        """The work of reading the part, in units of a row without details."""
-        return self.size * (_DETAILS_WORK if self.joins_details else 1)
-
-    @property
-    def is_indexed(self) -> bool:
-        """Whether every table has an index on the id, or on the writer and the id."""
-        return self.present.tables <= self.present.by_id | self.present.by_writer
-
-    @property
-    def joins_details(self) -> bool:
-        """Whether joining details is faster than looking them up row by row."""
-        return self.size >= IDS_TO_JOIN and any(
-            query.range.details for query in self.stream.queries
-        )
-
-    @property
-    def walks_indexes(self) -> bool:
-        """Whether the server is forced to use index scans.
-
-        If an index is missing, or details are joined, other plans may be faster.
-        """
-        return self.is_indexed and not self.joins_details
-
-    def within(self, low: int, high: int) -> Part:
-        """Return the rows of the part between two ids."""
-        return attrs.evolve(self, span=attrs.evolve(self.span, low=low, high=high))
 
 
 def narrow(txn: cursor, part: Part) -> Part | None:
@@ -91,10 +35,8 @@ def narrow(txn: cursor, part: Part) -> Part | None:
         table = query.range.table
         if table in part.present.by_id:
             for ends, last in ((lows, False), (highs, True)):
-                sql = ids_sql(query, part.span, part.present, limit=1, last=last)
-                if sql is not None:
-                    txn.execute(sql)
-                    ends += [id_ for (id_,) in txn.fetchall()]
+                txn.execute(ids_sql(part, query, limit=1, last=last))
+                ends += [id_ for (id_,) in txn.fetchall()]
         elif table in part.present.tables:
             # Without an index that begins with the id, a table's least and greatest id
             # cannot be looked up.
@@ -126,7 +68,7 @@ def split(parts: Iterable[Part], count: int | None) -> list[Part]:
 
 def _cut(part: Part, target: int) -> list[Part]:
     count = -(-part.size // target)
-    low = part.span.low
+    low = part.low
     cuts = [low + part.size * index // count for index in range(count + 1)]
     return [part.within(low, high) for low, high in itertools.pairwise(cuts)]
 
@@ -156,7 +98,7 @@ def pack(parts: Iterable[Part], count: int | None) -> list[tuple[Part, ...]]:
 
 def cut_by_rows(
     txn: cursor,
-    streams: Sequence[tuple[CatalogStream, Present]],
+    selections: Sequence[Selection],
     start: Mapping[str, StreamOffset],
     end: Mapping[str, StreamOffset],
     limit: int,
@@ -170,10 +112,11 @@ def cut_by_rows(
     :param start: the offset of each stream after which to count.
     :return: an offset for each stream.
     """
-    tokens = {
-        stream.name: _Tokens(txn, stream, present, start, end, limit)
-        for stream, present in streams
-    }
+    tokens = {}
+    for selection in selections:
+        name = selection.stream.name
+        part = selection.between(start[name], end[name])
+        tokens[name] = _Tokens(txn, part, limit)
     counts = {name: of_stream.count() for name, of_stream in tokens.items()}
     cut: dict[str, StreamOffset] = {}
     left = limit
@@ -198,35 +141,22 @@ def cut_by_rows(
 
 
 class _Tokens:
-    """The tokens of the first rows of a stream between two offsets.
+    """The tokens of the first rows of a part.
 
     The database counts them, because there may be too many to fetch.
     """
 
-    def __init__(
-        self,
-        txn: cursor,
-        stream: CatalogStream,
-        present: Present,
-        start: Mapping[str, StreamOffset],
-        end: Mapping[str, StreamOffset],
-        limit: int,
-    ) -> None:
-        selects = [
-            ids_sql(query, span, present, limit=limit + 1)
-            for span in spans(start[stream.name], end[stream.name])
-            for query in stream.queries
-            if query.range.table in present.tables
-        ]
-        queries = [f"({select})" for select in selects if select is not None]
+    def __init__(self, txn: cursor, part: Part, limit: int) -> None:
         self._txn = txn
         self._limit = limit
-        self._sql = " UNION ALL ".join(queries)
+        self._sql = " UNION ALL ".join(
+            f"({ids_sql(part, query, limit=limit + 1)})"
+            for query in part.stream.queries
+            if query.range.table in part.present.tables
+        )
 
     def count(self) -> int:
         """Return the number of rows; if it exceeds the limit, the limit plus one."""
-        if not self._sql:
-            return 0
         return self._one(
             f"SELECT count(*) FROM (SELECT FROM ({self._sql}) AS found "
             f"LIMIT {self._limit + 1}) AS first_of_them"

@@ -22,15 +22,15 @@ from synapse_replication.pipeline.source.connections import (
     pinned,
     reading,
 )
-from synapse_replication.pipeline.source.offsets import Span, StreamOffset, spans
+from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import (
     EARLIEST,
     LATEST,
     SourceOptions,
     parse_token,
 )
-from synapse_replication.pipeline.source.partitions import Part, narrow, pack, split
-from synapse_replication.pipeline.source.ranges import Present
+from synapse_replication.pipeline.source.partitions import narrow, pack, split
+from synapse_replication.pipeline.source.ranges import Part, Selection
 from synapse_replication.storage.id_streams import exists
 
 _START = StreamOffset()
@@ -65,20 +65,11 @@ class Wanted:
         highs = [bound for bound in (self.high, high) if bound is not None]
         return attrs.evolve(self, low=max(lows), high=min(highs, default=None))
 
-    def of_span(self, span: Span, sole_writer: str) -> Span | None:
-        """Return the part of a span that is needed; ``None`` if that part is empty.
-
-        :param sole_writer: the writer of rows whose table does not record the writer.
-        """
-        low = max(span.low, self.low)
-        high = span.high if self.high is None else min(span.high, self.high)
-        if low >= high:
-            return None
-        span = attrs.evolve(span, low=low, high=high)
-        if self.writers is None:
-            return span
-        span = span.only(self.writers, nameless=sole_writer in self.writers)
-        return span if span.writers or span.nameless else None
+    def of(self, part: Part) -> Part:
+        """Return the rows of a part that are needed."""
+        low = max(part.low, self.low)
+        high = part.high if self.high is None else min(part.high, self.high)
+        return attrs.evolve(part, low=low, high=high, writers=self.writers)
 
 
 #: All rows: no condition.
@@ -87,19 +78,6 @@ EVERYTHING = Wanted()
 
 def _intersect(old: Collection[str] | None, new: Iterable[str]) -> frozenset[str]:
     return frozenset(new) if old is None else frozenset(old).intersection(new)
-
-
-@attrs.frozen
-class Selection:
-    """A stream to read, and the relevant parts of the database's schema.
-
-    :ivar sole_writer: the writer of rows whose table does not record the writer; empty
-        if it is unknown, because the stream has several known writers or none.
-    """
-
-    stream: CatalogStream
-    present: Present
-    sole_writer: str
 
 
 @attrs.frozen
@@ -238,7 +216,7 @@ class Planner:
         start = start or {}
         return {
             s.stream.name: self._surveyor.survey(
-                txn, s.stream, s.present, start.get(s.stream.name, _START)
+                txn, s, start.get(s.stream.name, _START)
             )
             for s in selections
         }
@@ -271,25 +249,12 @@ class Planner:
             wanted = wanted.only_writers(options.writers)
         found = []
         for selection in selections:
-            stream, present = selection.stream, selection.present
-            names = find_writers(txn, stream, present).union(wanted.writers or ())
-            at, upto = (
-                attrs.evolve(
-                    offset,
-                    writers={
-                        w: offset.position(w) for w in names.union(offset.writers)
-                    },
-                )
-                for offset in (start[stream.name], end[stream.name])
-            )
-            for span in spans(at, upto):
-                of_span = wanted.of_span(span, selection.sole_writer)
-                if of_span is None:
-                    continue
-                part = Part(stream, present, of_span, selection.sole_writer)
-                narrowed = narrow(txn, part)
-                if narrowed is not None:
-                    found.append(narrowed)
+            name = selection.stream.name
+            writers = find_writers(txn, selection)
+            at, upto = (offsets[name].naming(writers) for offsets in (start, end))
+            part = wanted.of(selection.between(at, upto))
+            if part.size > 0 and (narrowed := narrow(txn, part)) is not None:
+                found.append(narrowed)
         return split(found, options.num_partitions)
 
 

@@ -28,8 +28,7 @@ from synapse_replication.pipeline.source.connections import (
     session_settings,
     unreachable,
 )
-from synapse_replication.pipeline.source.partitions import Part
-from synapse_replication.pipeline.source.ranges import range_sql
+from synapse_replication.pipeline.source.ranges import Part, range_sql
 from synapse_replication.pipeline.tables import KEY_COLUMNS
 from synapse_replication.storage.queries import literal
 
@@ -136,7 +135,7 @@ def read_part(
     :raises PipelineError: if the query fails.
     """
     todo = [part]
-    last = (part.span.low, 0)
+    last = (part.low, 0)
     while todo:
         part = todo.pop()
         try:
@@ -147,7 +146,7 @@ def read_part(
         except PipelineError:
             if skipped is None:
                 raise
-            low, high = max(part.span.low, last[0] - 1), part.span.high
+            low, high = max(part.low, last[0] - 1), part.high
             if high - low == 1:
                 found = _explain(conninfo, part.within(low, high))
                 if found is None:
@@ -180,17 +179,15 @@ def _explain(conninfo: Mapping[str, Any], part: Part) -> SkippedId | None:
 
     :raises PipelineError: if the reason is not the content of the rows.
     """
-    span = part.span
-    sql = range_sql(part.stream, span, part.present, part.sole_writer)
     try:
         with reading(conninfo, READ_TIMEOUT) as txn:
-            txn.execute(sql)
+            txn.execute(range_sql(part))
     except PipelineError as error:
         if not isinstance(error.__cause__, psycopg2.DataError):
             raise
         tables = " or ".join(
             f"{query.range.table}.{query.range.id_column} = "
-            f"{-span.high if query.range.negative else span.high}"
+            f"{-part.high if query.range.negative else part.high}"
             for query in part.stream.queries
             if query.range.table in part.present.tables
         )
@@ -208,14 +205,7 @@ def _query(
 ) -> Iterator[pa.RecordBatch]:
     import adbc_driver_manager
 
-    sql = range_sql(
-        part.stream,
-        part.span,
-        part.present,
-        part.sole_writer,
-        with_columns=with_columns,
-        join_details=part.joins_details,
-    )
+    sql = range_sql(part, with_columns=with_columns)
     index = _RowIndex()
     with closing(connection.cursor()) as cursor:
         try:

@@ -47,14 +47,14 @@ from synapse_replication.pipeline.source.offsets import (
     offsets_to_json,
 )
 from synapse_replication.pipeline.source.options import LATEST, SourceOptions
-from synapse_replication.pipeline.source.partitions import Part, cut_by_rows
+from synapse_replication.pipeline.source.partitions import cut_by_rows
 from synapse_replication.pipeline.source.planning import (
     EVERYTHING,
     Plan,
     Planner,
-    Selection,
 )
 from synapse_replication.pipeline.source.pushdown import push_filters
+from synapse_replication.pipeline.source.ranges import Part, Selection
 from synapse_replication.pipeline.source.reading import read_parts
 
 
@@ -71,7 +71,7 @@ class RowsPartition(InputPartition):
         self.parts = tuple(parts)
 
     def __repr__(self) -> str:
-        return f"RowsPartition({[(p.stream.name, p.span) for p in self.parts]})"
+        return f"RowsPartition({[(p.stream.name, p.low, p.high) for p in self.parts]})"
 
 
 def partitions_of(plan: Plan) -> list[RowsPartition]:
@@ -217,8 +217,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     for name in end
                 }
             if isinstance(limit, ReadMaxRows):
-                streams = [(s.stream, s.present) for s in selections]
-                end = cut_by_rows(txn, streams, at, end, limit.max_rows)
+                end = cut_by_rows(txn, selections, at, end, limit.max_rows)
         return offsets_to_json({**begun, **end})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

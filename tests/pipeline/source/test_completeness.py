@@ -21,6 +21,7 @@ from synapse_replication.pipeline.source.completeness import (
     stored_positions,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset
+from synapse_replication.pipeline.source.ranges import Selection
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
 
@@ -69,7 +70,8 @@ class CompletenessReaderTests(SynchronousTestCase):
     def survey(self, *, continuous: bool) -> StreamOffset:
         surveyor = CompletenessReader({"orders": ("a", "b")}, continuous)
         present = find_present(self.txn, [self.stream])["orders"]
-        return surveyor.survey(self.txn, self.stream, present, StreamOffset())
+        selection = Selection(self.stream, present, "")
+        return surveyor.survey(self.txn, selection, StreamOffset())
 
     def test_available_indexes(self) -> None:
         """An index is found by its first column; a partial index does not count."""
@@ -116,7 +118,9 @@ class CompletenessReaderTests(SynchronousTestCase):
         )
         self.txn.execute("CREATE INDEX by_writer ON orders (writer, id)")
         present = find_present(self.txn, [self.stream])["orders"]
-        self.assertEqual(find_writers(self.txn, self.stream, present), {"a", "b"})
+        self.assertEqual(
+            find_writers(self.txn, Selection(self.stream, present, "")), {"a", "b"}
+        )
 
     def test_survey(self) -> None:
         """A continuous reader waits for a declared writer that has no position yet."""
@@ -153,6 +157,6 @@ class CompletenessReaderTests(SynchronousTestCase):
         racing.other_session = other.cursor()
         surveyor = CompletenessReader({}, continuous=True)
         present = find_present(self.txn, [caches])["caches"]
-        found = surveyor.survey(racing, caches, present, StreamOffset())
+        found = surveyor.survey(racing, Selection(caches, present, ""), StreamOffset())
         self.assertEqual(found, StreamOffset(1))
         self.assertEqual(last_allocated_id(self.txn, caches), 2)

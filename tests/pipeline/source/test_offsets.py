@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import pickle
 
@@ -14,7 +13,6 @@ from synapse_replication.pipeline.source.offsets import (
     StreamOffset,
     offsets_from_json,
     offsets_to_json,
-    spans,
 )
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
@@ -81,7 +79,14 @@ class StreamOffsetTests(SynchronousTestCase):
         offset = StreamOffset(5, {"a": 0, "b": 5})
         self.assertEqual([offset.position(w) for w in ("a", "b", "new")], [0, 5, 5])
         self.assertEqual(StreamOffset().furthest, 0)
-        self.assertEqual(offset.furthest, 5)
+        self.assertEqual((offset.least, offset.furthest), (0, 5))
+
+    @given(offsets)
+    def test_naming(self, offset: StreamOffset) -> None:
+        """An offset that contains a further writer covers the same rows."""
+        named = offset.naming(["unknown"])
+        self.assertEqual(covered(named), covered(offset))
+        self.assertIn("unknown", named.writers)
 
     def test_of_token(self) -> None:
         """A multi-writer token is converted to the equal offset."""
@@ -127,37 +132,3 @@ class OffsetsTests(SynchronousTestCase):
         error = self.assertRaises(PipelineError, offsets_from_json, {"events": "x"})
         self.assertIn("stream events", str(error))
         self.assertRaises(PipelineError, offsets_from_json, [1])
-
-
-class SpansTests(SynchronousTestCase):
-    """Tests for the spans between two offsets."""
-
-    @given(offsets, offsets)
-    def test_each_row_once(self, start: StreamOffset, more: StreamOffset) -> None:
-        """Spans contain each row between the offsets exactly once, and no other row."""
-        end = start.advance(more)
-        found: list[tuple[str, int]] = []
-        for span in spans(start, end):
-            self.assertLess(span.low, span.high)
-            included = [
-                w
-                for w in ALL_WRITERS
-                if w in span.writers or (span.others and w not in span.known)
-            ]
-            found += [
-                (w, id_) for w in included for id_ in range(span.low + 1, span.high + 1)
-            ]
-        self.assertEqual(len(found), len(set(found)))
-        self.assertEqual(set(found), covered(end) - covered(start))
-
-    @given(offsets, offsets)
-    def test_ascending(self, start: StreamOffset, more: StreamOffset) -> None:
-        """Spans are ascending and do not overlap, so that a batch may end anywhere."""
-        found = spans(start, start.advance(more))
-        for before, after in itertools.pairwise(found):
-            self.assertLessEqual(before.high, after.low)
-
-    def test_one_span_for_all(self) -> None:
-        """The range that all writers have finished is one span."""
-        (span,) = spans(StreamOffset(), StreamOffset(9, {"a": 9, "b": 9}))
-        self.assertEqual((span.low, span.high, span.others), (0, 9, True))

@@ -11,18 +11,21 @@ from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source.catalog import catalog_of
-from synapse_replication.pipeline.source.offsets import Span, StreamOffset
+from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.partitions import (
     IDS_PER_TASK,
-    IDS_TO_JOIN,
     MAX_TASKS,
-    Part,
     cut_by_rows,
     narrow,
     pack,
     split,
 )
-from synapse_replication.pipeline.source.ranges import Present
+from synapse_replication.pipeline.source.ranges import (
+    IDS_TO_JOIN,
+    Part,
+    Present,
+    Selection,
+)
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
 
@@ -35,8 +38,8 @@ WITHOUT = Present(TABLES, frozenset(), frozenset(), frozenset())
 
 def part(low: int, high: int, present: Present = WITH_INDEX) -> Part:
     """Return a part with the receipts of all writers."""
-    span = Span(low, high, (), others=True, nameless=True, known=())
-    return Part(RECEIPTS, present, span, "")
+    selection = Selection(RECEIPTS, present, "")
+    return selection.between(StreamOffset(low), StreamOffset(high))
 
 
 PARTS = st.lists(
@@ -60,13 +63,13 @@ class SplitTests(SynchronousTestCase):
         """The pieces of a part cover exactly that part, in order."""
         pieces = split(parts, count)
         for whole in parts:
-            low = whole.span.low
-            while low < whole.span.high:
+            low = whole.low
+            while low < whole.high:
                 piece = pieces.pop(0)
-                self.assertEqual(piece.span.low, low)
+                self.assertEqual(piece.low, low)
                 self.assertGreater(piece.size, 0)
-                low = piece.span.high
-            self.assertEqual(low, whole.span.high)
+                low = piece.high
+            self.assertEqual(low, whole.high)
         self.assertEqual(pieces, [])
 
     def test_details(self) -> None:
@@ -111,9 +114,7 @@ class PackTests(SynchronousTestCase):
         """Each part is in exactly one task, and no task is empty."""
         tasks = pack(parts, count)
         packed = [each for task in tasks for each in task]
-        self.assertCountEqual(
-            [each.span for each in packed], [each.span for each in parts]
-        )
+        self.assertCountEqual(packed, parts)
         self.assertTrue(all(tasks))
         if count is not None:
             self.assertEqual(len(tasks), min(count, len(parts)))
@@ -143,7 +144,7 @@ class CutTests(SynchronousTestCase):
         connection = psycopg2.connect(shared_postgres().new_database())
         self.addCleanup(connection.close)
         self.txn = connection.cursor()
-        self.streams = []
+        self.selections = []
         for name, ids in (("one", range(11, 21)), ("two", range(1, 11)), ("few", [7])):
             self.txn.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, item text)")
             for id_ in ids:
@@ -158,13 +159,15 @@ class CutTests(SynchronousTestCase):
             )
             table = frozenset({name})
             present = Present(table, frozenset(), table, frozenset())
-            self.streams.append((catalog_of([declared])[name], present))
+            stream = catalog_of([declared])[name]
+            self.selections.append(Selection(stream, present, "a"))
 
     def cut(self, limit: int) -> list[int]:
-        start = {stream.name: StreamOffset() for stream, _ in self.streams}
-        end = {stream.name: StreamOffset(30) for stream, _ in self.streams}
-        found = cut_by_rows(self.txn, self.streams, start, end, limit)
-        return [found[stream.name].minimum for stream, _ in self.streams]
+        names = [selection.stream.name for selection in self.selections]
+        start = dict.fromkeys(names, StreamOffset())
+        end = dict.fromkeys(names, StreamOffset(30))
+        found = cut_by_rows(self.txn, self.selections, start, end, limit)
+        return [found[name].minimum for name in names]
 
     def test_streams_share_the_limit(self) -> None:
         """
@@ -176,10 +179,9 @@ class CutTests(SynchronousTestCase):
 
     def test_narrow(self) -> None:
         """Ids without rows are removed at both ends; a part without rows is removed."""
-        stream, present = self.streams[0]
-        span = Span(0, 100, (), others=True, nameless=True, known=())
-        found = narrow(self.txn, Part(stream, present, span, "a"))
+        part = self.selections[0].between(StreamOffset(), StreamOffset(100))
+        found = narrow(self.txn, part)
         assert found is not None
-        self.assertEqual((found.span.low, found.span.high), (10, 20))
+        self.assertEqual((found.low, found.high), (10, 20))
         self.txn.execute("DELETE FROM one")
-        self.assertIsNone(narrow(self.txn, Part(stream, present, span, "a")))
+        self.assertIsNone(narrow(self.txn, part))

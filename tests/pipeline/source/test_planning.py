@@ -85,7 +85,7 @@ class RowsTests(SynchronousTestCase):
             history_dsn(), streams="receipts", startingToken=tokens, endingToken="4500"
         )
         (part,) = task
-        self.assertEqual((part.span.low, part.span.high), (4000, 4500))
+        self.assertEqual((part.low, part.high), (4000, 4500))
 
     def test_history_is_whole(self) -> None:
         """All rows of the history are read. The history skips one id in a thousand."""

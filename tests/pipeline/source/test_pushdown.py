@@ -16,11 +16,11 @@ from pyspark.sql.datasource import (
 )
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.source.offsets import Span
+from synapse_replication.pipeline.source.catalog import catalog_of
+from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.planning import EVERYTHING, Wanted
 from synapse_replication.pipeline.source.pushdown import push_filters
-
-ALL = Span(0, 100, ("a", "b"), others=True, nameless=True, known=("a", "b"))
+from synapse_replication.pipeline.source.ranges import Present, Selection
 
 
 class PushFiltersTests(SynchronousTestCase):
@@ -70,19 +70,13 @@ class PushFiltersTests(SynchronousTestCase):
         self.assertEqual(wanted, EVERYTHING)
         self.assertEqual([id(each) for each in left], [id(each) for each in filters])
 
-    def test_of_span(self) -> None:
-        """A span is restricted to the required rows, and omitted if it has none."""
-        self.assertEqual(EVERYTHING.of_span(ALL, ""), ALL)
-        self.assertIsNone(Wanted(low=100).of_span(ALL, ""))
-        self.assertIsNone(Wanted(high=0).of_span(ALL, ""))
-        cut = Wanted(low=5, high=7, writers=frozenset({"a"})).of_span(ALL, "b")
-        self.assertEqual(
-            cut, Span(5, 7, ("a",), others=False, nameless=False, known=("a", "b"))
-        )
-
-    def test_rows_without_writer(self) -> None:
-        """Rows without a writer match the name of the sole writer."""
-        span = Wanted(writers=frozenset({"sole"})).of_span(ALL, "sole")
-        assert span is not None
-        self.assertEqual((span.writers, span.others, span.nameless), ((), False, True))
-        self.assertIsNone(Wanted(writers=frozenset({"x"})).of_span(ALL, "sole"))
+    def test_of_part(self) -> None:
+        """A part is restricted to the required rows."""
+        present = Present(*[frozenset[str]()] * 4)
+        selection = Selection(catalog_of()["receipts"], present, "")
+        part = selection.between(StreamOffset(), StreamOffset(100))
+        self.assertEqual(EVERYTHING.of(part), part)
+        self.assertLessEqual(Wanted(low=100).of(part).size, 0)
+        self.assertLessEqual(Wanted(high=0).of(part).size, 0)
+        cut = Wanted(low=5, high=7, writers=frozenset({"a"})).of(part)
+        self.assertEqual((cut.low, cut.high, cut.writers), (5, 7, {"a"}))

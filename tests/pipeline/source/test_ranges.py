@@ -3,103 +3,155 @@
 from __future__ import annotations
 
 import attrs
+import psycopg2
+from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source.catalog import catalog_of
 from synapse_replication.pipeline.source.completeness import find_present
 from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
-from synapse_replication.pipeline.source.offsets import Span
+from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.ranges import (
+    Part,
     Present,
+    Selection,
     ids_sql,
     range_sql,
 )
 from synapse_replication.storage.queries import literal
+from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.histories import ORDERS, history_dsn
 from tests.support.big_database import SHARES
 
-#: A span of writer a, where a and b are known.
-SPAN = Span(3, 9, ("a",), False, False, ("a", "b"))
+#: A stream with negative ids, whose table has an index of these.
+STREAM = catalog_of([ORDERS])["orders"]
+_TABLE = frozenset(["orders"])
+SELECTION = Selection(STREAM, Present(_TABLE, frozenset(), _TABLE, frozenset()), "")
+
+WRITERS = ("a", "b", "o'hara", None)
+
+ids = st.integers(0, 9)
+offsets = st.builds(
+    StreamOffset, ids, st.dictionaries(st.sampled_from(["a", "b"]), ids, max_size=2)
+)
 
 
 class SqlTests(SynchronousTestCase):
     """Tests for the SQL text, with a declared stream that has negative ids."""
 
-    def setUp(self) -> None:
-        self.stream = catalog_of([ORDERS])["orders"]
-        (self.query,) = self.stream.queries
-        every = frozenset(["orders"])
-        self.present = Present(every, frozenset(), every, frozenset())
-
-    def ids(self, span: Span, present: Present | None = None) -> str:
-        sql = ids_sql(self.query, span, present or self.present)
-        assert sql is not None
+    def ids(self, part: Part) -> str:
+        sql = ids_sql(part, STREAM.queries[0])
         return sql[sql.index(" WHERE ") + 7 :]
 
     def test_literal(self) -> None:
         """A literal is quoted, whatever characters it contains."""
         self.assertEqual(literal("o'hara"), "'o''hara'")
-        span = attrs.evolve(SPAN, writers=("o'hara",))
-        self.assertIn("""."writer" IN ('o''hara'))""", self.ids(span))
+        part = SELECTION.between(StreamOffset(), StreamOffset(5, {"o'hara": 9}))
+        self.assertIn(""" WHEN 'o''hara' THEN 9 """, self.ids(part))
 
     def test_bounds_of_negative_ids(self) -> None:
         """
         The low bound is exclusive and the high bound inclusive; the ids have the
-        opposite sign.
+        opposite sign. A part that all writers have finished has no other condition.
         """
-        sql = self.ids(SPAN)
-        self.assertIn('."id" < -3 AND ', sql)
-        self.assertIn('."id" >= -9 AND ', sql)
+        part = SELECTION.between(StreamOffset(3), StreamOffset(9, {"a": 9}))
+        self.assertRegex(self.ids(part), r"""^\S+"id" < -3 AND \S+"id" >= -9 ORDER""")
+
+    def test_only_advanced_writers(self) -> None:
+        """The bounds do not include the ids of writers that are idle."""
+        start, end = (StreamOffset(2, {"a": 2, "b": n}) for n in (7, 9))
+        part = SELECTION.between(start, end)
+        self.assertEqual((part.low, part.high), (7, 9))
+        self.assertEqual(SELECTION.between(start, start).size, 0)
 
     def test_order(self) -> None:
         """
         Tokens are in ascending order, or in descending order if the last ones are
         requested.
         """
+        part = SELECTION.between(StreamOffset(), StreamOffset(9))
         for last, order in ((False, "DESC"), (True, "ASC")):
-            sql = ids_sql(self.query, SPAN, self.present, limit=2, last=last)
-            assert sql is not None
+            sql = ids_sql(part, STREAM.queries[0], limit=2, last=last)
             self.assertRegex(sql, rf'\."id" {order} LIMIT 2$')
-
-    def test_other_writers(self) -> None:
-        """
-        A span of other writers excludes the known writers, and rows without a writer
-        unless they are requested.
-        """
-        others = attrs.evolve(SPAN, others=True)
-        self.assertIn("NOT ", self.ids(others))
-        self.assertIn("IN ('b')", self.ids(others))
-        of_all = attrs.evolve(others, writers=("a", "b"))
-        self.assertIn("IS NOT NULL", self.ids(of_all))
-        nameless = attrs.evolve(of_all, nameless=True)
-        self.assertNotIn("writer", self.ids(nameless))
 
     def test_writers_are_looked_up(self) -> None:
         """For an index by writer and id, the condition lists the writers."""
-        walked = Present(
-            frozenset(["orders"]), frozenset(), frozenset(), frozenset(["orders"])
-        )
-        others = attrs.evolve(SPAN, others=True)
-        self.assertIn("IN ('a')", self.ids(others, walked))
-        self.assertNotIn("NOT", self.ids(others, walked))
+        present = Present(_TABLE, frozenset(), frozenset(), _TABLE)
+        walked = attrs.evolve(SELECTION, present=present)
+        part = walked.between(StreamOffset(), StreamOffset(9, {"a": 9, "b": 9}))
+        self.assertIn("= ANY(ARRAY['a', 'b']::text[])", self.ids(part))
 
-    def test_empty_result(self) -> None:
-        """
-        The query for a span without writers, or for a missing table, returns no rows,
-        with the same columns.
-        """
-        no_writers = attrs.evolve(SPAN, writers=())
-        self.assertIsNone(ids_sql(self.query, no_writers, self.present))
-        sql = range_sql(self.stream, no_writers, self.present, "")
+    def test_without_writers(self) -> None:
+        """A table without writers is not read if the minimum has not advanced."""
+        stream = catalog_of()["account_data"]
+        tables = frozenset(query.range.table for query in stream.queries)
+        present = Present(tables, frozenset(), frozenset(), frozenset())
+        selection = Selection(stream, present, "")
+        idle = selection.between(StreamOffset(3), StreamOffset(3, {"a": 9}))
+        moved = selection.between(StreamOffset(3), StreamOffset(4, {"a": 9}))
+        for part, nothing in ((idle, True), (moved, False)):
+            self.assertEqual("FALSE" in range_sql(part, with_columns=False), nothing)
+
+    def test_missing_table(self) -> None:
+        """The query for a missing table returns no rows, with the same columns."""
+        missing = attrs.evolve(SELECTION, present=Present(*[frozenset[str]()] * 4))
+        sql = range_sql(missing.between(StreamOffset(), StreamOffset(9)))
         self.assertIn("WHERE FALSE", sql)
-        missing = Present(frozenset(), frozenset(), frozenset(), frozenset())
-        self.assertEqual(range_sql(self.stream, SPAN, missing, ""), sql)
 
     def test_no_time(self) -> None:
         """If the table does not record the time of writing, the column is null."""
-        sql = range_sql(self.stream, SPAN, self.present, "")
+        sql = range_sql(SELECTION.between(StreamOffset(), StreamOffset(9)))
         self.assertIn("NULL::bigint AS written_us", sql)
+
+
+class RowsTests(SynchronousTestCase):
+    """Tests of the selected rows, with a table that has a row of each writer and id."""
+
+    @settings(derandomize=True, deadline=None, max_examples=200)
+    @given(offsets, offsets, ids, ids, st.none() | st.sets(st.sampled_from(["a", "x"])))
+    def test_between(
+        self,
+        start: StreamOffset,
+        more: StreamOffset,
+        low: int,
+        high: int,
+        wanted: set[str] | None,
+    ) -> None:
+        """
+        A part has exactly the rows that its end covers and its start does not, between
+        its ids, of its writers. Rows without a writer belong to the sole writer.
+        """
+        end = start.advance(more)
+        whole = attrs.evolve(SELECTION, sole_writer="x").between(start, end)
+        part = attrs.evolve(
+            whole,
+            low=max(whole.low, low),
+            high=min(whole.high, high),
+            writers=None if wanted is None else frozenset(wanted),
+        )
+        self.txn.execute(range_sql(part, with_columns=False))
+        found = [(writer, token) for token, writer, _ in self.txn.fetchall()]
+        expected = [
+            (writer or "x", token)
+            for writer in WRITERS
+            for token in range(low + 1, high + 1)
+            if end.covers(writer or "", token)
+            and not start.covers(writer or "", token)
+            and (wanted is None or (writer or "x") in wanted)
+        ]
+        self.assertEqual(sorted(found), sorted(expected))
+
+    def setUp(self) -> None:
+        connection = psycopg2.connect(shared_postgres().new_database())
+        self.addCleanup(connection.close)
+        self.txn = connection.cursor()
+        self.txn.execute("CREATE TABLE orders (id bigint, writer text, item text)")
+        self.txn.execute(
+            "INSERT INTO orders SELECT -id, writer, '' "
+            "FROM generate_series(1, 9) AS id, unnest(%s) AS writer",
+            (list(WRITERS),),
+        )
 
 
 class IndexTests(SynchronousTestCase):
@@ -109,20 +161,18 @@ class IndexTests(SynchronousTestCase):
         """Reading a range, or searching for a bound, does not scan a large table."""
         catalog = catalog_of()
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
-        span = Span(0, 50, ("writer1",), False, False, ("writer1", "writer2"))
+        end = StreamOffset(0, {"writer1": 50})
         with reading(conninfo, PLAN_TIMEOUT) as txn:
             present = find_present(txn, catalog.values())
             for name in SHARES.keys() - {"account_data"}:
                 stream = catalog[name]
-                queries = [range_sql(stream, span, present[name], "")]
+                selection = Selection(stream, present[name], "")
+                part = selection.between(StreamOffset(), end)
+                queries = [range_sql(part)]
                 for query in stream.queries:
                     if query.range.table in present[name].tables:
                         for last in (False, True):
-                            sql = ids_sql(
-                                query, span, present[name], limit=1, last=last
-                            )
-                            assert sql is not None
-                            queries.append(sql)
+                            queries.append(ids_sql(part, query, limit=1, last=last))
                 for sql in queries:
                     txn.execute("EXPLAIN " + sql)
                     shown = "\n".join(line for (line,) in txn.fetchall())
