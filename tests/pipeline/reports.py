@@ -5,22 +5,12 @@ from __future__ import annotations
 import datetime
 import functools
 import math
+from types import SimpleNamespace
 
 from synapse_replication.pipeline.audit.findings import AuditFinding, Kind
+from synapse_replication.pipeline.report.counts import ReportData, hide_names
 from synapse_replication.pipeline.report.drawing import Plot
 from synapse_replication.pipeline.report.plots import draw_plots
-from synapse_replication.pipeline.report.report_data import (
-    BatchBucket,
-    CommandCount,
-    Hot,
-    LagLine,
-    Notes,
-    ReportData,
-    StreamEvent,
-    WindowCount,
-    WriterTotal,
-    hide_names,
-)
 
 BEGINNING = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.timezone.utc)
 
@@ -39,7 +29,7 @@ def make_report_data() -> ReportData:
     """Return the report data, which is the same on each call."""
     start = int(BEGINNING.timestamp())
     counts = [
-        WindowCount(
+        SimpleNamespace(
             stream=stream,
             instance_name=writer,
             start=start + number * _WINDOW,
@@ -55,7 +45,7 @@ def make_report_data() -> ReportData:
         for number in range(_WINDOWS)
     ]
     totals = [
-        WriterTotal(
+        SimpleNamespace(
             stream=stream,
             instance_name=writer,
             rows=12_000 if writer == "event_persister1" else 4711,
@@ -70,7 +60,7 @@ def make_report_data() -> ReportData:
         for writer in writers
     ]
     lags = [
-        LagLine(
+        SimpleNamespace(
             stream=stream,
             start=start + number * _WINDOW,
             tokens=100,
@@ -89,7 +79,7 @@ def make_report_data() -> ReportData:
         rows_window=_WINDOW,
         over_time=counts,
         batches=[
-            BatchBucket(
+            SimpleNamespace(
                 stream=stream,
                 bucket=2**n,
                 tokens=4 ** (8 - n),
@@ -102,7 +92,7 @@ def make_report_data() -> ReportData:
         ],
         hottest=hide_names(
             [
-                Hot(kind=kind, name=f"{kind}{n}", rows=900 - 100 * n)
+                SimpleNamespace(kind=kind, name=f"{kind}{n}", rows=900 - 100 * n)
                 for kind in ("room", "user")
                 for n in range(5)
             ],
@@ -112,7 +102,7 @@ def make_report_data() -> ReportData:
         wire_window=_WINDOW,
         arrived=counts,
         lags=[
-            LagLine(
+            SimpleNamespace(
                 stream=stream,
                 start=None,
                 tokens=4800,
@@ -125,7 +115,7 @@ def make_report_data() -> ReportData:
         ],
         lags_over_time=lags,
         events=[
-            StreamEvent(
+            SimpleNamespace(
                 kind="catch-up",
                 stream="events",
                 instance_name="event_persister1",
@@ -136,7 +126,7 @@ def make_report_data() -> ReportData:
                 prev_token=1847,
                 token=1848,
             ),
-            StreamEvent(
+            SimpleNamespace(
                 kind="reset",
                 stream="typing",
                 instance_name="stream_writer1",
@@ -150,9 +140,9 @@ def make_report_data() -> ReportData:
         ],
         event_count=2,
         commands=[
-            CommandCount(command="RDATA", lines=31_000),
-            CommandCount(command="POSITION", lines=9000),
-            CommandCount(command=None, lines=1),
+            SimpleNamespace(command="RDATA", lines=31_000),
+            SimpleNamespace(command="POSITION", lines=9000),
+            SimpleNamespace(command=None, lines=1),
         ],
         findings=[
             AuditFinding(
@@ -167,7 +157,7 @@ def make_report_data() -> ReportData:
             ),
         ],
         notes=[
-            Notes(
+            SimpleNamespace(
                 kind="stream_reset",
                 stream="typing",
                 findings=1,
@@ -175,7 +165,7 @@ def make_report_data() -> ReportData:
                 example="stream_writer1 began typing again",
             ),
             *(
-                Notes(
+                SimpleNamespace(
                     kind="id_without_row",
                     stream=stream,
                     findings=40,

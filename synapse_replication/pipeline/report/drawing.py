@@ -1,8 +1,8 @@
 """Drawing of the plots of a report: colours, panels, axes and output formats.
 
-Each plot is drawn three times: as an SVG for a wide page, as an SVG for a narrow page,
-and as an image. The SVGs refer to CSS variables instead of colours, so that they follow
-the page's light or dark theme.
+Each plot is drawn twice: for a wide page and for a narrow page. The wide form is also
+an image. The SVGs refer to CSS variables instead of colours, so that they follow the
+page's light or dark theme.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import datetime
 import io
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import attrs
 import matplotlib as mpl
@@ -21,10 +22,29 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter
 
 #: The label of all series that do not get a colour of their own.
-OTHERS = "all others"
+OTHERS: Final = "all others"
 
-#: The number of colours; the last one is for :data:`OTHERS`.
-COLOURS = 8
+#: The colours of series; the last one is for :data:`OTHERS`.
+COLOURS: Final = (
+    *("#0b62a4", "#d9760a", "#1a8a5a", "#b0419c"),
+    *("#7a5c00", "#2aa3c4", "#c4303a", "#9aa2ae"),
+)
+
+_STYLE: Final = Path(__file__).with_name("report.mplstyle")
+
+#: The CSS variable of the page for each colour.
+_VARIABLES: Final[Mapping[str, str]] = {
+    "#1b1d21": "var(--text)",
+    "#5c626d": "var(--soft)",
+    "#dcdfe4": "var(--line)",
+    "#ffffff": "var(--card)",
+    **{colour: f"var(--s{n})" for n, colour in enumerate(COLOURS)},
+}
+
+_UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
+
+#: Matplotlib is only partially typed.
+_dates: Any = matplotlib.dates
 
 
 @attrs.frozen
@@ -46,63 +66,31 @@ class Plot:
 
 
 @attrs.frozen
-class Style:
-    """The style of a plot.
+class Form:
+    """The form of a plot.
 
-    :ivar series: the colours of series; the last one is for :data:`OTHERS`.
+    :ivar name: its name, which is a CSS class of the page.
     :ivar width: the width in inches, divided into at most ``columns`` panels.
     :ivar names: the maximum number of entries in a line of the legend.
     :ivar ticks: the maximum number of ticks of a time axis.
     """
 
-    text: str
-    soft: str
-    line: str
-    back: str
-    series: tuple[str, ...]
-    width: float = 9.6
-    columns: int = 2
-    names: int = 5
-    ticks: int = 8
+    name: str
+    width: float
+    columns: int
+    names: int
+    ticks: int
 
 
-_LIGHT = Style(
-    "#1b1d21",
-    "#5c626d",
-    "#dcdfe4",
-    "#ffffff",
-    (
-        *("#0b62a4", "#d9760a", "#1a8a5a", "#b0419c"),
-        *("#7a5c00", "#2aa3c4", "#c4303a", "#9aa2ae"),
-    ),
-)
+_WIDE: Final = Form("wide", width=9.6, columns=2, names=5, ticks=8)
+_NARROW: Final = Form("narrow", width=4.2, columns=1, names=2, ticks=6)
 
-#: Placeholder colours, which are replaced by CSS variables.
-_NAMED = Style(
-    "#010001",
-    "#010002",
-    "#010003",
-    "none",
-    tuple(f"#01000{n + 4:x}" for n in range(COLOURS)),
-)
-_NARROW = attrs.evolve(_NAMED, width=4.2, columns=1, names=2, ticks=6)
-_VARIABLES = {
-    _NAMED.text: "var(--text)",
-    _NAMED.soft: "var(--soft)",
-    _NAMED.line: "var(--line)",
-    **{colour: f"var(--s{n})" for n, colour in enumerate(_NAMED.series)},
-}
-
-Draw = Callable[[Style], Figure]
-
-#: Matplotlib is only partially typed.
-_dates: Any = matplotlib.dates
+Draw = Callable[[Form], Figure]
 
 
-def colour_of(style: Style, name: str, names: Sequence[str]) -> str:
+def colour_of(name: str, names: Sequence[str]) -> str:
     """Return the colour of a series: that of its index in ``names``, or the last."""
-    index = names.index(name) if name in names else COLOURS - 1
-    return style.series[index]
+    return COLOURS[names.index(name) if name in names else -1]
 
 
 def moment(start: int) -> datetime.datetime:
@@ -113,76 +101,56 @@ def moment(start: int) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(start, datetime.timezone.utc)
 
 
-def length(seconds: int) -> str:
-    """Format the length of a window."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds % size == 0:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"
-
-
-def _since_beginning(days: float, _position: object = None) -> str:
-    return f"+{duration(round(days * 86_400_000))}"
-
-
-def duration(milliseconds: float, _position: object = None) -> str:
-    """Format a duration in ms for an axis."""
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
-        if milliseconds >= 2 * size:
-            return f"{milliseconds / size:.0f} {unit}"
-    if milliseconds >= 1000:
-        return f"{milliseconds / 1000:g} s"
-    return f"{milliseconds:g} ms"
+def duration(milliseconds: float) -> str:
+    """Format a duration in ms with a unit, to three digits or the nearest integer."""
+    longest = (each for each in _UNITS if abs(milliseconds) >= each[1])
+    unit, size = next(longest, ("ms", 1))
+    value = milliseconds / size
+    digits = f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+    return f"{digits} {unit}"
 
 
 def make_panels(
-    style: Style, count: int, *, height: float, share_x: bool = False
+    form: Form, count: int, *, height: float, share_x: bool = False
 ) -> tuple[Figure, list[Any]]:
     """Create a figure with a number of panels, stacked or side by side.
 
     :param height: the height of each panel, in inches.
     :param share_x: whether all panels share one time axis.
     """
-    columns = 1 if count == 1 else style.columns
+    columns = 1 if count == 1 else form.columns
     lines = -(-count // columns)
-    figure = Figure(figsize=(style.width, height * lines + 0.35), layout="constrained")
+    figure = Figure(figsize=(form.width, height * lines + 0.35), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.set_facecolor(style.back)
     grid = figure.subplots(lines, columns, squeeze=False, sharex=share_x)
     panels = list(grid.flat)
     for axes in panels[count:]:
         axes.set_visible(False)
     for axes in panels[:count]:
-        axes.set_facecolor("none")
-        axes.set_axisbelow(True)
-        axes.grid(visible=True, color=style.line, linewidth=0.8)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.tick_params(length=0)
     return figure, panels[:count]
 
 
-def use_time(style: Style, axes: Any, *, relative: bool = False) -> None:
+def use_time(form: Form, axes: Any, *, relative: bool = False) -> None:
     """Format an axis as times.
 
     :param relative: whether times are relative to the beginning of each recording, and
         stored as times after 1970-01-01.
     """
-    locator = _dates.AutoDateLocator(minticks=3, maxticks=style.ticks)
+    locator = _dates.AutoDateLocator(minticks=3, maxticks=form.ticks)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(
-        FuncFormatter(_since_beginning)
+        FuncFormatter(lambda days, _: f"+{duration(round(days * 86_400_000))}")
         if relative
         else _dates.ConciseDateFormatter(locator, tz=datetime.timezone.utc)
     )
     axes.tick_params(axis="x", labelbottom=True)
 
 
-def add_legend(figure: Figure, panels: Any, style: Style) -> None:
+def add_legend(figure: Figure, panels: Sequence[Any], form: Form) -> None:
     """Add one legend for all panels."""
     named: dict[str, Any] = {}
-    for axes in panels if isinstance(panels, list) else [panels]:
+    for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
     names = sorted(named, key=lambda name: name == OTHERS)
@@ -190,62 +158,33 @@ def add_legend(figure: Figure, panels: Any, style: Style) -> None:
         [named[name] for name in names],
         names,
         loc="outside upper left",
-        ncols=min(len(names), style.names),
-        frameon=False,
-        labelcolor=style.soft,
-        handlelength=1.2,
-        columnspacing=1.4,
+        ncols=min(len(names), form.names),
     )
 
 
 def render(name: str, title: str, draw: Draw) -> Plot:
-    """Draw a plot in each of its three forms.
+    """Draw a plot in each of its forms.
 
-    :param draw: returns the figure in a style.
+    :param draw: returns the figure in a form.
     """
-    with mpl.rc_context(_settings(_LIGHT, name)):
+    with mpl.rc_context(fname=_STYLE):
+        wide = draw(_WIDE)
         png = io.BytesIO()
-        draw(_LIGHT).savefig(png, format="png", dpi=120)
-    return Plot(
-        name,
-        title,
-        _svg(_NAMED, name, "wide", draw),
-        _svg(_NARROW, name, "narrow", draw),
-        png.getvalue(),
-    )
-
-
-def _svg(style: Style, name: str, form: str, draw: Draw) -> str:
-    with mpl.rc_context(_settings(style, f"{name} {form}")):
-        text = io.StringIO()
-        draw(style).savefig(
-            text, format="svg", metadata={"Date": None, "Creator": None}
+        wide.savefig(png, format="png", dpi=120)
+        svg = _svg(wide, name, _WIDE)
+        return Plot(
+            name, title, svg, _svg(draw(_NARROW), name, _NARROW), png.getvalue()
         )
-    return _for_page(text.getvalue(), name, form)
 
 
-def _settings(style: Style, name: str) -> dict[Any, Any]:
-    return {
-        "text.color": style.text,
-        "axes.labelcolor": style.soft,
-        "axes.edgecolor": style.line,
-        "axes.titlecolor": style.text,
-        "axes.titlesize": 10,
-        "axes.titlelocation": "left",
-        "axes.titleweight": "bold",
-        "xtick.color": style.soft,
-        "ytick.color": style.soft,
-        "font.size": 9.5,
-        # A dollar sign in a name does not start a formula.
-        "text.parse_math": False,
-        "svg.fonttype": "none",
-        # Make ids deterministic, and different for each plot.
-        "svg.hashsalt": name,
-    }
-
-
-def _for_page(svg: str, name: str, form: str) -> str:
-    """Turn an SVG file into an element for an HTML page."""
+def _svg(figure: Figure, name: str, form: Form) -> str:
+    """Return an SVG element for an HTML page."""
+    text = io.StringIO()
+    # The salt makes ids deterministic, and different for each plot.
+    with mpl.rc_context({"svg.hashsalt": f"{name} {form.name}"}):
+        metadata = {"Date": None, "Creator": None}
+        figure.savefig(text, format="svg", metadata=metadata, facecolor="none")
+    svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     # Remove the ids of groups (figure_1, axes_1 ...): they are unused, and would not be
@@ -255,6 +194,6 @@ def _for_page(svg: str, name: str, form: str) -> str:
         svg = svg.replace(colour, variable)
     return svg.replace(
         "<svg ",
-        f'<svg class="plot {form}" role="img" aria-labelledby="{name}-title" ',
+        f'<svg class="plot {form.name}" role="img" aria-labelledby="{name}-title" ',
         1,
     )

@@ -17,10 +17,9 @@ from synapse_replication.pipeline.report.counts import (
     LINE_COLUMNS,
     ROW_COLUMNS,
     ROWS,
-    ReportInputs,
+    ReportData,
     collect_report,
 )
-from synapse_replication.pipeline.report.report_data import ReportData
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.frames import scan_rows
@@ -90,8 +89,15 @@ def run_report(
             scan = scan_rows(settings, *ROW_COLUMNS)
         load(workspace, "rows", ROWS, () if scan is None else scan.batches())
         sources = _sources(settings, archived, recordings, audits=audits)
-        inputs = ReportInputs(workspace, scan is not None, has_wire, given, sources)
-        data = collect_report(inputs, window_s=window, identify=identify)
+        data = collect_report(
+            workspace,
+            has_rows=scan is not None,
+            has_wire=has_wire,
+            findings=given,
+            sources=sources,
+            window_s=window,
+            identify=identify,
+        )
         progress.begin("draw plots")
         write_report(data, folder)
     return folder / "report.html"

@@ -7,33 +7,27 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
 
+from synapse_replication.pipeline.report.counts import ReportData, Rows
 from synapse_replication.pipeline.report.drawing import (
     COLOURS,
     OTHERS,
     Draw,
+    Form,
     Plot,
-    Style,
     add_legend,
     colour_of,
     duration,
-    length,
     make_panels,
     moment,
     render,
     use_time,
-)
-from synapse_replication.pipeline.report.report_data import (
-    BatchBucket,
-    LagLine,
-    ReportData,
-    WindowCount,
-    WriterTotal,
 )
 
 _MAX_PANELS = 6
@@ -49,77 +43,65 @@ def draw_plots(data: ReportData) -> list[Plot]:
         _sum((t.stream, t.rows) for t in data.totals)
         + _sum((c.stream, c.rows) for c in data.arrived)
     )
-    plots = (*_plots_of_rows(data, streams), *_plots_of_arrivals(data, streams))
-    return [render(name, title, draw) for name, title, draw in plots]
-
-
-#: The name, the title and the drawing function of a plot.
-_Plot = tuple[str, str, Draw]
-
-
-def _plots_of_rows(data: ReportData, streams: Sequence[str]) -> Iterator[_Plot]:
-    """Yield the plots of the rows in the tables or in the archive."""
     writers = _top(_sum((t.instance_name, t.rows) for t in data.totals))
-    if data.over_time:
-        yield (
-            "rows-over-time",
+    plots: dict[str, tuple[str, bool, Draw]] = {
+        "rows-over-time": (
             "Rows written, by stream",
-            lambda p: _stacked(p, data.over_time, data.rows_window, streams),
-        )
-        yield (
-            "rows-by-writer",
+            bool(data.over_time),
+            partial(_stacked, data.over_time, data.rows_window, streams),
+        ),
+        "rows-by-writer": (
             "Rows written, by writer of each stream",
-            lambda p: _writers(p, data.over_time, data.rows_window, writers),
-        )
-    if data.totals:
-        yield (
-            "shares",
+            bool(data.over_time),
+            partial(_writers, data.over_time, data.rows_window, writers),
+        ),
+        "shares": (
             "Share of each writer in the rows of a stream",
-            lambda p: _shares(p, data.totals, writers),
-        )
-    if any(batch.largest > 1 for batch in data.batches):
-        yield (
-            "batches",
+            bool(data.totals),
+            partial(_shares, data.totals, writers),
+        ),
+        "batches": (
             "Tokens by the number of their rows",
-            lambda p: _batches(p, data.batches),
-        )
-
-
-def _plots_of_arrivals(data: ReportData, streams: Sequence[str]) -> Iterator[_Plot]:
-    """Yield the plots of the rows in recordings."""
-    if data.arrived:
-        yield (
-            "arrived",
+            any(batch.largest > 1 for batch in data.batches),
+            partial(_batches, data.batches),
+        ),
+        "arrived": (
             "Rows that arrived, by stream",
-            lambda p: _stacked(
-                p,
+            bool(data.arrived),
+            partial(
+                _stacked,
                 data.arrived,
                 data.wire_window,
                 streams,
                 relative=data.wire_relative,
             ),
-        )
-    if any(line.tokens > 1 for line in data.lags_over_time):
-        yield (
-            "lag",
+        ),
+        "lag": (
             "Time from writing to arrival: median, 95th and 99th percentile",
-            lambda p: _lags(p, data.lags_over_time, data.lags),
-        )
+            any(line.tokens > 1 for line in data.lags_over_time),
+            partial(_lags, data.lags_over_time, data.lags),
+        ),
+    }
+    return [
+        render(name, title, draw)
+        for name, (title, shown, draw) in plots.items()
+        if shown
+    ]
 
 
 # -- each plot ---------------------------------------------------------------------
 
 
 def _stacked(
-    style: Style,
-    counts: Iterable[WindowCount],
+    counts: Rows,
     window_s: int,
     colours: Sequence[str],
+    form: Form,
     *,
     relative: bool = False,
 ) -> Figure:
     by_series = _series(((c.stream, c.start, c.rows) for c in counts), colours)
-    figure, (axes,) = make_panels(style, 1, height=3.4)
+    figure, (axes,) = make_panels(form, 1, height=3.4)
     starts = sorted({start for counter in by_series.values() for start in counter})
     base = [0] * len(starts)
     for name, counter in by_series.items():
@@ -131,25 +113,20 @@ def _stacked(
             bottom=base,
             align="edge",
             label=name,
-            color=colour_of(style, name, colours),
+            color=colour_of(name, colours),
             linewidth=0,
         )
         base = [low + high for low, high in zip(base, heights, strict=True)]
-    axes.set_ylabel(f"rows in {length(window_s)}")
-    use_time(style, axes, relative=relative)
-    add_legend(figure, axes, style)
+    axes.set_ylabel(f"rows in {duration(window_s * 1000)}")
+    use_time(form, axes, relative=relative)
+    add_legend(figure, [axes], form)
     return figure
 
 
-def _writers(
-    style: Style,
-    counts: Sequence[WindowCount],
-    window_s: int,
-    writers: Sequence[str],
-) -> Figure:
+def _writers(counts: Rows, window_s: int, writers: Sequence[str], form: Form) -> Figure:
     rows = _sum((count.stream, count.rows) for count in counts)
     streams = [name for name, _ in rows.most_common(_MAX_PANELS)]
-    figure, panels = make_panels(style, len(streams), height=2.1, share_x=True)
+    figure, panels = make_panels(form, len(streams), height=2.1, share_x=True)
     starts = sorted({count.start for count in counts})
     # Show a window without rows as zero.
     steps = range(starts[0], starts[-1] + window_s, window_s)
@@ -163,22 +140,20 @@ def _writers(
                 [moment(step) for step in steps],
                 [counter[step] for step in steps],
                 label=name,
-                color=colour_of(style, name, writers),
+                color=colour_of(name, writers),
                 linewidth=1.4,
             )
         axes.set_title(stream)
         axes.set_ylim(bottom=0)
-        use_time(style, axes)
-    add_legend(figure, panels, style)
+        use_time(form, axes)
+    add_legend(figure, panels, form)
     return figure
 
 
-def _shares(
-    style: Style, totals: Sequence[WriterTotal], writers: Sequence[str]
-) -> Figure:
+def _shares(totals: Rows, writers: Sequence[str], form: Form) -> Figure:
     rows = _sum((total.stream, total.rows) for total in totals)
     streams = [name for name, _ in rows.most_common(_MAX_BARS)][::-1]
-    figure, (axes,) = make_panels(style, 1, height=0.9 + 0.3 * len(streams))
+    figure, (axes,) = make_panels(form, 1, height=0.9 + 0.3 * len(streams))
     offsets = range(len(streams))
     left = [0.0] * len(streams)
     shown = (total for total in totals if total.stream in streams)
@@ -191,24 +166,24 @@ def _shares(
             left=left,
             height=0.7,
             label=name,
-            color=colour_of(style, name, writers),
-            edgecolor=style.back,
+            color=colour_of(name, writers),
+            edgecolor="white",
         )
         left = [low + width for low, width in zip(left, widths, strict=True)]
     axes.set_yticks(offsets, streams)
     axes.set_xlim(0, 100)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} %"))
     axes.grid(visible=False, axis="y")
-    add_legend(figure, axes, style)
+    add_legend(figure, [axes], form)
     return figure
 
 
-def _batches(style: Style, batches: Sequence[BatchBucket]) -> Figure:
+def _batches(batches: Rows, form: Form) -> Figure:
     # Omit a stream in which each token has exactly one row.
     shown = [batch for batch in batches if batch.largest > 1]
     tokens = _sum((batch.stream, batch.tokens) for batch in shown)
     streams = [name for name, _ in tokens.most_common(_MAX_PANELS)]
-    figure, panels = make_panels(style, len(streams), height=1.9)
+    figure, panels = make_panels(form, len(streams), height=1.9)
     for axes, stream in zip(panels, streams, strict=True):
         found = {b.bucket: b.tokens for b in shown if b.stream == stream}
         buckets = [2**n for n in range(max(found).bit_length())]
@@ -218,7 +193,7 @@ def _batches(style: Style, batches: Sequence[BatchBucket]) -> Figure:
         axes.bar(
             range(len(buckets)),
             [found.get(bucket, 0) for bucket in buckets],
-            color=style.series[0],
+            color=COLOURS[0],
             width=0.8,
         )
         axes.set_xticks(range(len(buckets)), labels)
@@ -231,21 +206,21 @@ def _batches(style: Style, batches: Sequence[BatchBucket]) -> Figure:
     return figure
 
 
-def _lags(style: Style, lags: Sequence[LagLine], whole: Sequence[LagLine]) -> Figure:
+def _lags(lags: Rows, whole: Rows, form: Form) -> Figure:
     order = sorted(whole, key=lambda line: -line.tokens)
     streams = [line.stream for line in order][:_MAX_LAG_PANELS]
-    figure, panels = make_panels(style, len(streams), height=2.3, share_x=True)
+    figure, panels = make_panels(form, len(streams), height=2.3, share_x=True)
     for axes, stream in zip(panels, streams, strict=True):
         lines = sorted(
             (line for line in lags if line.stream == stream and line.start is not None),
             key=lambda line: line.start or 0,
         )
-        for index, percentile in ((2, "p99"), (1, "p95"), (0, "p50")):
+        for index, percentile in ((6, "p99"), (1, "p95"), (0, "p50")):
             axes.plot(
                 [moment(line.start or 0) for line in lines],
                 [max(getattr(line, percentile), 0) for line in lines],
                 label=percentile,
-                color=style.series[(0, 1, 6)[index]],
+                color=COLOURS[index],
                 marker=".",
                 markersize=4,
                 linewidth=1.2,
@@ -253,10 +228,10 @@ def _lags(style: Style, lags: Sequence[LagLine], whole: Sequence[LagLine]) -> Fi
         axes.set_title(stream)
         axes.set_yscale("symlog", linthresh=1)
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(FuncFormatter(duration))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda ms, _: duration(ms)))
         axes.yaxis.set_minor_locator(NullLocator())
-        use_time(style, axes)
-    add_legend(figure, panels, style)
+        use_time(form, axes)
+    add_legend(figure, panels, form)
     return figure
 
 
@@ -283,4 +258,4 @@ def _sum(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
 
 def _top(counted: Counter[str]) -> list[str]:
     """Return the names with the largest counts, which get colours of their own."""
-    return [name for name, _ in counted.most_common(COLOURS - 1)]
+    return [name for name, _ in counted.most_common(len(COLOURS) - 1)]

@@ -35,7 +35,11 @@ SELECT stream, instance_name, row_index, count(*) AS rows, count(written_ts) AS 
 FROM rows GROUP BY ALL
 """
 
-#: The rows of each writer.
+#: The first and the last time of writing.
+WRITTEN: Final = "SELECT min(first_ts) AS first, max(last_ts) AS last FROM counts"
+
+#: The rows and tokens of each writer; ``timed`` is the number of its rows whose time of
+#: writing is known.
 TOTALS: Final = """
 SELECT stream, instance_name, sum(rows)::BIGINT AS rows,
   coalesce(sum(rows) FILTER (row_index = 0), 0)::BIGINT AS tokens,
@@ -44,7 +48,9 @@ SELECT stream, instance_name, sum(rows)::BIGINT AS rows,
 FROM counts GROUP BY stream, instance_name ORDER BY stream, instance_name
 """
 
-#: The number of tokens by the number of rows that share them.
+#: The number of tokens by the number of rows that share them: ``bucket`` is the lower
+#: bound of the number of rows; the upper bound, which is excluded, is twice as large.
+#: The percentiles and ``largest`` are those of the stream.
 BATCHES: Final = """
 WITH sizes AS (
   SELECT stream, row_index + 1 AS size, rows - coalesce(
@@ -167,7 +173,8 @@ SELECT stream, {start} AS start, count(*) AS tokens, quantile_disc(lag_ms, 0.5) 
 FROM late GROUP BY ALL ORDER BY stream
 """
 
-#: Percentiles of lags by stream, and by stream and window.
+#: Percentiles of lags in ms, by stream, and by stream and window. ``least`` is only
+#: negative if the clocks of writer and recorder differ.
 LAGS: Final = _LAGS.format(start="NULL")
 LAGS_OVER_TIME: Final = _LAGS.format(start=_WINDOW.format(time="received_ts"))
 

@@ -7,6 +7,7 @@ import functools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -21,16 +22,8 @@ from synapse_replication.pipeline.report import queries
 from synapse_replication.pipeline.report.counts import (
     LINE_COLUMNS,
     ROWS as ROWS_SCHEMA,
-    ReportInputs,
-    collect_report,
-)
-from synapse_replication.pipeline.report.report_data import (
-    BatchBucket,
-    Hot,
-    LagLine,
-    Notes,
     ReportData,
-    WriterTotal,
+    collect_report,
 )
 from synapse_replication.pipeline.workspace import rows_of
 from tests.pipeline.audits import load_rows
@@ -113,14 +106,15 @@ def collected() -> ReportData:
         ),
         AuditFinding(kind=Kind.ANNOUNCED_ABSENT, message="7 is missing", evidence="{}"),
     ]
-    inputs = ReportInputs(
+    return collect_report(
         make_workspace(ROWS, WIRE),
         has_rows=True,
         has_wire=True,
         findings=findings,
         sources=["tests"],
+        window_s=60,
+        identify=True,
     )
-    return collect_report(inputs, window_s=60, identify=True, now=BEGINNING)
 
 
 class CollectTests(SynchronousTestCase):
@@ -134,7 +128,7 @@ class CollectTests(SynchronousTestCase):
         self.assertEqual(
             collected().totals,
             [
-                WriterTotal(
+                SimpleNamespace(
                     stream="events",
                     instance_name="w1",
                     rows=5,
@@ -145,7 +139,7 @@ class CollectTests(SynchronousTestCase):
                     first_ts=at(0.5),
                     last_ts=at(61),
                 ),
-                WriterTotal(
+                SimpleNamespace(
                     stream="events",
                     instance_name="w2",
                     rows=1,
@@ -156,7 +150,7 @@ class CollectTests(SynchronousTestCase):
                     first_ts=at(1),
                     last_ts=at(1),
                 ),
-                WriterTotal(
+                SimpleNamespace(
                     stream="push_rules",
                     instance_name="w1",
                     rows=2,
@@ -187,10 +181,10 @@ class CollectTests(SynchronousTestCase):
         self.assertEqual(
             batches,
             [
-                BatchBucket(
+                SimpleNamespace(
                     stream="events", bucket=1, tokens=3, p50=1, p99=3, largest=3
                 ),
-                BatchBucket(
+                SimpleNamespace(
                     stream="events", bucket=2, tokens=1, p50=1, p99=3, largest=3
                 ),
             ],
@@ -215,7 +209,7 @@ class CollectTests(SynchronousTestCase):
         self.assertEqual(
             collected().lags,
             [
-                LagLine(
+                SimpleNamespace(
                     stream="caches",
                     start=None,
                     tokens=1,
@@ -225,7 +219,7 @@ class CollectTests(SynchronousTestCase):
                     least=4.0,
                 ),
                 # 10, 200 and 500 ms.
-                LagLine(
+                SimpleNamespace(
                     stream="events",
                     start=None,
                     tokens=3,
@@ -254,9 +248,9 @@ class CollectTests(SynchronousTestCase):
         self.assertEqual(
             collected().hottest,
             [
-                Hot(kind="room", name="!a", rows=3),
-                Hot(kind="room", name="!b", rows=3),
-                Hot(kind="user", name="@u:x", rows=2),
+                SimpleNamespace(kind="room", name="!a", rows=3),
+                SimpleNamespace(kind="room", name="!b", rows=3),
+                SimpleNamespace(kind="user", name="@u:x", rows=2),
             ],
         )
 
@@ -267,7 +261,7 @@ class CollectTests(SynchronousTestCase):
         self.assertEqual(
             data.notes,
             [
-                Notes(
+                SimpleNamespace(
                     kind="id_without_row",
                     stream="events",
                     findings=1,
@@ -373,14 +367,8 @@ class RecordingAloneTests(SynchronousTestCase):
             (number, "RDATA", stream, "w1", number, None, row)
             for number, (stream, row) in enumerate(rows)
         ]
-        inputs = ReportInputs(
-            make_workspace([], lines),
-            has_rows=False,
-            has_wire=True,
-            findings=None,
-            sources=[],
-        )
-        data = collect_report(inputs, identify=True)
+        workspace = make_workspace([], lines)
+        data = collect_report(workspace, has_wire=True, identify=True)
         self.assertEqual(
             [(hot.name, hot.rows) for hot in data.hottest],
             [("!a", 2), ("!b", 2), ("@u:x", 2)],
@@ -402,8 +390,7 @@ class RecordingAloneTests(SynchronousTestCase):
                 for token, day in ((1, 0), (2, days))
             ]
             workspace = make_workspace(ends, [])
-            inputs = ReportInputs(workspace, True, False, None, [])
-            data = collect_report(inputs, now=BEGINNING)
+            data = collect_report(workspace, has_rows=True)
             starts = [each.start for each in data.over_time]
             self.assertEqual(len(starts), 2, days)
             for start, (*_, written, _, _) in zip(sorted(starts), ends, strict=True):
@@ -413,14 +400,8 @@ class RecordingAloneTests(SynchronousTestCase):
     def test_too_many_windows(self) -> None:
         """A window that is too short for the duration is an error."""
         rows = [("events", "w1", n, 0, at(n * 86_400), None, None) for n in (1, 9)]
-        inputs = ReportInputs(
-            make_workspace(rows, []),
-            has_rows=True,
-            has_wire=False,
-            findings=None,
-            sources=[],
-        )
+        workspace = make_workspace(rows, [])
         error = self.assertRaises(
-            PipelineError, collect_report, inputs, window_s=1, now=BEGINNING
+            PipelineError, collect_report, workspace, has_rows=True, window_s=1
         )
         self.assertIn("choose a longer window", str(error))

@@ -1,15 +1,15 @@
-"""Tests for :mod:`synapse_replication.pipeline.report.report_data`."""
+"""Tests for :mod:`synapse_replication.pipeline.report.counts`."""
 
 from __future__ import annotations
 
 import datetime
 import itertools
+from types import SimpleNamespace
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.report.report_data import (
+from synapse_replication.pipeline.report.counts import (
     MAX_WINDOWS,
-    Hot,
     ReportData,
     choose_window,
     hide_names,
@@ -81,7 +81,7 @@ class HideNamesTests(SynchronousTestCase):
         """
         A name has one pseudonym within a report, and a different one with another key.
         """
-        hot = [Hot(kind="user", name="@alice:x", rows=2)] * 2
+        hot = [SimpleNamespace(kind="user", name="@alice:x", rows=2)] * 2
         first, again = hide_names(hot, b"key")
         self.assertEqual(first, again)
         self.assertNotIn("alice", first.name)
@@ -94,17 +94,17 @@ class HideNamesTests(SynchronousTestCase):
         it.
         """
         hot = [
-            Hot(kind="room", name="!a:x", rows=7),
-            Hot(kind="user", name="@zoë:x", rows=7),
-            Hot(kind="user", name="@alice:x", rows=9),
+            SimpleNamespace(kind="room", name="!a:x", rows=7),
+            SimpleNamespace(kind="user", name="@zoë:x", rows=7),
+            SimpleNamespace(kind="user", name="@alice:x", rows=9),
         ]
         # printf %s '!a:x' | openssl dgst -sha256 -hmac key, and so on.
         self.assertEqual(
             hide_names(hot, b"key"),
             [
-                Hot(kind="room", name="room 8ddeed46ed", rows=7),
-                Hot(kind="user", name="user e34e1f37c9", rows=7),
-                Hot(kind="user", name="user 2d0144384b", rows=9),
+                SimpleNamespace(kind="room", name="room 8ddeed46ed", rows=7),
+                SimpleNamespace(kind="user", name="user e34e1f37c9", rows=7),
+                SimpleNamespace(kind="user", name="user 2d0144384b", rows=9),
             ],
         )
 
