@@ -6,14 +6,20 @@ them.
 
 from __future__ import annotations
 
+import logging
+import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 import pyarrow as pa
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 #: Up to this number of ids, reading in the driver's process takes less time than
 #: starting Spark's Python workers.
@@ -24,6 +30,16 @@ FEW_KEYS: Final = 10_000_000
 
 #: The number of tasks that read files, unless these are very large.
 TASKS: Final = 64
+
+#: Spark's message if a worker takes more than 10 s to start. That limit cannot be
+#: configured.
+_SLOW_START: Final = "Python worker failed to connect back"
+
+#: The maximum number of attempts to run tasks when workers are slow to start.
+_STARTS: Final = 12
+
+#: The result of a task of :func:`run_tasks`.
+_RESULT: Final = pa.schema([("pickled", pa.binary())])
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -68,7 +84,7 @@ class Scan:
         if self.ids <= (FEW_IDS if few is None else few):
             yield from self.batches()
         else:
-            yield from self.frame(spark()).toArrow().to_batches()
+            yield from _to_arrow(self.frame(spark())).to_batches()
 
     def frame(self, session: SparkSession) -> DataFrame:
         """Return a frame; each query of the frame runs the tasks on executors."""
@@ -86,6 +102,38 @@ class Scan:
         # Create a partition for each number, so that no shuffle is needed.
         numbers = session.range(0, len(tasks), numPartitions=len(tasks))
         return numbers.mapInArrow(run, from_arrow_schema(self.schema))
+
+
+def _to_arrow(frame: DataFrame) -> pa.Table:
+    for attempt in range(1, _STARTS):
+        try:
+            return frame.toArrow()
+        except Exception as error:
+            if _SLOW_START not in str(error):
+                raise
+            _logger.warning(
+                "workers are slow to start; attempt %d of %d", attempt + 1, _STARTS
+            )
+    return frame.toArrow()
+
+
+def run_tasks(
+    work: Callable[[Any], _T],
+    tasks: Sequence[Any],
+    ids: int,
+    spark: Callable[[], SparkSession],
+    few: int | None = None,
+) -> list[_T]:
+    """Call a function with each task, and return the results.
+
+    The parameters are those of :class:`Scan` and of :meth:`Scan.collect`.
+    """
+
+    def read(task: Any) -> Batches:
+        yield to_batch([[pickle.dumps(work(task))]], _RESULT)
+
+    results = Scan(_RESULT, tasks, read, ids).collect(spark, few)
+    return [pickle.loads(each) for batch in results for each in batch[0].to_pylist()]
 
 
 def to_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:

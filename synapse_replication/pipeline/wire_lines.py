@@ -2,15 +2,11 @@
 
 Recordings are the output of ``follow --json``, and the files that ``record`` writes.
 
-Theory of operation: the driver lists files, and tasks read them. A plain (uncompressed)
-file is divided into ranges of bytes; a line belongs to the range that contains its
-first byte. The driver counts the lines of the ranges, so that line numbers are exact
-for any division. A compressed file is not seekable, so one task reads all of it.
-
-The driver and all executors must see each file under the same path. Lines that are
-appended to a plain file after it was listed are ignored. An invalid record (an
-incomplete line, a damaged file) becomes a row without a command and with an empty
-``line``. The content of USER_IP never leaves the task that reads it.
+The driver lists files, and tasks read them, each file in one task. The driver and all
+executors must see each file under the same path. Lines that are appended to a plain
+(uncompressed) file after it was listed are ignored. An invalid record (an incomplete
+line, a damaged file) becomes a row without a command and with an empty ``line``. The
+content of USER_IP never leaves the task that reads it.
 """
 
 from __future__ import annotations
@@ -21,13 +17,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import attrs
-import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, RemoteProtocolError
-from synapse_replication.pipeline.scan import TASKS, Scan, grouped, to_batch
+from synapse_replication.pipeline.scan import Batches, Scan, grouped, to_batch
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
 from synapse_replication.recordings.format import (
-    MAX_LINE_BYTES,
     Record,
     RecordingError,
     is_compressed,
@@ -42,12 +36,8 @@ if TYPE_CHECKING:
 #: The suffixes of recordings in a folder.
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 
-#: The maximum size of a range of a plain file, in bytes.
-RANGE_BYTES: Final = 32 * 2**20
-
 #: The maximum number of lines in an Arrow batch.
 _BATCH_LINES: Final = 8192
-_COUNTED_AT_ONCE: Final = 2**20
 
 #: The typical size of a line in bytes, and the typical ratio of compression.
 _LINE_BYTES: Final = 150
@@ -55,21 +45,17 @@ _COMPRESSION: Final = 15
 
 
 @attrs.frozen
-class _Range:
-    """A part of a file; one task reads all of it.
+class _File:
+    """A recording.
 
-    :ivar path: the path of the file.
-    :ivar recording: the name of the recording.
-    :ivar start: the offset of the first byte of the range.
-    :ivar end: the offset after the last byte; ``None`` for a compressed file.
-    :ivar number: the number of the first line that begins in the range, from 1.
+    :ivar recording: its name.
+    :ivar size: the size in bytes when it was listed.
     """
 
-    path: str
+    path: Path
     recording: str
-    start: int
-    end: int | None
-    number: int = 1
+    size: int
+    is_compressed: bool
 
 
 def read_recordings(
@@ -82,9 +68,7 @@ def read_recordings(
     return scan_recordings(paths).frame(session)
 
 
-def scan_recordings(
-    paths: Iterable[str | os.PathLike[str]], *, range_bytes: int = RANGE_BYTES
-) -> Scan:
+def scan_recordings(paths: Iterable[str | os.PathLike[str]]) -> Scan:
     """Plan a read of recordings, with WIRE_SCHEMA.
 
     ``recording`` is the name of the file, with as many parts of its path as are needed
@@ -95,19 +79,14 @@ def scan_recordings(
     :raises PipelineError: if a path does not exist, a file cannot be read, or a folder
         contains no recording.
     """
-    files = find_recordings(paths)
-    ranges: list[_Range] = []
-    lines = 0
-    for path, recording in zip(files, _names(files), strict=True):
-        length, compressed = _inspect(path)
-        if compressed:
-            ranges.append(_Range(str(path), recording, 0, None))
-            length *= _COMPRESSION
-        else:
-            ranges += _divide(path, recording, length, range_bytes)
-        lines += length // _LINE_BYTES
-    tasks = max(TASKS, lines * _LINE_BYTES // range_bytes)
-    return Scan(WIRE_SCHEMA, grouped(ranges, tasks), _read_ranges, lines)
+    found = find_recordings(paths)
+    files = [
+        _inspect(path, name) for path, name in zip(found, _names(found), strict=True)
+    ]
+    size = sum(
+        file.size * (_COMPRESSION if file.is_compressed else 1) for file in files
+    )
+    return Scan(WIRE_SCHEMA, grouped(files), _read_files, size // _LINE_BYTES)
 
 
 # -- on the driver -----------------------------------------------------------------
@@ -159,45 +138,20 @@ def _names(files: Sequence[Path]) -> list[str]:
     return [names[path] for path in files]
 
 
-def _inspect(path: Path) -> tuple[int, bool]:
+def _inspect(path: Path, recording: str) -> _File:
     try:
         with path.open("rb") as file:
             compressed = is_compressed(file)
-            return file.seek(0, os.SEEK_END), compressed
+            return _File(path, recording, file.seek(0, os.SEEK_END), compressed)
     except OSError as error:
         raise PipelineError(f"cannot read the recording {path}: {error}") from error
-
-
-def _divide(
-    path: Path, recording: str, length: int, range_bytes: int
-) -> Iterator[_Range]:
-    """Divide a plain file into ranges."""
-    number = 1
-    for start in range(0, length, range_bytes):
-        end = min(start + range_bytes, length)
-        yield _Range(str(path), recording, start, end, number)
-        if end < length:
-            number += _count_lines(path, start, end)
-
-
-def _count_lines(path: Path, start: int, end: int) -> int:
-    """Count the lines that begin in a range of a file."""
-    with path.open("rb") as file:
-        # Lines begin at the start of the file and after each line end.
-        file.seek(max(start - 1, 0))
-        left = end - 1 - file.tell()
-        lines = int(start == 0)
-        while left > 0 and (read := file.read(min(left, _COUNTED_AT_ONCE))):
-            lines += read.count(b"\n")
-            left -= len(read)
-    return lines
 
 
 # -- in tasks ----------------------------------------------------------------------
 
 
-def _read_ranges(ranges: Iterable[_Range]) -> Iterator[pa.RecordBatch]:
-    for each in ranges:
+def _read_files(files: Iterable[_File]) -> Batches:
+    for each in files:
         rows: list[tuple[Any, ...]] = []
         for record in _records_of(each):
             rows.append((each.recording, *_to_row(record)))
@@ -208,39 +162,27 @@ def _read_ranges(ranges: Iterable[_Range]) -> Iterator[pa.RecordBatch]:
             yield to_batch(rows, WIRE_SCHEMA)
 
 
-class _RangeLines:
-    """The lines that begin within a range of a file."""
+class _ListedLines:
+    """The lines that begin within the size of a file when it was listed."""
 
-    def __init__(self, file: IO[bytes], start: int, end: int) -> None:
+    def __init__(self, file: IO[bytes], size: int) -> None:
         self._file = file
-        self._offset = start
-        self._end = end
+        self._size = size
         self._within_line = False
-        if start > 0:
-            # A line that began earlier belongs to an earlier range.
-            file.seek(start - 1)
-            self._within_line = True
-            self._offset = start - 1
-            while self._within_line and self.readline(MAX_LINE_BYTES):
-                pass
 
     def readline(self, size: int, /) -> bytes:
         """Return up to ``size`` bytes of a line; no bytes after the last line."""
-        if not self._within_line and self._offset >= self._end:
+        if not self._within_line and self._file.tell() >= self._size:
             return b""
         text = self._file.readline(size)
-        self._offset += len(text)
         self._within_line = bool(text) and not text.endswith(b"\n")
         return text
 
 
-def _records_of(part: _Range) -> Iterator[Record | RecordingError]:
-    with open(part.path, "rb") as file:
-        if part.end is None:
-            yield from read_records(unpacked(file))
-        else:
-            lines = _RangeLines(file, part.start, part.end)
-            yield from read_records(lines, part.number)
+def _records_of(part: _File) -> Iterator[Record | RecordingError]:
+    with part.path.open("rb") as file:
+        lines = unpacked(file) if part.is_compressed else _ListedLines(file, part.size)
+        yield from read_records(lines)
 
 
 def _to_row(record: Record | RecordingError) -> tuple[Any, ...]:

@@ -102,9 +102,7 @@ def unpacked(file: IO[bytes]) -> IO[bytes]:
     return file
 
 
-def read_records(
-    file: LineSource, first_number: int = 1
-) -> Iterator[Record | RecordingError]:
+def read_records(file: LineSource) -> Iterator[Record | RecordingError]:
     """Yield the records of a file, a line at a time.
 
     An error is yielded in place of a line that is not a record. Where a compressed file
@@ -112,10 +110,9 @@ def read_records(
     skipped.
 
     :param file: an uncompressed file, or the result of :func:`unpacked`.
-    :param first_number: the number of the first line.
     :raises OSError: if the file cannot be read.
     """
-    number = first_number
+    number = 1
     try:
         while text := file.readline(MAX_LINE_BYTES):
             if len(text) == MAX_LINE_BYTES and not text.endswith(b"\n"):

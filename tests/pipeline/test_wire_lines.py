@@ -45,9 +45,9 @@ class ReadRecordingsTests(SynchronousTestCase):
         path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
         return path
 
-    def read(self, *paths: Path, **options: Any) -> list[Any]:
-        scan = scan_recordings(paths, **options)
-        table = pa.Table.from_batches(scan.batches(), WIRE_SCHEMA)
+    def read(self, *paths: Path) -> list[Any]:
+        batches = scan_recordings(paths).batches()
+        table = pa.Table.from_batches(batches, WIRE_SCHEMA)
         rows = [SimpleNamespace(**row) for row in table.to_pylist()]
         return sorted(rows, key=lambda row: (row.recording, row.line_number))
 
@@ -95,34 +95,17 @@ class ReadRecordingsTests(SynchronousTestCase):
             ],
         )
 
-    def test_numbers_are_exact_in_files_cut_anywhere(self) -> None:
-        """
-        However a file is divided into tasks, each line is read once, with its own
-        number.
-        """
-        texts = [
-            b"\n" if number % 7 == 0 else entry(f"PING {'x' * (number % 30)} {number}")
-            for number in range(1, 20)
-        ]
-        texts[-1] = texts[-1].rstrip()
-        path = self.write("cut.jsonl", *texts)
-        expected = [number for number in range(1, 20) if number % 7]
+    def test_appended_later(self) -> None:
+        """Blank lines count, and lines that were appended after listing are ignored."""
+        path = self.write("a.jsonl", entry("PING 1"), b"\n", entry("PING 3")[:-9])
+        scan = scan_recordings([path])
+        with path.open("ab") as file:
+            file.write(entry("PING 3")[-9:] + entry("PING 4"))
 
-        for size in (50, 333):
-            rows = self.read(path, range_bytes=size)
-            self.assertEqual([row.line_number for row in rows], expected)
-            self.assertEqual([int(row.line.split()[-1]) for row in rows], expected)
+        (batch,) = scan.batches()
 
-    def test_a_cut_at_the_end_of_a_line(self) -> None:
-        """
-        A range that ends exactly at the end of a line does not read the next line.
-        """
-        text = entry("PING 1")
-        path = self.write("cut.jsonl", text * 6)
-
-        rows = self.read(path, range_bytes=2 * len(text))
-
-        self.assertEqual([row.line_number for row in rows], [1, 2, 3, 4, 5, 6])
+        found = [(row["line_number"], row["line"]) for row in batch.to_pylist()]
+        self.assertEqual(found, [(1, "PING 1"), (3, "PING 3")])
 
     def test_nothing_of_user_ip_is_read(self) -> None:
         """Only the name of USER_IP is read, whatever form its line has."""

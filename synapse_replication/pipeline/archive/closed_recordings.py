@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import datetime
 import os
-import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-import attrs
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Final
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
-from synapse_replication.pipeline.scan import Batches, to_batch
+from synapse_replication.pipeline.scan import run_tasks
 from synapse_replication.pipeline.wire_lines import recordings_in, scan_recordings
 
 if TYPE_CHECKING:
@@ -31,25 +27,7 @@ if TYPE_CHECKING:
 BATCH_BYTES: Final = 1024**3
 
 
-@attrs.frozen
-class Recording:
-    """A closed recording.
-
-    :ivar size: the size of the file, in bytes.
-    """
-
-    path: Path
-    size: int
-
-    @property
-    def name(self) -> str:
-        """The name that identifies the recording."""
-        return self.path.name
-
-
-def find_closed_recordings(
-    paths: Iterable[str | os.PathLike[str]],
-) -> list[Recording]:
+def find_closed_recordings(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Return the closed recordings among files and folders.
 
     A folder may be empty. A file that a recorder is still writing has another suffix,
@@ -59,54 +37,52 @@ def find_closed_recordings(
     :raises PipelineError: if a path does not exist, or if two recordings have the same
         name.
     """
-    found: dict[str, Recording] = {}
+    found: dict[str, Path] = {}
     for given in paths:
         for file in recordings_in(Path(given).absolute()):
-            other = found.setdefault(file.name, Recording(file, file.stat().st_size))
-            if other.path != file:
+            other = found.setdefault(file.name, file)
+            if other != file:
                 raise PipelineError(
-                    f"{file} and {other.path} have the same name, by which the archive "
+                    f"{file} and {other} have the same name, by which the archive "
                     "identifies recordings; rename one of them"
                 )
     return list(found.values())
 
 
 def plan_recordings(
-    recordings: Sequence[Recording],
+    recordings: Iterable[Path],
     archived_size: Callable[[str], int | None],
     batch_bytes: int = BATCH_BYTES,
-) -> Iterator[list[Recording]]:
-    """Yield the new recordings in batches.
+) -> Iterator[dict[Path, int]]:
+    """Yield the new recordings in batches, with their sizes in bytes.
 
     :param archived_size: returns the archived size of a recording by its name; ``None``
         if it is not archived.
     :raises PipelineError: if a recording changed after it was archived.
     """
-    new: list[Recording] = []
-    for recording in recordings:
-        size = archived_size(recording.name)
-        if size is None:
-            new.append(recording)
-        elif size != recording.size:
+    batch: dict[Path, int] = {}
+    for path in recordings:
+        size, archived = path.stat().st_size, archived_size(path.name)
+        if archived is None:
+            if batch and sum(batch.values()) + size > batch_bytes:
+                yield batch
+                batch = {}
+            batch[path] = size
+        elif archived != size:
             raise PipelineError(
-                f"{recording.path} had {size} bytes when it was archived, and now has "
-                f"{recording.size}; the changes would not be archived. "
+                f"{path} had {archived} bytes when it was archived, and now has "
+                f"{size}; the changes would not be archived. "
                 "Archive only closed recordings, such as those that "
                 "'synapse-replication record' writes, or rename this file"
             )
-    while new:
-        batch = [new.pop(0)]
-        total = batch[0].size
-        while new and total + new[0].size <= batch_bytes:
-            total += new[0].size
-            batch.append(new.pop(0))
+    if batch:
         yield batch
 
 
 def write_recordings(
     spark: Callable[[], SparkSession],
     store: ArchiveStore,
-    paths: Sequence[Path],
+    paths: Iterable[Path],
     today: datetime.date,
 ) -> list[WrittenFile]:
     """Write recordings to files of the table of recorded commands.
@@ -118,19 +94,13 @@ def write_recordings(
     :param spark: returns the session.
     :param today: the day to assign to commands whose time is unknown.
     """
-    uri = store.wire_uri
-    schema = pa.schema([("file", pa.binary())])
+    scan = scan_recordings(paths)
 
-    def write(batches: Batches) -> Batches:
-        writer = DayWriter(store, uri, "received_ts", today)
-        for batch in batches:
-            if batch.num_rows:
-                writer.write(batch)
-        yield to_batch([[pickle.dumps(file)] for file in writer.close()], schema)
+    def write(task: Any) -> list[WrittenFile]:
+        writer = DayWriter(store, store.wire_uri, "received_ts", today)
+        for batch in scan.read(task):
+            writer.write(batch)
+        return writer.close()
 
-    written = scan_recordings(paths).then(write, schema).collect(spark)
-    return [
-        pickle.loads(file)
-        for batch in written
-        for file in batch.column("file").to_pylist()
-    ]
+    written = run_tasks(write, scan.tasks, scan.ids, spark)
+    return [file for files in written for file in files]

@@ -100,6 +100,8 @@ class DayWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write each row to the file of its day."""
+        if not batch.num_rows:
+            return
         days = batch.column(self._time_column).cast(pa.date32())
         years = pc.year(days)
         is_day = pc.and_(

@@ -207,8 +207,7 @@ def _repair(
                 lacking = _of_days(lacking, hole.days)
             written_keys.append(lacking.select(_KEY).cast(_KEY_SCHEMA))
             for batch in lacking.to_batches():
-                if batch.num_rows:
-                    writer.write(batch)
+                writer.write(batch)
     written = writer.close()
     if written or broken:
         table.commit(written, replaced=broken)

@@ -22,6 +22,7 @@ from synapse_replication.pipeline.archive.failures import reason_of
 from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point
+from synapse_replication.pipeline.scan import run_tasks
 from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_positions,
@@ -42,16 +43,9 @@ from synapse_replication.pipeline.spark.failures import short_failures
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Spark's message if a worker takes more than 10 s to start. That limit cannot be
-#: configured.
-_SLOW_START: Final = "Python worker failed to connect back"
-
 #: The default number of tasks per core in a batch. With more tasks, cores are idle for
 #: a shorter time while the last tasks of a batch run.
 _TASKS_PER_CORE: Final = 8
-
-#: The maximum number of attempts to write a batch when workers are slow to start.
-_STARTS: Final = 12
 
 
 @attrs.frozen
@@ -146,7 +140,7 @@ class RowsArchiver:
             if stopped():
                 return
             begun = time.monotonic()
-            written = self._write(batch, report)
+            written = self._write(batch)
             left -= batch.ids
             done(written, time.monotonic() - begun, left)
         self.offsets.update(end)
@@ -213,13 +207,13 @@ class RowsArchiver:
         self._tables[stream] = table
         return table
 
-    def _write(self, batch: Batch, report: Callable[[str], object]) -> WrittenRows:
+    def _write(self, batch: Batch) -> WrittenRows:
         today = datetime.datetime.now(datetime.timezone.utc).date()
         write = functools.partial(write_parts, self._store, self._conninfo, today)
-        if batch.ids <= IDS_PER_TASK:
-            written = write(batch.parts)
-        else:
-            written = self._write_with_spark(write, pack(batch.parts, None), report)
+        tasks = pack(batch.parts, None)
+        with short_failures():
+            results = run_tasks(write, tasks, batch.ids, self._spark, IDS_PER_TASK)
+        written = _together(results)
         tables.reached(Point.WRITTEN)
         for stream in sorted(written.files):
             self._tables[stream].commit(written.files[stream], batch.offsets[stream])
@@ -227,24 +221,6 @@ class RowsArchiver:
         self.offsets.update(batch.offsets)
         tables.reached(Point.ALL_COMMITTED)
         return written
-
-    def _write_with_spark(
-        self,
-        write: Callable[[Sequence[Part]], WrittenRows],
-        tasks: Sequence[Sequence[Part]],
-        report: Callable[[str], object],
-    ) -> WrittenRows:
-        context = self._spark().sparkContext
-        for attempt in range(1, _STARTS + 1):
-            try:
-                with short_failures():
-                    parts = context.parallelize(tasks, len(tasks))
-                    return _together(parts.map(write).collect())
-            except PipelineError as error:
-                if _SLOW_START not in str(error) or attempt == _STARTS:
-                    raise
-                report(f"workers are slow to start; attempt {attempt + 1} of {_STARTS}")
-        raise AssertionError("unreachable")
 
 
 def _together(tasks: Iterable[WrittenRows]) -> WrittenRows:

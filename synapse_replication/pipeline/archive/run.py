@@ -235,20 +235,19 @@ class _Archive:
         wire.check_sole_driver()
         found = find_closed_recordings(self._settings.recordings)
         for recordings in plan_recordings(found, wire.archived_size):
-            paths = [recording.path for recording in recordings]
             today = datetime.datetime.now(datetime.timezone.utc).date()
             with short_failures():
-                files = write_recordings(self._spark, self._store, paths, today)
+                files = write_recordings(self._spark, self._store, recordings, today)
             tables.reached(Point.WRITTEN)
-            sizes = {recording.name: recording.size for recording in recordings}
+            sizes = {path.name: size for path, size in recordings.items()}
             wire.commit(files, recordings=sizes)
             tables.reached(Point.COMMITTED)
             commands = sum(file.rows for file in files)
             self._numbers.commands += commands
-            self._numbers.recordings += len(paths)
+            self._numbers.recordings += len(recordings)
             self._metrics.commands.inc(commands)
             self._batches_since_compaction += 1
-            self._report(f"{commands:,} commands of {len(paths)} recordings")
+            self._report(f"{commands:,} commands of {len(recordings)} recordings")
 
     # -- maintenance -------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.closed_recordings import (
-    Recording,
     find_closed_recordings,
     plan_recordings,
 )
@@ -31,8 +30,8 @@ class FindTests(SynchronousTestCase):
             (self.folder / name).write_text("12345")
         found = find_closed_recordings([self.folder, self.folder / "b.jsonl"])
         self.assertEqual(
-            [(each.name, each.size) for each in found],
-            [("b.jsonl", 5), ("a.jsonl.gz", 5)],
+            [each.name for each in found],
+            ["b.jsonl", "a.jsonl.gz"],
         )
 
     def test_missing(self) -> None:
@@ -57,28 +56,30 @@ class FindTests(SynchronousTestCase):
 class PlanTests(SynchronousTestCase):
     """Tests for planning batches of recordings."""
 
-    def plan(self, archived: dict[str, int], *recordings: Recording) -> list[list[str]]:
+    def plan(self, archived: dict[str, int], *sizes: int) -> list[dict[str, int]]:
+        """Plan recordings with these sizes, which are named by their indexes."""
+        paths = [Path(self.mktemp() + str(index)) for index, _ in enumerate(sizes)]
+        for path, size in zip(paths, sizes, strict=True):
+            path.write_bytes(b"x" * size)
+        known = {path.name: archived.get(path.name[-1]) for path in paths}
         return [
-            [recording.name for recording in batch]
-            for batch in plan_recordings(recordings, archived.get, batch_bytes=10)
+            {path.name[-1]: size for path, size in batch.items()}
+            for batch in plan_recordings(paths, known.get, batch_bytes=10)
         ]
 
     def test_each_once(self) -> None:
         """An archived recording is not planned again."""
-        planned = self.plan({"a": 5}, Recording(Path("a"), 5), Recording(Path("b"), 1))
-        self.assertEqual(planned, [["b"]])
+        self.assertEqual(self.plan({"0": 5}, 5, 1), [{"1": 1}])
+        self.assertEqual(self.plan({"0": 5}, 5), [])
 
     def test_batches_are_bounded(self) -> None:
         """
         A batch has at most the maximum number of bytes, but at least one recording.
         """
-        sizes = (4, 6, 1, 99, 1)
-        recordings = [Recording(Path(str(n)), size) for n, size in enumerate(sizes)]
-        self.assertEqual(self.plan({}, *recordings), [["0", "1"], ["2"], ["3"], ["4"]])
+        planned = self.plan({}, 4, 6, 1, 99, 1)
+        self.assertEqual(planned, [{"0": 4, "1": 6}, {"2": 1}, {"3": 99}, {"4": 1}])
 
     def test_changed(self) -> None:
         """A recording that has grown is an error."""
-        error = self.assertRaises(
-            PipelineError, self.plan, {"a": 5}, Recording(Path("a"), 6)
-        )
+        error = self.assertRaises(PipelineError, self.plan, {"0": 5}, 6)
         self.assertIn("had 5 bytes when it was archived, and now has 6", str(error))
