@@ -9,11 +9,11 @@ file invalid.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import pyarrow as pa
-from pyarrow import parquet
+from pyarrow import dataset, parquet
 from pyarrow.fs import FileSelector
 
 from synapse_replication.errors import PipelineError, excerpt
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from synapse_replication.pipeline.archive.store import ArchiveStore
+
+_PARTITIONING: Final = dataset.partitioning(
+    pa.schema([pa.field(DAY, pa.date32())]), flavor="hive"
+)
 
 _REPAIR: Final = (
     "restore it from a backup, or run: synapse-replication pipeline archive --repair"
@@ -98,16 +102,23 @@ def files_of(table: DeltaTable, uri: str, name: str) -> list[ArchivedFile]:
     return sorted(found, key=lambda file: file.path)
 
 
-def open_file(
-    store: ArchiveStore, file: ArchivedFile, **options: Any
-) -> parquet.ParquetFile:
-    """Open a file of an archive.
+def dataset_of(
+    store: ArchiveStore, file: ArchivedFile, schema: pa.Schema
+) -> dataset.Dataset:
+    """Return the rows of a file, which are not read yet.
 
-    :param options: further arguments for pyarrow.
+    :param schema: the columns, also ``day``. Those that the file lacks are null.
     """
     filesystem, _ = store.filesystem()
-    path = f"{store.path(file.uri)}/{file.path}"
-    return parquet.ParquetFile(path, filesystem=filesystem, **options)
+    root = store.path(file.uri)
+    return dataset.dataset(
+        f"{root}/{file.path}",
+        schema=schema,
+        format="parquet",
+        filesystem=filesystem,
+        partitioning=_PARTITIONING,
+        partition_base_dir=root,
+    )
 
 
 def wrong_sizes(
@@ -170,9 +181,14 @@ def find_damage(
 
 def _check_file(store: ArchiveStore, file: ArchivedFile) -> str | None:
     """Read a file; return what is wrong, or ``None`` if the file is intact."""
-    checks = {"pre_buffer": True, "page_checksum_verification": True}
+    filesystem, _ = store.filesystem()
     try:
-        with open_file(store, file, **checks) as opened:
+        with parquet.ParquetFile(
+            f"{store.path(file.uri)}/{file.path}",
+            filesystem=filesystem,
+            pre_buffer=True,
+            page_checksum_verification=True,
+        ) as opened:
             rows = sum(batch.num_rows for batch in opened.iter_batches())
     except FileNotFoundError:
         return MISSING

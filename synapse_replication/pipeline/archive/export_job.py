@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -11,7 +10,7 @@ import pyarrow as pa
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
 from synapse_replication.pipeline.folders import filled, new_folder
-from synapse_replication.pipeline.schemas import ARCHIVED_ROWS_SCHEMA
+from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.workspace import batches_as, open_workspace
 
 #: The options of each format.
@@ -43,33 +42,24 @@ def export_rows(
     """
     folder = new_folder(out)
     snapshot = open_snapshot(archive).intact()
-    schema, rows = _rows(snapshot, stream)
+    rows = _rows(snapshot, stream)
     with filled(folder) as temporary:
-        return _write(schema, rows, temporary / f"rows.{format_}", format_, where)
+        return _write(rows, temporary / f"rows.{format_}", format_, where)
 
 
-def _rows(
-    archive: Snapshot, stream: str | None
-) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _rows(archive: Snapshot, stream: str | None) -> Scan:
     if stream is None:
-        scans = [archive.json_rows(each) for each in archive.tables]
-        return ARCHIVED_ROWS_SCHEMA, (b for scan in scans for b in scan.batches())
-    if stream not in archive.tables:
+        return archive.json_rows(archive.schemas)
+    if stream not in archive.schemas:
         raise PipelineError(
             f"--stream {excerpt(stream)}: the archive has no rows of this stream; it "
-            f"has rows of {', '.join(archive.tables) or 'no stream'}"
+            f"has rows of {', '.join(archive.schemas) or 'no stream'}"
         )
-    scan = archive.typed_rows(stream)
-    return scan.schema, scan.batches()
+    return archive.typed_rows(stream)
 
 
-def _write(
-    schema: pa.Schema,
-    rows: Iterator[pa.RecordBatch],
-    path: Path,
-    format_: str,
-    where: str | None,
-) -> int:
+def _write(scan: Scan, path: Path, format_: str, where: str | None) -> int:
+    schema, rows = scan.schema, scan.batches()
     condition = "" if where is None else f"WHERE ({where}\n)"
     query = f"SELECT {_columns(schema, format_)} FROM archived {condition}"
     target = str(path).replace("'", "''")

@@ -24,8 +24,8 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import (
     ArchivedFile,
+    dataset_of,
     files_of,
-    open_file,
 )
 from synapse_replication.pipeline.archive.failures import reason_of
 from synapse_replication.pipeline.archive.log import (
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 #: the Spark driver of an archive job changes the files of the old days meanwhile.
 _ATTEMPTS: Final = 10
 
+_WRITTEN: Final = pa.schema([("instance_name", pa.string()), ("stream_id", pa.int64())])
 _ENDS: Final = [("stream_id", "min"), ("stream_id", "max")]
 _LOW, _HIGH = "stream_id_min", "stream_id_max"
 
@@ -83,17 +84,15 @@ def purge_archive(
         the old days of a table change during each attempt to purge it.
     """
     store = open_archive(archive)
-    uris: dict[str | None, str] = {s: store.stream_uri(s) for s in store.streams()}
-    uris[None] = store.wire_uri
+    tables: list[tuple[str | None, str, DeltaTable]] = [*store.tables()]
+    if (wire := store.table(store.wire_uri)) is not None:
+        tables.append((None, store.wire_uri, wire))
     if progress is not None:
-        progress.expect(len(uris))
+        progress.expect(len(tables))
     days: list[OldDay] = []
-    for stream, uri in uris.items():
+    for stream, uri, table in tables:
         if progress is not None:
             progress.begin(stream or "recordings of the wire")
-        table = store.table(uri)
-        if table is None:
-            continue
         old = _OldFiles(store, stream, uri, table, before)
         try:
             days += old.days() if dry_run else _purge(old, progress)
@@ -190,11 +189,9 @@ def _ranges(
     for number, file in enumerate(files):
         if progress is not None:
             progress.count(number, len(files))
-        with open_file(store, file) as opened:
-            for batch in opened.iter_batches(columns=["instance_name", "stream_id"]):
-                writers = pa.Table.from_batches([batch]).group_by("instance_name")
-                found += [
-                    PurgedRange(file.table, row["instance_name"], row[_LOW], row[_HIGH])
-                    for row in writers.aggregate(_ENDS).to_pylist()
-                ]
+        writers = dataset_of(store, file, _WRITTEN).to_table().group_by("instance_name")
+        found += [
+            PurgedRange(file.table, row["instance_name"], row[_LOW], row[_HIGH])
+            for row in writers.aggregate(_ENDS).to_pylist()
+        ]
     return found

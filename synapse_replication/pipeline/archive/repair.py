@@ -21,8 +21,8 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import (
     ArchivedFile,
     DamagedFile,
+    dataset_of,
     find_damage,
-    open_file,
     wrong_sizes,
 )
 from synapse_replication.pipeline.archive.files import DayWriter
@@ -245,8 +245,7 @@ def _keys(
     for file in files:
         first, last = file.tokens or (low, high)
         if first <= high and last >= low:
-            with open_file(store, file) as opened:
-                found.append(opened.read(columns=_KEY).cast(_KEY_SCHEMA))
+            found.append(dataset_of(store, file, _KEY_SCHEMA).to_table())
     return pa.concat_tables(found)
 
 

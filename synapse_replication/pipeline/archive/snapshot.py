@@ -7,10 +7,9 @@ retained until a vacuum, by default for a week. The files are read with pyarrow.
 
 from __future__ import annotations
 
-import datetime
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,9 +21,9 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import (
     ArchivedFile,
     DamagedFile,
+    dataset_of,
     files_of,
     find_damage,
-    open_file,
     wrong_sizes,
 )
 from synapse_replication.pipeline.archive.log import (
@@ -39,7 +38,6 @@ from synapse_replication.pipeline.scan import FEW_KEYS, Batches, Scan, grouped
 from synapse_replication.pipeline.schemas import (
     ARCHIVED_ROWS_SCHEMA,
     ARCHIVED_WIRE_SCHEMA,
-    DAY,
     with_texts,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset
@@ -56,14 +54,18 @@ if TYPE_CHECKING:
 
 _MAX_ID: Final = 2**63 - 1
 
+#: Converts a batch of a file.
+_Convert = Callable[[ArchivedFile, pa.RecordBatch], pa.RecordBatch]
+
 
 @attrs.frozen
 class Snapshot:
     """One version of an archive.
 
     :ivar store: the location of the archive.
-    :ivar tables: the table of each stream. A stream without rows may be missing.
-    :ivar columns: the columns of each stream.
+    :ivar schemas: the schema of each stream's table. A stream without rows may be
+        missing.
+    :ivar columns: the columns of each stream, also of others.
     :ivar wire_table: the table of recorded commands; ``None`` if there is none.
     :ivar offsets: the offset up to which each stream is archived.
     :ivar purged: the range of purged tokens of each writer.
@@ -73,7 +75,7 @@ class Snapshot:
     """
 
     store: ArchiveStore
-    tables: Mapping[str, DeltaTable]
+    schemas: Mapping[str, pa.Schema]
     columns: Mapping[str, DatabaseTable]
     wire_table: DeltaTable | None
     offsets: Mapping[str, StreamOffset]
@@ -89,15 +91,17 @@ class Snapshot:
         size = archived_size(self.wire_table, recording.name)
         return size != recording.stat().st_size
 
+    def files_of(self, stream: str) -> list[ArchivedFile]:
+        """Return the files of a stream."""
+        return [file for file in self.files if file.table == stream]
+
     def id_bounds(self) -> dict[str, tuple[int, int]]:
         """Return the least and the greatest token of each stream that has files.
 
         Only the logs of the tables are read.
         """
-        by_stream: dict[str, list[ArchivedFile]] = {}
-        for file in self.files:
-            by_stream.setdefault(file.table, []).append(file)
-        return {stream: bounds_of(files) for stream, files in by_stream.items()}
+        streams = {file.table for file in self.files}
+        return {stream: bounds_of(self.files_of(stream)) for stream in streams}
 
     def verified(self, spark: Callable[[], SparkSession]) -> Snapshot:
         """Read all files, and return a snapshot without the damaged ones.
@@ -118,21 +122,6 @@ class Snapshot:
             wire_files=[file for file in self.wire_files if file not in bad],
         )
 
-    def rows(self, *columns: str) -> Scan:
-        """Return the rows of all streams, without most of their content.
-
-        :param columns: :data:`~.tables.KEY_COLUMNS`, ``day``, and text columns such as
-            ``room_id``, which are null for streams that lack them.
-        :return: ``stream`` and ``columns``.
-        """
-        schema = with_texts(ARCHIVED_ROWS_SCHEMA, *columns)
-        return self._scan(self.files, schema, _with_stream)
-
-    def wire(self, *columns: str) -> Scan:
-        """Return the recorded commands, with some columns of ARCHIVED_WIRE_SCHEMA."""
-        schema = pa.schema([ARCHIVED_WIRE_SCHEMA.field(name) for name in columns])
-        return self._scan(self.wire_files, schema, lambda file, batch: batch)
-
     def intact(self) -> Snapshot:
         """Return this snapshot.
 
@@ -144,78 +133,90 @@ class Snapshot:
             raise PipelineError(f"{self.damaged[0]}{more}")
         return self
 
+    def rows(self, *columns: str) -> Scan:
+        """Return the rows of all streams, without most of their content.
+
+        :param columns: :data:`~.tables.KEY_COLUMNS`, ``day``, and text columns such as
+            ``room_id``, which are null for streams that lack them.
+        :return: ``stream`` and ``columns``.
+        """
+        schema = with_texts(ARCHIVED_ROWS_SCHEMA, *columns)
+        return self._scan(self.files, _with_stream, schema, schema)
+
     def json_rows(
-        self, stream: str, first: int = -_MAX_ID, last: int = _MAX_ID
+        self, streams: Container[str], first: int = -_MAX_ID, last: int = _MAX_ID
     ) -> Scan:
-        """Return the rows of a stream with tokens from ``first`` to ``last``.
+        """Return the rows of streams with tokens from ``first`` to ``last``.
 
         :return: ARCHIVED_ROWS_SCHEMA.
         """
-        table = self.columns[stream]
+        tables = self.columns
 
         def convert(file: ArchivedFile, batch: pa.RecordBatch) -> pa.RecordBatch:
-            ids = batch.column("stream_id")
-            within = pc.and_(pc.greater_equal(ids, first), pc.less_equal(ids, last))
-            return to_json_rows(table, batch.filter(within))
+            return to_json_rows(tables[file.table], batch)
 
-        files = [
-            file
-            for file in self.files
-            if file.table == stream and _overlaps(file, first, last)
-        ]
-        schema = pa.schema(self.tables[stream].schema())
-        scan = self._scan(files, schema, convert)
-        return attrs.evolve(scan, schema=ARCHIVED_ROWS_SCHEMA)
+        files = [file for file in self.files if file.table in streams]
+        token = pc.field("stream_id")
+        within = (token >= pa.scalar(first)) & (token <= pa.scalar(last))
+        return self._scan(files, convert, ARCHIVED_ROWS_SCHEMA, condition=within)
 
     def typed_rows(self, stream: str) -> Scan:
         """Return the rows of a stream with the columns of its table."""
-        files = [file for file in self.files if file.table == stream]
-        schema = pa.schema(self.tables[stream].schema())
-        return self._scan(files, schema, lambda file, batch: batch)
+        schema = self.schemas[stream]
+        return self._scan(self.files_of(stream), _unchanged, schema, schema)
+
+    def wire(self, *columns: str) -> Scan:
+        """Return the recorded commands, with some columns of ARCHIVED_WIRE_SCHEMA."""
+        schema = pa.schema([ARCHIVED_WIRE_SCHEMA.field(name) for name in columns])
+        return self._scan(self.wire_files, _unchanged, schema, schema)
 
     def _scan(
         self,
         files: Sequence[ArchivedFile],
-        schema: pa.Schema,
-        convert: Callable[[ArchivedFile, pa.RecordBatch], pa.RecordBatch],
+        convert: _Convert,
+        result: pa.Schema,
+        schema: pa.Schema | None = None,
+        condition: pc.Expression | None = None,
     ) -> Scan:
-        read = functools.partial(_read_files, self.store, schema, convert)
-        ids = sum(file.rows for file in files)
-        return Scan(schema, grouped(files), read, ids)
+        """Return the rows of files, converted.
+
+        :param schema: the columns to read, which are null in files that lack them;
+            ``None`` for all columns of the stream's table.
+        """
+        store, schemas = self.store, self.schemas
+
+        def read(files: Iterable[ArchivedFile]) -> Batches:
+            for file in files:
+                columns = schema or schemas[file.table]
+                dataset = dataset_of(store, file, columns)
+                # Small buffers suffice, because files are read one by one.
+                for batch in dataset.to_batches(filter=condition, batch_readahead=2):
+                    yield convert(file, batch)
+
+        return Scan(result, grouped(files), read, sum(file.rows for file in files))
 
 
-def open_snapshot(
-    archive: str | os.PathLike[str],
-    tables: Mapping[str, DatabaseTable] | None = None,
-) -> Snapshot:
+def open_snapshot(archive: str | os.PathLike[str]) -> Snapshot:
     """Read the logs of an archive, and the sizes of its files.
 
-    :param tables: the columns of streams other than the standard ones; by default, they
-        are read from the archive.
     :raises PipelineError: if the archive does not exist or cannot be read.
     """
     store = open_archive(archive)
-    known = {**standard_tables(), **(tables or {})}
+    columns = standard_tables()
+    schemas: dict[str, pa.Schema] = {}
     offsets: dict[str, StreamOffset] = {}
     purged: list[PurgedRange] = []
-    delta_tables: dict[str, DeltaTable] = {}
     files: list[ArchivedFile] = []
-    for stream in store.streams():
-        uri = store.stream_uri(stream)
-        table = store.table(uri)
-        if table is None:
-            # A driver has written files of the table, but has not created it yet.
-            continue
-        if stream not in known:
-            known[stream] = _table_of(stream, table)
-        delta_tables[stream] = table
+    for stream, uri, table in store.tables():
+        schema = schemas[stream] = pa.schema(table.schema())
+        columns.setdefault(stream, _table_of(stream, schema))
         files += files_of(table, uri, stream)
         offsets[stream] = read_state(table).offset
         purged += read_purged_ranges(table, stream)
     wire = store.table(store.wire_uri)
     wire_files = [] if wire is None else files_of(wire, store.wire_uri, "the wire")
     snapshot = Snapshot(
-        store, delta_tables, known, wire, offsets, purged, (), files, wire_files
+        store, schemas, columns, wire, offsets, purged, (), files, wire_files
     )
     return snapshot._without(wrong_sizes(store, [*files, *wire_files]))
 
@@ -244,58 +245,23 @@ def to_json_rows(table: DatabaseTable, batch: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
-def _overlaps(file: ArchivedFile, first: int, last: int) -> bool:
-    low, high = bounds_of([file])
-    return low <= last and first <= high
+def _table_of(stream: str, schema: pa.Schema) -> DatabaseTable:
+    """Return the columns of an undeclared stream, from its table in the archive."""
+    types = {pa.int64(): "bigint", pa.float64(): "double", pa.bool_(): "boolean"}
+    columns = []
+    for field in schema:
+        if field.name not in ARCHIVED_ROWS_SCHEMA.names:
+            marked = (field.metadata or {}).get(TYPE_METADATA.encode())
+            type_ = marked.decode() if marked else types.get(field.type, "string")
+            columns.append(Column(field.name, type_))
+    names = tuple(column.name for column in columns)
+    return DatabaseTable(stream, tuple(columns), ((None, names),))
 
 
-def _table_of(stream: str, table: DeltaTable) -> DatabaseTable:
-    """Read the columns of an undeclared stream from its table in the archive."""
-    types = {"long": "bigint", "double": "double", "boolean": "boolean"}
-    columns = tuple(
-        Column(
-            field.name,
-            str(
-                field.metadata.get(TYPE_METADATA)
-                or types.get(str(field.type.type), "string")
-            ),
-        )
-        for field in table.schema().fields
-        if field.name not in ARCHIVED_ROWS_SCHEMA.names
-    )
-    return DatabaseTable(stream, columns, ((None, tuple(c.name for c in columns)),))
+def _unchanged(file: ArchivedFile, batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
 
 
 def _with_stream(file: ArchivedFile, batch: pa.RecordBatch) -> pa.RecordBatch:
     stream = pa.repeat(pa.scalar(file.table), batch.num_rows)
     return batch.set_column(0, batch.schema.field(0), stream)
-
-
-def _read_files(
-    store: ArchiveStore,
-    schema: pa.Schema,
-    convert: Callable[[ArchivedFile, pa.RecordBatch], pa.RecordBatch],
-    files: Iterable[ArchivedFile],
-) -> Batches:
-    """Read files. Columns that a file lacks become null."""
-    for file in files:
-        day = datetime.date.fromisoformat(file.day)
-        with open_file(store, file, pre_buffer=True) as opened:
-            names = [name for name in opened.schema_arrow.names if name in schema.names]
-            for batch in opened.iter_batches(columns=names):
-                yield convert(file, _completed(batch, schema, day))
-
-
-def _completed(
-    found: pa.RecordBatch, schema: pa.Schema, day: datetime.date
-) -> pa.RecordBatch:
-    rows = found.num_rows
-    columns = [
-        pa.repeat(pa.scalar(day), rows)
-        if field.name == DAY
-        else found.column(field.name).cast(field.type)
-        if field.name in found.schema.names
-        else pa.nulls(rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

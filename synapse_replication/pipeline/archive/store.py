@@ -13,7 +13,7 @@ executors need no configuration.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlsplit
@@ -96,6 +96,17 @@ class ArchiveStore:
             for info in found
             if info.type == FileType.Directory
         )
+
+    def tables(self) -> Iterator[tuple[str, str, DeltaTable]]:
+        """Yield the name, the URI and the table of each stream that has a table.
+
+        :raises PipelineError: if the store cannot be reached, or a table's log is
+            damaged.
+        """
+        for stream in self.streams():
+            uri = self.stream_uri(stream)
+            if (table := self.table(uri)) is not None:
+                yield stream, uri, table
 
     def table(self, uri: str) -> DeltaTable | None:
         """Open a table at its newest version; return ``None`` if it does not exist.

@@ -312,8 +312,8 @@ class _Audit:
                 endingToken=str(min(last, reach)),
             ),
         )
-        if self._archive is not None and stream in self._archive.tables:
-            yield "archive", self._archive.json_rows(stream, first, last)
+        if self._archive is not None:
+            yield "archive", self._archive.json_rows([stream], first, last)
 
     def _load_archived(self, archive: Snapshot) -> None:
         """Load the rows of repeated ids, and the ranges that may be missing."""

@@ -179,9 +179,8 @@ class PurgeTests(SynchronousTestCase):
             [step for _, step in shown],
             [
                 "step 1 of 1: open the archive",
-                "step 2 of 4: receipts",
-                "step 3 of 4: to_device",
-                "step 4 of 4: recordings of the wire",
+                "step 2 of 3: receipts",
+                "step 3 of 3: to_device",
             ],
         )
         # The step is shown as soon as it begins.

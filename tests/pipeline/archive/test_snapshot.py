@@ -42,7 +42,7 @@ class SnapshotTests(SynchronousTestCase):
 
     def test_json_rows(self) -> None:
         """Rows as on the wire are read within a range of tokens."""
-        scan = open_snapshot(self.folder).json_rows("receipts", 2, 4)
+        scan = open_snapshot(self.folder).json_rows(["receipts"], 2, 4)
         rows = pa.Table.from_batches(scan.batches(), scan.schema).to_pylist()
         self.assertEqual(sorted(row["stream_id"] for row in rows), [2, 3, 4])
         self.assertIn('["!room","m.read","@user2"', rows[0]["row"] + rows[1]["row"])
