@@ -7,23 +7,24 @@ because Spark takes several seconds to start.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
-import attrs
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
 )
 from typing_extensions import Self
+
+from synapse_replication.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,8 +36,7 @@ _BAR_INTERVAL: Final = 0.5
 _LOG_INTERVAL: Final = 10.0
 
 
-@attrs.frozen
-class Tasks:
+class Tasks(NamedTuple):
     """The tasks of the stages that Spark is executing, or the files of a step.
 
     :ivar failed: the number of failed attempts. Spark retries the tasks, or fails the
@@ -61,22 +61,17 @@ def tasks_of(session: SparkSession) -> Tasks:
     )
 
 
-class Display:
+class Display(contextlib.ExitStack):
     """One line that is updated on a terminal, or lines with times in a log.
+
+    It is shown within its context.
 
     :param out: where to write: a bar if it is a terminal, lines otherwise.
     :param now: returns monotonic time in s.
-    :param columns: the columns of the bar after its description.
-    :param transient: whether the bar disappears at the end.
     """
 
-    def __init__(
-        self,
-        out: TextIO,
-        now: Callable[[], float],
-        *columns: ProgressColumn,
-        transient: bool = False,
-    ) -> None:
+    def __init__(self, out: TextIO, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
         self._out = out
         self._now = now
         self._started = now()
@@ -86,28 +81,50 @@ class Display:
                 SpinnerColumn(),
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
-                *columns,
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}", style="dim"),
+                TimeElapsedColumn(),
                 console=Console(file=out),
-                transient=transient,
+                transient=True,
             )
             self._task = self._bar.add_task("starting", total=None, note="")
 
     def __enter__(self) -> Self:
         if self._bar is not None:
-            self._bar.start()
+            self.enter_context(self._bar)
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def write(self, text: str) -> None:
+        """Write a line, on a terminal above the bar."""
         if self._bar is not None:
-            self._bar.stop()
+            self._bar.console.print(text, highlight=False)
+        else:
+            self._out.write(f"{self._now() - self._started:8.1f} s  {text}\n")
+            self._out.flush()
 
-    def _write(self, text: str) -> None:
-        self._out.write(f"{self._now() - self._started:8.1f} s  {text}\n")
-        self._out.flush()
+    def update(self, line: str, text: str, note: str, done: int, total: int) -> None:
+        """Write a line in a log, or update the bar.
+
+        :param line: the line in a log.
+        :param text: the text before the bar.
+        :param note: the text after the bar.
+        :param total: the length of the bar; 0 if it is unknown.
+        """
+        if self._bar is None:
+            self.write(line)
+        else:
+            self._bar.update(
+                self._task,
+                description=text,
+                note=note,
+                completed=done,
+                total=total or None,
+                refresh=True,
+            )
 
 
 class JobProgress(Display):
-    """The display of a job's steps, shown within its context. Not thread-safe.
+    """The display of a job's steps. Not thread-safe.
 
     :param steps: the number of steps.
     :param unit: the plural of what is counted within a step.
@@ -120,26 +137,16 @@ class JobProgress(Display):
         now: Callable[[], float] = time.monotonic,
         unit: str = "tasks",
     ) -> None:
-        super().__init__(
-            out,
-            now,
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}", style="dim"),
-            TimeElapsedColumn(),
-            transient=True,
-        )
+        super().__init__(out, now)
         self._unit = unit
         self._steps = steps
         self._number = 0
-        self._name = ""
+        self._step = ""
         self._failed = 0
         self._counted = self._started
         self._stopped = threading.Event()
         self._watcher: threading.Thread | None = None
-
-    def __exit__(self, *exception: object) -> None:
-        self.unwatch()
-        super().__exit__(*exception)
+        self.callback(self.unwatch)
 
     def expect(self, steps: int) -> None:
         """Add steps that were unknown at the start of the job to the total."""
@@ -151,12 +158,9 @@ class JobProgress(Display):
         :param name: what the step does, in a few words.
         """
         self._number += 1
-        self._name = name
+        self._step = f"step {self._number} of {self._steps}: {name}"
         self._failed = 0
-        if self._bar is None:
-            self._write(self._step())
-        else:
-            self._bar.reset(self._task, description=self._step(), total=None, note="")
+        self.update(self._step, self._step, "", 0, 0)
 
     def watch(self, session: SparkSession) -> None:
         """Start a thread that shows the tasks of a session."""
@@ -184,31 +188,15 @@ class JobProgress(Display):
     def show(self, tasks: Tasks) -> None:
         """Show the progress of the step, and any failures since the last call."""
         if tasks.failed > self._failed:
-            failed = tasks.failed - self._failed
+            failed = counted(tasks.failed - self._failed, "task")
             self._failed = tasks.failed
-            tasks_failed = f"{failed} task{'s' * (failed > 1)} failed"
-            self._print(f"{tasks_failed}; Spark retries, or the job fails")
-        if self._bar is not None:
-            self._bar.update(
-                self._task,
-                completed=tasks.done,
-                total=tasks.total or None,
-                note=self._unit if tasks.total else "",
-            )
-        elif tasks.total:
+            self.write(f"{failed} failed; Spark retries, or the job fails")
+        if tasks.total:
             left = tasks.total - tasks.done
-            self._write(f"{self._step()}: {tasks.done} {self._unit} done, {left} left")
+            line = f"{self._step}: {tasks.done} {self._unit} done, {left} left"
+            self.update(line, self._step, self._unit, tasks.done, tasks.total)
 
     def _watch(self, session: SparkSession) -> None:
         interval = _LOG_INTERVAL if self._bar is None else _BAR_INTERVAL
         while not self._stopped.wait(interval):
             self.show(tasks_of(session))
-
-    def _step(self) -> str:
-        return f"step {self._number} of {self._steps}: {self._name}"
-
-    def _print(self, text: str) -> None:
-        if self._bar is None:
-            self._write(text)
-        else:
-            self._bar.console.print(text, highlight=False)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import TextIO
-
 import attrs
-from rich.progress import TextColumn
 
 from synapse_replication.pipeline.progress import Display
 
@@ -38,31 +33,16 @@ class Numbers:
 
 
 class ArchiveProgress(Display):
-    """The display, shown within its context.
-
-    On a terminal, it updates one line, with a bar for the part of the rows that is
-    archived. Otherwise, it writes a line for each event.
-    """
-
-    def __init__(self, out: TextIO, now: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(out, now, TextColumn("{task.fields[note]}", style="dim"))
+    """The display. Its bar shows the part of the rows that is archived."""
 
     def show(self, numbers: Numbers, event: str) -> None:
         """Show the totals and the last event.
 
         :param event: the last event, in a few words.
         """
-        if self._bar is None:
-            self._write(f"{event}; {_total(numbers)}")
-            return
-        behind = numbers.behind
-        self._bar.update(
-            self._task,
-            description=_total(numbers),
-            completed=numbers.rows,
-            total=None if behind is None else numbers.rows + behind,
-            note=event,
-        )
+        text, behind = _total(numbers), numbers.behind
+        total = 0 if behind is None else numbers.rows + behind
+        self.update(f"{event}; {text}", text, event, numbers.rows, total)
 
 
 def _total(numbers: Numbers) -> str:
