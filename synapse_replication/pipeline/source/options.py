@@ -1,6 +1,6 @@
 """The validated options of the data source.
 
-Each error says what to write instead. All errors name the option, except those about a
+Each error names the option and says what to write instead, except those about a
 stream's name or the configuration file.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -32,22 +33,6 @@ from synapse_replication.streams.tokens import MultiWriterStreamToken
 
 EARLIEST = "earliest"
 LATEST = "latest"
-
-#: The options of ``format("synapse_replication")``. Spark ignores their case. Only the
-#: package's own jobs set ``deployment``, the relevant part of a configuration as JSON.
-_NAMES = (
-    "dsn",
-    "config",
-    "streams",
-    "writers",
-    "startingToken",
-    "endingToken",
-    "maxRowsPerTrigger",
-    "numPartitions",
-    "filterPushdown",
-    "rows",
-    "deployment",
-)
 
 
 class _Deployment(msgspec.Struct):
@@ -101,35 +86,42 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Validate the options that were passed to Spark.
+        """Validate the options that were passed to Spark, which ignores their case.
 
         :raises PipelineError: if an option is unknown, missing or invalid.
         """
         given = {name.lower(): value for name, value in options.items()}
-        unknown = given.keys() - {name.lower() for name in _NAMES}
+        names = [*_DATABASE, *_ROWS]
+        unknown = given.keys() - {name.lower() for name in names}
         if unknown:
             raise PipelineError(
                 f"option {excerpt(min(unknown))} is unknown; the options are "
-                f"{', '.join(_NAMES[:-1])}"
+                f"{', '.join(names[1:])}"
             )
         settings, declared = _deployment(given)
-        catalog = catalog_of(declared)
-        streams = _split_names(given, "streams")
-        if streams is not None:
-            select_streams(catalog, streams)
-        return cls(
-            conninfo=dict(settings.conninfo),
-            declared_writers=dict(settings.writers),
-            catalog=catalog,
-            streams=streams,
-            writers=_split_names(given, "writers"),
-            starting_token=_token(given, "startingToken", EARLIEST),
-            ending_token=_token(given, "endingToken", LATEST),
-            max_rows=_count(given, "maxRowsPerTrigger"),
-            num_partitions=_count(given, "numPartitions"),
-            filter_pushdown=_flag(given, "filterPushdown"),
-            form=_form(given, streams),
+        rows: dict[str, Any] = {}
+        for name, (field, parse) in _ROWS.items():
+            text = given.get(name.lower())
+            if text is not None:
+                try:
+                    rows[field] = parse(text)
+                except (ValueError, PipelineError) as error:
+                    raise PipelineError(
+                        f"option {name} is '{excerpt(text)}'; write {error}"
+                    ) from None
+        parsed = cls(
+            dict(settings.conninfo),
+            dict(settings.writers),
+            catalog_of(declared),
+            **rows,
         )
+        select_streams(parsed.catalog, parsed.streams or ())
+        if parsed.form is RowForm.TYPED and len(parsed.streams or ()) != 1:
+            raise PipelineError(
+                "option rows is 'typed', which requires one stream, because each "
+                "stream has its own columns; name the stream in the option streams"
+            )
+        return parsed
 
 
 def _deployment(
@@ -153,92 +145,83 @@ def _deployment(
     return attrs.evolve(settings, writers=deployment.writers), deployment.declared
 
 
-def _split_names(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:
-    text = given.get(name)
-    if text is None:
-        return None
+def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
-        raise PipelineError(
-            f"option {name} is '{excerpt(text)}'; write names separated by "
-            "commas, or omit the option to read all"
-        )
+        raise ValueError("names separated by commas, or omit the option to read all")
     return names
 
 
-def _token(given: Mapping[str, str], name: str, default: str) -> str:
-    text = given.get(name.lower(), default).strip()
-    lowered = text.lower()
-    if lowered in (EARLIEST, LATEST):
-        return lowered
+def _token(text: str) -> str:
+    token = text.strip()
+    if token.lower() in (EARLIEST, LATEST):
+        return token.lower()
     # Check the syntax only. The planner checks the streams and instances of the token.
-    parse_token(name, text, [], str)
-    return text
+    parse_token(token, [], str)
+    return token
 
 
-def _count(given: Mapping[str, str], name: str) -> int | None:
-    text = given.get(name.lower())
-    if text is None:
-        return None
+def _count(text: str) -> int:
     is_number = text.isascii() and text.isdigit() and len(text) <= 10
     if not is_number or not 0 < int(text) < 2**31:
-        raise PipelineError(
-            f"option {name} is '{excerpt(text)}'; write a whole number from 1 to "
-            f"{2**31 - 1}"
-        )
+        raise ValueError(f"a whole number from 1 to {2**31 - 1}")
     return int(text)
 
 
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name.lower(), "false").lower()
-    if text not in ("true", "false"):
-        raise PipelineError(f"option {name} is '{excerpt(text)}'; write true or false")
-    return text == "true"
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("true or false")
+    return text.lower() == "true"
 
 
-def _form(given: Mapping[str, str], streams: Sequence[str] | None) -> RowForm:
-    text = given.get("rows", RowForm.JSON.value).lower()
+def _form(text: str) -> RowForm:
     try:
-        form = RowForm(text)
+        return RowForm(text.lower())
     except ValueError:
-        raise PipelineError(
-            f"option rows is '{excerpt(text)}'; write json, typed or none"
-        ) from None
-    if form is RowForm.TYPED and (streams is None or len(streams) != 1):
-        raise PipelineError(
-            "option rows is 'typed', which requires one stream, because each stream "
-            "has its own columns; name the stream in the option streams"
-        )
-    return form
+        raise ValueError("json, typed or none") from None
+
+
+#: The options that name the database. Only the package's own jobs set the first one,
+#: the relevant part of a configuration as JSON.
+_DATABASE: Final = ("deployment", "dsn", "config")
+
+#: The field of each other option, and the function that parses its text. The function's
+#: error says what to write.
+_ROWS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "streams": ("streams", _names),
+    "writers": ("writers", _names),
+    "startingToken": ("starting_token", _token),
+    "endingToken": ("ending_token", _token),
+    "maxRowsPerTrigger": ("max_rows", _count),
+    "numPartitions": ("num_partitions", _count),
+    "filterPushdown": ("filter_pushdown", _flag),
+    "rows": ("form", _form),
+}
 
 
 def parse_token(
-    option: str, text: str, streams: Sequence[str], name_of: Callable[[int], str]
+    text: str, streams: Sequence[str], name_of: Callable[[int], str]
 ) -> dict[str, StreamOffset]:
     """Parse a token that is neither ``earliest`` nor ``latest``.
 
     :param streams: the streams to read; a token that is not JSON applies to each.
     :param name_of: maps the number of an instance to its name; raises
         :exc:`LookupError` for an unknown number.
-    :raises PipelineError: if ``text`` is not a token. The message names the option and
-        says what to write.
+    :raises PipelineError: if ``text`` is not a token. The message says what to write.
     """
     try:
         if not text.startswith("{"):
             token = MultiWriterStreamToken.parse(text, name_of)
             return dict.fromkeys(streams, StreamOffset.of_token(token))
-        try:
-            value = json.loads(text)
-        except ValueError as error:
-            raise PipelineError(f"the value is not JSON ({error})") from error
+        value = json.loads(text)
         texts = {n: v for n, v in value.items() if isinstance(v, str)}
         offsets = offsets_from_json({n: v for n, v in value.items() if n not in texts})
         for name, position in texts.items():
             token = MultiWriterStreamToken.parse(position, name_of)
             offsets[name] = StreamOffset.of_token(token)
         return offsets
-    except (PipelineError, TokenError) as error:
+    except (PipelineError, TokenError, ValueError) as error:
         raise PipelineError(
-            f"option {option}: {error}; write earliest, latest, a token like 5 or "
-            'm5~1.7, or a token for each stream like {"events": "m5~1.7"}'
+            "earliest, latest, a token like 5 or m5~1.7, or a token for each stream "
+            f'like {{"events": "m5~1.7"}} ({error})'
         ) from error

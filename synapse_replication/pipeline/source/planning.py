@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -51,19 +51,15 @@ class Wanted:
     low: int = -1
     high: int | None = None
 
-    def only_streams(self, names: Iterable[str]) -> Wanted:
-        """Return a copy restricted to these streams."""
-        return attrs.evolve(self, streams=_intersect(self.streams, names))
-
-    def only_writers(self, names: Iterable[str]) -> Wanted:
-        """Return a copy restricted to rows of these writers."""
-        return attrs.evolve(self, writers=_intersect(self.writers, names))
-
-    def only_ids(self, low: int | None = None, high: int | None = None) -> Wanted:
-        """Return a copy restricted to tokens in ``(low, high]``."""
-        lows = [self.low] if low is None else [self.low, low]
-        highs = [bound for bound in (self.high, high) if bound is not None]
-        return attrs.evolve(self, low=max(lows), high=min(highs, default=None))
+    def only(self, other: Wanted) -> Wanted:
+        """Return the rows that both queries can use."""
+        highs = [bound for bound in (self.high, other.high) if bound is not None]
+        return Wanted(
+            _both(self.streams, other.streams),
+            _both(self.writers, other.writers),
+            max(self.low, other.low),
+            min(highs, default=None),
+        )
 
     def of(self, part: Part) -> Part:
         """Return the rows of a part that are needed."""
@@ -76,8 +72,12 @@ class Wanted:
 EVERYTHING = Wanted()
 
 
-def _intersect(old: Collection[str] | None, new: Iterable[str]) -> frozenset[str]:
-    return frozenset(new) if old is None else frozenset(old).intersection(new)
+def _both(
+    some: frozenset[str] | None, others: frozenset[str] | None
+) -> frozenset[str] | None:
+    if some is None or others is None:
+        return others if some is None else some
+    return some & others
 
 
 @attrs.frozen
@@ -171,7 +171,10 @@ class Planner:
         if text == LATEST:
             return self.latest(txn, selections)
         names = [s.stream.name for s in selections]
-        found = parse_token(option, text, names, _instance_names(txn))
+        try:
+            found = parse_token(text, names, _instance_names(txn))
+        except PipelineError as error:
+            raise PipelineError(f"option {option}: write {error}") from error
         for name in found:
             if name not in (options.streams or options.catalog):
                 raise PipelineError(
@@ -246,7 +249,7 @@ class Planner:
         """Divide the rows between two offsets into the parts of all tasks."""
         options = self._options
         if options.writers is not None:
-            wanted = wanted.only_writers(options.writers)
+            wanted = wanted.only(Wanted(writers=frozenset(options.writers)))
         found = []
         for selection in selections:
             name = selection.stream.name

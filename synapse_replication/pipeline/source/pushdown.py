@@ -5,7 +5,7 @@ The functions are pure: they perform no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from synapse_replication.pipeline.source.planning import Wanted
+from synapse_replication.pipeline.source.planning import EVERYTHING, Wanted
 
 _NEVER_NULL = {"stream", "instance_name", "stream_id", "row_index", "row"}
 
@@ -33,45 +33,41 @@ def push_filters(
     """
     left: list[Filter] = []
     for condition in filters:
-        narrowed = _narrow(wanted, condition)
-        if narrowed is None:
+        matching = _matching(condition)
+        if matching is None:
             left.append(condition)
         else:
-            wanted = narrowed
+            wanted = wanted.only(matching)
     return wanted, left
 
 
-def _narrow(wanted: Wanted, condition: Filter) -> Wanted | None:
+def _matching(condition: Filter) -> Wanted | None:
     match condition:
         case IsNotNull(attribute=(column,)) if column in _NEVER_NULL:
-            return wanted
-        case (
-            EqualTo(attribute=("stream",), value=str(name))
-            | EqualNullSafe(attribute=("stream",), value=str(name))
-        ):
-            return wanted.only_streams([name])
-        case In(attribute=("stream",), value=names):
-            return wanted.only_streams(_texts(names))
-        case (
-            EqualTo(attribute=("instance_name",), value=str(name))
-            | EqualNullSafe(attribute=("instance_name",), value=str(name))
-        ):
-            return wanted.only_writers([name])
-        case In(attribute=("instance_name",), value=names):
-            return wanted.only_writers(_texts(names))
+            return EVERYTHING
         case EqualTo(attribute=("stream_id",), value=int(id_)):
-            return wanted.only_ids(id_ - 1, id_)
+            return Wanted(low=id_ - 1, high=id_)
         case GreaterThan(attribute=("stream_id",), value=int(id_)):
-            return wanted.only_ids(low=id_)
+            return Wanted(low=id_)
         case GreaterThanOrEqual(attribute=("stream_id",), value=int(id_)):
-            return wanted.only_ids(low=id_ - 1)
+            return Wanted(low=id_ - 1)
         case LessThan(attribute=("stream_id",), value=int(id_)):
-            return wanted.only_ids(high=id_ - 1)
+            return Wanted(high=id_ - 1)
         case LessThanOrEqual(attribute=("stream_id",), value=int(id_)):
-            return wanted.only_ids(high=id_)
+            return Wanted(high=id_)
+        case (
+            EqualTo(attribute=(column,), value=str(name))
+            | EqualNullSafe(attribute=(column,), value=str(name))
+        ):
+            return _named(column, [name])
+        case In(attribute=(column,), value=names):
+            return _named(column, names)
     return None
 
 
-def _texts(values: Iterable[object]) -> Iterator[str]:
+def _named(column: str, values: Iterable[object]) -> Wanted | None:
     # A null in the list matches no value.
-    return (value for value in values if isinstance(value, str))
+    names = frozenset(value for value in values if isinstance(value, str))
+    if column == "stream":
+        return Wanted(streams=names)
+    return Wanted(writers=names) if column == "instance_name" else None

@@ -156,7 +156,7 @@ class TokenTests(SynchronousTestCase):
         names = {1: "a", 2: "b"}
 
         def parse(text: str) -> dict[str, StreamOffset]:
-            return parse_token("startingToken", text, ["events"], names.__getitem__)
+            return parse_token(text, ["events"], names.__getitem__)
 
         self.assertEqual(parse("5"), {"events": StreamOffset(5)})
         self.assertEqual(parse("m5~2.7"), {"events": StreamOffset(5, {"b": 7})})
@@ -172,7 +172,6 @@ class TokenTests(SynchronousTestCase):
     def test_unknown_instance(self) -> None:
         """The error for an instance that is not in the database names the instance."""
         error = self.assertRaises(
-            PipelineError, parse_token, "endingToken", "m5~9.7", [], {}.__getitem__
+            PipelineError, parse_token, "m5~9.7", [], {}.__getitem__
         )
         self.assertIn("9", str(error))
-        self.assertIn("endingToken", str(error))
